@@ -1,0 +1,37 @@
+# The two commands of the README, and the steps they are made of. Everything lives in .venv and results/.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup demo test lint types unit clean help
+
+help:  ## say what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## build .venv with everything the package, its tests and the demo need
+
+# torch comes first and alone: asked for together with the rest, pip may prefer a CUDA build.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(STAMP)
+
+demo: setup  ## train ten small checkpoints and run the whole product on them (about three minutes)
+	$(BIN)/qkscope demo --out results/demo
+
+test: lint types unit  ## set up, then lint, types and tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/pytest
+
+clean:  ## remove the environment and all results
+	rm -rf $(VENV) results .cache

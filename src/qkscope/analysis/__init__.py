@@ -1,0 +1,1 @@
+"""Moments in, tables out: pure functions over numpy and pandas, no model and no torch."""

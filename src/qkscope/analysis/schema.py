@@ -1,0 +1,29 @@
+"""The columns of the results tables: the one place that names them.
+
+`qk.csv` has one row per checkpoint, layer, query head and principal component. `qk_matched.csv` is the same
+table at the study's common window, `qk_windows.csv` has component 0 at several prefix windows.
+"""
+
+# Who: `model` is the checkpoint's name, `depth` is layer / (number of layers - 1).
+IDENTITY_COLUMNS = ("model", "layer", "depth", "head", "kv_head", "pc")
+# What method section 2 defines; a correlation that does not exist is empty in the file (NaN), never 0.
+STATISTIC_COLUMNS = ("explained_variance", "r_q", "r_k", "n_q", "n_k")
+# Least-squares lines v.q = mu_q + alpha t and v.k = mu_k + beta t, t in tokens.
+LINE_COLUMNS = ("mu_q", "mu_k", "alpha", "beta")
+# What the layer was: `rotary` is rotary | nope | unknown, `attention` is full | sliding | chunked (with its
+# width in `attention_window`, empty for full), `window` the number of leading positions that were analysed.
+LAYER_COLUMNS = ("rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window")
+
+QK_COLUMNS = IDENTITY_COLUMNS + STATISTIC_COLUMNS + LINE_COLUMNS + LAYER_COLUMNS
+
+# The least a table from elsewhere must have for taxonomy, depth and figures.
+REQUIRED_COLUMNS = ("model", "layer", "head", "pc", "explained_variance", "r_q", "r_k")
+
+ROTARY, NOPE, UNKNOWN = "rotary", "nope", "unknown"
+FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
+
+# File names inside a results folder.
+QK_CSV = "qk.csv"
+QK_MATCHED_CSV = "qk_matched.csv"
+QK_WINDOWS_CSV = "qk_windows.csv"
+PROVENANCE_JSON = "provenance.json"

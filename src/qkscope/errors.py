@@ -1,0 +1,53 @@
+"""Errors that a user can act on.
+
+Inside the package code raises briefly; each boundary (study, documents, checkpoint, file) adds where it
+happened. The command line prints the message alone and exits with `exit_code`.
+"""
+
+
+class QkscopeError(Exception):
+    """Something failed that a person has to know about. Exit code 1."""
+
+    exit_code = 1
+
+    def within(self, where: str) -> "QkscopeError":
+        """The same error, with its place put in front: `checkpoint 'a': layer 3: ...`."""
+        return type(self)(f"{where}: {self}")
+
+
+class InputError(QkscopeError):
+    """What the user gave cannot be used as it is: a file, a key, a value, a model. Exit code 2."""
+
+    exit_code = 2
+
+
+class StudyError(InputError):
+    """The study file, or what it asks for, is not right."""
+
+
+class DocumentError(InputError):
+    """The documents cannot be read, or none is long enough."""
+
+
+class ModelError(InputError):
+    """The checkpoint cannot be loaded safely, or is not what the study expects."""
+
+
+class CaptureError(InputError):
+    """The model's queries and keys cannot be captured without doubt about what they are."""
+
+
+class ActivationError(QkscopeError):
+    """A query or key is NaN or infinite."""
+
+
+class MomentsFileError(InputError):
+    """A moments file is damaged, foreign, or of another schema version."""
+
+
+class TableError(InputError):
+    """A results table is missing something that the next stage needs."""
+
+
+class QkscopeWarning(UserWarning):
+    """Something is undefined or unusual but the run can go on; the message says what and why."""
