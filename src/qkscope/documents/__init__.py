@@ -1,1 +1,1 @@
-"""."""
+"""Documents in, token windows out: generators that hold one document at a time."""

@@ -1,0 +1,165 @@
+"""Where texts come from: local files by glob (plain text, .jsonl, .parquet) or a dataset.
+
+`read_documents` yields one document at a time, in an order that depends on nothing but names, so that a study
+sees the same documents on every machine and memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import DocumentError
+from qkscope.study.schema import Documents
+
+JSON_LINES = {".jsonl", ".ndjson"}
+PARQUET = {".parquet"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, named by where it was found."""
+
+    name: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the text: what the document is, wherever it lies."""
+        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_documents(settings: Documents, folder: Path) -> Iterator[Document]:
+    """The study's documents in order, at most `limit` of them."""
+    documents = _from_files(settings, folder) if settings.files is not None else _from_dataset(settings, folder)
+    return islice(documents, settings.limit)
+
+
+def describe_source(settings: Documents) -> str:
+    """The source as a person would name it."""
+    if settings.dataset is not None:
+        parts = [part for part in (settings.subset, settings.split, settings.revision) if part]
+        return f"{settings.dataset} ({', '.join(parts)})"
+    return ", ".join([settings.files] if isinstance(settings.files, str) else settings.files or [])
+
+
+def matching_files(settings: Documents, folder: Path) -> list[Path]:
+    """The files that the globs name, sorted; an empty glob is an error."""
+    globs = [settings.files] if isinstance(settings.files, str) else settings.files or []
+    found: set[Path] = set()
+    for pattern in globs:
+        absolute = Path(pattern).expanduser()
+        base, relative = (
+            (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor)))
+            if (absolute.is_absolute())
+            else (folder, pattern)
+        )
+        try:
+            matched = [path for path in base.glob(relative) if path.is_file()]
+        except (ValueError, NotImplementedError) as error:
+            raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
+        if not matched:
+            raise DocumentError(f"documents.files: nothing matches {pattern!r} in {base}")
+        found.update(matched)
+    return sorted(found)
+
+
+def _from_files(settings: Documents, folder: Path) -> Iterator[Document]:
+    for path in matching_files(settings, folder):
+        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+        if path.suffix.lower() in JSON_LINES:
+            yield from _json_lines(path, name, settings.text)
+        elif path.suffix.lower() in PARQUET:
+            yield from _parquet(path, name, settings.text)
+        else:
+            yield _plain(path, name)
+
+
+def _plain(path: Path, name: str) -> Document:
+    try:
+        return Document(name, path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it, or narrow documents.files"
+        ) from None
+    except OSError as error:
+        raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield Document(f"{name}:{number}", _json_text(path, number, line, column))
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def _json_text(path: Path, number: int, line: str, column: str) -> str:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise DocumentError(f"{path}, line {number}: not JSON ({error})") from None
+    if not isinstance(row, dict) or column not in row:
+        keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        raise DocumentError(f"{path}, line {number}: no text column {column!r} (there is: {keys}); set documents.text")
+    return _text_of(row[column], f"{path}, line {number}", column)
+
+
+def _parquet(path: Path, name: str, column: str) -> Iterator[Document]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        columns = file.schema_arrow.names
+        if column not in columns:
+            raise DocumentError(
+                f"{path}: no text column {column!r} (there is: {', '.join(columns)}); set documents.text"
+            )
+        row = 0
+        # Small batches: a row can hold a book, and only one batch is in memory at a time.
+        for batch in file.iter_batches(batch_size=16, columns=[column]):
+            for value in batch.column(0):
+                yield Document(f"{name}:{row}", _text_of(value.as_py(), f"{path}, row {row}", column))
+                row += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DocumentError(f"{path}: not a readable parquet file ({error})") from None
+
+
+def _from_dataset(settings: Documents, folder: Path) -> Iterator[Document]:
+    rows, columns = _load_dataset(settings, folder)
+    if settings.text not in columns:
+        raise DocumentError(
+            f"dataset {settings.dataset}: no text column {settings.text!r} (there is: {', '.join(columns)}); "
+            "set documents.text"
+        )
+    for number, row in enumerate(rows):
+        where = f"dataset {settings.dataset}, row {number}"
+        yield Document(f"{settings.split}:{number}", _text_of(row[settings.text], where, settings.text))
+
+
+def _load_dataset(settings: Documents, folder: Path) -> tuple[Any, list[str]]:
+    try:
+        import datasets
+    except ImportError:
+        raise DocumentError("documents.dataset needs the datasets library: pip install 'qkscope[datasets]'") from None
+    local = folder / str(settings.dataset)
+    source = str(local) if local.exists() else settings.dataset
+    try:
+        rows = datasets.load_dataset(source, settings.subset, split=settings.split, revision=settings.revision)
+    except Exception as error:  # the library raises many kinds, each with the reason in its text
+        raise DocumentError(f"dataset {settings.dataset} cannot be loaded: {type(error).__name__}: {error}") from error
+    return rows, list(rows.column_names)
+
+
+def _text_of(value: Any, where: str, column: str) -> str:
+    if not isinstance(value, str):
+        raise DocumentError(f"{where}: column {column!r} holds {type(value).__name__}, not text")
+    return value

@@ -1,0 +1,54 @@
+"""What a layer of attention is: the facts that every stage carries along and writes into its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+Rotary = Literal["rotary", "nope", "unknown"]
+AttentionKind = Literal["full", "sliding", "chunked"]
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """One attention layer as its kernel sees it."""
+
+    layer: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: Rotary = "unknown"
+    rotary_dims: int | None = None  # None where it could not be measured
+    attention: AttentionKind = "full"
+    attention_window: int | None = None  # tokens a sliding or chunked layer sees
+
+    def __post_init__(self) -> None:
+        if min(self.q_heads, self.kv_heads, self.head_dim) < 1 or self.layer < 0:
+            raise ValueError(f"impossible layer {self}")
+        if self.q_heads % self.kv_heads:
+            raise ValueError(f"layer {self.layer}: {self.q_heads} query heads over {self.kv_heads} key heads")
+        if self.rotary not in get_args(Rotary) or self.attention not in get_args(AttentionKind):
+            raise ValueError(f"layer {self.layer}: unknown kind {self.rotary!r} / {self.attention!r}")
+
+    def kv_head(self, head: int) -> int:
+        """The key head that query head `head` reads (grouped-query attention)."""
+        return head // (self.q_heads // self.kv_heads)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain form stored in moments files and provenance."""
+        return asdict(self)
+
+
+def attention_summary(layers: Sequence[LayerFacts]) -> str:
+    """One line: `36 layers, 16 query and 4 key heads of width 128, 9 NoPE, all full attention`."""
+    heads = {(f.q_heads, f.kv_heads, f.head_dim) for f in layers}
+    shapes = " / ".join(f"{q} query and {k} key heads of width {d}" for q, k, d in sorted(heads))
+    nope = sum(f.rotary == "nope" for f in layers)
+    unknown = sum(f.rotary == "unknown" for f in layers)
+    kinds = {kind: sum(f.attention == kind for f in layers) for kind in get_args(AttentionKind)}
+    parts = [f"{len(layers)} attention layers", shapes]
+    parts.append(f"{nope} NoPE" if nope else "all rotary" if not unknown else "")
+    parts.append(f"{unknown} of unknown position encoding" if unknown else "")
+    parts.append(", ".join(f"{n} {kind}" for kind, n in kinds.items() if n))
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,144 @@
+"""Read a study file: safe YAML, no duplicate keys, and mistakes told by their place and the likely meaning."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from qkscope.errors import StudyError
+from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Study
+
+MAX_BYTES = 4 * 1024 * 1024  # a study of 10 000 checkpoints is below 2 MB
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """A study and the folder its relative paths start from."""
+
+    study: Study
+    folder: Path
+    path: Path | None = None
+
+
+def load_study(path: Path | str) -> StudyFile:
+    """Read and check a study file; every mistake is a StudyError that names the file and the key."""
+    path = Path(path)
+    try:
+        return StudyFile(parse_study(_read(path)), path.parent.resolve(), path)
+    except StudyError as error:
+        raise error.within(str(path)) from None
+
+
+def parse_study(text: str) -> Study:
+    """The study in `text`."""
+    try:
+        loaded = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise StudyError(f"is not valid YAML: {_yaml_problem(error)}") from None
+    except (RecursionError, ValueError) as error:
+        raise StudyError(f"cannot be read as YAML ({error})") from None
+    if not isinstance(loaded, dict):
+        raise StudyError("should be a mapping with the keys study, checkpoints and documents")
+    return _validated(loaded)
+
+
+def changed(study: Study, changes: dict[str, Any]) -> Study:
+    """The study with some keys changed, checked as if the file had said so."""
+    return _validated(study.model_dump() | changes)
+
+
+def _validated(settings: dict[str, Any]) -> Study:
+    try:
+        return Study.model_validate(settings)
+    except ValidationError as error:
+        raise StudyError("\n  ".join(_problems(error))) from None
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        raise StudyError("there is no such study file")
+    if path.stat().st_size > MAX_BYTES:
+        raise StudyError(f"is larger than {MAX_BYTES // 2**20} MiB, which no study file needs")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise StudyError(f"is not UTF-8 text ({error})") from None
+    except OSError as error:
+        raise StudyError(f"cannot be read ({error.strerror})") from None
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice and aliases (a few lines of which can fill any memory)."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not used here", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str | int | float | bool) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            if isinstance(key, str | int | float | bool):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+    return " ".join(str(error).split())
+
+
+def _problems(error: ValidationError) -> list[str]:
+    """One line per mistake: where it is, what is wrong, what was probably meant."""
+    lines = []
+    for problem in error.errors():
+        if "literal['all']" in problem["loc"]:
+            continue  # the other reading of `heads`, which the user did not mean
+        location = [part for part in problem["loc"] if part != "Heads"]
+        place = _place(location)
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown key {place!r}{_suggestion(location)}")
+        elif problem["type"] == "missing":
+            lines.append(f"missing key {place!r}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            given = "" if problem["type"] == "value_error" and not location else f" (got {_short(problem['input'])})"
+            lines.append(f"{place}: {message}{given}" if place else message)
+    return list(dict.fromkeys(lines))
+
+
+def _place(location: list[Any]) -> str:
+    place = ""
+    for part in location:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    return place
+
+
+def _suggestion(location: list[Any]) -> str:
+    """The closest valid key at that place."""
+    containers: dict[str, type[BaseModel]] = {
+        "checkpoints": Checkpoint,
+        "documents": Documents,
+        "heads": Heads,
+        "phases": Phase,
+    }
+    container = containers.get(str(location[0]), Study) if len(location) > 1 else Study
+    close = difflib.get_close_matches(str(location[-1]), container.model_fields, n=1, cutoff=0.5)
+    valid = ", ".join(container.model_fields)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid keys here: {valid}"
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,0 +1,185 @@
+"""The study file's keys, their types, their defaults and why those are the defaults."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,99}")
+# Windows cannot hold files of these names, whatever their extension.
+RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
+
+
+def _file_safe(name: str) -> str:
+    """Names become file names and table cells, so they are limited to what is harmless in both."""
+    if not NAME.fullmatch(name) or RESERVED.fullmatch(name) or name.endswith("."):
+        raise ValueError("a name starts with a letter or digit and has at most 100 letters, digits and . _ + @ -")
+    return name
+
+
+def _plain_text(text: str) -> str:
+    if not text.strip() or any(not character.isprintable() for character in text):
+        raise ValueError("must be printable text on one line")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_file_safe)]
+Text = Annotated[str, Field(max_length=200), AfterValidator(_plain_text)]
+Positive = Annotated[int, Field(ge=1)]
+# Token counts are bounded so that a slip (4096e6) is found before memory is asked for.
+Tokens = Annotated[int, Field(ge=2, le=2**24)]
+Overrides = dict[str, Any]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Phase(_Strict):
+    """What the checkpoints of one training phase have in common."""
+
+    context: Tokens | None = None
+    config: Overrides | None = None
+    expect: Overrides | None = None
+
+
+class Checkpoint(_Strict):
+    """One row of the study: where the weights are and how long its context is."""
+
+    name: Name
+    model: str | None = None  # Hub id, local directory or .gguf file; the study's by default
+    revision: str | None = None
+    tokenizer: str | None = None  # the study's by default, else the model's own
+    tokenizer_revision: str | None = None
+    label: Text | None = None  # short, for axes; the name by default
+    phase: Text | None = None
+    context: Tokens | None = None  # the phase's by default
+    config: Overrides | None = None  # changes to the model's config, for instance RoPE scaling
+    expect: Overrides | None = None  # config values that must be found before anything is run
+
+
+class Documents(_Strict):
+    """Where the texts come from; each gives its first `context` tokens."""
+
+    files: str | list[str] | None = None  # globs, relative to the study file: text, .jsonl, .parquet
+    dataset: str | None = None  # a Hub dataset, or a local folder that `datasets` can load
+    subset: str | None = None
+    split: str | None = None
+    revision: str | None = None
+    text: str = "text"  # the column that holds the text
+    limit: Positive | None = None  # the first so many documents
+    min_tokens: Tokens | None = None  # leave out shorter documents everywhere, so all checkpoints see the same ones
+    special_tokens: Literal["default", "none", "bos"] = "default"  # what the tokenizer adds; none; or BOS alone
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.files is None) == (self.dataset is None):
+            raise ValueError("give either `files` or `dataset`")
+        if self.dataset is not None and self.split is None:
+            raise ValueError("a `dataset` needs its `split`, for instance test")
+        if self.files is not None and (self.subset or self.split or self.revision):
+            raise ValueError("`subset`, `split` and `revision` belong to a `dataset`, not to `files`")
+        return self
+
+
+class Heads(_Strict):
+    """A sample of query heads, as the published protocol draws it."""
+
+    sample: Positive
+    seed: int = 0
+
+
+class Study(_Strict):
+    """A whole study file."""
+
+    study: Name
+    title: Text | None = None  # figure titles start with it; the study's name by default
+    model: str | None = None
+    tokenizer: str | None = None
+    tokenizer_revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float32 on CPU, the checkpoint's own on GPU
+    device: str = "auto"  # GPUs if there are any (layers spread over them), else the CPU
+    phases: dict[Text, Phase] = {}
+    checkpoints: Annotated[list[Checkpoint], Field(min_length=1, max_length=10_000)]
+    documents: Documents
+    heads: Literal["all"] | Heads = "all"
+    components: Annotated[int, Field(ge=1, le=1024)] = 10  # as published
+    buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context
+    groups: Annotated[int, Field(ge=1, le=256)] = 8  # enough for a jackknife error bar
+    skip_positions: Annotated[int, Field(ge=0)] = 0  # attention sinks sit at position 0
+    matched_window: Tokens | None = None  # the shortest context by default
+    batch_tokens: Positive = 8192  # tokens per forward pass; documents are never split
+    figure_checkpoints: list[str] | None = None  # which checkpoints the phase portraits show
+
+    @field_validator("heads", mode="before")
+    @classmethod
+    def _all_or_sample(cls, heads: Any) -> Any:
+        if heads != "all" and not isinstance(heads, dict):
+            raise ValueError("should be `all` or a sample such as {sample: 300, seed: 0}")
+        if isinstance(heads, dict) and heads.get("sample") == 0:
+            raise ValueError("a sample of 0 heads leaves nothing to analyse; use `all` or a positive number")
+        return heads
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        # Some file systems do not tell case apart, and names become file names.
+        names = {checkpoint.name for checkpoint in self.checkpoints}
+        for name, times in Counter(checkpoint.name.lower() for checkpoint in self.checkpoints).items():
+            if times > 1:
+                raise ValueError(f"{times} checkpoints are named {name!r}; every checkpoint needs a name of its own")
+        for shown in self.figure_checkpoints or ():
+            if shown not in names:
+                raise ValueError(f"figure_checkpoints names {shown!r}, which is not a checkpoint of this study")
+        for checkpoint in self.checkpoints:
+            self._check_checkpoint(checkpoint)
+        shortest = min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
+        if self.matched_window is not None and not self.skip_positions + 1 < self.matched_window <= shortest:
+            raise ValueError(
+                f"matched_window {self.matched_window} should be longer than skip_positions and at most the shortest "
+                f"context, {shortest}"
+            )
+        return self
+
+    def _check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        if (checkpoint.model or self.model) is None:
+            raise ValueError(f"checkpoint {checkpoint.name!r} has no model, and the study names none")
+        if self.phases and checkpoint.phase is not None and checkpoint.phase not in self.phases:
+            raise ValueError(
+                f"checkpoint {checkpoint.name!r} is in phase {checkpoint.phase!r}, which `phases` does not list"
+            )
+        context = self.resolved(checkpoint).context
+        if context is None:
+            raise ValueError(f"checkpoint {checkpoint.name!r} has no context, nor has its phase")
+        if self.skip_positions >= context - 1:
+            raise ValueError(
+                f"skip_positions {self.skip_positions} leaves nothing of checkpoint {checkpoint.name!r}, "
+                f"whose context is {context}"
+            )
+
+    def resolved(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint with everything it takes from its phase and from the study filled in."""
+        phase = self.phases.get(checkpoint.phase or "", Phase())
+        own_model = checkpoint.model is not None
+        return checkpoint.model_copy(
+            update={
+                "model": checkpoint.model or self.model,
+                "tokenizer": checkpoint.tokenizer or (None if own_model and not self.tokenizer else self.tokenizer),
+                "tokenizer_revision": checkpoint.tokenizer_revision
+                or (self.tokenizer_revision if checkpoint.tokenizer is None else None),
+                "label": checkpoint.label or checkpoint.name,
+                "context": checkpoint.context or phase.context,
+                "config": {**(phase.config or {}), **(checkpoint.config or {})},
+                "expect": {**(phase.expect or {}), **(checkpoint.expect or {})},
+            }
+        )
+
+    def resolved_checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, resolved, in study order."""
+        return [self.resolved(checkpoint) for checkpoint in self.checkpoints]
+
+    def common_window(self) -> int:
+        """The window at which all checkpoints can be compared: `matched_window`, or the shortest context."""
+        return self.matched_window or min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
