@@ -1,0 +1,105 @@
+"""A model's attention layers from its config alone: no weights, no memory, any size.
+
+The model is built on torch's meta device and one forward pass of shapes is tapped. A layer is rotary if its
+queries depend on the position embeddings, which autograd knows without computing anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkscope.capture.backbone import text_backbone, text_config
+from qkscope.capture.probe import Probe, attention_kind, never_called_message
+from qkscope.capture.tap import AttentionCall, Tap
+from qkscope.errors import CaptureError
+from qkscope.layers import LayerFacts, Rotary
+
+TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """The layers a config describes; `exact` where a pass of shapes confirmed them."""
+
+    probe: Probe
+    exact: bool
+    parameters: int
+
+
+def blueprint(config: Any) -> Blueprint:
+    """Layers, heads and windows that `config` will have; refuses a model that never calls in."""
+    from transformers import AutoModel
+
+    # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
+    with torch.device("meta"):
+        model = AutoModel.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    calls: dict[int, AttentionCall] = {}
+    try:
+        _run_shapes(text_backbone(model), calls)
+    except CaptureError:
+        raise
+    except Exception:  # code that looks at values cannot run on shapes; the real probe will see these models
+        return Blueprint(_declared(text_config(model)), exact=False, parameters=parameters)
+    if not calls:
+        raise CaptureError(never_called_message(model))
+    return Blueprint(_confirmed(calls, text_config(model)), exact=True, parameters=parameters)
+
+
+def _run_shapes(backbone: nn.Module, calls: dict[int, AttentionCall]) -> None:
+    hooks = [
+        module.register_forward_pre_hook(_track_positions, with_kwargs=True)
+        for module in backbone.modules()
+        if "position_embeddings" in inspect.signature(module.forward).parameters
+    ]
+    try:
+        with Tap(backbone, lambda call: calls.__setitem__(call.layer, call)):
+            backbone(input_ids=torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _track_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let gradients start at this module's position embeddings and nowhere before."""
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    for name, value in bound.arguments.items():
+        if isinstance(value, Tensor):
+            bound.arguments[name] = value.detach()
+    embeddings = bound.arguments.get("position_embeddings")
+    if isinstance(embeddings, Tensor):
+        bound.arguments["position_embeddings"] = embeddings.detach().clone().requires_grad_()
+    elif isinstance(embeddings, tuple | list):
+        bound.arguments["position_embeddings"] = tuple(part.detach().clone().requires_grad_() for part in embeddings)
+    return bound.args, bound.kwargs
+
+
+def _confirmed(calls: dict[int, AttentionCall], config: Any) -> Probe:
+    layers = []
+    for layer, call in sorted(calls.items()):
+        attention, window = attention_kind(layer, call.sliding_window, config)
+        rotary: Rotary = "rotary" if call.query.requires_grad else "nope"
+        layers.append(
+            LayerFacts(
+                layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], rotary, None, attention, window
+            )
+        )
+    n_layers = max(int(getattr(config, "num_hidden_layers", 0) or 0), layers[-1].layer + 1)
+    return Probe(tuple(layers), n_layers, tuple(sorted({call.kernel for call in calls.values()})))
+
+
+def _declared(config: Any) -> Probe:
+    """What the config says of itself, where shapes alone could not be run."""
+    heads = int(config.num_attention_heads)
+    keys = int(getattr(config, "num_key_value_heads", None) or heads)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    layers = []
+    for layer in range(int(config.num_hidden_layers)):
+        attention, window = attention_kind(layer, None, config)
+        layers.append(LayerFacts(layer, heads, keys, width, "unknown", None, attention, window))
+    return Probe(tuple(layers), len(layers), ())

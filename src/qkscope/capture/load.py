@@ -1,0 +1,70 @@
+"""Load a checkpoint's backbone and tokenizer, safely, on the devices there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkscope.capture.config import load_problem
+from qkscope.capture.source import ModelSource
+from qkscope.errors import ModelError
+
+
+def choose_device(device: str) -> str:
+    """`auto` is the GPU if there is one, else the CPU; anything else must be a device torch knows."""
+    import torch
+
+    if device != "auto":
+        try:
+            return str(torch.device(device))
+        except RuntimeError as error:
+            raise ModelError(f"device {device!r} is none that torch knows ({error})") from None
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def choose_dtype(dtype: str, device: str, config: Any) -> Any:
+    """The dtype to load in: `auto` is float32 on a CPU, where it is faster and exact, else the checkpoint's own."""
+    import torch
+
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if device == "cpu":
+        return torch.float32
+    return getattr(config, "dtype", None) or torch.float32
+
+
+def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", device: str = "auto") -> Any:
+    """The model without its language-model head, in evaluation mode; several GPUs share its layers."""
+    import torch
+    from transformers import AutoModel
+
+    chosen = choose_device(device)
+    placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
+    try:
+        model = AutoModel.from_pretrained(
+            source.location,
+            config=config,
+            dtype=choose_dtype(dtype, chosen, config),
+            use_safetensors=None if source.gguf_file else True,
+            device_map=placement,
+            **source.arguments,
+        )
+    except Exception as error:
+        raise load_problem(source, error) from error
+    return model.eval()
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """The tokenizer, without a length limit of its own (the study sets the context)."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
+    except Exception as error:
+        raise ModelError(
+            f"no tokenizer could be loaded from {source} ({str(error).splitlines()[0] if str(error) else error!r}); "
+            "name one with `tokenizer:`"
+        ) from error
+    tokenizer.model_max_length = int(1e12)  # otherwise long documents only warn
+    return tokenizer

@@ -1,0 +1,219 @@
+"""Measure what each layer is, and prove that the tap is harmless, on a few tokens before the real run.
+
+Rotary or not is measured, not read from a config: each attention module is called again on the same hidden
+states with its rotation turned by half a turn. Rotated coordinates then come back with the opposite sign and
+the others bit for bit the same, in any precision and any pair layout. Cost: three short forward passes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkscope.capture.backbone import evaluation, input_device, run_backbone, text_backbone, text_config
+from qkscope.capture.tap import AttentionCall, Tap
+from qkscope.errors import CaptureError
+from qkscope.layers import AttentionKind, LayerFacts
+
+PROBE_TOKENS = 16  # enough for every head to have something to attend to; short enough to cost nothing
+SHIFT = 3  # positions, for models whose attention takes no position embeddings
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found: the layers that call in, how many layers the model has, and which kernels they use."""
+
+    layers: tuple[LayerFacts, ...]
+    n_layers: int
+    kernels: tuple[str, ...]
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Layers without ordinary attention (linear attention, cross-attention without an image)."""
+        found = {facts.layer for facts in self.layers}
+        return tuple(layer for layer in range(self.n_layers) if layer not in found)
+
+
+def probe_model(model: nn.Module) -> Probe:
+    """Find the attention layers of `model` and their facts; refuse a model that cannot be captured."""
+    backbone = text_backbone(model)
+    tokens = _probe_tokens(backbone, text_config(model))
+    with evaluation(backbone):
+        untouched = run_backbone(backbone, tokens)
+        recorder = _Recorder(backbone)
+        with recorder:
+            tapped = run_backbone(backbone, tokens)
+        if not recorder.calls:
+            raise CaptureError(never_called_message(model))
+        _require_identical(untouched, tapped)
+        rotary = _measure_rotary(backbone, recorder, tokens)
+    return _probe_from(recorder.calls, rotary, text_config(model))
+
+
+def never_called_message(model: nn.Module) -> str:
+    """Why a model that does not dispatch its attention is refused."""
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    return (
+        f"no attention call arrived from this model (type {kind!r}): its modeling code computes attention itself "
+        "instead of asking transformers' AttentionInterface, so its queries and keys cannot be captured"
+    )
+
+
+def _probe_tokens(backbone: nn.Module, config: Any) -> Tensor:
+    longest = getattr(config, "max_position_embeddings", None) or PROBE_TOKENS + SHIFT
+    length = max(2, min(PROBE_TOKENS, int(longest) - SHIFT))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, max(2, int(config.vocab_size)), (1, length), generator=generator)
+    return ids.to(input_device(backbone))
+
+
+def _require_identical(untouched: Tensor, tapped: Tensor) -> None:
+    # NaN hidden states are equal here too: they are found, and reported with their place, by the real run.
+    if not torch.equal(untouched.nan_to_num(0.0), tapped.nan_to_num(0.0)):
+        worst = (untouched - tapped).abs().max().item()
+        raise CaptureError(
+            f"the model's output differs by {worst:.3g} when its attention is observed (the same input gave another "
+            "output): the model is not deterministic, or its code depends on the attention function it is given"
+        )
+
+
+class _Recorder:
+    """Keeps one forward pass's calls, and how each attention module was called, for a few tokens only."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self.calls: dict[int, AttentionCall] = {}
+        self.arguments: dict[int, tuple[nn.Module, inspect.BoundArguments]] = {}  # layer -> module and its inputs
+        self._backbone = backbone
+        self._tap = Tap(backbone, self._observe)
+        self._stack: list[tuple[nn.Module, inspect.BoundArguments]] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        self._tap.__enter__()
+        for module in self._backbone.modules():
+            if "position_embeddings" in inspect.signature(module.forward).parameters:
+                self._hooks.append(module.register_forward_pre_hook(self._entering, with_kwargs=True))
+
+    def __exit__(self, *exception: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._tap.__exit__(*exception)
+
+    def _entering(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Innermost module last: the one entered most recently is the one that calls the kernel.
+        self._stack.append((module, inspect.signature(module.forward).bind(*args, **kwargs)))
+
+    def _observe(self, call: AttentionCall) -> None:
+        self.calls[call.layer] = replace(call, query=call.query.clone(), key=call.key.clone())
+        if self._stack:
+            self.arguments[call.layer] = self._stack[-1]
+            self._stack.clear()
+
+
+def _measure_rotary(backbone: nn.Module, recorder: _Recorder, tokens: Tensor) -> dict[int, int | None]:
+    """Rotated coordinates per layer; None where neither way of measuring applies."""
+    dims: dict[int, int | None] = {}
+    for layer, call in recorder.calls.items():
+        if layer in recorder.arguments:
+            dims[layer] = _dims_turned(backbone, *recorder.arguments[layer], call)
+    missing = [layer for layer in recorder.calls if dims.get(layer) is None]
+    if missing:
+        shifted = _dims_shifted(backbone, recorder.calls, tokens)
+        dims.update({layer: shifted.get(layer) for layer in missing})
+    return dims
+
+
+def _dims_turned(
+    backbone: nn.Module, module: nn.Module, bound: inspect.BoundArguments, call: AttentionCall
+) -> int | None:
+    """Call the module again with its rotation turned by half a turn and count the coordinates that flipped."""
+    embeddings = _map_tensors(bound.arguments.get("position_embeddings"), torch.neg)
+    if embeddings is None:
+        return None
+    turned = inspect.BoundArguments(bound.signature, {**bound.arguments, "position_embeddings": embeddings})
+    seen: list[AttentionCall] = []
+    with Tap(backbone, seen.append):
+        module(*turned.args, **turned.kwargs)
+    if len(seen) != 1:
+        return None
+    counts = {_flipped(call.query, seen[0].query), _flipped(call.key, seen[0].key)}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _flipped(before: Tensor, after: Tensor) -> int | None:
+    """How many coordinates changed sign; None if a coordinate neither flipped nor stayed."""
+    same = (before == after).flatten(0, 2).all(dim=0)
+    opposite = (before == -after).flatten(0, 2).all(dim=0)
+    if not bool((same | opposite).all()):
+        return None
+    # A coordinate that is zero everywhere is both: it counts as rotated only where another one shows rotation.
+    rotated = opposite & ~same
+    return int((opposite if bool(rotated.any()) else rotated).sum())
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list) and value and all(isinstance(v, Tensor) for v in value):
+        return type(value)(function(v) for v in value)
+    return None
+
+
+def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: Tensor) -> dict[int, int | None]:
+    """Shift all positions: a rotated coordinate changes, lengths and scores stay; absolute positions change all."""
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        return {}
+    shifted: dict[int, AttentionCall] = {}
+    positions = torch.arange(SHIFT, SHIFT + tokens.shape[1], device=tokens.device)[None]
+    with Tap(backbone, lambda call: shifted.__setitem__(call.layer, call)):
+        backbone(input_ids=tokens, position_ids=positions)
+    return {layer: _changed_by_shift(call, shifted[layer]) for layer, call in calls.items() if layer in shifted}
+
+
+def _changed_by_shift(before: AttentionCall, after: AttentionCall) -> int | None:
+    scale = before.query.norm(dim=-1).max()
+    lengths_stay = torch.allclose(before.query.norm(dim=-1), after.query.norm(dim=-1), atol=1e-3 * float(scale))
+    if not lengths_stay:
+        return 0  # learned or absolute positions enter through the hidden states, nothing is rotated
+    changed = ((before.query - after.query).abs() > 1e-3 * scale).flatten(0, 2).any(dim=0)
+    # Slow planes hardly move over a few positions, so a shift tells rotary from not, but does not count.
+    return None if bool(changed.any()) else 0
+
+
+def _probe_from(calls: dict[int, AttentionCall], rotary: dict[int, int | None], config: Any) -> Probe:
+    layers = tuple(_facts(calls[layer], rotary.get(layer), config) for layer in sorted(calls))
+    declared = getattr(config, "num_hidden_layers", None)
+    n_layers = max(int(declared or 0), layers[-1].layer + 1)
+    return Probe(layers, n_layers, tuple(sorted({call.kernel for call in calls.values()})))
+
+
+def _facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> LayerFacts:
+    attention, window = attention_kind(call.layer, call.sliding_window, config)
+    return LayerFacts(
+        layer=call.layer,
+        q_heads=call.query.shape[1],
+        kv_heads=call.key.shape[1],
+        head_dim=call.query.shape[3],
+        rotary="unknown" if rotary_dims is None else "rotary" if rotary_dims else "nope",
+        rotary_dims=rotary_dims,
+        attention=attention,
+        attention_window=window,
+    )
+
+
+def attention_kind(layer: int, sliding_window: int | None, config: Any) -> tuple[AttentionKind, int | None]:
+    """Full, sliding or chunked: what the call says, and for chunks (which only the mask knows) the config."""
+    if sliding_window is not None:
+        return "sliding", int(sliding_window)
+    types = getattr(config, "layer_types", None) or []
+    declared = types[layer] if layer < len(types) else "full_attention"
+    if declared == "chunked_attention":
+        return "chunked", getattr(config, "attention_chunk_size", None)
+    if declared == "sliding_attention":
+        return "sliding", getattr(config, "sliding_window", None)
+    return "full", None

@@ -1,0 +1,185 @@
+"""The seam into the model: see every attention call's queries and keys, change nothing.
+
+transformers' modeling files ask one method, `AttentionInterface.get_interface`, for the kernel to call. While a
+tap is open that lookup hands out the very kernel it would have handed out, wrapped so that modules of tapped
+models are observed first. The implementation's name, the masks made for it and a file's own eager kernel stay
+as they are, so the output is bit-identical; Gemma2's and GPT-OSS's eager defaults and a modeling file's private
+interface need no special case. Cost: one dictionary look-up per attention call.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import AttentionInterface
+
+from qkscope.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What one layer hands to its attention kernel: exactly the vectors whose dot product is the score."""
+
+    layer: int
+    query: Tensor  # (batch, query heads, tokens, head width)
+    key: Tensor  # (batch, key heads, tokens, head width)
+    sliding_window: int | None
+    kernel: str
+
+
+Observer = Callable[[AttentionCall], None]
+
+
+class Tap:
+    """A context manager that shows `observer` each attention call of `backbone`, once per layer and forward.
+
+    `calls` and `tokens` count per layer what was seen, so that a run can prove that it captured something.
+    """
+
+    def __init__(self, backbone: nn.Module, observer: Observer) -> None:
+        self.calls: Counter[int] = Counter()
+        self.tokens: Counter[int] = Counter()
+        self.forwards = 0
+        self._backbone = backbone
+        self._observer = observer
+        self._names = {id(module): name for name, module in backbone.named_modules()}
+        self._numbers: dict[int, int] = {}  # id(module) -> layer, for modules that carry no layer_idx
+        self._seen: dict[int, _Seen] = {}  # layer -> what this forward showed there
+        self._hook: torch.utils.hooks.RemovableHandle | None = None
+
+    def __enter__(self) -> Tap:
+        _lookup.open(self, self._names)
+        self._hook = self._backbone.register_forward_pre_hook(self._start_forward)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _lookup.close(self, self._names)
+        if self._hook is not None:
+            self._hook.remove()
+        self._seen.clear()
+
+    def _start_forward(self, *_: Any) -> None:
+        self._seen.clear()
+        self.forwards += 1
+
+    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, window: int | None) -> None:
+        """Count and pass on one call; called by the wrapped kernel."""
+        layer = self._layer_of(module)
+        if self._already_seen(layer, module, query, key):
+            return
+        self._check_shapes(layer, query, key)
+        self.calls[layer] += 1
+        self.tokens[layer] += query.shape[0] * query.shape[2]
+        self._observer(AttentionCall(layer, query, key, window, kernel))
+
+    def _layer_of(self, module: nn.Module) -> int:
+        layer = getattr(module, "layer_idx", None)
+        if layer is not None:
+            return int(layer)
+        # Some encoders do not number their layers: the order of first calls is the order of layers.
+        return self._numbers.setdefault(id(module), len(self._numbers))
+
+    def _already_seen(self, layer: int, module: nn.Module, query: Tensor, key: Tensor) -> bool:
+        seen = self._seen.get(layer)
+        if seen is None:
+            self._seen[layer] = _Seen(id(module), weakref.ref(query), weakref.ref(key))
+            return False
+        # Differential attention calls twice with the same queries and keys and other values: one head, seen once.
+        if seen.module == id(module) and seen.query() is query and seen.key() is key:
+            return True
+        names = sorted({self._names[seen.module], self._names[id(module)]})
+        raise CaptureError(
+            f"layer {layer} calls attention more than once per forward pass, with different queries or keys "
+            f"(in {' and '.join(names)}); qkscope cannot tell which of them is the head"
+        )
+
+    @staticmethod
+    def _check_shapes(layer: int, query: Tensor, key: Tensor) -> None:
+        if query.dim() != 4 or key.dim() != 4:
+            raise CaptureError(
+                f"layer {layer}: queries and keys should be (batch, heads, tokens, width), "
+                f"got {tuple(query.shape)} and {tuple(key.shape)}"
+            )
+        if query.shape[2] != key.shape[2]:
+            raise CaptureError(
+                f"layer {layer}: {query.shape[2]} queries against {key.shape[2]} keys: a KV cache or "
+                "cross-attention; run without a cache, on a self-attention model"
+            )
+        if query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3]:
+            raise CaptureError(
+                f"layer {layer}: {query.shape[1]} query heads of width {query.shape[3]} do not fit "
+                f"{key.shape[1]} key heads of width {key.shape[3]}"
+            )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    module: int
+    query: weakref.ref[Tensor]  # weak: the tap must not keep activations alive
+    key: weakref.ref[Tensor]
+
+
+class _Lookup:
+    """Installs the wrapped look-up with the first open tap and removes it with the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taps: dict[int, Tap] = {}  # id(module) -> its tap
+        self._original: Callable[..., Any] | None = None
+
+    def open(self, tap: Tap, modules: dict[int, str]) -> None:
+        with self._lock:
+            if taken := [modules[m] or "the model" for m in modules if m in self._taps]:
+                raise CaptureError(f"{taken[0]} is already being captured by another tap")
+            if self._original is None:
+                self._install()
+            self._taps.update(dict.fromkeys(modules, tap))
+
+    def close(self, tap: Tap, modules: dict[int, str]) -> None:
+        with self._lock:
+            for module in modules:
+                self._taps.pop(module, None)
+            if not self._taps and self._original is not None:
+                AttentionInterface.get_interface = self._original
+                self._original = None
+
+    def _install(self) -> None:
+        original = getattr(AttentionInterface, "get_interface", None)
+        if original is None:
+            raise CaptureError(
+                "this transformers version has no AttentionInterface.get_interface; install transformers 5 or newer"
+            )
+
+        @functools.wraps(original)
+        def get_interface(interface: AttentionInterface, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            return self._wrap(original(interface, *args, **kwargs))
+
+        self._original = original
+        AttentionInterface.get_interface = get_interface
+
+    def _wrap(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(kernel)
+        def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            tap = self._taps.get(id(module))
+            if tap is not None:
+                query = kwargs["query"] if "query" in kwargs else args[0]
+                key = kwargs["key"] if "key" in kwargs else args[1 if "query" not in kwargs else 0]
+                name = getattr(kernel, "__name__", type(kernel).__name__)
+                tap.see(module, query, key, name, kwargs.get("sliding_window"))
+            return kernel(module, *args, **kwargs)
+
+        return observed
+
+
+_lookup = _Lookup()

@@ -1,0 +1,152 @@
+"""Captured queries and keys against an independent computation with a real rotation, layer by layer.
+
+The reference takes the hidden states that enter each attention module and does the rest by hand in float64:
+projection, per-head norm where the family has one, and rotation by complex multiplication.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from families import tiny, tokens
+from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
+from qkscope.capture.tap import Tap
+
+
+def attention_inputs(backbone, modules, ids):
+    """The hidden states that enter each of `modules`."""
+    seen = {}
+    hooks = []
+    for layer, module in modules.items():
+
+        def keep(_, args, kwargs, layer=layer):
+            seen[layer] = (args[0] if args else kwargs["hidden_states"]).detach().double().numpy()
+
+        hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+    with evaluation(backbone):
+        run_backbone(backbone, ids)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def captured(backbone, ids):
+    seen = {}
+
+    def keep(call):
+        seen[call.layer] = (call.query.double().numpy(), call.key.double().numpy())
+
+    with evaluation(backbone), Tap(backbone, keep):
+        run_backbone(backbone, ids)
+    return seen
+
+
+def rotate(x, theta, dims):
+    """Rotate the first `dims` of (rows, heads, tokens, d): pair (i, i + dims/2) by t theta^(-2i/dims)."""
+    half = dims // 2
+    angle = np.arange(x.shape[2])[:, None] * theta ** (-np.arange(half) * 2.0 / dims)
+    turned = (x[..., :half] + 1j * x[..., half:dims]) * np.exp(1j * angle)
+    return np.concatenate([turned.real, turned.imag, x[..., dims:]], axis=-1)
+
+
+def split_heads(projected, heads):
+    rows, length, width = projected.shape
+    return projected.reshape(rows, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def project(linear, x):
+    out = x @ linear.weight.detach().double().numpy().T
+    return out if linear.bias is None else out + linear.bias.detach().double().numpy()
+
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def rope_of(config, layer):
+    rope = config.rope_parameters
+    return rope if "rope_theta" in rope else rope[config.layer_types[layer]]
+
+
+def reference(kind, config, module, layer, x):
+    """(q, k) as the family defines them, from the module's weights."""
+    if kind == "gpt_neox":
+        packed = split_heads(project(module.query_key_value, x), config.num_attention_heads)
+        q, k, _ = np.split(packed, 3, axis=-1)
+    else:
+        q = split_heads(project(module.q_proj, x), config.num_attention_heads)
+        k = split_heads(project(module.k_proj, x), config.num_key_value_heads)
+    if kind in ("qwen3", "gemma3_text"):
+        # Gemma stores its norm weight as a difference from one.
+        shift = 1.0 if kind == "gemma3_text" else 0.0
+        q = rms_norm(q, module.q_norm.weight.detach().double().numpy() + shift, config.rms_norm_eps)
+        k = rms_norm(k, module.k_norm.weight.detach().double().numpy() + shift, config.rms_norm_eps)
+    rope = rope_of(config, layer)
+    dims = int(q.shape[-1] * rope.get("partial_rotary_factor", 1.0))
+    if kind == "smollm3" and layer % 4 == 3:
+        dims = 0
+    if dims:
+        q, k = rotate(q, rope["rope_theta"], dims), rotate(k, rope["rope_theta"], dims)
+    return q, k
+
+
+FAMILIES = {
+    "llama": {},
+    "smollm3": {},
+    "qwen3": {"head_dim": 16},
+    "gpt_neox": {},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_captured_queries_and_keys_are_the_rotated_projections(kind):
+    model = tiny(kind, **FAMILIES[kind])
+    for module in model.modules():  # give the per-head norms something to do
+        if type(module).__name__.endswith("RMSNorm"):
+            torch.nn.init.normal_(module.weight, mean=0.5, std=0.2)
+    backbone, ids = text_backbone(model), tokens()
+    attention = {i: getattr(block, "self_attn", None) or block.attention for i, block in enumerate(backbone.layers)}
+    inputs = attention_inputs(backbone, attention, ids)
+    found = captured(backbone, ids)
+    assert sorted(found) == list(range(4))
+    for layer, module in attention.items():
+        expected = reference(kind, model.config, module, layer, inputs[layer])
+        for got, want in zip(found[layer], expected, strict=True):
+            scale = np.abs(want).max()
+            np.testing.assert_allclose(got, want, atol=3e-6 * scale, rtol=0, err_msg=f"{kind} layer {layer}")
+
+
+def test_the_reference_rotation_is_a_real_one():
+    """Guard: without rotation the reference is far from what is captured, so the test above can fail."""
+    model = tiny("llama")
+    backbone, ids = text_backbone(model), tokens()
+    attention = {i: block.self_attn for i, block in enumerate(backbone.layers)}
+    inputs = attention_inputs(backbone, attention, ids)
+    q, _ = captured(backbone, ids)[0]
+    unrotated = split_heads(project(attention[0].q_proj, inputs[0]), 4)
+    assert np.abs(q - unrotated).max() > 0.5 * np.abs(q).max()
+    assert math.isclose(np.linalg.norm(q), np.linalg.norm(unrotated), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_logits_with_the_tap_are_bit_identical(kind, side):
+    model = tiny(kind, **FAMILIES[kind])
+    ids, mask = tokens(), torch.ones(2, 48, dtype=torch.long)
+    if side != "none":
+        mask[0, : 9 if side == "left" else None] = 0 if side == "left" else 1
+        mask[0, -9 if side == "right" else 48 :] = 0
+    calls = []
+    with torch.inference_mode():
+        without = model(input_ids=ids, attention_mask=mask).logits
+        with Tap(text_backbone(model), calls.append):
+            with_tap = model(input_ids=ids, attention_mask=mask).logits
+    assert len(calls) == 4
+    assert torch.equal(without, with_tap)

@@ -1,0 +1,136 @@
+"""The tap: it fires, it comes off, it refuses what it cannot tell apart."""
+
+import inspect
+import threading
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_utils import AttentionInterface
+
+from families import tiny, tokens
+from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
+from qkscope.capture.probe import probe_model
+from qkscope.capture.tap import Tap
+from qkscope.errors import CaptureError
+
+ORIGINAL = AttentionInterface.get_interface
+
+
+def test_counts_calls_and_tokens_per_layer():
+    backbone = text_backbone(tiny("llama"))
+    with evaluation(backbone), Tap(backbone, lambda call: None) as tap:
+        run_backbone(backbone, tokens(2, 48))
+        run_backbone(backbone, tokens(3, 10))
+    assert tap.forwards == 2
+    assert dict(tap.calls) == dict.fromkeys(range(4), 2)
+    assert dict(tap.tokens) == dict.fromkeys(range(4), 2 * 48 + 3 * 10)
+
+
+def test_everything_is_put_back_after_an_exception():
+    model = tiny("llama").train()
+    backbone = text_backbone(model)
+
+    def fail(call):
+        raise RuntimeError("observer failed")
+
+    with pytest.raises(RuntimeError, match="observer failed"), evaluation(backbone), Tap(backbone, fail):
+        run_backbone(backbone, tokens())
+    assert AttentionInterface.get_interface is ORIGINAL
+    assert not backbone._forward_pre_hooks
+    assert all(module.training for module in model.modules())
+
+
+def test_two_models_can_be_tapped_at_once_and_closed_in_any_order():
+    first, second = text_backbone(tiny("llama")), text_backbone(tiny("qwen3", head_dim=16))
+    seen = {"first": 0, "second": 0}
+    one = Tap(first, lambda call: seen.__setitem__("first", seen["first"] + 1))
+    two = Tap(second, lambda call: seen.__setitem__("second", seen["second"] + 1))
+    one.__enter__()
+    two.__enter__()
+    with torch.inference_mode():
+        first(input_ids=tokens())
+        one.__exit__(None, None, None)
+        first(input_ids=tokens())
+        second(input_ids=tokens())
+        two.__exit__(None, None, None)
+    assert seen == {"first": 4, "second": 4}
+    assert AttentionInterface.get_interface is ORIGINAL
+
+
+def test_a_model_is_tapped_once():
+    backbone = text_backbone(tiny("llama"))
+    with Tap(backbone, lambda call: None), pytest.raises(CaptureError, match="already being captured"):
+        Tap(backbone, lambda call: None).__enter__()
+    assert AttentionInterface.get_interface is ORIGINAL
+
+
+def test_an_untapped_model_in_another_thread_is_left_alone():
+    tapped, other = text_backbone(tiny("llama")), text_backbone(tiny("llama", seed=1))
+    calls = []
+    with Tap(tapped, calls.append):
+        thread = threading.Thread(target=lambda: other(input_ids=tokens()))
+        thread.start()
+        thread.join()
+    assert calls == []
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("falcon", {}), ("gptj", {"rotary_dim": 8})])
+def test_a_model_that_never_calls_in_is_refused(kind, changes):
+    with pytest.raises(CaptureError, match=f"no attention call arrived.*{kind}"):
+        probe_model(tiny(kind, **changes))
+
+
+def test_the_second_call_of_differential_attention_is_the_same_head():
+    backbone = text_backbone(tiny("diffllama"))
+    calls = []
+    with evaluation(backbone), Tap(backbone, lambda call: calls.append(call.layer)):
+        run_backbone(backbone, tokens())
+    assert calls == [0, 1, 2, 3]
+
+
+def test_two_different_calls_with_one_layer_number_are_refused():
+    backbone = text_backbone(tiny("llama"))
+    backbone.layers[2].self_attn.layer_idx = 1
+    with pytest.raises(CaptureError, match=r"layer 1 calls attention more than once.*layers\.1\.self_attn.*layers\.2"):
+        probe_model(backbone)
+
+
+def test_a_kv_cache_is_refused():
+    backbone = text_backbone(tiny("llama"))
+    with torch.inference_mode():
+        past = backbone(input_ids=tokens(), use_cache=True).past_key_values
+        with pytest.raises(CaptureError, match="1 queries against 49 keys"), Tap(backbone, lambda call: None):
+            backbone(input_ids=tokens(2, 1), past_key_values=past)
+
+
+def test_an_encoder_decoder_is_refused():
+    from transformers import BartConfig, BartModel
+
+    config = BartConfig(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, vocab_size=32)
+    with pytest.raises(CaptureError, match="encoder-decoder"):
+        probe_model(BartModel(config))
+
+
+def test_a_module_that_is_no_transformers_model_is_refused():
+    with pytest.raises(CaptureError, match="not a transformers model"):
+        probe_model(nn.Linear(2, 2))
+
+
+def test_the_model_runs_without_cache_and_without_logits():
+    model = tiny("llama")
+    used = []
+    backbone = text_backbone(model)
+    assert not hasattr(backbone, "lm_head")
+    backbone.register_forward_pre_hook(lambda _, args, kwargs: used.append(kwargs), with_kwargs=True)
+    model.lm_head.register_forward_hook(lambda *_: pytest.fail("logits were computed"))
+    probe_model(model)
+    assert all(kwargs["use_cache"] is False for kwargs in used if "use_cache" in kwargs)
+    assert any("use_cache" in kwargs for kwargs in used)
+
+
+def test_the_lookup_keeps_its_signature_while_tapped():
+    backbone = text_backbone(tiny("llama"))
+    with Tap(backbone, lambda call: None):
+        assert AttentionInterface.get_interface is not ORIGINAL
+        assert inspect.signature(AttentionInterface.get_interface) == inspect.signature(ORIGINAL)
