@@ -1,0 +1,123 @@
+"""Run batches through a tapped model and keep nothing but the sums.
+
+The run proves itself: every attention layer must have called once per forward pass with every token, or nothing
+is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from qkscope.capture.backbone import evaluation, run_backbone, text_backbone, text_config
+from qkscope.capture.probe import Probe, attention_kind, probe_model
+from qkscope.capture.tap import AttentionCall, Tap
+from qkscope.errors import CaptureError
+from qkscope.moments.layout import PADDING, Layout
+from qkscope.moments.moments import Moments, NonFiniteActivation
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token windows that go through the model together."""
+
+    ids: NDArray[np.int64]  # (rows, tokens)
+    groups: list[int]
+    names: list[str]
+    lengths: list[int]  # real tokens per row; the rest, on the right, is padding
+
+    @property
+    def positions(self) -> NDArray[np.int64] | None:
+        """Token positions with padding marked; None where nothing is padded."""
+        if all(length == self.ids.shape[1] for length in self.lengths):
+            return None
+        grid = np.broadcast_to(np.arange(self.ids.shape[1]), self.ids.shape)
+        return np.where(grid < np.array(self.lengths)[:, None], grid, PADDING)
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens in the batch."""
+        return sum(self.lengths)
+
+
+def make_batch(windows: Sequence[Sequence[int] | NDArray[Any]], groups: list[int], names: list[str]) -> Batch:
+    """Windows of any lengths as one batch, padded on the right."""
+    lengths = [len(window) for window in windows]
+    ids = np.zeros((len(windows), max(lengths)), dtype=np.int64)
+    for row, window in enumerate(windows):
+        ids[row, : lengths[row]] = np.asarray(window, dtype=np.int64)
+    return Batch(ids, groups, names, lengths)
+
+
+def collect_moments(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    layout: Layout,
+    *,
+    probe: Probe | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    done: Callable[[Batch], None] = lambda batch: None,
+) -> Moments:
+    """Every head's moments over all batches; `done` hears of each finished batch."""
+    found = probe or probe_model(model)
+    moments = Moments(layout, found.layers, {"n_layers": found.n_layers, **(provenance or {})})
+    backbone = text_backbone(model)
+    collector = _Collector(moments, text_config(model))
+    with evaluation(backbone), Tap(backbone, collector.observe) as tap:
+        for batch in batches:
+            collector.start(batch)
+            run_backbone(backbone, torch.from_numpy(batch.ids), collector.mask)
+            done(batch)
+    _require_all_called(tap, found)
+    moments.require_complete()
+    return moments
+
+
+class _Collector:
+    """Hands each attention call of the current batch to the moments."""
+
+    def __init__(self, moments: Moments, config: Any) -> None:
+        self._moments = moments
+        self._config = config
+        self._batch: Batch | None = None
+        self._positions: NDArray[np.int64] | None = None
+        self.mask: torch.Tensor | None = None
+
+    def start(self, batch: Batch) -> None:
+        self._batch = batch
+        self._positions = batch.positions
+        self.mask = None if self._positions is None else torch.from_numpy((self._positions != PADDING).astype(np.int64))
+
+    def observe(self, call: AttentionCall) -> None:
+        batch = self._batch
+        if batch is None:  # pragma: no cover - a tap is only open while a batch runs
+            raise CaptureError("an attention call arrived outside a batch")
+        facts = self._moments.layers.get(call.layer)
+        kind = attention_kind(call.layer, call.sliding_window, self._config)
+        if facts is None or (facts.attention, facts.attention_window) != kind:
+            raise CaptureError(
+                f"layer {call.layer} now calls with {kind[0]} attention (window {kind[1]}), but the probe saw {facts}"
+            )
+        try:
+            self._moments.add(call.layer, call.query, call.key, positions=self._positions, groups=batch.groups)
+        except NonFiniteActivation as error:
+            raise error.in_document(batch.names[error.row]) from None
+
+
+def _require_all_called(tap: Tap, probe: Probe) -> None:
+    if not tap.forwards:
+        raise CaptureError("no batch was given, so nothing was captured")
+    for facts in probe.layers:
+        if tap.calls[facts.layer] != tap.forwards:
+            raise CaptureError(
+                f"layer {facts.layer} called its attention {tap.calls[facts.layer]} times in {tap.forwards} forward "
+                "passes; its sums are incomplete"
+            )
+    if len(set(tap.tokens.values())) != 1:
+        raise CaptureError(f"layers saw different numbers of tokens (layer: tokens): {dict(tap.tokens)}")

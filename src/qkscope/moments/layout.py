@@ -1,0 +1,149 @@
+"""Where a token's contribution goes: position buckets, document groups, and how a batch splits over them.
+
+Buckets are intervals of positions given by their edges, so any prefix window that ends on an edge is a sum of
+buckets. Equal buckets are the default; a study adds its common window as a further edge where it is none yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+PIECE_TOKENS = 4096  # tokens turned to float64 at once: bounds the tap's own memory, whatever the context
+PADDING = -1  # the position of a token that is not part of any document
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of the sums: bucket edges (0 … context), number of document groups, positions left out."""
+
+    edges: tuple[int, ...]
+    groups: int
+    skip_positions: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.edges) < 2 or self.edges[0] != 0 or any(a >= b for a, b in pairwise(self.edges)):
+            raise ValueError(f"bucket edges must rise from 0, got {self.edges}")
+        if self.groups < 1:
+            raise ValueError("there must be at least one document group")
+        if not 0 <= self.skip_positions < self.context:
+            raise ValueError(f"skip_positions {self.skip_positions} leaves nothing of {self.context} positions")
+
+    @property
+    def context(self) -> int:
+        """Positions covered in all."""
+        return self.edges[-1]
+
+    @property
+    def buckets(self) -> int:
+        """Number of position buckets."""
+        return len(self.edges) - 1
+
+    @property
+    def scale(self) -> float:
+        """Positions are summed as t / scale, to stay in [0, 1)."""
+        return float(self.context)
+
+    def windows(self) -> tuple[int, ...]:
+        """The prefix windows that double from the first edge up to the whole context."""
+        doubled = []
+        window = self.edges[1]
+        while window < self.context:
+            doubled.append(window)
+            window *= 2
+        return (*(w for w in doubled if w in self.edges and w > self.skip_positions), self.context)
+
+    def buckets_within(self, window: int) -> slice:
+        """The buckets that make up the first `window` positions; ValueError where no sum of buckets does."""
+        if window not in self.edges[1:]:
+            raise ValueError(f"window {window} is not a sum of buckets; possible windows: {self.edges[1:]}")
+        return slice(0, self.edges.index(window))
+
+
+def bucket_edges(context: int, buckets: int, also: Iterable[int] = ()) -> tuple[int, ...]:
+    """Edges of `buckets` equal intervals (to within one position) of `context`, plus further edges inside it."""
+    count = min(buckets, context)
+    equal = {(i * context) // count for i in range(count + 1)}
+    return tuple(sorted(equal | {edge for edge in also if 0 < edge < context}))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows' tokens that go, width by width, into consecutive buckets of one group."""
+
+    rows: list[int]
+    tokens: slice | NDArray[np.intp]
+    buckets: slice
+    group: int
+    u: NDArray[np.float64]  # (buckets, rows × width): scaled positions
+
+
+def place(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
+    """Split a batch with `positions` (rows, tokens; PADDING where there is none) into pieces."""
+    if positions.max(initial=PADDING) >= layout.context:
+        raise ValueError(f"position {positions.max()} is outside the context of {layout.context}")
+    if min(groups, default=0) < 0 or max(groups, default=0) >= layout.groups:
+        raise ValueError(f"document group outside 0 … {layout.groups - 1}: {sorted(set(groups))}")
+    pieces: list[Piece] = []
+    for group in sorted(set(groups)):
+        rows = [row for row, of in enumerate(groups) if of == group]
+        plain = [row for row in rows if _is_prefix(positions[row])]
+        if plain:
+            pieces.extend(_prefix_pieces(layout, plain, positions.shape[1], group))
+        for row in (row for row in rows if row not in plain):
+            pieces.extend(_scattered_pieces(layout, row, positions[row], group))
+    return pieces
+
+
+def _is_prefix(positions: NDArray[np.int64]) -> bool:
+    return bool(np.array_equal(positions, np.arange(len(positions))))
+
+
+def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> Iterator[Piece]:
+    """Pieces of rows whose positions are 0, 1, 2, …: slices, and runs of equally wide buckets taken together."""
+    for first, last, start, width in _runs(layout, length):
+        per_piece = max(1, PIECE_TOKENS // (width * len(rows)))
+        for bucket in range(first, last, per_piece):
+            end = min(bucket + per_piece, last)
+            begin = start + (bucket - first) * width
+            stop = begin + (end - bucket) * width
+            u = np.arange(begin, stop).reshape(end - bucket, 1, width) / layout.scale
+            u = np.repeat(u, len(rows), axis=1).reshape(end - bucket, -1)
+            yield Piece(rows, slice(begin, stop), slice(bucket, end), group, u)
+
+
+def _runs(layout: Layout, length: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first bucket, last bucket, first token, tokens per bucket) of consecutive equally filled buckets."""
+    run: list[int] | None = None
+    for bucket, (left, right) in enumerate(pairwise(layout.edges)):
+        start, stop = max(left, layout.skip_positions), min(right, length)
+        if start >= stop:
+            continue
+        # A bucket wider than a piece is cut, so that memory stays bounded at long contexts.
+        for begin in range(start, stop, PIECE_TOKENS):
+            width = min(PIECE_TOKENS, stop - begin)
+            if run and run[3] == width and run[1] == bucket and begin == run[2] + (run[1] - run[0]) * width:
+                run[1] = bucket + 1
+                continue
+            if run:
+                yield run[0], run[1], run[2], run[3]
+            run = [bucket, bucket + 1, begin, width]
+    if run:
+        yield run[0], run[1], run[2], run[3]
+
+
+def _scattered_pieces(layout: Layout, row: int, positions: NDArray[np.int64], group: int) -> Iterator[Piece]:
+    """Pieces of one row with padding or sampled positions: one gather per bucket."""
+    kept = np.flatnonzero(positions >= layout.skip_positions)
+    kept = kept[positions[kept] != PADDING]
+    buckets = np.searchsorted(layout.edges, positions[kept], side="right") - 1
+    for bucket in np.unique(buckets):
+        tokens = kept[buckets == bucket]
+        for begin in range(0, len(tokens), PIECE_TOKENS):
+            part = tokens[begin : begin + PIECE_TOKENS]
+            u = positions[part][None] / layout.scale
+            yield Piece([row], part, slice(int(bucket), int(bucket) + 1), group, u)

@@ -1,0 +1,102 @@
+"""Exact second moments of vectors x with their positions t, as arrays that add.
+
+One `SecondMoments` holds, for any leading shape (heads, heads × buckets, ...), the sums over tokens of
+1, u, u², x-p, (x-p)u and (x-p)(x-p)ᵀ in float64, where p is a pivot near the mean and u = t / scale. Moments
+about one pivot translate exactly to another, so means a thousand times larger than spreads cost no precision.
+The symmetric matrix is kept as its upper triangle: half the memory, half the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Means and (population) covariances of x and t, t in tokens; NaN where there are no tokens."""
+
+    n: Array  # (...)
+    mean_x: Array  # (..., d)
+    mean_t: Array  # (...)
+    cov_xx: Array  # (..., d, d)
+    cov_xt: Array  # (..., d)
+    var_t: Array  # (...)
+
+    def take(self, index: NDArray[np.intp]) -> Statistics:
+        """The same statistics for the chosen entries of the first axis (for instance the key head of each head)."""
+        return Statistics(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class SecondMoments:
+    """Sums about `pivot`; the leading axes of all arrays agree."""
+
+    pivot: Array  # (heads, d): one per head, whatever further axes there are
+    n: Array  # (heads, ...)
+    u: Array  # (heads, ...)
+    uu: Array  # (heads, ...)
+    x: Array  # (heads, ..., d)
+    xu: Array  # (heads, ..., d)
+    xx: Array  # (heads, ..., d (d + 1) / 2), upper triangle in row order
+
+    @property
+    def width(self) -> int:
+        """The vectors' dimension d."""
+        return int(self.pivot.shape[-1])
+
+    def translated(self, pivot: Array) -> SecondMoments:
+        """The same sums about another pivot."""
+        if np.array_equal(pivot, self.pivot):
+            return self
+        rows, columns = triangle(self.width)
+        axes = tuple(range(1, self.n.ndim))
+        step = np.expand_dims(self.pivot - pivot, axes)  # (heads, 1.., d): x - pivot = (x - self.pivot) + step
+        n, u = self.n[..., None], self.u[..., None]
+        cross = self.x[..., rows] * step[..., columns] + step[..., rows] * self.x[..., columns]
+        xx = self.xx + cross + n * step[..., rows] * step[..., columns]
+        return SecondMoments(pivot, self.n, self.u, self.uu, self.x + n * step, self.xu + u * step, xx)
+
+    def __add__(self, other: SecondMoments) -> SecondMoments:
+        other = other.translated(self.pivot)
+        return SecondMoments(
+            self.pivot,
+            self.n + other.n,
+            self.u + other.u,
+            self.uu + other.uu,
+            self.x + other.x,
+            self.xu + other.xu,
+            self.xx + other.xx,
+        )
+
+    def summed(self, cells: slice | NDArray[np.intp]) -> SecondMoments:
+        """Add up the chosen cells of axis 1 (buckets or groups)."""
+        parts = (getattr(self, name)[:, cells].sum(axis=1) for name in ("n", "u", "uu", "x", "xu", "xx"))
+        return SecondMoments(self.pivot, *parts)
+
+    def statistics(self, scale: float) -> Statistics:
+        """Means and covariances, with positions back in tokens."""
+        rows, columns = triangle(self.width)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            inverse = np.where(self.n > 0, 1.0 / self.n, np.nan)
+            x = self.x * inverse[..., None]
+            u = self.u * inverse
+            upper = self.xx * inverse[..., None] - x[..., rows] * x[..., columns]
+            cov_xu = self.xu * inverse[..., None] - x * u[..., None]
+            var_u = self.uu * inverse - u * u
+        cov_xx = np.empty((*x.shape, self.width))
+        cov_xx[..., rows, columns] = upper
+        cov_xx[..., columns, rows] = upper
+        return Statistics(self.n, self.pivot + x, u * scale, cov_xx, cov_xu * scale, var_u * scale**2)
+
+
+@lru_cache(maxsize=16)
+def triangle(width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Row and column of each entry of a packed upper triangle."""
+    rows, columns = np.triu_indices(width)
+    return rows, columns

@@ -1,0 +1,258 @@
+"""Moments against brute force in float64, hand-computed sums, and the property that any split gives the same."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkscope.errors import ActivationError, InputError
+from qkscope.layers import LayerFacts
+from qkscope.moments.layout import Layout, bucket_edges, place
+from qkscope.moments.moments import Moments
+
+FACTS = LayerFacts(layer=0, q_heads=4, kv_heads=2, head_dim=6)
+LAYOUT = Layout(bucket_edges(32, 8), groups=4)
+
+
+def vectors(rows, length, seed=0, mean=0.0, spread=1.0):
+    rng = np.random.default_rng(seed)
+    q = mean + spread * rng.normal(size=(rows, 4, length, 6)) + 0.05 * spread * np.arange(length)[:, None]
+    k = mean + spread * rng.normal(size=(rows, 2, length, 6))
+    return q, k
+
+
+def moments_of(q, k, layout=LAYOUT, **where):
+    moments = Moments(layout, [FACTS])
+    moments.add(0, q, k, **where)
+    return moments
+
+
+def brute(x, t):
+    """Means and covariances of (n, d) vectors with positions, straight from the definition."""
+    dx, dt = x - x.mean(0), t - t.mean()
+    return x.mean(0), dx.T @ dx / len(x), dx.T @ dt / len(x), (dt @ dt) / len(x)
+
+
+def assert_statistics(found, head, x, t, tolerance=1e-12):
+    mean, cov, cov_t, var_t = brute(x, t)
+    assert found.n[head] == len(x)
+    np.testing.assert_allclose(found.mean_x[head], mean, rtol=1e-13)
+    np.testing.assert_allclose(found.cov_xx[head], cov, atol=tolerance * np.abs(cov).max(), rtol=0)
+    np.testing.assert_allclose(found.cov_xt[head], cov_t, atol=tolerance * np.abs(cov_t).max(), rtol=0)
+    np.testing.assert_allclose(found.var_t[head], var_t, rtol=1e-12)
+
+
+def test_by_hand():
+    """Two tokens, width 2: x0 = (1, 2) at t = 0, x1 = (3, 6) at t = 1.
+
+    Mean (2, 4), deviations ∓(1, 2), so Cov(x,x) = [[1, 2], [2, 4]], Cov(x,t) = (0.5, 1), Var(t) = 0.25.
+    """
+    moments = Moments(Layout((0, 1, 2), groups=1), [LayerFacts(0, 1, 1, 2)])
+    x = np.array([[[[1.0, 2.0], [3.0, 6.0]]]])
+    moments.add(0, x, x)
+    found = moments.window(0, "q").statistics(2.0)
+    np.testing.assert_allclose(found.mean_x[0], [2, 4], atol=1e-15)
+    np.testing.assert_allclose(found.cov_xx[0], [[1, 2], [2, 4]], atol=1e-15)
+    np.testing.assert_allclose(found.cov_xt[0], [0.5, 1], atol=1e-15)
+    np.testing.assert_allclose(found.var_t[0], 0.25, atol=1e-15)
+    assert found.n[0] == 2
+
+
+@pytest.mark.parametrize("head", range(4))
+def test_against_brute_force(head):
+    q, _ = vectors(5, 32)
+    found = moments_of(*vectors(5, 32)).window(0, "q").statistics(LAYOUT.scale)
+    assert_statistics(found, head, q[:, head].reshape(-1, 6), np.tile(np.arange(32.0), 5))
+
+
+def test_means_a_thousand_times_the_spread_cost_no_precision():
+    q, k = vectors(5, 32, mean=1000.0, spread=1.0)
+    found = moments_of(q, k).window(0, "k").statistics(LAYOUT.scale)
+    assert_statistics(found, 1, k[:, 1].reshape(-1, 6), np.tile(np.arange(32.0), 5), tolerance=1e-11)
+
+
+@pytest.mark.parametrize("window", [4, 8, 16, 32])
+def test_a_window_is_the_first_positions(window):
+    q, k = vectors(3, 32)
+    found = moments_of(q, k).window(0, "q", window).statistics(LAYOUT.scale)
+    assert_statistics(found, 2, q[:, 2, :window].reshape(-1, 6), np.tile(np.arange(float(window)), 3))
+
+
+def test_a_window_that_is_no_sum_of_buckets_is_refused():
+    with pytest.raises(InputError, match=r"window 5 is not a sum of buckets.*4, 8, 12"):
+        moments_of(*vectors(1, 32)).window(0, "q", 5)
+
+
+def test_leaving_a_group_out():
+    q, k = vectors(5, 32)
+    moments = moments_of(q, k, groups=[0, 1, 2, 1, 0])
+    found = moments.without_group(0, "q", 1).statistics(LAYOUT.scale)
+    assert_statistics(found, 0, q[[0, 2, 4], 0].reshape(-1, 6), np.tile(np.arange(32.0), 3))
+    assert moments.filled_groups() == (0, 1, 2)
+
+
+def test_skip_positions_leaves_out_the_first():
+    q, k = vectors(3, 32)
+    layout = Layout(LAYOUT.edges, 4, skip_positions=5)
+    found = moments_of(q, k, layout).window(0, "q").statistics(layout.scale)
+    assert_statistics(found, 3, q[:, 3, 5:].reshape(-1, 6), np.tile(np.arange(5.0, 32.0), 3))
+
+
+def test_padding_is_left_out():
+    q, k = vectors(2, 32)
+    positions = np.array([[-1] * 7 + list(range(25)), list(range(20)) + [-1] * 12])
+    q[0, :, :7], q[1, :, 20:] = np.nan, np.inf  # what stands in the padding must not matter
+    k[0, :, :7], k[1, :, 20:] = np.nan, np.inf
+    found = moments_of(q, k, positions=positions).window(0, "q").statistics(LAYOUT.scale)
+    x = np.concatenate([q[0, 1, 7:], q[1, 1, :20]])
+    assert_statistics(found, 1, x, np.concatenate([np.arange(25.0), np.arange(20.0)]))
+
+
+def test_uneven_buckets_and_an_extra_edge():
+    layout = Layout(bucket_edges(30, 8, also=[13]), groups=4)
+    assert layout.edges == (0, 3, 7, 11, 13, 15, 18, 22, 26, 30)  # floor(i * 30 / 8), and 13
+    q, k = vectors(2, 30)
+    found = moments_of(q, k, layout).window(0, "k", 13).statistics(layout.scale)
+    assert_statistics(found, 0, k[:, 0, :13].reshape(-1, 6), np.tile(np.arange(13.0), 2))
+
+
+def test_buckets_wider_than_a_piece(monkeypatch):
+    monkeypatch.setattr("qkscope.moments.layout.PIECE_TOKENS", 7)
+    layout = Layout((0, 16, 32), groups=1)
+    q, k = vectors(3, 32)
+    found = moments_of(q, k, layout).window(0, "q").statistics(layout.scale)
+    assert_statistics(found, 0, q[:, 0].reshape(-1, 6), np.tile(np.arange(32.0), 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_low_precision_activations_are_summed_in_float64(dtype):
+    q, k = (torch.from_numpy(x).to(dtype) for x in vectors(2, 32, mean=100.0))
+    found = moments_of(q, k).window(0, "q").statistics(LAYOUT.scale)
+    assert_statistics(found, 0, q[:, 0].double().numpy().reshape(-1, 6), np.tile(np.arange(32.0), 2), tolerance=1e-11)
+
+
+def same(a: Moments, b: Moments, tolerance=1e-11):
+    for kind in ("q", "k"):
+        for window in LAYOUT.edges[1:]:
+            one, two = (m.window(0, kind, window).statistics(LAYOUT.scale) for m in (a, b))
+            np.testing.assert_array_equal(one.n, two.n)
+            for name in ("mean_x", "cov_xx", "cov_xt", "var_t"):
+                np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_batch_split_shard_order_and_merge_tree_gives_the_same_sums(data):
+    rows = data.draw(st.integers(2, 9), label="documents")
+    mean = data.draw(st.sampled_from([0.0, 3.0, 1000.0]), label="mean")
+    q, k = vectors(rows, 32, seed=data.draw(st.integers(0, 99)), mean=mean)
+    groups = data.draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows), label="groups")
+    whole = moments_of(q, k, groups=groups)
+
+    order = data.draw(st.permutations(range(rows)), label="order")
+    cuts = sorted(data.draw(st.sets(st.integers(1, rows - 1)), label="cuts"))
+    blocks = [order[a:b] for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+    shards = []
+    for block in blocks:
+        of_block = [groups[i] for i in block]
+        if data.draw(st.booleans(), label="one by one"):
+            shard = Moments(LAYOUT, [FACTS])
+            for i, group in zip(block, of_block, strict=True):
+                shard.add(0, q[[i]], k[[i]], groups=group)
+        else:
+            shard = moments_of(q[block], k[block], groups=of_block)
+        shards.append(shard)
+    while len(shards) > 1:
+        i = data.draw(st.integers(0, len(shards) - 2), label="merge at")
+        shards[i : i + 2] = [shards[i].merge(shards[i + 1])]
+    tolerance = 1e-11 * (1 + mean)
+    same(whole, shards[0], tolerance)
+    for group in range(4):
+        one, two = (m.without_group(0, "q", group).statistics(1.0) for m in (whole, shards[0]))
+        np.testing.assert_array_equal(one.n, two.n)
+        np.testing.assert_allclose(one.cov_xx, two.cov_xx, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    context=st.integers(2, 60),
+    buckets=st.integers(1, 20),
+    skip=st.integers(0, 10),
+    rows=st.integers(1, 4),
+    data=st.data(),
+)
+def test_placing_puts_every_token_into_its_bucket_once(context, buckets, skip, rows, data):
+    layout = Layout(bucket_edges(context, buckets), groups=3, skip_positions=min(skip, context - 1))
+    length = data.draw(st.integers(1, context))
+    groups = data.draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows))
+    given_positions = [
+        data.draw(st.lists(st.integers(-1, context - 1), min_size=length, max_size=length))
+        if data.draw(st.booleans())
+        else list(range(length))
+        for _ in range(rows)
+    ]
+    positions = np.array(given_positions)
+    counted = np.zeros((3, layout.buckets))
+    for piece in place(layout, positions, groups):
+        for offset, bucket in enumerate(range(piece.buckets.start, piece.buckets.stop)):
+            counted[piece.group, bucket] += len(piece.u[offset])
+            t = np.round(piece.u[offset] * layout.scale).astype(int)
+            assert ((t >= layout.edges[bucket]) & (t < layout.edges[bucket + 1])).all()
+    expected = np.zeros_like(counted)
+    for row, group in enumerate(groups):
+        for t in given_positions[row]:
+            if t >= layout.skip_positions:
+                expected[group, [b for b in range(layout.buckets) if layout.edges[b] <= t][-1]] += 1
+    np.testing.assert_array_equal(counted, expected)
+
+
+def test_a_nan_is_reported_with_its_place_and_nothing_is_used_after():
+    q, k = vectors(3, 32)
+    k[1, 1, 20, 3] = np.nan
+    moments = Moments(LAYOUT, [FACTS])
+    moments.add(0, q[:1], k[:1])
+    with pytest.raises(ActivationError, match=r"nan in a key of layer 0, head 1, position 20"):
+        moments.add(0, q, k)
+    with pytest.raises(InputError, match="part of a batch"):
+        moments.window(0, "q")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer": 3}, r"layer 3 is not one of this model's attention layers \[0\]"),
+        ({"queries": np.zeros((1, 3, 8, 6))}, r"expected q of shape \(rows, 4, tokens, 6\)"),
+        ({"keys": np.zeros((1, 2, 8, 5))}, r"expected k of shape \(rows, 2, tokens, 6\)"),
+        ({"keys": np.zeros((1, 2, 7, 6))}, "different rows or tokens"),
+        ({"groups": [0, 1]}, "2 document groups for 1 rows"),
+        ({"groups": 9}, "document group outside"),
+        ({"positions": np.arange(30, 38)}, "position 37 is outside the context of 32"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    arguments = {"layer": 0, "queries": np.zeros((1, 4, 8, 6)), "keys": np.zeros((1, 2, 8, 6)), **change}
+    with pytest.raises(InputError, match=message):
+        Moments(LAYOUT, [FACTS]).add(**arguments)
+
+
+def test_moments_of_different_layouts_or_models_do_not_merge():
+    one = moments_of(*vectors(1, 32))
+    with pytest.raises(InputError, match="different layouts"):
+        one.merge(moments_of(*vectors(1, 32), Layout(bucket_edges(32, 4), 4)))
+    with pytest.raises(InputError, match="different models"):
+        one.merge(Moments(LAYOUT, [LayerFacts(0, 8, 2, 6)]))
+
+
+def test_windows_double_from_one_bucket_to_the_context():
+    assert Layout(bucket_edges(64, 16), 1).windows() == (4, 8, 16, 32, 64)
+    assert Layout(bucket_edges(48, 12), 1).windows() == (4, 8, 16, 32, 48)
+    assert Layout((0, 10), 1).windows() == (10,)
+
+
+def test_layers_that_saw_different_tokens_are_not_whole():
+    moments = Moments(LAYOUT, [FACTS, LayerFacts(1, 4, 2, 6)])
+    q, k = vectors(1, 32)
+    moments.add(0, q, k)
+    with pytest.raises(InputError, match=r"not all given the same tokens.*\{0: 32, 1: 0\}"):
+        moments.require_complete()
