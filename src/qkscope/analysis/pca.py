@@ -1,0 +1,104 @@
+"""Combined QK PCA of many heads at once, and each component's correlation with position, from moments alone.
+
+Pool a head's queries and keys, take the eigenvectors of the pool's covariance, and read off how each projection
+goes with position. One batched eigendecomposition per layer; nothing here sees a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from qkscope.moments.second import Statistics
+
+Array = NDArray[np.float64]
+
+WEAK_R_Q = 0.05  # below this r_q carries no usable sign, and r_k decides the orientation instead
+NO_VARIANCE = 1e-12  # of the pool's variance: what rounding leaves of a projection that does not vary
+
+
+@dataclass(frozen=True)
+class HeadComponents:
+    """Per head and component: everything `qk.csv` says about it. All arrays are (heads, components)."""
+
+    explained_variance: Array
+    r_q: Array
+    r_k: Array
+    mu_q: Array  # v.q = mu_q + alpha t, least squares, t in tokens
+    mu_k: Array
+    alpha: Array
+    beta: Array
+    n_q: Array  # (heads,)
+    n_k: Array  # (heads,)
+    directions: Array  # (heads, d, components), oriented
+
+
+def head_components(q: Statistics, k: Statistics, components: int) -> HeadComponents:
+    """The leading `components` of each head; `q` and `k` have one entry per head (keys already matched)."""
+    pool, trace = _pooled(q, k)
+    values, vectors = _top_eigen(pool, components)
+    r_q, alpha, mu_q = _against_position(q, vectors, trace)
+    r_k, beta, mu_k = _against_position(k, vectors, trace)
+    sign = _orientation(r_q, r_k)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        explained = np.where(trace[:, None] > 0, values / trace[:, None], np.nan)
+    return HeadComponents(
+        explained_variance=explained,
+        r_q=sign * r_q,
+        r_k=sign * r_k,
+        mu_q=sign * mu_q,
+        mu_k=sign * mu_k,
+        alpha=sign * alpha,
+        beta=sign * beta,
+        n_q=q.n,
+        n_k=k.n,
+        directions=vectors * sign[:, None, :],
+    )
+
+
+def _pooled(q: Statistics, k: Statistics) -> tuple[Array, Array]:
+    """Covariance (heads, d, d) of queries and keys together about their common mean, and its trace."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = (q.n / (q.n + k.n))[:, None, None]
+    gap = q.mean_x - k.mean_x
+    between = gap[:, :, None] * gap[:, None, :]
+    pool = share * q.cov_xx + (1 - share) * k.cov_xx + share * (1 - share) * between
+    return pool, np.trace(pool, axis1=1, axis2=2)
+
+
+def _top_eigen(pool: Array, components: int) -> tuple[Array, Array]:
+    """Largest eigenvalues (heads, components) and their vectors (heads, d, components); NaN pools stay NaN."""
+    heads, width, _ = pool.shape
+    kept = min(components, width)
+    values = np.full((heads, kept), np.nan)
+    vectors = np.full((heads, width, kept), np.nan)
+    known = np.isfinite(pool).all(axis=(1, 2))
+    if known.any():
+        with threadpool_limits(limits=1, user_api="blas"):  # threads only wait for each other at these sizes
+            rising, axes = np.linalg.eigh(pool[known])
+        values[known] = np.maximum(rising[:, ::-1][:, :kept], 0.0)  # rounding can leave -1e-17
+        vectors[known] = axes[:, :, ::-1][:, :, :kept]
+    return values, vectors
+
+
+def _against_position(of: Statistics, vectors: Array, trace: Array) -> tuple[Array, Array, Array]:
+    """(r, slope per token, intercept) of each projection; NaN where a correlation does not exist."""
+    covariance = np.einsum("hdc,hd->hc", vectors, of.cov_xt)
+    variance = np.einsum("hdc,hdc->hc", vectors, of.cov_xx @ vectors)
+    mean = np.einsum("hdc,hd->hc", vectors, of.mean_x)
+    too_few = of.n < of.mean_x.shape[-1]  # fewer tokens than dimensions: any direction could be made to fit
+    exists = (variance > NO_VARIANCE * trace[:, None]) & (of.var_t > 0)[:, None] & ~too_few[:, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        r = np.where(exists, covariance / np.sqrt(variance * of.var_t[:, None]), np.nan)
+        slope = np.where((of.var_t > 0)[:, None], covariance / of.var_t[:, None], np.nan)
+    return np.clip(r, -1.0, 1.0), slope, mean - slope * of.mean_t[:, None]
+
+
+def _orientation(r_q: Array, r_k: Array) -> Array:
+    """+1 or -1 per component: r_q is made positive, or r_k where r_q is too weak (or undefined) to say."""
+    decides = np.where(np.abs(r_q) >= WEAK_R_Q, r_q, r_k)  # NaN compares false, so r_k decides
+    decides = np.where(np.isnan(decides), r_q, decides)
+    return np.where(decides < 0, -1.0, 1.0)
