@@ -1,0 +1,136 @@
+"""The standard library's sources as training text and held-out documents.
+
+Whole files are held out, never parts, so no document shares a source with the training text. A document is an
+excerpt from inside its file: were it to start where the file does, its first tokens would always be a
+docstring and imports, and a head that reads content would seem to read position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from qkscope.demo.settings import DemoSettings, Mix
+from qkscope.errors import InputError
+
+# Not the library itself, or made for one machine, or tests, of which there is three times as much as library.
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"}
+SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
+# Tables, applications and legacy code: only in the broad mix of stage 1, as web text is in a real first stage.
+BROAD_ONLY_FOLDERS = {"encodings", "idlelib", "distutils", "lib2to3", "tkinter", "turtledemo", "unittest"}
+LINE_MARGIN = 4096  # bytes that a held-out file has beyond its excerpt, so that the start can be chosen
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the library."""
+
+    path: str  # relative to the library, with forward slashes
+    text: str  # newlines as \n
+
+    @property
+    def core(self) -> bool:
+        """Whether the later phases read it too."""
+        return self.path.split("/")[0] not in BROAD_ONLY_FOLDERS
+
+    @property
+    def module(self) -> str:
+        """`email/message.py` as `email.message`."""
+        return self.path.removesuffix(".py").replace("/", ".")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A held-out excerpt and the file it was cut from."""
+
+    source: Source
+    text: str
+
+    @property
+    def file_name(self) -> str:
+        """The document's file, named after its module."""
+        return f"{self.source.module}.txt"
+
+
+@dataclass(frozen=True)
+class DemoCorpus:
+    """Training sources and held-out documents, with no file in both."""
+
+    training: tuple[Source, ...]
+    documents: tuple[Document, ...]
+
+    def training_bytes(self, mix: Mix) -> bytes:
+        """The training text of a mix: files in order of their names, one after the other."""
+        return "\n".join(source.text for source in self.training if mix == "broad" or source.core).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """Sixteen hex digits of all texts: another Python version is another corpus."""
+        digest = hashlib.sha256()
+        for text in (*(source.text for source in self.training), *(document.text for document in self.documents)):
+            digest.update(hashlib.sha256(text.encode()).digest())
+        return digest.hexdigest()[:16]
+
+
+def load_corpus(settings: DemoSettings, library: Path | None = None) -> DemoCorpus:
+    """Read the library and split it: the same on every machine that has the same Python sources."""
+    library = library or Path(sysconfig.get_paths()["stdlib"])
+    sources = read_sources(library)
+    length = settings.longest_context
+    candidates = [source for source in sources if source.core and len(source.text) >= length + LINE_MARGIN]
+    if len(candidates) < 2 * settings.documents:
+        raise InputError(
+            f"demo: {library} has {len(candidates)} Python sources of {length + LINE_MARGIN} characters or more, and "
+            f"{2 * settings.documents} are needed; is this Python installed without its library's sources?"
+        )
+    draw = random.Random(settings.split_seed)
+    held_out = sorted(draw.sample(candidates, settings.documents), key=lambda source: source.path)
+    documents = tuple(Document(source, excerpt(source.text, length, draw)) for source in held_out)
+    held_out_paths = {source.path for source in held_out}
+    return DemoCorpus(tuple(source for source in sources if source.path not in held_out_paths), documents)
+
+
+def read_sources(library: Path) -> list[Source]:
+    """The library's sources sorted by name, each text once: a copy elsewhere must not leak a held-out file."""
+    sources = []
+    seen: set[str] = set()
+    for path in sorted(source_files(library), key=lambda path: path.relative_to(library).as_posix()):
+        try:
+            text = path.read_text(encoding="utf-8")  # universal newlines
+        except (UnicodeDecodeError, OSError):
+            continue  # a few files show off other encodings
+        if text.strip() and text not in seen:
+            seen.add(text)
+            sources.append(Source(path.relative_to(library).as_posix(), text))
+    return sources
+
+
+def source_files(library: Path) -> Iterator[Path]:
+    """Every .py file that is part of the library; installed packages can be many, so they are not even listed."""
+    for folder, subfolders, names in os.walk(library):
+        subfolders[:] = [name for name in subfolders if not skipped(name)]
+        yield from (Path(folder, name) for name in names if name.endswith(".py") and not skipped(name))
+
+
+def skipped(name: str) -> bool:
+    """Whether a file or folder of this name is left out."""
+    return name in SKIPPED_FOLDERS or name.startswith(SKIPPED_PREFIXES)
+
+
+def excerpt(text: str, length: int, draw: random.Random) -> str:
+    """At least `length` characters of whole lines, from a line chosen at random."""
+    start = text.rfind("\n", 0, draw.randrange(len(text) - length)) + 1
+    end = text.find("\n", start + length)
+    return text[start:] if end < 0 else text[start : end + 1]
+
+
+def write_documents(documents: tuple[Document, ...], folder: Path) -> None:
+    """One UTF-8 text file per document."""
+    for document in documents:
+        (folder / document.file_name).write_bytes(document.text.encode())

@@ -1,0 +1,169 @@
+"""Training: one SmolLM3, phase after phase, handing over the model wherever a checkpoint is due.
+
+Plain AdamW in float32 (bfloat16 is slow or broken on many CPUs). A phase with a new context or theta gets a new
+model with the old weights, so the config that is saved is the one that was trained with. Random numbers come
+from the settings' seed alone, and the caller's are left as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import SmolLM3Config, SmolLM3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from qkscope.demo.corpus import DemoCorpus
+from qkscope.demo.settings import CheckpointPlan, DemoProgress, DemoSettings, PhaseSettings
+from qkscope.demo.tokenizer import VOCABULARY, save_byte_tokenizer
+from qkscope.errors import QkscopeError
+
+SaveCheckpoint = Callable[[CheckpointPlan, Any], None]
+ReportProgress = Callable[[DemoProgress], None]
+
+
+def train(
+    settings: DemoSettings, corpus: DemoCorpus, save: SaveCheckpoint, progress: ReportProgress | None = None
+) -> None:
+    """Train through all phases; `save` gets each checkpoint's plan and the model, `progress` each step."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = SmolLM3ForCausalLM(model_config(settings, settings.phases[0]))
+    clock = _Clock(settings, progress)
+    draw = np.random.default_rng(settings.seed)
+    optimizer = make_optimizer(model, settings)
+    for phase, start, stop in settings.spans():
+        if phase.new_optimizer:
+            model = with_phase_config(model, settings, phase)
+            optimizer = make_optimizer(model, settings)
+        text = np.frombuffer(corpus.training_bytes(phase.mix), dtype=np.uint8)
+        due = [plan for plan in settings.checkpoints() if plan.phase == phase]
+        for step in range(start + 1, stop + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(phase, step, start, stop)
+            loss = training_step(model, optimizer, sample_batch(text, phase, draw), settings.clip_norm)
+            clock.tick(phase, due[0], loss)
+            if step == due[0].step:
+                save(due.pop(0), model)
+
+
+def model_config(settings: DemoSettings, phase: PhaseSettings) -> SmolLM3Config:
+    """The model at a phase's own context and theta."""
+    return SmolLM3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.mlp_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.query_heads,
+        num_key_value_heads=settings.kv_heads,
+        no_rope_layer_interval=settings.nope_interval,
+        max_position_embeddings=phase.context,
+        rope_parameters={"rope_type": "default", "rope_theta": phase.rope_theta},
+        initializer_range=settings.init_std,
+        use_cache=False,
+        # All 256 ids are bytes: none is left for a special token.
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def with_phase_config(model: Any, settings: DemoSettings, phase: PhaseSettings) -> Any:
+    """The same weights under the phase's config: the rotary tables are made anew."""
+    with torch.random.fork_rng(devices=[]):  # weights are drawn only to be replaced
+        longer = SmolLM3ForCausalLM(model_config(settings, phase))
+    longer.load_state_dict(model.state_dict())
+    return longer
+
+
+def make_optimizer(model: Any, settings: DemoSettings) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only: norm gains have no reason to shrink."""
+    weights = list(model.parameters())
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=settings.betas, fused=True)  # fused: one pass over the weights
+
+
+def learning_rate(phase: PhaseSettings, step: int, start: int, stop: int) -> float:
+    """The phase's straight line from peak to end, below it during warmup. Steps count from 1."""
+    done = (step - start) / (stop - start)
+    planned = phase.peak_lr + (phase.end_lr - phase.peak_lr) * done
+    return planned * min(1.0, (step - start) / max(phase.warmup, 1))
+
+
+def sample_batch(text: NDArray[np.uint8], phase: PhaseSettings, draw: np.random.Generator) -> torch.Tensor:
+    """Windows from anywhere in the text: (sequences, context) token ids."""
+    starts = draw.integers(0, len(text) - phase.context + 1, size=phase.sequences)
+    windows = np.stack([text[start : start + phase.context] for start in starts])
+    return torch.from_numpy(windows.astype(np.int64))
+
+
+def training_step(model: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, clip_norm: float) -> float:
+    """One step on one batch; the loss before it, in nats per byte."""
+    optimizer.zero_grad(set_to_none=True)
+    loss = model(input_ids=tokens, labels=tokens).loss
+    value = float(loss.detach())
+    if not np.isfinite(value):
+        raise QkscopeError(f"demo: training diverged (loss {value}); try another seed")
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimizer.step()
+    return value
+
+
+def save_checkpoint(model: Any, folder: Path) -> None:
+    """Weights as safetensors, config and tokenizer: what AutoModel and AutoTokenizer expect."""
+    with _no_progress_bars():
+        model.save_pretrained(folder)
+    save_byte_tokenizer(folder)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """transformers draws a bar for every file it writes, across the one that the command line draws."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+@dataclass
+class _Clock:
+    """Counts steps and tokens over all phases and tells the listener, if there is one."""
+
+    settings: DemoSettings
+    listener: ReportProgress | None
+    steps: int = 0
+    tokens: int = 0
+    started: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.total_steps = self.settings.total_steps
+        self.started = time.perf_counter()
+
+    def tick(self, phase: PhaseSettings, towards: CheckpointPlan, loss: float) -> None:
+        self.steps += 1
+        self.tokens += phase.sequences * phase.context
+        if self.listener is not None:
+            self.listener(
+                DemoProgress(
+                    step=self.steps,
+                    total_steps=self.total_steps,
+                    phase=phase.title,
+                    checkpoint=towards.name,
+                    loss=loss,
+                    tokens_per_second=self.tokens / (time.perf_counter() - self.started),
+                )
+            )
