@@ -1,5 +1,41 @@
-"""qkscope: how the attention heads of a language model learn position."""
+"""qkscope: how the attention heads of a language model learn position.
+
+Importing it is instant: torch, transformers and pandas are loaded by the function that needs them.
+"""
+
+from typing import Any
 
 from qkscope._version import __version__
 
-__all__ = ["__version__"]
+_HOMES = {
+    "capture_moments": "qkscope.api",
+    "token_windows": "qkscope.api",
+    "analyze": "qkscope.api",
+    "Moments": "qkscope.moments.moments",
+    "load_study": "qkscope.study.load",
+    "run_study": "qkscope.pipeline.execute",
+    "QkscopeError": "qkscope.errors",
+}
+
+__all__ = [
+    "Moments",
+    "QkscopeError",
+    "__version__",
+    "analyze",
+    "capture_moments",
+    "load_study",
+    "run_study",
+    "token_windows",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""`python -m qkscope`."""
+
+from qkscope.cli.main import main
+
+raise SystemExit(main())

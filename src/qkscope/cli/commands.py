@@ -1,0 +1,111 @@
+"""What each command does, in terms of the pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from qkscope.errors import InputError
+
+
+def run(options: argparse.Namespace) -> int:
+    """`qkscope run`."""
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.execute import run_study
+
+    quiet_libraries()
+    with progress() as events:
+        folder = run_study(options.study, options.out, events, command=command_line())
+    print(f"results: {folder}/")
+    return 0
+
+
+def capture(options: argparse.Namespace) -> int:
+    """`qkscope capture`."""
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.execute import capture_plan
+    from qkscope.pipeline.plan import make_plan
+    from qkscope.study.load import load_study
+
+    quiet_libraries()
+    file = load_study(options.study)
+    unknown = set(options.checkpoint) - {checkpoint.name for checkpoint in file.study.checkpoints}
+    if unknown:
+        raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
+    folder = Path(options.out) if options.out else Path("results") / file.study.study
+    with progress() as events:
+        plan = make_plan(file, events.surveying)
+        events.planned(plan)
+        capture_plan(plan, folder, events, only=options.checkpoint)
+    print(f"moments: {folder}/moments/")
+    return 0
+
+
+def analyze(options: argparse.Namespace) -> int:
+    """`qkscope analyze`."""
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.tables import analyze_files, analyze_folder
+
+    inputs = [Path(each) for each in options.inputs]
+    out = Path(options.out) if options.out else None
+    changes = {"out": out, "components": options.components, "window": options.window}
+    with progress() as events:
+        if len(inputs) == 1 and inputs[0].is_dir():
+            folder = analyze_folder(inputs[0], events, command_line(), **changes)
+        else:
+            folder = analyze_files(inputs, events, command_line(), **changes)
+    print(f"results: {folder}/")
+    return 0
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """`qkscope inspect`."""
+    from qkscope.cli.describe import describe_model, describe_plan
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.plan import make_plan
+    from qkscope.study.load import load_study
+
+    quiet_libraries()
+    if options.target.lower().endswith((".yaml", ".yml")):
+        with progress() as events:
+            plan = make_plan(load_study(options.target), events.surveying)
+        print("\n".join(describe_plan(plan)))
+    else:
+        print("\n".join(describe_model(options.target, options.revision, options.context, options.documents)))
+    return 0
+
+
+def demo(options: argparse.Namespace) -> int:
+    """`qkscope demo`."""
+    from qkscope.cli.progress import progress, training_progress
+    from qkscope.demo.prepare import prepare_demo
+    from qkscope.demo.settings import DemoSettings
+    from qkscope.pipeline.execute import run_study
+
+    quiet_libraries()
+    settings = DemoSettings(seed=options.seed).scaled(options.steps)
+    folder = Path(options.out)
+    with training_progress() as told:
+        study = prepare_demo(folder, settings, told)
+    with progress() as events:
+        run_study(study, folder, events, command=command_line())
+    print(f"results: {folder}/")
+    return 0
+
+
+def command_line() -> str:
+    """The command as it was typed, for the provenance."""
+    return shlex.join(["qkscope", *sys.argv[1:]])
+
+
+def quiet_libraries() -> None:
+    """Leave the screen to our own progress: other libraries' bars and advice go away, their errors stay."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,144 @@
+"""A model's or a plan's facts as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qkscope.layers import LayerFacts, attention_summary
+
+if TYPE_CHECKING:
+    from qkscope.pipeline.plan import CheckpointPlan, Plan
+
+DEFAULT_CONTEXT = 4096  # where a config states no maximum
+
+
+def describe_plan(plan: Plan) -> list[str]:
+    """What a study will do and cost."""
+    study = plan.study
+    lines = [f"study {study.study}: {len(plan.checkpoints)} checkpoints, {count(plan.tokens)} tokens in all"]
+    first = plan.checkpoints[0]
+    short = max(len(each.corpus.documents) - len(each.documents) for each in plan.checkpoints)
+    lines.append(f"documents: {first.corpus.source}: {len(first.corpus.documents)} read, at most {short} too short")
+    lines.append(f"corpus: {first.corpus.fingerprint}")
+    rows = [("checkpoint", "label", "phase", "context", "documents", "tokens", "attention")]
+    for each in plan.checkpoints:
+        checkpoint = each.checkpoint
+        rows.append(
+            (
+                checkpoint.name,
+                checkpoint.label or "",
+                checkpoint.phase or "",
+                str(each.context),
+                str(len(each.documents)),
+                count(each.tokens),
+                attention_summary(each.blueprint.probe.layers),
+            )
+        )
+    lines += ["", *table(rows), ""]
+    heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
+    lines.append(f"analysis: {heads}, {study.components} components, common window {study.common_window()} tokens")
+    lines.append(cost_line(plan))
+    lines += [f"note: {note}" for note in plan.notes()]
+    return lines
+
+
+def cost_line(plan: Plan) -> str:
+    """Memory and disk, predicted."""
+    return (
+        f"sums: {size(plan.memory)} of memory where the layers run, "
+        f"{size(max(each.sizes.file for each in plan.checkpoints))} on disk per checkpoint, {size(plan.disk)} in all"
+    )
+
+
+def describe_model(model: str, revision: str | None, context: int | None, documents: int) -> list[str]:
+    """A model's attention from its config, and what measuring it would cost."""
+    from qkscope.capture.blueprint import blueprint
+    from qkscope.capture.config import MISSING, check_config, find_value, load_config
+    from qkscope.capture.source import find_source
+    from qkscope.moments.layout import Layout, bucket_edges
+    from qkscope.moments.sizes import predict_sizes
+
+    source = find_source(model, revision, Path.cwd())
+    config = load_config(source)
+    longest = find_value(config, "max_position_embeddings")
+    chosen = context or (longest if isinstance(longest, int) else DEFAULT_CONTEXT)
+    check_config(config, chosen)
+    found = blueprint(config)
+    layers = found.probe.layers
+    theta = find_value(config, "rope_theta")
+    sizes = predict_sizes(Layout(bucket_edges(chosen, 16), 8), layers)
+    lines = [
+        f"{source}: {config.model_type}, {count(found.parameters)} parameters without the language-model head",
+        attention_summary(layers),
+        f"max positions {longest if longest is not MISSING else 'not stated'}, "
+        f"rope_theta {theta if theta is not MISSING else 'none'}",
+    ]
+    if not found.exact:
+        lines.append("note: read from the config only; this model's code cannot run without weights")
+    if found.probe.gaps:
+        lines.append(f"layers without ordinary attention: {_ranges(found.probe.gaps)}")
+    lines += ["", *table(_layer_rows(layers)), ""]
+    lines.append(
+        f"a run over {documents} documents of {chosen} tokens: {count(documents * chosen)} tokens, "
+        f"{size(sizes.memory)} of memory for the sums, {size(sizes.file)} on disk"
+    )
+    return lines
+
+
+def plan_summary(each: CheckpointPlan) -> str:
+    """One checkpoint in half a line."""
+    return f"{each.checkpoint.name}: {len(each.documents)} documents x {each.context} tokens"
+
+
+def _layer_rows(layers: Sequence[LayerFacts]) -> list[tuple[str, ...]]:
+    """Layers that are alike share a row."""
+    rows: list[tuple[str, ...]] = [("layers", "query heads", "key heads", "width", "position", "attention")]
+
+    def kind(facts: LayerFacts) -> tuple[str, ...]:
+        window = f" {facts.attention_window}" if facts.attention_window else ""
+        return (
+            str(facts.q_heads),
+            str(facts.kv_heads),
+            str(facts.head_dim),
+            facts.rotary,
+            f"{facts.attention}{window}",
+        )
+
+    ordered = sorted(layers, key=lambda facts: (kind(facts), facts.layer))
+    alike = [(key, [facts.layer for facts in group]) for key, group in groupby(ordered, key=kind)]
+    for key, numbers in sorted(alike, key=lambda pair: pair[1][0]):
+        rows.append((_ranges(numbers), *key))
+    return rows
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0-2, 4-6, 8."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns, two spaces apart."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def count(number: float) -> str:
+    """1.2M rather than 1234567."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return str(int(number))
+
+
+def size(number: float) -> str:
+    """Bytes for people, in powers of ten as disks are sold."""
+    return f"{count(number)}B" if number >= 1e3 else f"{int(number)} bytes"

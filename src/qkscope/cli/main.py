@@ -1,0 +1,198 @@
+"""`qkscope`: parse, dispatch, and turn every failure into one clear message and an exit code.
+
+Nothing heavy is imported before a command runs, so `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qkscope._version import __version__
+from qkscope.errors import QkscopeError, QkscopeWarning
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+DESCRIPTION = """\
+See how the attention heads of a language model learn position.
+
+A study file names checkpoints and documents. qkscope runs each checkpoint over the documents, sums
+exact second moments of every head's post-RoPE queries and keys while the model runs, and writes one
+table: which components of which heads go with token position, in queries (r_q) and in keys (r_k).
+"""
+
+EPILOG = """\
+start here:
+  qkscope demo                       train ten tiny checkpoints and analyze them, no network, three minutes
+  qkscope inspect STUDY              what a run would do and cost, before it does it
+  qkscope run STUDY                  capture and analyze; results in results/<study>/
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    warnings.showwarning = _show_warning
+    try:
+        return int(options.command(options) or 0)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if options.debug:
+            raise
+        message, code = _explain(error)
+        print(f"qkscope: {message}", file=sys.stderr)
+        return code
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, QkscopeError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; everything already written is kept, run the same command to go on", INTERRUPTED
+    return f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    parser = argparse.ArgumentParser(
+        prog="qkscope",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"qkscope {__version__}")
+    parser.set_defaults(command=None, debug=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (_add_run, _add_capture, _add_analyze, _add_inspect, _add_demo):
+        add(commands)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, run: str, summary: str, description: str, epilog: str = ""
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
+    parser.set_defaults(command=_later(run))
+    return parser
+
+
+def _later(function: str) -> Callable[[argparse.Namespace], int]:
+    """Import the command's module only when it runs."""
+
+    def run(options: argparse.Namespace) -> int:
+        from qkscope.cli import commands
+
+        result: int = getattr(commands, function)(options)
+        return result
+
+    return run
+
+
+def _add_run(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "run",
+        "run",
+        "capture every checkpoint of a study and write its tables",
+        "Capture every checkpoint of a study and write qk.csv, qk_matched.csv, qk_windows.csv and provenance.json.\n"
+        "Moments that are already there and still hold are used again, so running it twice costs nothing.",
+        "example:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+
+
+def _add_capture(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "capture",
+        "capture",
+        "only the moments: run the models, no tables",
+        "Run the models of a study and write their moments, one file per checkpoint.\n"
+        "`qkscope analyze` makes the tables.",
+        "example:\n  qkscope capture study.yaml --checkpoint stage1-step-40000",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint (may be repeated)"
+    )
+
+
+def _add_analyze(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "analyze",
+        "analyze",
+        "make the tables from moments, without any model",
+        "Make the tables again from moments on disk: a results folder with its study.yaml, or single moments files.\n"
+        "No model, no GPU, no documents are needed.",
+        "examples:\n  qkscope analyze results/demo\n"
+        "  qkscope analyze a.safetensors b.safetensors --window 1024 --out tables",
+    )
+    parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="+", help="a results folder, or moments files")
+    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
+    parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
+    parser.add_argument(
+        "--window", type=int, metavar="TOKENS", help="common window of qk_matched.csv (default: the shortest context)"
+    )
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "inspect",
+        "inspect",
+        "what a model's attention is, or what a study would do and cost",
+        "Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading\n"
+        "weights; or check a whole study and show its tokens, memory and disk before anything runs.",
+        "examples:\n  qkscope inspect HuggingFaceTB/SmolLM2-135M --context 8192 --documents 100\n"
+        "  qkscope inspect studies/smollm3_training_progress.yaml",
+    )
+    parser.add_argument("target", metavar="MODEL|STUDY", help="Hub id, model directory, .gguf file, or study file")
+    parser.add_argument("--revision", metavar="REV", help="the Hub revision of a model")
+    parser.add_argument(
+        "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
+    )
+    parser.add_argument("--documents", type=int, default=100, metavar="N", help="documents to cost (default: 100)")
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        "demo",
+        "the whole product in three minutes, without network",
+        "Train a small SmolLM3 on the sources of Python's standard library through pre-training stages and two\n"
+        "long-context phases, save ten checkpoints, and run the ordinary study on them.\n"
+        "Run again, it uses the checkpoints that are there.",
+        "examples:\n  qkscope demo\n  qkscope demo --steps 0.25 --out /tmp/quick-demo",
+    )
+    parser.add_argument("--out", metavar="DIR", default="results/demo", help="results folder (default: results/demo)")
+    parser.add_argument(
+        "--steps", type=float, default=1.0, metavar="FACTOR", help="train so many times the usual steps (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and data order (default: 0)")
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Our own warnings are for the user; others are for developers of other packages."""
+    if issubclass(category, QkscopeWarning):
+        print(f"qkscope: note: {message}", file=sys.stderr)

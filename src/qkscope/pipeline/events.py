@@ -1,0 +1,57 @@
+"""What a run tells while it runs. The command line draws it; a notebook may ignore it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from qkscope.pipeline.plan import CheckpointPlan, Plan
+
+
+class Events(Protocol):
+    """Called by the pipeline, in this order; no method needs to do anything."""
+
+    def surveying(self, documents: int) -> None:
+        """So many documents have been read and measured."""
+
+    def planned(self, plan: Plan) -> None:
+        """Everything that can be known before a forward pass is known."""
+
+    def reused(self, plan: CheckpointPlan) -> None:
+        """The checkpoint's moments are on disk already and still hold."""
+
+    def started(self, plan: CheckpointPlan) -> None:
+        """The checkpoint's weights are about to be loaded."""
+
+    def advanced(self, documents: int, tokens: int) -> None:
+        """So many more documents and tokens went through the model."""
+
+    def finished(self, plan: CheckpointPlan, seconds: float) -> None:
+        """The checkpoint's moments are safe on disk."""
+
+    def wrote(self, path: str) -> None:
+        """A result file is in place."""
+
+
+class Silent:
+    """No reports."""
+
+    def surveying(self, documents: int) -> None:
+        """Nothing."""
+
+    def planned(self, plan: Plan) -> None:
+        """Nothing."""
+
+    def reused(self, plan: CheckpointPlan) -> None:
+        """Nothing."""
+
+    def started(self, plan: CheckpointPlan) -> None:
+        """Nothing."""
+
+    def advanced(self, documents: int, tokens: int) -> None:
+        """Nothing."""
+
+    def finished(self, plan: CheckpointPlan, seconds: float) -> None:
+        """Nothing."""
+
+    def wrote(self, path: str) -> None:
+        """Nothing."""

@@ -1,0 +1,209 @@
+"""What a study will do, learnt without loading a weight: every config checked, every document measured.
+
+A plan is a function of the study and of what it names, never of the machine, so mistakes show before hours of
+work and the same study does the same work everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qkscope.capture.source import ModelSource, find_source, weights_fingerprint
+from qkscope.documents.tokens import Corpus, survey
+from qkscope.errors import located
+from qkscope.moments.file import SCHEMA
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.sizes import Sizes, predict_sizes
+from qkscope.study.load import StudyFile
+from qkscope.study.schema import Checkpoint, Study
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """One checkpoint's work."""
+
+    checkpoint: Checkpoint  # resolved
+    source: ModelSource
+    config: Any
+    tokenizer: Any
+    tokenizer_source: ModelSource
+    corpus: Corpus
+    documents: list[int]  # indices into the corpus
+    layout: Layout
+    blueprint: Any  # capture.blueprint.Blueprint
+    study: Study = field(repr=False)
+
+    @property
+    def context(self) -> int:
+        """Tokens per document."""
+        return self.layout.context
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that will go through the model."""
+        return len(self.documents) * self.context
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the sums will cost."""
+        return predict_sizes(self.layout, self.blueprint.probe.layers)
+
+    @property
+    def commit(self) -> str | None:
+        """The Hub commit that the revision stands for."""
+        return getattr(self.config, "_commit_hash", None)
+
+    def fingerprint(self) -> str:
+        """A hash of everything the moments depend on; equal means they need not be computed again."""
+        facts = {
+            "schema": SCHEMA,
+            "model": self.commit or weights_fingerprint(self.source),
+            "config": self.checkpoint.config,
+            "tokens": self.corpus.tokens_fingerprint(self.context),
+            "edges": self.layout.edges,
+            "groups": self.layout.groups,
+            "skip_positions": self.layout.skip_positions,
+            "dtype": self.study.dtype,
+            "batch_tokens": self.study.batch_tokens,
+        }
+        return f"sha256:{hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a study's work."""
+
+    file: StudyFile
+    checkpoints: list[CheckpointPlan]
+
+    @property
+    def study(self) -> Study:
+        """The study itself."""
+        return self.file.study
+
+    @property
+    def disk(self) -> int:
+        """Bytes of all moments files."""
+        return sum(plan.sizes.file for plan in self.checkpoints)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the largest checkpoint's sums while it runs."""
+        return max(plan.sizes.memory for plan in self.checkpoints)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all checkpoints."""
+        return sum(plan.tokens for plan in self.checkpoints)
+
+    def notes(self) -> list[str]:
+        """What a careful reader should know before believing a comparison between checkpoints."""
+        notes = []
+        counts = {len(plan.documents) for plan in self.checkpoints}
+        if len(counts) > 1:
+            notes.append(
+                f"checkpoints see different documents ({min(counts)} to {max(counts)} of them), because longer "
+                "contexts leave more of them out; set documents.min_tokens to the longest context to give all the same"
+            )
+        short = [plan for plan in self.checkpoints if len(plan.documents) < self.study.groups]
+        if short:
+            notes.append(
+                f"{len(short[0].documents)} documents fill only as many of the {self.study.groups} document groups: "
+                "error bars will rest on fewer"
+            )
+        return notes
+
+
+def make_plan(file: StudyFile, surveyed: Callable[[int], None] = lambda documents: None) -> Plan:
+    """Resolve, check and measure everything; the first thing that is wrong is told with its checkpoint."""
+    study = file.study
+    checkpoints = study.resolved_checkpoints()
+    models = []
+    for checkpoint in checkpoints:
+        with located(f"checkpoint {checkpoint.name!r}"):
+            models.append(_model(checkpoint, file.folder))
+    corpora = _Corpora(file, surveyed)
+    plans = []
+    for checkpoint, (source, config, layers) in zip(checkpoints, models, strict=True):
+        with located(f"checkpoint {checkpoint.name!r}"):
+            plans.append(_plan_one(study, checkpoint, source, config, layers, corpora))
+    return Plan(file, plans)
+
+
+def _model(checkpoint: Checkpoint, folder: Path) -> tuple[ModelSource, Any, Any]:
+    """Everything about the model that its config tells, checked against the study."""
+    from qkscope.capture.blueprint import blueprint
+    from qkscope.capture.config import check_config, load_config
+
+    source = find_source(checkpoint.model or "", checkpoint.revision, folder)
+    config = load_config(source, checkpoint.config)
+    check_config(config, checkpoint.context or 0, checkpoint.expect)
+    return source, config, blueprint(config)
+
+
+def _plan_one(
+    study: Study, checkpoint: Checkpoint, source: ModelSource, config: Any, layers: Any, corpora: _Corpora
+) -> CheckpointPlan:
+    context = checkpoint.context or 0
+    tokenizer_source = source
+    if checkpoint.tokenizer is not None:
+        tokenizer_source = find_source(checkpoint.tokenizer, checkpoint.tokenizer_revision, corpora.folder)
+    tokenizer, corpus = corpora.under(tokenizer_source)
+    edges = bucket_edges(context, study.buckets, also=[study.common_window()])
+    return CheckpointPlan(
+        checkpoint=checkpoint,
+        source=source,
+        config=config,
+        tokenizer=tokenizer,
+        tokenizer_source=tokenizer_source,
+        corpus=corpus,
+        documents=corpus.usable(context),
+        layout=Layout(edges, study.groups, study.skip_positions),
+        blueprint=layers,
+        study=study,
+    )
+
+
+class _Corpora:
+    """The documents measured under each tokenizer, once, however many checkpoints share it."""
+
+    def __init__(self, file: StudyFile, surveyed: Callable[[int], None]) -> None:
+        self.folder = file.folder
+        self._settings = file.study.documents
+        self._surveyed = surveyed
+        self._by_source: dict[ModelSource, tuple[Any, Corpus]] = {}
+        self._by_vocabulary: dict[str, tuple[Any, Corpus]] = {}
+        self._count = 0
+
+    def under(self, source: ModelSource) -> tuple[Any, Corpus]:
+        """The tokenizer of `source` and the corpus measured with it."""
+        from qkscope.capture.load import load_tokenizer
+
+        if source not in self._by_source:
+            tokenizer = load_tokenizer(source)
+            # Ten checkpoints in ten folders usually carry the same tokenizer ten times.
+            same = tokenizer_digest(tokenizer)
+            if same not in self._by_vocabulary:
+                corpus = survey(self._settings, self.folder, tokenizer, lambda document: self._seen())
+                self._by_vocabulary[same] = (tokenizer, corpus)
+            self._by_source[source] = self._by_vocabulary[same]
+        return self._by_source[source]
+
+    def _seen(self) -> None:
+        self._count += 1
+        self._surveyed(self._count)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A hash that is equal for tokenizers that encode alike."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a slow tokenizer: its class and vocabulary have to do
+        described = json.dumps([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())])
+    else:
+        described = backend.to_str()
+    return f"sha256:{hashlib.sha256(f'{described} {tokenizer.bos_token_id}'.encode()).hexdigest()}"

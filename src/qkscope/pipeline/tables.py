@@ -1,0 +1,156 @@
+"""From moments files to `qk.csv`, `qk_matched.csv`, `qk_windows.csv` and their provenance. No model, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from qkscope.analysis.heads import HeadSample
+from qkscope.analysis.qk_table import COMPONENTS, qk_table, stack_tables, windows_table
+from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
+from qkscope.errors import InputError, located
+from qkscope.moments.file import read_provenance
+from qkscope.moments.moments import Moments
+from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
+from qkscope.study.load import changed, load_study
+from qkscope.study.schema import Heads, Study
+
+if TYPE_CHECKING:
+    from qkscope.pipeline.events import Events
+
+STUDY_YAML = "study.yaml"
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    """How moments become rows."""
+
+    window: int  # the common window, in tokens
+    components: int = COMPONENTS
+    heads: HeadSample | None = None
+
+    @classmethod
+    def of(cls, study: Study) -> AnalysisSettings:
+        """The study's own settings."""
+        sample = HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None
+        return cls(study.common_window(), study.components, sample)
+
+
+def analyze_study(folder: Path, study: Study, events: Events, command: str, out: Path | None = None) -> Path:
+    """Tables of every checkpoint of a study, from the moments in `folder`, in study order."""
+    files = {checkpoint.name: moments_path(folder, checkpoint.name) for checkpoint in study.checkpoints}
+    for name, path in files.items():
+        if not path.is_file():
+            raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
+    return write_tables(out or folder, files, AnalysisSettings.of(study), events, command, study)
+
+
+def analyze_folder(
+    folder: Path, events: Events, command: str, *, out: Path | None = None, components: int | None, window: int | None
+) -> Path:
+    """Analyze a results folder again by the study file that lies in it, with changes."""
+    study = load_study(folder / STUDY_YAML).study
+    changes = {"components": components, "matched_window": window}
+    study = changed(study, {key: value for key, value in changes.items() if value is not None})
+    return analyze_study(folder, study, events, command, out)
+
+
+def analyze_files(
+    paths: list[Path], events: Events, command: str, *, out: Path | None, components: int | None, window: int | None
+) -> Path:
+    """Analyze moments files from anywhere; they are named by their own provenance."""
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise InputError(f"{missing[0]}: there is no such file or results folder")
+    if out is None:
+        raise InputError("single moments files need --out, the folder for the tables")
+    files: dict[str, Path] = {}
+    contexts = []
+    for path in paths:
+        with located(str(path)):
+            origin = read_provenance(path)
+        name = str(origin.get("name") or path.stem)
+        if name in files:
+            raise InputError(f"{path} and {files[name]} are both of a checkpoint named {name!r}")
+        files[name] = path
+        contexts.append(int(origin.get("context") or Moments.load(path).layout.context))
+    if components is not None and components < 1:
+        raise InputError(f"--components {components}: at least one component is needed")
+    settings = AnalysisSettings(window or min(contexts), components or COMPONENTS)
+    return write_tables(out, files, settings, events, command)
+
+
+def write_tables(
+    out: Path,
+    files: Mapping[str, Path],
+    settings: AnalysisSettings,
+    events: Events,
+    command: str,
+    study: Study | None = None,
+) -> Path:
+    """Analyze one moments file after the other and write all tables and their provenance into `out`."""
+    tables: dict[str, list[pd.DataFrame]] = {QK_CSV: [], QK_MATCHED_CSV: [], QK_WINDOWS_CSV: []}
+    origins = []
+    for name, path in files.items():
+        moments = Moments.load(path)
+        rows = partial(qk_table, moments, model=name, heads=settings.heads, components=settings.components)
+        with located(f"checkpoint {name!r}"):
+            tables[QK_CSV].append(rows())
+            tables[QK_MATCHED_CSV].append(rows(window=settings.window))
+            tables[QK_WINDOWS_CSV].append(windows_table(moments, model=name, heads=settings.heads))
+        origins.append(moments.provenance)
+    for file, parts in tables.items():
+        write_text(out / file, stack_tables(parts).to_csv(index=False, lineterminator="\n"))
+        events.wrote(str(out / file))
+    provenance = _provenance(settings, origins, command, study)
+    write_text(out / PROVENANCE_JSON, json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
+    events.wrote(str(out / PROVENANCE_JSON))
+    return out
+
+
+def moments_path(folder: Path, checkpoint: str) -> Path:
+    """Where a checkpoint's moments are kept (names are checked to be harmless in a path)."""
+    return folder / "moments" / f"{checkpoint}.safetensors"
+
+
+def _provenance(
+    settings: AnalysisSettings, origins: list[dict[str, Any]], command: str, study: Study | None
+) -> dict[str, Any]:
+    sample = settings.heads
+    return {
+        "schema": PROVENANCE_SCHEMA,
+        "qkscope": environment()["qkscope"],
+        "command": command,
+        "study": study.model_dump(mode="json") if study else None,
+        "corpus": origins[0].get("corpus"),
+        "checkpoints": origins,
+        "analysis": {
+            "components": settings.components,
+            "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
+            "matched_window": settings.window,
+            "skip_positions": origins[0].get("skip_positions"),
+        },
+        "environment": environment(),
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

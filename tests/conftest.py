@@ -1,0 +1,51 @@
+"""A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> Path:
+    """Two saved SmolLM3 checkpoints (`short`, `long`) with a byte tokenizer each."""
+    from families import tiny
+    from test_documents import byte_tokenizer
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, seed, longest in (("short", 0, 64), ("long", 1, 256)):
+        model = tiny("smollm3", seed, vocab_size=256, max_position_embeddings=longest)
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def world(tmp_path, checkpoints):
+    """A folder with documents, and a function that writes a study there with changes."""
+    sources = [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]
+    (tmp_path / "docs").mkdir()
+    for path in sources:
+        (tmp_path / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
+    (tmp_path / "docs" / "tiny.txt").write_text("too short")
+
+    def write(**changes) -> Path:
+        study = {
+            "study": "world",
+            "title": "Tiny",
+            "documents": {"files": "docs/*.txt", "special_tokens": "none"},
+            "groups": 3,
+            "checkpoints": [
+                {"name": "one", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
+                {"name": "two", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
+            ],
+            **changes,
+        }
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump(study, sort_keys=False))
+        return path
+
+    return write

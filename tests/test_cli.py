@@ -1,0 +1,157 @@
+"""The command line: exit codes, one clear message, no traceback, nothing lost."""
+
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from qkscope.cli.main import main
+
+
+def run(*arguments, cwd=None):
+    """As a user would: another process, output not a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "qkscope", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--help"])
+    assert done.value.code == 0
+    shown = capsys.readouterr().out
+    for word in ("run", "capture", "analyze", "inspect", "demo", "start here"):
+        assert word in shown
+    assert main([]) == 0
+    assert "start here" in capsys.readouterr().out
+    for command in ("run", "capture", "analyze", "inspect", "demo"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert "example" in capsys.readouterr().out
+
+
+def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
+    world()
+    done = run("run", "study.yaml", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "results: out/\n"
+    assert "study world: 2 checkpoints, 1.92K tokens" in done.stderr
+    assert "sums: " in done.stderr
+    assert "[1/2] one: 6 documents x 64 tokens" in done.stderr
+    assert "tokens/s" in done.stderr
+    assert "\x1b" not in done.stderr  # no terminal codes in a file
+    assert len(pd.read_csv(tmp_path / "out/qk.csv")) == 2 * 16 * 10
+    again = run("run", "study.yaml", "--out", "out", cwd=tmp_path)
+    assert again.stderr.count("moments are there already") == 2
+
+
+def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["capture", "study.yaml", "--out", "out", "--checkpoint", "two"]) == 0
+    assert main(["analyze", "out"]) == 2
+    assert "checkpoint 'one' has no moments yet" in capsys.readouterr().err
+    assert main(["capture", "study.yaml", "--out", "out"]) == 0
+    assert main(["analyze", "out", "--components", "3"]) == 0
+    assert set(pd.read_csv("out/qk.csv")["pc"]) == {0, 1, 2}
+    files = ["out/moments/two.safetensors", "out/moments/one.safetensors"]
+    assert main(["analyze", *files, "--out", "tables", "--window", "33"]) == 2
+    assert "checkpoint 'two': window 33 is not a sum of buckets; possible windows: (16, 32" in capsys.readouterr().err
+    assert main(["analyze", *files, "--out", "tables"]) == 0
+    assert list(pd.read_csv("tables/qk.csv")["model"].unique()) == ["two", "one"]
+    assert main(["analyze", *files]) == 2
+    assert "need --out" in capsys.readouterr().err
+
+
+def test_inspect_a_study_and_a_model(world, tmp_path, checkpoints, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "study.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 checkpoints, 1.92K tokens in all" in shown
+    assert "common window 64 tokens" in shown
+    assert "on disk per checkpoint" in shown
+    assert not (tmp_path / "results").exists()
+    assert main(["inspect", str(checkpoints / "long")]) == 0
+    shown = capsys.readouterr().out
+    assert "0-2     4            2          16     rotary    full" in shown
+    assert "3       4            2          16     nope      full" in shown
+    assert "100 documents of 256 tokens" in shown
+    assert main(["inspect", str(checkpoints / "short"), "--context", "100"]) == 2
+    assert "context 100 is longer than the model's maximum of 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "missing.yaml"], "missing.yaml: there is no such study file"),
+        (["run", "study.yaml", "--out", "out"], "unknown key 'bucketz'; did you mean 'buckets'?"),
+        (["capture", "good.yaml", "--checkpoint", "x"], "--checkpoint 'x' is not a checkpoint"),
+        (["analyze", "nothing"], "no such file"),
+        (["inspect", "./nowhere"], "there is no model directory"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(world, tmp_path, monkeypatch, capsys, arguments, message):
+    world().rename(tmp_path / "good.yaml")
+    world(bucketz=3)
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.startswith("qkscope: ")
+    assert "Traceback" not in shown.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unexpected_failure_is_exit_code_1(monkeypatch, capsys):
+    def fail(options):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("qkscope.cli.commands.run", fail)
+    assert main(["run", "x"]) == 1
+    assert "unexpected RuntimeError: boom (run with --debug" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="boom"):
+        main(["run", "x", "--debug"])
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qkscope.cli.commands.run", interrupted)
+    assert main(["run", "x"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_bars_on_a_terminal(world, tmp_path):
+    """A real pseudo-terminal: bars are drawn, and a label that looks like markup stays text."""
+    pty = pytest.importorskip("pty")
+    import os
+
+    world()
+    text = (tmp_path / "study.yaml").read_text().replace("phase: early", "phase: early\n  label: '[red]x[/red]'")
+    (tmp_path / "study.yaml").write_text(text)
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", "out"],
+        cwd=tmp_path,
+        stderr=child,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            part = os.read(parent, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    os.close(parent)
+    assert process.wait() == 0, shown.decode()
+    assert b"\x1b" in shown
+    assert b"documents" in shown
+    assert b"[red]x" in shown

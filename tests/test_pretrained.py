@@ -1,0 +1,76 @@
+"""A real pretrained model over real documents: SmolLM2-135M, its whole qk.csv against sklearn and scipy."""
+
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import AutoModel, AutoTokenizer
+
+from qkscope.capture.backbone import evaluation, run_backbone
+from qkscope.capture.tap import Tap
+from qkscope.pipeline.execute import run_study
+from reference import reference_rows
+
+CONTEXT = 512
+DOCUMENTS = ("argparse", "inspect", "tarfile", "typing")
+
+
+@pytest.fixture(scope="module")
+def weights() -> Path:
+    """The GGUF file that `make weights` unpacks."""
+    found = sorted((Path(__file__).parent.parent / ".cache/smollm2").rglob("*.gguf"))
+    if not found:
+        pytest.fail("SmolLM2's weights are missing: run `make weights` (or `make test`, which does)")
+    return found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.pretrained
+def test_smollm2_against_the_reference(weights, tmp_path):
+    (tmp_path / "docs").mkdir()
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for name in DOCUMENTS:
+        (tmp_path / f"docs/{name}.txt").write_text((library / f"{name}.py").read_text(encoding="utf-8"))
+    study = {
+        "study": "smollm2",
+        "documents": {"files": "docs/*.txt", "special_tokens": "none"},
+        "checkpoints": [{"name": "smollm2", "model": str(weights), "context": CONTEXT}],
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    table = pd.read_csv(run_study(tmp_path / "study.yaml", tmp_path / "out") / "qk.csv")
+    assert len(table) == 30 * 9 * 10
+    assert set(table["rotary_dims"]) == {64}
+
+    vectors = raw_vectors(weights, [tmp_path / f"docs/{name}.txt" for name in DOCUMENTS])
+    t = np.tile(np.arange(float(CONTEXT)), len(DOCUMENTS))
+    worst = {"explained_variance": 0.0, "r_q": 0.0, "r_k": 0.0}
+    for layer in range(30):
+        for head in range(9):
+            q, k = vectors[layer][0][head], vectors[layer][1][head // 3]
+            expected = reference_rows(q, k, t, t, 10)
+            rows = table[(table["layer"] == layer) & (table["head"] == head)]
+            for column in worst:
+                worst[column] = max(worst[column], np.abs(rows[column].to_numpy() - expected[column].to_numpy()).max())
+    assert max(worst.values()) < 1e-6, worst
+    # The trained model encodes position somewhere: this is not noise.
+    assert table.loc[table["pc"] == 0, "r_q"].max() > 0.5
+
+
+def raw_vectors(weights, paths):
+    """Every head's vectors, kept whole in float64, document after document."""
+    source = {"gguf_file": weights.name}
+    model = AutoModel.from_pretrained(weights.parent, dtype=torch.float32, **source)
+    tokenizer = AutoTokenizer.from_pretrained(weights.parent, **source)
+    kept = {}
+    for path in paths:
+        ids = tokenizer(path.read_text(), add_special_tokens=False)["input_ids"][:CONTEXT]
+        with evaluation(model), Tap(model, lambda call: kept.setdefault(call.layer, []).append((call.query, call.key))):
+            run_backbone(model, torch.tensor([ids]))
+    return {
+        layer: tuple(np.concatenate([pair[i][0].double().numpy() for pair in pairs], axis=1) for i in (0, 1))
+        for layer, pairs in kept.items()
+    }

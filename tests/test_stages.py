@@ -1,0 +1,98 @@
+"""The house rules: stages import only from stages before them, and nothing heavy before it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qkscope
+
+PACKAGE = Path(qkscope.__file__).parent
+# The way data flows; whoever is later may import from whoever is earlier.
+STAGES = [
+    "_version", "errors", "layers", "study", "documents", "capture", "moments", "analysis", "figures", "report",
+    "pipeline", "demo", "api", "cli", "__init__", "__main__",
+]  # fmt: skip
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def stage(dotted: str) -> str:
+    """The first part after `qkscope.`."""
+    return dotted.split(".")[1] if "." in dotted else "__init__"
+
+
+def imported(path: Path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def stage_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_stage_imports_only_from_stages_before_it(path):
+    own = STAGES.index(stage_of(path))
+    for name in imported(path):
+        if name == "qkscope" or name.startswith("qkscope."):
+            assert STAGES.index(stage(name)) <= own, f"{path.name} imports the later stage {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_heavy_libraries_stay_in_their_stages(path):
+    homes = {
+        "transformers": {"capture", "demo", "cli"},
+        "torch": {"capture", "moments", "demo", "api"},
+        "matplotlib": {"figures"},
+    }
+    for name in imported(path):
+        for library, allowed in homes.items():
+            if name.split(".")[0] == library:
+                assert stage_of(path) in allowed, f"{path} imports {library}"
+
+
+def test_the_test_would_notice():
+    """Guard: a later stage is recognised as such."""
+    assert STAGES.index(stage("qkscope.report.cards")) > STAGES.index(stage("qkscope.analysis.pca"))
+    assert {stage_of(path) for path in MODULES} <= set(STAGES)
+
+
+def loaded_after(code: str) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nprint(' '.join(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name.split(".")[0] for name in run.stdout.split()}
+
+
+HEAVY = {"torch", "transformers", "pandas", "matplotlib", "numpy", "pydantic", "rich"}
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert not HEAVY & loaded_after("import qkscope")
+
+
+def test_help_loads_nothing_heavy():
+    code = "from qkscope.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
+    assert not HEAVY & loaded_after(code)
+
+
+def test_analysis_needs_no_torch():
+    code = "import qkscope.analysis.qk_table, qkscope.pipeline.tables, qkscope.moments.file"
+    assert not {"torch", "transformers", "matplotlib"} & loaded_after(code)
+
+
+def test_the_public_surface_is_small_and_there():
+    assert len(qkscope.__all__) <= 10
+    for name in qkscope.__all__:
+        assert getattr(qkscope, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = qkscope.nonsense
