@@ -1,0 +1,81 @@
+"""Sort attention heads into categories by how PC0 of their queries and keys follows position.
+
+Two thresholds on r_q and |r_k| name four corners; everything between them is mixed. A head whose correlation
+does not exist is `undefined`: it is counted and shown, and never passed off as mixed. Tables in, tables out.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+# The published thresholds; a value exactly on one belongs to neither side, so the head is mixed.
+HIGH = 0.7
+LOW = 0.3
+
+POSITION_DOMINATED = "position-dominated"
+Q_POSITIONAL = "Q-positional"
+K_POSITIONAL = "K-positional"
+CONTENT_FOCUSED = "content-focused"
+MIXED = "mixed"
+UNDEFINED = "undefined"
+
+CATEGORIES = (POSITION_DOMINATED, Q_POSITIONAL, K_POSITIONAL, CONTENT_FOCUSED, MIXED, UNDEFINED)
+
+TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads")
+
+
+def classify(r_q: npt.ArrayLike, r_k: npt.ArrayLike) -> npt.NDArray[np.object_]:
+    """The category of each head from its PC0 correlations; both arrays have one entry per head."""
+    q = np.asarray(r_q, dtype=np.float64)
+    k = np.abs(np.asarray(r_k, dtype=np.float64))
+    conditions = [
+        np.isnan(q) | np.isnan(k),
+        (q > HIGH) & (k > HIGH),
+        (q > HIGH) & (k < LOW),
+        (q < LOW) & (k > HIGH),
+        (q < LOW) & (k < LOW),
+    ]
+    names = [UNDEFINED, POSITION_DOMINATED, Q_POSITIONAL, K_POSITIONAL, CONTENT_FOCUSED]
+    return np.select(conditions, names, default=MIXED).astype(object)
+
+
+def with_category(heads: pd.DataFrame) -> pd.DataFrame:
+    """The PC0 table with a `category` column."""
+    return heads.assign(category=classify(heads["r_q"].to_numpy(), heads["r_k"].to_numpy()))
+
+
+def category_counts(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Heads per category: one row per checkpoint in the given order, all six categories as columns."""
+    counts = pd.crosstab(categorised["model"], categorised["category"])
+    counts = counts.reindex(index=list(models), columns=list(CATEGORIES), fill_value=0)
+    counts.columns.name = None
+    return counts.rename_axis("model").reset_index()
+
+
+def category_fractions(counts: pd.DataFrame) -> pd.DataFrame:
+    """The same table as fractions of all heads of the checkpoint, undefined heads included in the whole."""
+    numbers = counts[list(CATEGORIES)].astype(float)
+    fractions = numbers.div(numbers.sum(axis=1), axis=0)
+    fractions.insert(0, "model", counts["model"])
+    return fractions
+
+
+def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """How many heads went from which category to which, from each checkpoint to the next.
+
+    Heads are matched by layer and head index, so this is only for checkpoints of one model. Heads that were
+    measured at one of the two checkpoints only are left out. Moves that no head made have no row.
+    """
+    by_model = {
+        str(model): group.set_index(["layer", "head"])["category"]
+        for model, group in categorised.groupby("model", sort=False)
+    }
+    rows: list[tuple[str, str, str, str, int]] = []
+    for before, after in itertools.pairwise(models):
+        pairs = pd.concat([by_model[before], by_model[after]], axis=1, join="inner", keys=["a", "b"])
+        moves = pairs.groupby(["a", "b"]).size().to_dict()
+        rows += [(before, after, a, b, int(moves[a, b])) for a in CATEGORIES for b in CATEGORIES if (a, b) in moves]
+    return pd.DataFrame(rows, columns=list(TRANSITION_COLUMNS))
