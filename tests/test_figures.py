@@ -1,0 +1,440 @@
+"""The drawn artists of the published figures against the published CSVs, and every awkward study that must still draw.
+
+Values are read back from lines, bars, texts and limits of the figure; label overlaps are judged on rendered pixels.
+"""
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib._pylab_helpers import Gcf
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.image import imread
+
+from published_table import LABELS, NASTY, PHASES, SELECTED, invented, published_heads, read, write_published
+from qkscope.analysis.results import load_results
+from qkscope.analysis.summary_tables import build_tables
+from qkscope.figures import draw as draw_module
+from qkscope.figures import style
+from qkscope.figures.draw import CATALOGUE, draw_figure, write_figure, write_figures
+
+SPECS = {spec.name: spec for spec in CATALOGUE}
+METHOD_COLOURS = {  # method section 3
+    "position-dominated": "#3b82f6",
+    "Q-positional": "#6366f1",
+    "K-positional": "#ec4899",
+    "content-focused": "#10b981",
+    "mixed": "#9ca3af",
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
+    results = load_results(folder)
+    return results, build_tables(results)
+
+
+def draw(published, name, matched=False):
+    results, tables = published
+    figure = draw_figure(SPECS[name], results.study, tables, matched)
+    assert figure is not None
+    return figure
+
+
+def by_gid(artists, gid):
+    return [artist for artist in artists if artist.get_gid() == gid]
+
+
+def x_labels(axes):
+    return [tick.get_text() for tick in axes.get_xticklabels() if tick.get_text()]
+
+
+def separators(axes):
+    return sorted(line.get_xdata()[0] for line in by_gid(axes.lines, "phase"))
+
+
+# Between phases of the published run: after checkpoints 3, 4, 5 and 7.
+PUBLISHED_SEPARATORS = [i + 0.5 for i, (a, b) in enumerate(itertools.pairwise(PHASES)) if a != b]
+
+
+def contrast(one, other):
+    def luminance(colour):
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+# --- the published figures --------------------------------------------------------------------------
+
+
+def test_position_signal(published):
+    figure = draw(published, "position_signal")
+    signal, against = figure.axes
+    for measure, colour, marker in (("r_q", "#3b82f6", "o"), ("r_k", "#ef4444", "s")):
+        (line,) = by_gid(signal.lines, measure)
+        np.testing.assert_allclose(line.get_ydata(), read("trajectory")[measure], atol=1e-9)
+        assert to_hex(line.get_color()) == colour
+        assert line.get_marker() == marker
+        (band,) = by_gid(signal.collections, f"{measure} band")
+        vertices = band.get_paths()[0].vertices
+        spread = published_heads().groupby("model", sort=False)[measure].std()
+        mean = read("trajectory")[measure]
+        assert vertices[:, 1].max() == pytest.approx((mean + spread).max())
+        assert vertices[:, 1].min() == pytest.approx((mean - spread).min())
+    assert signal.get_ylim() == (-0.2, 1.0)
+    assert by_gid(signal.lines, "zero")[0].get_ydata()[0] == 0
+    for axes in figure.axes:
+        assert separators(axes) == PUBLISHED_SEPARATORS
+    assert by_gid(signal.lines, "phase")[0].get_linestyle() == "--"
+    assert x_labels(against) == list(LABELS)
+    assert x_labels(signal) == []
+    titles = [text.get_text() for text in figure.texts]
+    assert titles == [
+        "SmolLM3-3B: Position Correlation on PC0 During Training",
+        "each checkpoint at its own context, 4,096 to 65,536 tokens",
+    ]
+    # The discordant share that the mean of r_k hides, as counted in the published portraits: 22 and 52 of 300.
+    heights = [bar.get_height() for bar in against.patches]
+    assert heights[5:7] == pytest.approx([100 * 22 / 300, 100 * 52 / 300])
+
+
+def test_taxonomy_evolution(published):
+    figure = draw(published, "taxonomy_evolution")
+    (axes,) = figure.axes
+    counts = read("taxonomy_counts")
+    bottom = np.zeros(len(counts))
+    containers = {container.get_label(): container for container in axes.containers}
+    assert list(containers) == list(METHOD_COLOURS)
+    for category, colour in METHOD_COLOURS.items():
+        bars = containers[category].patches
+        np.testing.assert_allclose([bar.get_height() for bar in bars], counts[category] / 300, atol=1e-12)
+        np.testing.assert_allclose([bar.get_y() for bar in bars], bottom, atol=1e-12)
+        assert {to_hex(bar.get_facecolor()) for bar in bars} == {colour}
+        bottom += counts[category].to_numpy() / 300
+    np.testing.assert_allclose(bottom, 1.0)
+    assert axes.get_ylim() == (0.0, 1.0)
+    assert x_labels(axes) == list(LABELS)
+    assert separators(axes) == PUBLISHED_SEPARATORS
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == list(reversed(METHOD_COLOURS))
+    assert legend.get_window_extent().x0 > axes.bbox.x1  # outside
+    first = [text.get_text() for text in axes.texts if text.get_gid() == "share" and text.get_position()[0] == 0]
+    assert first == ["34%", "11%", "54%"]
+
+
+def test_explained_variance(published):
+    (axes,) = draw(published, "explained_variance").axes
+    (line,) = by_gid(axes.lines, "explained_variance")
+    np.testing.assert_allclose(line.get_ydata(), read("trajectory")["explained_variance"], atol=1e-9)
+    assert by_gid(axes.collections, "explained_variance band")
+    low, high = axes.get_ylim()
+    assert 0 <= low < 0.14  # the lower edge of the published band is at 0.135
+    assert 0.41 < high <= 1
+    assert separators(axes) == PUBLISHED_SEPARATORS
+    assert x_labels(axes) == list(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "csv", "colours"),
+    [("layer_heatmap_rq", "heatmap_rq", "Blues"), ("layer_heatmap_rk", "heatmap_rk", "Reds")],
+)
+def test_heatmaps(published, name, csv, colours):
+    axes = draw(published, name).axes[0]
+    values = read(csv)
+    cells = {text.get_position(): text for text in by_gid(axes.texts, "cell")}
+    assert len(cells) == 100
+    (image,) = axes.images
+    assert image.get_cmap().name == colours
+    assert image.get_clim() == (0.0, 1.0)
+    for row, column in np.ndindex(values.shape):
+        text = cells[column, row]
+        assert text.get_text() == f"{values.iloc[row, column]:.2f}"
+        cell = image.to_rgba(image.get_array()[row, column])[:3]
+        assert contrast(text.get_color(), cell) >= 4.5  # readable by the WCAG measure
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == list(values.index)  # full names, first on top
+    assert axes.yaxis_inverted()
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [f"{i / 10:.1f}" for i in range(11)]
+
+
+def test_phase_portraits(published):
+    figure = draw(published, "rq_rk_scatter_grid")
+    panels = figure.axes
+    assert len(panels) == 6
+    models = [read("trajectory").index[i] for i in SELECTED]
+    for axes, model, index in zip(panels, models, SELECTED, strict=True):
+        assert axes.get_title("left") == LABELS[index]
+        heads = published_heads()[published_heads()["model"] == model]
+        drawn = np.vstack([points.get_offsets() for points in by_gid(axes.collections, "heads")])
+        assert sorted(map(tuple, drawn.tolist())) == sorted(zip(heads["r_q"], heads["r_k"], strict=True))
+        assert axes.get_xlim() == (-0.05, 1.05)
+        assert axes.get_ylim() == (-1.05, 1.05)
+        dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+        vertical = sorted(line.get_xdata()[0] for line in dashed if line.get_xdata()[0] == line.get_xdata()[1])
+        level = sorted(line.get_ydata()[0] for line in dashed if line.get_xdata()[0] != line.get_xdata()[1])
+        assert vertical == [0.3, 0.7]
+        assert level == [-0.7, -0.3, 0.3, 0.7]
+        (zero,) = by_gid(axes.lines, "zero")
+        assert zero.get_ydata()[0] == 0
+        assert zero.get_linestyle() == "-"
+    rows = {round(axes.get_position().y0, 3) for axes in panels}
+    assert len(rows) == 2  # 2 x 3
+
+
+# --- the new figures --------------------------------------------------------------------------------
+
+
+def test_concordance(published):
+    shares, means = draw(published, "concordance").axes
+    bars = {container.patches[0].get_gid(): container.patches for container in shares.containers}
+    grouped = published_heads().groupby("model", sort=False)["r_k"]
+    up = grouped.apply(lambda r: 100 * (r > 0.3).mean())
+    down = grouped.apply(lambda r: -100 * (r < -0.3).mean())
+    np.testing.assert_allclose([b.get_height() for b in bars["concordant"]], up)
+    np.testing.assert_allclose([b.get_height() for b in bars["discordant"]], down)
+    np.testing.assert_allclose(by_gid(means.lines, "r_k")[0].get_ydata(), read("trajectory")["r_k"], atol=1e-9)
+    np.testing.assert_allclose(by_gid(means.lines, "r_k_abs")[0].get_ydata(), grouped.apply(lambda r: r.abs().mean()))
+    lines = {by_gid(means.lines, gid)[0].get_marker() for gid in ("r_k", "r_k_abs")}
+    assert len(lines) == 2  # told apart without colour
+
+
+def test_rope_vs_nope_is_drawn_only_where_a_model_has_both(published):
+    results, _ = published
+    figure = draw(published, "rope_vs_nope")
+    heads = published_heads()
+    for axes, measure in zip(figure.axes[:2], ("r_q", "r_k"), strict=True):
+        rotary, nope = by_gid(axes.lines, measure)
+        for line, kind in ((rotary, "rotary"), (nope, "nope")):
+            expected = heads[heads["rotary"] == kind].groupby("model", sort=False)[measure].mean()
+            np.testing.assert_allclose(line.get_ydata(), expected)
+        assert rotary.get_marker() != nope.get_marker()
+        assert rotary.get_linestyle() != nope.get_linestyle()
+    one_kind = results.heads.assign(rotary="rotary")
+    without = build_tables(type(results)(**{**vars(results), "heads": one_kind}))
+    assert draw_figure(SPECS["rope_vs_nope"], results.study, without) is None
+
+
+def test_window_dependence(published):
+    results, tables = published
+    figure = draw(published, "window_dependence")
+    windows = results.windows
+    for axes, (measure, scale) in zip(figure.axes, [("r_q", 1), ("r_k", 1)], strict=False):
+        assert axes.get_xscale() == "log"
+        for model in results.study.names:
+            (line,) = by_gid(axes.lines, model)
+            rows = windows[windows["model"] == model].groupby("window")[measure].mean() * scale
+            np.testing.assert_allclose(line.get_xdata(), rows.index)
+            np.testing.assert_allclose(line.get_ydata(), rows)
+    nothing = type(tables)(tables.own, tables.matched, tables.rope_vs_nope, None)
+    assert draw_figure(SPECS["window_dependence"], results.study, nothing) is None
+
+
+@pytest.mark.parametrize("name", ["position_signal", "taxonomy_evolution", "explained_variance", "rq_rk_scatter_grid"])
+def test_the_common_window_has_its_own_figure_in_the_same_style(published, name):
+    own, matched = draw(published, name), draw(published, name, matched=True)
+    note = by_gid(matched.texts, "note")[0].get_text()
+    assert note == "every checkpoint at the common window of 4,096 tokens"
+    assert by_gid(own.texts, "title")[0].get_text() == by_gid(matched.texts, "title")[0].get_text()
+    assert [axes.get_ylabel() for axes in own.axes] == [axes.get_ylabel() for axes in matched.axes]
+    assert SPECS[name].folder(matched=True) == f"{SPECS[name].number:02d}_{name}_matched"
+
+
+# --- awkward studies --------------------------------------------------------------------------------
+
+
+def assert_labels_do_not_touch(figure):
+    """Render each tick label (and title, and phase name) alone; no pixel may belong to two of them."""
+    width, height = (round(v) for v in figure.bbox.size)
+    texts = [t for t in figure.texts if t.get_text()]
+    for axes in figure.axes:
+        if axes.get_visible():
+            for axis in (axes.xaxis, axes.yaxis):
+                low, high = sorted(axis.get_view_interval())
+                ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+                texts += [tick.label1 for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
+            texts += by_gid(axes.texts, "phase name")
+    taken = np.zeros((height, width), dtype=bool)
+    for text in texts:
+        renderer = RendererAgg(width, height, figure.dpi)
+        text.draw(renderer)
+        ink = np.asarray(renderer.buffer_rgba())[:, :, 3] > 40
+        assert ink.any(), text
+        assert not (taken & ink).any(), f"{text.get_text()!r} touches another label"
+        taken |= ink
+
+
+@pytest.mark.parametrize(
+    ("n", "name", "label", "phases"),
+    [
+        (1, "position_signal", "step {i}", 0),
+        (2, "taxonomy_evolution", "step {i}", 2),
+        (11, "explained_variance", "a rather long label {i}", 3),
+        (40, "concordance", "step {i}000", 40),
+        (200, "position_signal", "S1-{i}000", 7),
+        (200, "rope_vs_nope", "S1-{i}000", 0),
+        (23, "rope_vs_nope", "x" * 200 + "{i}", 2),
+    ],
+)
+def test_labels_never_overlap(tmp_path, n, name, label, phases):
+    results, tables = invented(tmp_path, n, label, phases)
+    figure = draw_figure(SPECS[name], results.study, tables)
+    assert figure is not None
+    assert_labels_do_not_touch(figure)
+    shown = x_labels(figure.axes[-1])
+    assert shown[0] == style.plain(label.format(i=0))
+    assert shown[-1] == style.plain(label.format(i=n - 1))
+    assert all(len(text) <= style.AXIS_LABEL_CHARACTERS for text in shown)
+
+
+def test_published_labels_do_not_touch_either(published):
+    for name in ("position_signal", "taxonomy_evolution", "layer_heatmap_rk"):
+        assert_labels_do_not_touch(draw(published, name))
+
+
+def test_heatmap_rows_of_many_checkpoints_keep_their_numbers_apart(tmp_path):
+    results, tables = invented(tmp_path, 60)
+    figure = draw_figure(SPECS["layer_heatmap_rq"], results.study, tables)
+    axes = figure.axes[0]
+    assert len(axes.get_yticklabels()) == 60
+    renderer = figure.canvas.get_renderer()
+    first_column = [text for text in by_gid(axes.texts, "cell") if text.get_position()[0] == 0]
+    column = sorted((text.get_window_extent(renderer) for text in first_column), key=lambda box: box.y0)
+    assert len(column) == 60
+    assert all(upper.y0 >= lower.y1 for lower, upper in itertools.pairwise(column))
+
+
+@pytest.mark.parametrize("label", NASTY)
+def test_labels_and_titles_are_text_whatever_they_contain(tmp_path, label):
+    results, tables = invented(tmp_path, 2, label.replace("{", "{{").replace("}", "}}") + " {i}", phases=2)
+    study = type(results.study)(**{**vars(results.study), "title": label})
+    written = write_figure(SPECS["position_signal"], study, tables, tmp_path)
+    svg = (written.folder / "figure.svg").read_text(encoding="utf-8")
+    flat = " ".join(label.split())
+    escaped = (flat if len(flat) < 40 else "xxxxx").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert escaped in svg
+
+
+def test_an_empty_bin_is_a_hatched_cell_without_a_number(tmp_path):
+    results, tables = invented(tmp_path, 2)  # three layers: depths 0, 0.5 and 1 fill three of ten bins
+    axes = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes[0]
+    empty = by_gid(axes.patches, "no heads")
+    assert len(empty) == 2 * 7
+    assert all(patch.get_hatch() for patch in empty)
+    assert {text.get_position()[0] for text in by_gid(axes.texts, "cell")} == {0, 4, 9}
+
+
+def test_a_mean_below_zero_shows_its_sign(tmp_path):
+    results, tables = invented(tmp_path, 1, r_k=-0.004, r_q=-0.03)
+    axes, _colour_bar = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes
+    assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"−0.00"}
+    (image,) = axes.images
+    white_end = image.get_cmap()(0.0)
+    assert image.to_rgba(-0.004) != pytest.approx(white_end)  # and another hue
+    axes = draw_figure(SPECS["layer_heatmap_rq"], results.study, tables).axes[0]
+    assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"−0.03"}
+
+
+def test_undefined_heads_are_drawn_as_such(tmp_path):
+    results, tables = invented(tmp_path, 2, r_k=np.nan)
+    (axes,) = draw_figure(SPECS["taxonomy_evolution"], results.study, tables).axes
+    layers = {container.get_label(): [bar.get_height() for bar in container.patches] for container in axes.containers}
+    assert layers["undefined"] == [1.0, 1.0]
+    assert layers["mixed"] == [0.0, 0.0]
+    for spec in CATALOGUE:  # and nothing else stumbles over it
+        draw_figure(spec, results.study, tables)
+
+
+@pytest.mark.parametrize(("n", "heads", "layers"), [(1, 1, 1), (1, 1, 36), (3, 1, 10), (2, 4, 1)])
+def test_small_studies_draw_every_figure(tmp_path, n, heads, layers):
+    results, tables = invented(tmp_path, n, heads=heads, layers=layers)
+    drawn = {spec.name for spec in CATALOGUE if draw_figure(spec, results.study, tables) is not None}
+    wanted = {spec.name for spec in CATALOGUE} - {"window_dependence"}
+    assert drawn == (wanted if layers > 1 else wanted - {"rope_vs_nope"})
+
+
+def test_different_models_are_not_called_training(tmp_path):
+    rows = [(m, layer) for m, layers in (("org/small", 2), ("org/large", 5)) for layer in range(layers)]
+    table = pd.DataFrame(rows, columns=["model", "layer"]).assign(
+        head=0, pc=0, explained_variance=0.2, r_q=0.5, r_k=0.5
+    )
+    table.to_csv(tmp_path / "qk.csv", index=False)
+    results = load_results(tmp_path)
+    figure = draw_figure(SPECS["position_signal"], results.study, build_tables(results))
+    assert by_gid(figure.texts, "title")[0].get_text().endswith("Across Models")
+    assert separators(figure.axes[0]) == []
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def test_files_are_200_dpi_text_stays_text_and_bytes_repeat(published, tmp_path):
+    results, tables = published
+    first = write_figure(SPECS["position_signal"], results.study, tables, tmp_path / "one")
+    second = write_figure(SPECS["position_signal"], results.study, tables, tmp_path / "two")
+    for name in ("figure.png", "figure.svg"):
+        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+    assert first.folder == tmp_path / "one" / "figures" / "01_position_signal"
+    height, width, _ = imread(first.folder / "figure.png").shape
+    figure = draw(published, "position_signal")
+    assert (width, height) == tuple(round(200 * inches) for inches in figure.get_size_inches())
+    svg = (first.folder / "figure.svg").read_text(encoding="utf-8")
+    assert "<text" in svg
+    assert "S1-40K" in svg
+    assert "<dc:date>" not in svg
+
+
+def test_figures_of_an_earlier_run_that_no_longer_apply_go_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(draw_module, "CATALOGUE", (SPECS["position_signal"], SPECS["rope_vs_nope"]))
+    results, tables = invented(tmp_path, 1, layers=1)
+    stale = tmp_path / "figures" / "08_rope_vs_nope"
+    stale.mkdir(parents=True)
+    (stale / "figure.png").write_bytes(b"old")
+    kept = tmp_path / "figures" / "01_position_signal_matched"
+    kept.mkdir()
+    (kept / "figure.png").write_bytes(b"old")
+    (kept / "notes.txt").write_text("mine")
+    write_figures(results.study, tables, tmp_path)
+    assert not stale.exists()
+    assert [path.name for path in kept.iterdir()] == ["notes.txt"]
+
+
+def test_drawing_leaves_no_global_state(published):
+    before = dict(matplotlib.rcParams)
+    draw(published, "taxonomy_evolution")
+    assert dict(matplotlib.rcParams) == before
+    assert not Gcf.figs  # nothing was registered with pyplot
+
+
+def test_the_script_that_the_documents_name(tmp_path, monkeypatch):
+    script = Path(__file__).parent.parent / "scripts" / "generate_report_figures.py"
+    spec = importlib.util.spec_from_file_location("generate_report_figures", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    invented(tmp_path, 2)
+    folder = module.smollm_fig03_taxonomy_evolution(tmp_path)
+    assert folder == tmp_path / "figures" / "02_taxonomy_evolution"
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "figure.png", "figure.svg"]
+    assert [function.__name__ for function in module.FIGURES] == [
+        "smollm_fig01_position_signal_over_training",
+        "smollm_fig03_taxonomy_evolution",
+        "smollm_fig04_explained_variance_evolution",
+        "smollm_fig05_layer_heatmap_rq",
+        "smollm_fig06_layer_heatmap_rk",
+        "smollm_fig07_rq_rk_scatter_grid",
+    ]
+    monkeypatch.setattr(module, "FIGURES", module.FIGURES[1:3])
+    assert module.main([str(tmp_path)]) == 0
+    assert (tmp_path / "figures" / "03_explained_variance" / "README.md").is_file()
+    broken = subprocess.run([sys.executable, script, tmp_path / "nowhere"], capture_output=True, text=True, check=False)
+    assert broken.returncode == 2
+    assert "qk.csv: not found" in broken.stderr
+    assert "Traceback" not in broken.stderr
