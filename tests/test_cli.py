@@ -21,11 +21,11 @@ def test_help_teaches(capsys):
         main(["--help"])
     assert done.value.code == 0
     shown = capsys.readouterr().out
-    for word in ("run", "capture", "analyze", "inspect", "demo", "start here"):
+    for word in ("run", "report", "capture", "analyze", "inspect", "demo", "start here"):
         assert word in shown
     assert main([]) == 0
     assert "start here" in capsys.readouterr().out
-    for command in ("run", "capture", "analyze", "inspect", "demo"):
+    for command in ("run", "report", "capture", "analyze", "inspect", "demo"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         assert "example" in capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     world()
     done = run("run", "study.yaml", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "results: out/\n"
+    assert done.stdout == "results: out/\nfigures: qkscope report out\n"
     assert "study world: 2 checkpoints, 1.92K tokens" in done.stderr
     assert "sums: " in done.stderr
     assert "[1/2] one: 6 documents x 64 tokens" in done.stderr
@@ -44,6 +44,21 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     assert len(pd.read_csv(tmp_path / "out/qk.csv")) == 2 * 16 * 10
     again = run("run", "study.yaml", "--out", "out", cwd=tmp_path)
     assert again.stderr.count("moments are there already") == 2
+
+
+def test_report_says_where_the_figures_are(world, tmp_path, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "study.yaml", "--out", "out"]) == 0
+    assert main(["report", "out"]) == 0
+    shown = capsys.readouterr()
+    assert "figures: out/figures/ (" in shown.out
+    assert "wrote out/figures/01_position_signal/" in shown.err
+    for file in ("figure.png", "figure.svg", "README.md"):
+        assert (tmp_path / "out/figures/01_position_signal" / file).stat().st_size > 500
+    assert (tmp_path / "out/tables/trajectory.csv").exists()
+    assert main(["report", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):

@@ -289,3 +289,14 @@ def test_a_device_map_spreads_layers_and_their_sums(checkpoints):
     spread = dispatch_model(model, {"": "cpu"}, force_hooks=True)
     hooked = qkscope.analyze(qkscope.capture_moments(spread, [list(range(64))] * 3))
     pd.testing.assert_frame_equal(plain, hooked)
+
+
+def test_the_report_draws_the_matched_figures_only_where_contexts_differ(world, tmp_path, checkpoints):
+    from qkscope.report.write import write_report
+
+    both = run_study(world(), tmp_path / "both")
+    assert "01_position_signal_matched" in {path.parent.name for path in write_report(both)}
+    alone = run_study(world(checkpoints=one(checkpoints)), tmp_path / "alone")
+    names = {path.parent.name for path in write_report(alone)}
+    assert "01_position_signal" in names
+    assert not any("matched" in name for name in names)

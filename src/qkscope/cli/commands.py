@@ -20,7 +20,26 @@ def run(options: argparse.Namespace) -> int:
     with progress() as events:
         folder = run_study(options.study, options.out, events, command=command_line())
     print(f"results: {folder}/")
+    print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """`qkscope report`."""
+    draw_report(Path(options.results))
+    return 0
+
+
+def draw_report(folder: Path) -> None:
+    """Figures, cards and tables of a results folder; says where they are."""
+    from qkscope.report.write import write_report
+
+    print("drawing figures ...", file=sys.stderr, flush=True)
+    written = write_report(folder)
+    figures = sorted({path.parent for path in written if path.name == "figure.png"})
+    for figure in figures:
+        print(f"wrote {figure}/", file=sys.stderr)
+    print(f"figures: {folder}/figures/ ({len(figures)} figures, each with a README.md that says what it shows)")
 
 
 def capture(options: argparse.Namespace) -> int:
@@ -93,6 +112,7 @@ def demo(options: argparse.Namespace) -> int:
     with progress() as events:
         run_study(study, folder, events, command=command_line())
     print(f"results: {folder}/")
+    draw_report(folder)
     return 0
 
 

@@ -30,6 +30,7 @@ start here:
   qkscope demo                       train ten tiny checkpoints and analyze them, no network, three minutes
   qkscope inspect STUDY              what a run would do and cost, before it does it
   qkscope run STUDY                  capture and analyze; results in results/<study>/
+  qkscope report RESULTS             draw the figures and write their cards
 """
 
 
@@ -73,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qkscope {__version__}")
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_capture, _add_analyze, _add_inspect, _add_demo):
+    for add in (_add_run, _add_report, _add_capture, _add_analyze, _add_inspect, _add_demo):
         add(commands)
     return parser
 
@@ -117,6 +118,19 @@ def _add_run(commands: Any) -> None:
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+
+
+def _add_report(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "report",
+        "report",
+        "draw the figures of a results folder, each with a card that says what it shows",
+        "Draw every figure that the tables allow into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
+        "README.md whose numbers and claims are computed from this study. Tables behind them go to RESULTS/tables/.",
+        "example:\n  qkscope report results/demo",
+    )
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
 
 
 def _add_capture(commands: Any) -> None:

@@ -1,0 +1,53 @@
+"""Which card belongs to which figure, and what it is given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qkscope.analysis.results import Results
+from qkscope.analysis.summary_tables import SummaryTables
+from qkscope.report.cards import concordance, curves, depth, layer_kinds, portraits, taxonomy, windows
+from qkscope.report.cards.frame import Card, CardInput, render
+from qkscope.report.noise import HeadPanel
+
+WRITERS: dict[str, Callable[[CardInput], Card]] = {
+    "position_signal": curves.position_signal,
+    "taxonomy_evolution": taxonomy.taxonomy_evolution,
+    "explained_variance": curves.explained_variance,
+    "layer_heatmap_rq": depth.layer_heatmap_rq,
+    "layer_heatmap_rk": depth.layer_heatmap_rk,
+    "rq_rk_scatter_grid": portraits.rq_rk_scatter_grid,
+    "concordance": concordance.concordance,
+    "rope_vs_nope": layer_kinds.rope_vs_nope,
+    "window_dependence": windows.window_dependence,
+}
+
+
+@dataclass(frozen=True)
+class CardWriter:
+    """Writes cards of one study; the per-head panels are built once."""
+
+    results: Results
+    tables: SummaryTables
+    own: HeadPanel
+    matched: HeadPanel | None
+
+    def given(self, matched: bool = False) -> CardInput:
+        """The input of a card at one choice of windows."""
+        reading = self.tables.matched if matched else self.tables.own
+        panel = self.matched if matched else self.own
+        if reading is None or panel is None:
+            raise ValueError("these results have no reading at a common window")
+        study = self.results.study.only(list(reading.trajectory["model"]))
+        return CardInput(self.results, self.tables, study, reading, panel, self.own, self.matched, matched)
+
+    def text(self, name: str, matched: bool = False) -> str:
+        """The card of the figure with this name, as Markdown."""
+        given = self.given(matched)
+        return render(WRITERS[name](given), given)
+
+
+def card_writer(results: Results, tables: SummaryTables) -> CardWriter:
+    """Prepare the cards of a study."""
+    same_heads = not results.study.different_models
+    matched = None if results.matched is None else HeadPanel(results.matched, same_heads)
+    return CardWriter(results, tables, HeadPanel(results.heads, same_heads), matched)
