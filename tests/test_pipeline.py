@@ -92,7 +92,9 @@ def test_provenance_says_what_produced_the_results(world, tmp_path):
     out = run_study(world(), tmp_path / "out", command="qkscope run study.yaml")
     told = json.loads((out / "provenance.json").read_text())
     assert told["command"] == "qkscope run study.yaml"
-    assert told["analysis"] == {"components": 10, "heads": "all", "matched_window": 64, "skip_positions": 0}
+    assert told["analysis"] == {
+        "components": 10, "heads": "all", "layers": "all", "matched_window": 64, "skip_positions": 0,
+    }  # fmt: skip
     assert told["corpus"]["documents"] == 7
     assert told["corpus"]["fingerprint"].startswith("sha256:")
     one, two = told["checkpoints"]

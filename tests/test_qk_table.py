@@ -197,6 +197,18 @@ def test_sampling_takes_full_attention_layers_only_and_all_if_there_are_fewer():
     assert choose_heads(layers) == {0: [0, 1], 1: [0, 1]}
 
 
+def test_layers_are_a_choice():
+    layers = [LayerFacts(0, 2, 1, 4, attention="sliding", attention_window=8), LayerFacts(1, 2, 1, 4)]
+    assert choose_heads(layers, choice="full") == {1: [0, 1]}
+    assert choose_heads(layers, choice=(0,)) == {0: [0, 1]}
+    with pytest.raises(InputError, match=r"layers: 7 is not an attention layer of this model; it has \[0, 1\]"):
+        choose_heads(layers, choice=(1, 7))
+    with pytest.raises(InputError, match="no layer of this model has full attention"):
+        choose_heads(layers[:1], choice="full")
+    with pytest.raises(InputError, match="sampled from full-attention layers"):
+        choose_heads(layers, HeadSample(3, 0), choice=(0,))
+
+
 def test_no_warning_where_everything_is_defined():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

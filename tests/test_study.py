@@ -101,6 +101,14 @@ MISTAKES = {
     ),
     "sample of 0": (text(heads={"sample": 0}), "a sample of 0 heads"),
     "heads of another kind": (text(heads="most"), "should be `all` or a sample"),
+    "layers of another kind": (text(layers="some"), "layers: should be `all`, `full` or a list"),
+    "no layers": (text(layers=[]), "layers: should be `all`, `full` or a list"),
+    "a negative layer": (text(layers=[-1]), r"layers.*greater than or equal to 0"),
+    "unknown stage": (text(stage="rope"), "stage: Input should be 'post_rope' or 'pre_rope'"),
+    "published with other heads": (
+        text(protocol="published", heads={"sample": 20, "seed": 0}),
+        "protocol: published has heads .*300.* but the study says",
+    ),
     "no checkpoints": (text(checkpoints=[]), "checkpoints"),
     "missing documents": (text(documents=None), "missing key 'documents'"),
     "no context": (text(checkpoints=[{"name": "a"}]), "'a' has no context"),
@@ -155,3 +163,10 @@ def test_a_changed_study_is_checked_again():
     assert changed(study, {"components": 3}).components == 3
     with pytest.raises(StudyError, match="matched_window"):
         changed(study, {"matched_window": 9999})
+
+
+def test_the_published_protocol_stands_for_its_samples():
+    study = parse_study(text(protocol="published"))
+    assert (study.heads.sample, study.heads.seed, study.layers, study.buckets) == (300, 0, "full", 16)
+    assert study.sample_seed() == 0
+    assert parse_study(text()).sample_seed() is None

@@ -1,12 +1,16 @@
-"""Which query heads are analysed: all of them, or the published protocol's sample."""
+"""Which query heads are analysed: which layers, and all of their heads or the published protocol's sample."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
+
+LayerChoice = Literal["all", "full"] | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -17,13 +21,17 @@ class HeadSample:
     seed: int
 
 
-def choose_heads(layers: Iterable[LayerFacts], sample: HeadSample | None = None) -> dict[int, list[int]]:
-    """Query heads per layer, both rising. Without a sample: every head of every layer."""
-    facts = sorted(layers, key=lambda each: each.layer)
+def choose_heads(
+    layers: Iterable[LayerFacts], sample: HeadSample | None = None, choice: LayerChoice = "all"
+) -> dict[int, list[int]]:
+    """Query heads per layer, both rising; `choice` is all layers, those with full attention, or a list."""
+    facts = _chosen_layers(sorted(layers, key=lambda each: each.layer), choice)
     if sample is None:
         return {each.layer: list(range(each.q_heads)) for each in facts}
     # The order of candidates is part of the protocol: layer-major, full-attention layers only.
     candidates = [(each.layer, head) for each in facts if each.attention == "full" for head in range(each.q_heads)]
+    if not candidates:
+        raise InputError("heads are sampled from full-attention layers, and there is none among the chosen layers")
     chosen = candidates
     if sample.count < len(candidates):
         chosen = random.Random(sample.seed).sample(candidates, sample.count)
@@ -31,3 +39,18 @@ def choose_heads(layers: Iterable[LayerFacts], sample: HeadSample | None = None)
     for layer, head in sorted(chosen):
         by_layer.setdefault(layer, []).append(head)
     return by_layer
+
+
+def _chosen_layers(facts: list[LayerFacts], choice: LayerChoice) -> list[LayerFacts]:
+    if choice == "all":
+        return facts
+    if choice == "full":
+        chosen = [each for each in facts if each.attention == "full"]
+        if not chosen:
+            raise InputError("layers: full, but no layer of this model has full attention; use `all` or a list")
+        return chosen
+    known = {each.layer for each in facts}
+    unknown = [layer for layer in choice if layer not in known]
+    if unknown:
+        raise InputError(f"layers: {unknown[0]} is not an attention layer of this model; it has {sorted(known)}")
+    return [each for each in facts if each.layer in choice]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.analysis.heads import HeadSample, choose_heads
+from qkscope.analysis.heads import HeadSample, LayerChoice, choose_heads
 from qkscope.analysis.pca import HeadComponents, head_components
 from qkscope.analysis.schema import QK_COLUMNS
 from qkscope.errors import QkscopeWarning
@@ -26,9 +26,10 @@ def qk_table(
     window: int | None = None,
     components: int = COMPONENTS,
     heads: HeadSample | None = None,
+    layers: LayerChoice = "all",
 ) -> pd.DataFrame:
     """One checkpoint's rows: every chosen head and component over the first `window` positions (all by default)."""
-    chosen = choose_heads(moments.layers.values(), heads)
+    chosen = choose_heads(moments.layers.values(), heads, layers)
     n_layers = int(moments.provenance.get("n_layers", max(moments.layers) + 1))
     frames = []
     for layer, of_layer in chosen.items():
@@ -41,10 +42,13 @@ def qk_table(
     return table[list(QK_COLUMNS)]
 
 
-def windows_table(moments: Moments, *, model: str, heads: HeadSample | None = None) -> pd.DataFrame:
+def windows_table(
+    moments: Moments, *, model: str, heads: HeadSample | None = None, layers: LayerChoice = "all"
+) -> pd.DataFrame:
     """Component 0 at every doubling from one bucket to the whole context."""
     tables = [
-        qk_table(moments, model=model, window=window, components=1, heads=heads) for window in moments.layout.windows()
+        qk_table(moments, model=model, window=window, components=1, heads=heads, layers=layers)
+        for window in moments.layout.windows()
     ]
     return pd.concat(tables, ignore_index=True)
 

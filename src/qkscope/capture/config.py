@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from qkscope.capture.hub import explain
 from qkscope.capture.source import ModelSource
 from qkscope.errors import ModelError
 
@@ -19,7 +20,7 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     try:
         config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except Exception as error:
-        raise load_problem(source, error) from error
+        raise explain(source, error) from error
     # A type that transformers does not know comes back as a bare config whose code lives with the checkpoint.
     if not type(config).__module__.startswith("transformers."):
         raise ModelError(f"{source} needs remote code, which qkscope does not run")
@@ -106,19 +107,3 @@ def _same(found: Any, wanted: Any) -> bool:
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         return all(key in found and _same(found[key], value) for key, value in wanted.items())
     return bool(found == wanted)
-
-
-def load_problem(source: ModelSource, error: Exception) -> ModelError:
-    """What a failed load means for the user."""
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else type(error).__name__
-    if "trust_remote_code" in text or "custom code" in text:
-        return ModelError(f"{source} needs remote code, which qkscope does not run; use a model that transformers has")
-    if "safetensors" in text and ("pytorch_model" in text or "use_safetensors" in text or "pickle" in text):
-        return ModelError(f"{source} has no safetensors weights; qkscope does not read pickles")
-    if source.kind == "hub":
-        return ModelError(
-            f"{source} could not be had: there is no such local folder, and the Hub said: {first}. Check the id and "
-            "the revision; for a gated model accept its terms and set HF_TOKEN; offline, the model must be in the cache"
-        )
-    return ModelError(f"{source} cannot be loaded: {first}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkscope.capture.config import load_problem
+from qkscope.capture.hub import explain, pinned
 from qkscope.capture.source import ModelSource
 from qkscope.errors import ModelError
 
@@ -51,20 +51,19 @@ def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", devi
             **source.arguments,
         )
     except Exception as error:
-        raise load_problem(source, error) from error
+        raise explain(source, error) from error
     return model.eval()
 
 
-def load_tokenizer(source: ModelSource) -> Any:
-    """The tokenizer, without a length limit of its own (the study sets the context)."""
+def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
+    """The tokenizer, without a length limit of its own (the study sets the context), and its pinned source."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
+        exact = pinned(source, "tokenizer_config.json")
+        tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
     except Exception as error:
-        raise ModelError(
-            f"no tokenizer could be loaded from {source} ({str(error).splitlines()[0] if str(error) else error!r}); "
-            "name one with `tokenizer:`"
-        ) from error
+        reason = explain(source, error)
+        raise ModelError(f"no tokenizer: {reason}; another one can be named with `tokenizer:`") from error
     tokenizer.model_max_length = int(1e12)  # otherwise long documents only warn
-    return tokenizer
+    return tokenizer, exact

@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
 
     quiet_libraries()
     with progress() as events:
-        folder = run_study(options.study, options.out, events, command=command_line())
+        folder = run_study(options.study, options.out, events, command=command_line(), evict=options.evict)
     print(f"results: {folder}/")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
@@ -58,7 +58,7 @@ def capture(options: argparse.Namespace) -> int:
     with progress() as events:
         plan = make_plan(file, events.surveying)
         events.planned(plan)
-        capture_plan(plan, folder, events, only=options.checkpoint)
+        capture_plan(plan, folder, events, only=options.checkpoint, evict=options.evict)
     print(f"moments: {folder}/moments/")
     return 0
 

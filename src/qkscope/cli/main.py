@@ -118,6 +118,15 @@ def _add_run(commands: Any) -> None:
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    _add_evict(parser)
+
+
+def _add_evict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--evict",
+        action="store_true",
+        help="delete a checkpoint's files from the Hub cache once its moments are safe (ten 3B checkpoints are 60 GB)",
+    )
 
 
 def _add_report(commands: Any) -> None:
@@ -148,6 +157,7 @@ def _add_capture(commands: Any) -> None:
     parser.add_argument(
         "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint (may be repeated)"
     )
+    _add_evict(parser)
 
 
 def _add_analyze(commands: Any) -> None:

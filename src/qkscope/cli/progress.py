@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from qkscope.cli.describe import cost_line, count, plan_summary
+from qkscope.cli.describe import cost_line, count, plan_summary, size
 from qkscope.pipeline.events import Events
 
 if TYPE_CHECKING:
@@ -146,6 +146,10 @@ class PlainEvents:
         rate = count(plan.tokens / max(seconds, 1e-9))
         self._say(f"[{self._number}/{self._checkpoints}] {plan.checkpoint.name}: {seconds:.1f} s, {rate} tokens/s")
 
+    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
+        """Disk is free again."""
+        self._say(f"{plan.checkpoint.name}: {size(freed)} left the cache")
+
     def wrote(self, path: str) -> None:
         """A result."""
         self._say(f"wrote {path}")
@@ -200,6 +204,10 @@ class BarEvents:
         """The bar becomes a line."""
         self._drop()
         self._lines.finished(plan, seconds)
+
+    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
+        """A line."""
+        self._lines.evicted(plan, freed)
 
     def wrote(self, path: str) -> None:
         """A line."""

@@ -28,6 +28,9 @@ class Events(Protocol):
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
         """The checkpoint's moments are safe on disk."""
 
+    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
+        """The checkpoint's files left the Hub cache; so many bytes are free again."""
+
     def wrote(self, path: str) -> None:
         """A result file is in place."""
 
@@ -51,6 +54,9 @@ class Silent:
         """Nothing."""
 
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
+        """Nothing."""
+
+    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
         """Nothing."""
 
     def wrote(self, path: str) -> None:

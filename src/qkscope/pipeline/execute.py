@@ -22,25 +22,39 @@ def run_study(
     out: Path | str | None = None,
     events: Events | None = None,
     command: str = "run_study",
+    evict: bool = False,
 ) -> Path:
-    """Capture and analyze a whole study; returns the results folder."""
+    """Capture and analyze a whole study; returns the results folder.
+
+    With `evict`, a checkpoint's files leave the Hub cache once its moments are safe.
+    """
     reports = events or Silent()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = Path(out) if out is not None else Path("results") / file.study.study
     plan = make_plan(file, reports.surveying)
     reports.planned(plan)
-    capture_plan(plan, folder, reports)
+    capture_plan(plan, folder, reports, evict=evict)
     return analyze_study(folder, file.study, reports, command)
 
 
-def capture_plan(plan: Plan, folder: Path, events: Events, only: Sequence[str] = ()) -> None:
+def capture_plan(plan: Plan, folder: Path, events: Events, only: Sequence[str] = (), evict: bool = False) -> None:
     """Write the moments of every checkpoint (or `only` some) that are not there yet."""
     _keep_study(plan, folder)
-    for each in plan.checkpoints:
-        if only and each.checkpoint.name not in only:
-            continue
+    chosen = [each for each in plan.checkpoints if not only or each.checkpoint.name in only]
+    for number, each in enumerate(chosen, start=1):
         with located(f"checkpoint {each.checkpoint.name!r}"):
             capture_checkpoint(each, folder, events)
+            # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
+            if evict and all(later.source != each.source for later in chosen[number:]):
+                _evict(each, events)
+
+
+def _evict(plan: CheckpointPlan, events: Events) -> None:
+    from qkscope.capture.hub import evict
+
+    freed = evict(plan.source, plan.commit)
+    if freed:
+        events.evicted(plan, freed)
 
 
 def capture_checkpoint(plan: CheckpointPlan, folder: Path, events: Events) -> None:

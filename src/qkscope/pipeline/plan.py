@@ -56,7 +56,7 @@ class CheckpointPlan:
     @property
     def commit(self) -> str | None:
         """The Hub commit that the revision stands for."""
-        return getattr(self.config, "_commit_hash", None)
+        return self.source.revision if self.source.kind == "hub" else None
 
     def fingerprint(self) -> str:
         """A hash of everything the moments depend on; equal means they need not be computed again."""
@@ -139,8 +139,10 @@ def _model(checkpoint: Checkpoint, folder: Path) -> tuple[ModelSource, Any, Any]
     """Everything about the model that its config tells, checked against the study."""
     from qkscope.capture.blueprint import blueprint
     from qkscope.capture.config import check_config, load_config
+    from qkscope.capture.hub import pinned
 
-    source = find_source(checkpoint.model or "", checkpoint.revision, folder)
+    # From here on the commit, not the branch: config and weights are of one moment.
+    source = pinned(find_source(checkpoint.model or "", checkpoint.revision, folder), "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
     return source, config, blueprint(config)
@@ -153,7 +155,7 @@ def _plan_one(
     tokenizer_source = source
     if checkpoint.tokenizer is not None:
         tokenizer_source = find_source(checkpoint.tokenizer, checkpoint.tokenizer_revision, corpora.folder)
-    tokenizer, corpus = corpora.under(tokenizer_source)
+    tokenizer, tokenizer_source, corpus = corpora.under(tokenizer_source)
     edges = bucket_edges(context, study.buckets, also=[study.common_window()])
     return CheckpointPlan(
         checkpoint=checkpoint,
@@ -176,22 +178,23 @@ class _Corpora:
         self.folder = file.folder
         self._settings = file.study.documents
         self._surveyed = surveyed
-        self._by_source: dict[ModelSource, tuple[Any, Corpus]] = {}
+        self._by_source: dict[ModelSource, tuple[Any, ModelSource, Corpus]] = {}
         self._by_vocabulary: dict[str, tuple[Any, Corpus]] = {}
         self._count = 0
 
-    def under(self, source: ModelSource) -> tuple[Any, Corpus]:
-        """The tokenizer of `source` and the corpus measured with it."""
+    def under(self, source: ModelSource) -> tuple[Any, ModelSource, Corpus]:
+        """The tokenizer of `source`, the source at its commit, and the corpus measured with it."""
         from qkscope.capture.load import load_tokenizer
 
         if source not in self._by_source:
-            tokenizer = load_tokenizer(source)
+            tokenizer, exact = load_tokenizer(source)
             # Ten checkpoints in ten folders usually carry the same tokenizer ten times.
             same = tokenizer_digest(tokenizer)
             if same not in self._by_vocabulary:
                 corpus = survey(self._settings, self.folder, tokenizer, lambda document: self._seen())
                 self._by_vocabulary[same] = (tokenizer, corpus)
-            self._by_source[source] = self._by_vocabulary[same]
+            first, corpus = self._by_vocabulary[same]
+            self._by_source[source] = (first, exact, corpus)
         return self._by_source[source]
 
     def _seen(self) -> None:

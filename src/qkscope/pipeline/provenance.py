@@ -27,6 +27,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "weights": weights_fingerprint(plan.source),
         "config_overrides": checkpoint.config or {},
         "tokenizer": checkpoint.tokenizer or checkpoint.model,
+        "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,
         "tokenizer_fingerprint": tokenizer_digest(plan.tokenizer),
         "model_type": getattr(plan.config, "model_type", None),
         "n_layers": probe.n_layers,
@@ -37,7 +38,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "device": str(parameter.device),
         "kernel": getattr(plan.config, "_attn_implementation", None) or ", ".join(probe.kernels),
         "kernel_functions": list(probe.kernels),
-        "stage": "post_rope",
+        "stage": plan.study.stage,
         "corpus": {
             "source": plan.corpus.source,
             "fingerprint": plan.corpus.fingerprint,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from qkscope.analysis.heads import HeadSample
+from qkscope.analysis.heads import HeadSample, LayerChoice
 from qkscope.analysis.qk_table import COMPONENTS, qk_table, stack_tables, windows_table
 from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
 from qkscope.errors import InputError, located
@@ -36,12 +36,14 @@ class AnalysisSettings:
     window: int  # the common window, in tokens
     components: int = COMPONENTS
     heads: HeadSample | None = None
+    layers: LayerChoice = "all"
 
     @classmethod
     def of(cls, study: Study) -> AnalysisSettings:
         """The study's own settings."""
         sample = HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None
-        return cls(study.common_window(), study.components, sample)
+        layers: LayerChoice = study.layers if isinstance(study.layers, str) else tuple(study.layers)
+        return cls(study.common_window(), study.components, sample, layers)
 
 
 def analyze_study(folder: Path, study: Study, events: Events, command: str, out: Path | None = None) -> Path:
@@ -101,11 +103,20 @@ def write_tables(
     origins = []
     for name, path in files.items():
         moments = Moments.load(path)
-        rows = partial(qk_table, moments, model=name, heads=settings.heads, components=settings.components)
+        rows = partial(
+            qk_table,
+            moments,
+            model=name,
+            heads=settings.heads,
+            layers=settings.layers,
+            components=settings.components,
+        )
         with located(f"checkpoint {name!r}"):
             tables[QK_CSV].append(rows())
             tables[QK_MATCHED_CSV].append(rows(window=settings.window))
-            tables[QK_WINDOWS_CSV].append(windows_table(moments, model=name, heads=settings.heads))
+            tables[QK_WINDOWS_CSV].append(
+                windows_table(moments, model=name, heads=settings.heads, layers=settings.layers)
+            )
         origins.append(moments.provenance)
     for file, parts in tables.items():
         write_text(out / file, stack_tables(parts).to_csv(index=False, lineterminator="\n"))
@@ -135,6 +146,7 @@ def _provenance(
         "analysis": {
             "components": settings.components,
             "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
+            "layers": settings.layers,
             "matched_window": settings.window,
             "skip_positions": origins[0].get("skip_positions"),
         },

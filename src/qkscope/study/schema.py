@@ -26,6 +26,9 @@ def _plain_text(text: str) -> str:
     return text
 
 
+# The published study: 300 heads of full-attention layers. Tokens are sampled at 1 / bucket size, see `sampling`.
+PUBLISHED_PROTOCOL: dict[str, Any] = {"heads": {"sample": 300, "seed": 0}, "layers": "full", "buckets": 16}
+
 Name = Annotated[str, AfterValidator(_file_safe)]
 Text = Annotated[str, Field(max_length=200), AfterValidator(_plain_text)]
 Positive = Annotated[int, Field(ge=1)]
@@ -105,6 +108,9 @@ class Study(_Strict):
     phases: dict[Text, Phase] = {}
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1, max_length=10_000)]
     documents: Documents
+    protocol: Literal["exact", "published"] = "exact"  # every token; or the published study's samples
+    stage: Literal["post_rope", "pre_rope"] = "post_rope"  # what the scores are made of; or before rotation
+    layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0)]] = "all"  # the table says what each layer was
     heads: Literal["all"] | Heads = "all"
     components: Annotated[int, Field(ge=1, le=1024)] = 10  # as published
     buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context
@@ -122,6 +128,24 @@ class Study(_Strict):
         if isinstance(heads, dict) and heads.get("sample") == 0:
             raise ValueError("a sample of 0 heads leaves nothing to analyse; use `all` or a positive number")
         return heads
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _layers_or_kind(cls, layers: Any) -> Any:
+        if layers not in ("all", "full") and not (isinstance(layers, list) and layers):
+            raise ValueError("should be `all`, `full` or a list of layer numbers")
+        return layers
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_protocol(cls, settings: Any) -> Any:
+        """`protocol: published` stands for its own samples; what the study says beside it must agree."""
+        if not isinstance(settings, dict) or settings.get("protocol") != "published":
+            return settings
+        for key, value in PUBLISHED_PROTOCOL.items():
+            if settings.setdefault(key, value) != value:
+                raise ValueError(f"protocol: published has {key} {value}, but the study says {settings[key]}")
+        return settings
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -179,6 +203,10 @@ class Study(_Strict):
     def resolved_checkpoints(self) -> list[Checkpoint]:
         """All checkpoints, resolved, in study order."""
         return [self.resolved(checkpoint) for checkpoint in self.checkpoints]
+
+    def sample_seed(self) -> int | None:
+        """The seed of the token sample, or None where every token counts."""
+        return 0 if self.protocol == "published" else None
 
     def common_window(self) -> int:
         """The window at which all checkpoints can be compared: `matched_window`, or the shortest context."""
