@@ -16,6 +16,7 @@ from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.tap import Tap
 from qkscope.errors import ActivationError, DocumentError, InputError, ModelError, QkscopeError
 from qkscope.moments.file import read_provenance
+from qkscope.pipeline.events import Silent
 from qkscope.pipeline.execute import run_study
 from qkscope.pipeline.plan import make_plan
 from qkscope.study.load import load_study
@@ -134,7 +135,6 @@ def test_changed_weights_are_noticed(world, tmp_path, checkpoints):
 
 
 def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, tmp_path):
-    from qkscope.pipeline.events import Silent
     from qkscope.pipeline.tables import analyze_folder
 
     out = run_study(world(), tmp_path / "out")
@@ -145,6 +145,24 @@ def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, t
         analyze_folder(out, Silent(), "x", components=None, window=None)
     run_study(world(), out)
     assert (out / "qk.csv").read_bytes() == expected
+    flipped = bytearray(path.read_bytes())
+    flipped[-1000] ^= 1  # one bit of a sum: the header is as it was
+    path.write_bytes(bytes(flipped))
+    heard = Heard()
+    run_study(world(), out, heard)
+    assert len(heard.reasons) == 1
+    assert "checksum does not match" in heard.reasons[0]
+    assert (out / "qk.csv").read_bytes() == expected
+
+
+class Heard(Silent):
+    """Keeps why something was done again."""
+
+    def __init__(self):
+        self.reasons = []
+
+    def replacing(self, plan, reason):
+        self.reasons.append(reason)
 
 
 def test_a_sample_of_heads(world, tmp_path):

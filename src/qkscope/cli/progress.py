@@ -123,6 +123,10 @@ class PlainEvents:
         self._meter.skip(plan.tokens)
         self._say(f"[{self._number}/{self._checkpoints}] {plan.checkpoint.name}: moments are there already")
 
+    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
+        """Say why work is done again."""
+        self._say(f"{plan.checkpoint.name}: captured again: {reason}")
+
     def started(self, plan: CheckpointPlan) -> None:
         """A new checkpoint."""
         self._number += 1
@@ -187,6 +191,10 @@ class BarEvents:
         """A line."""
         self._meter.skip(plan.tokens)
         self._lines.reused(plan)
+
+    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
+        """A line."""
+        self._lines.replacing(plan, reason)
 
     def started(self, plan: CheckpointPlan) -> None:
         """A new bar."""

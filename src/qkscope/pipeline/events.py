@@ -19,6 +19,9 @@ class Events(Protocol):
     def reused(self, plan: CheckpointPlan) -> None:
         """The checkpoint's moments are on disk already and still hold."""
 
+    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
+        """Moments are there but cannot be used again, and why; they will be replaced."""
+
     def started(self, plan: CheckpointPlan) -> None:
         """The checkpoint's weights are about to be loaded."""
 
@@ -45,6 +48,9 @@ class Silent:
         """Nothing."""
 
     def reused(self, plan: CheckpointPlan) -> None:
+        """Nothing."""
+
+    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
         """Nothing."""
 
     def started(self, plan: CheckpointPlan) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from qkscope.documents.tokens import batches, group_of
 from qkscope.errors import MomentsFileError, located
-from qkscope.moments.file import read_provenance
+from qkscope.moments.moments import Moments
 from qkscope.pipeline.events import Events, Silent
 from qkscope.pipeline.plan import CheckpointPlan, Plan, make_plan
 from qkscope.pipeline.tables import STUDY_YAML, analyze_study, moments_path
@@ -60,7 +60,7 @@ def _evict(plan: CheckpointPlan, events: Events) -> None:
 def capture_checkpoint(plan: CheckpointPlan, folder: Path, events: Events) -> None:
     """One checkpoint's moments, unless a file with the same fingerprint is already there."""
     path = moments_path(folder, plan.checkpoint.name)
-    if _still_holds(path, plan):
+    if _still_holds(path, plan, events):
         events.reused(plan)
         return
     events.started(plan)
@@ -98,13 +98,19 @@ def _collect(plan: CheckpointPlan, events: Events) -> Any:
     )
 
 
-def _still_holds(path: Path, plan: CheckpointPlan) -> bool:
+def _still_holds(path: Path, plan: CheckpointPlan, events: Events) -> bool:
+    """Whether the file is whole (its checksum is checked) and made from what the plan would make it from."""
     if not path.exists():
         return False
     try:
-        return bool(read_provenance(path).get("fingerprint") == plan.fingerprint())
-    except MomentsFileError:
+        made_from = Moments.load(path).provenance.get("fingerprint")
+    except MomentsFileError as error:
+        events.replacing(plan, f"{error}")
         return False
+    if made_from != plan.fingerprint():
+        events.replacing(plan, "its moments were made from other weights, documents or settings")
+        return False
+    return True
 
 
 def _keep_study(plan: Plan, folder: Path) -> None:

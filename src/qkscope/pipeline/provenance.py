@@ -36,7 +36,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "max_position_embeddings": _config_value(plan, "max_position_embeddings"),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": str(parameter.device),
-        "kernel": getattr(plan.config, "_attn_implementation", None) or ", ".join(probe.kernels),
+        "kernel": getattr(backbone.config, "_attn_implementation", None) or ", ".join(probe.kernels),
         "kernel_functions": list(probe.kernels),
         "stage": plan.study.stage,
         "corpus": {
