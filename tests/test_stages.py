@@ -12,8 +12,8 @@ import qkscope
 PACKAGE = Path(qkscope.__file__).parent
 # The way data flows; whoever is later may import from whoever is earlier.
 STAGES = [
-    "_version", "errors", "layers", "study", "documents", "capture", "moments", "analysis", "figures", "report",
-    "pipeline", "demo", "api", "cli", "__init__", "__main__",
+    "data", "_version", "errors", "layers", "study", "documents", "capture", "moments", "vectors", "analysis",
+    "figures", "report", "pipeline", "demo", "api", "cli", "__init__", "__main__",
 ]  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -48,7 +48,7 @@ def test_a_stage_imports_only_from_stages_before_it(path):
 def test_heavy_libraries_stay_in_their_stages(path):
     homes = {
         "transformers": {"capture", "demo", "cli"},
-        "torch": {"capture", "moments", "demo", "api"},
+        "torch": {"capture", "moments", "vectors", "demo", "api"},
         "matplotlib": {"figures"},
     }
     for name in imported(path):

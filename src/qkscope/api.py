@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from qkscope.layers import Stage
     from qkscope.moments.collect import Batch
     from qkscope.moments.moments import Moments
 
@@ -28,11 +29,13 @@ def capture_moments(
     buckets: int = 16,
     groups: int = 8,
     skip_positions: int = 0,
+    stage: Stage = "post_rope",
     batch_size: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Moments:
-    """Second moments of every attention head's post-RoPE queries and keys over token windows.
+    """Second moments of every attention head's queries and keys over token windows.
 
+    They are taken as the attention kernel gets them, or with `stage="pre_rope"` before rotation.
     Each window is one document's token ids; longer ones are cut to `context` (by default the longest window's
     length, which then needs them all in memory). `progress` hears the number of tokens of each finished batch.
     """
@@ -47,11 +50,18 @@ def capture_moments(
     layout = Layout(bucket_edges(context, buckets), groups, skip_positions)
     report = progress or (lambda tokens: None)
     batches = _batches(windows, context, groups, batch_size)
-    return collect_moments(model, batches, layout, done=lambda batch: report(batch.tokens))
+    return collect_moments(
+        model, batches, layout, stage=stage, provenance={"stage": stage}, done=lambda batch: report(batch.tokens)
+    )
 
 
 def _batches(windows: Iterable[Sequence[int]], context: int, groups: int, size: int) -> Iterator[Batch]:
     from qkscope.moments.collect import make_batch
+
+    def batch_of(held: list[tuple[int, Sequence[int]]]) -> Batch:
+        numbers = [number for number, _ in held]
+        names = [f"window {number}" for number in numbers]
+        return make_batch([window for _, window in held], [number % groups for number in numbers], names, numbers)
 
     held: list[tuple[int, Sequence[int]]] = []
     for index, window in enumerate(windows):
@@ -59,10 +69,10 @@ def _batches(windows: Iterable[Sequence[int]], context: int, groups: int, size: 
             raise InputError(f"window {index} is empty")
         held.append((index, window[:context]))
         if len(held) == size:
-            yield make_batch([w for _, w in held], [i % groups for i, _ in held], [f"window {i}" for i, _ in held])
+            yield batch_of(held)
             held = []
     if held:
-        yield make_batch([w for _, w in held], [i % groups for i, _ in held], [f"window {i}" for i, _ in held])
+        yield batch_of(held)
 
 
 def token_windows(

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 Rotary = Literal["rotary", "nope", "unknown"]
 AttentionKind = Literal["full", "sliding", "chunked"]
+Stage = Literal["post_rope", "pre_rope"]  # where queries and keys are taken
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ def qk_table(
     n_layers = int(moments.provenance.get("n_layers", max(moments.layers) + 1))
     frames = []
     for layer, of_layer in chosen.items():
-        found = _layer_components(moments, layer, of_layer, window, components)
-        frames.append(_layer_rows(moments.layers[layer], of_layer, found, n_layers))
+        found = layer_components(moments, layer, of_layer, window, components)
+        frames.append(layer_rows(moments.layers[layer], of_layer, found, n_layers))
     table = pd.concat(frames, ignore_index=True)
     table["model"] = model
     table["window"] = window or moments.layout.context
-    _warn_undefined(table, model)
+    warn_undefined(table, model)
     return table[list(QK_COLUMNS)]
 
 
@@ -58,9 +58,10 @@ def stack_tables(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(list(tables), ignore_index=True)
 
 
-def _layer_components(
+def layer_components(
     moments: Moments, layer: int, heads: Sequence[int], window: int | None, components: int
 ) -> HeadComponents:
+    """The components of some query heads of one layer, each with the keys it reads."""
     facts = moments.layers[layer]
     q = moments.window(layer, "q", window).statistics(moments.layout.scale)
     k = moments.window(layer, "k", window).statistics(moments.layout.scale)
@@ -68,7 +69,8 @@ def _layer_components(
     return head_components(q.take(np.array(heads)), k.take(key_heads), components)
 
 
-def _layer_rows(facts: LayerFacts, heads: Sequence[int], found: HeadComponents, n_layers: int) -> pd.DataFrame:
+def layer_rows(facts: LayerFacts, heads: Sequence[int], found: HeadComponents, n_layers: int) -> pd.DataFrame:
+    """One row per head and component of a layer, without the columns that are the same for a whole table."""
     count = found.r_q.shape[1]
     per_head = {
         "head": np.array(heads),
@@ -94,7 +96,7 @@ def _layer_rows(facts: LayerFacts, heads: Sequence[int], found: HeadComponents, 
     return rows
 
 
-def _warn_undefined(table: pd.DataFrame, model: str) -> None:
+def warn_undefined(table: pd.DataFrame, model: str) -> None:
     """Say which heads have no correlation on component 0, and why."""
     leading = table[table["pc"] == 0]
     undefined = leading[leading["r_q"].isna() | leading["r_k"].isna()]

@@ -51,7 +51,8 @@ def blueprint(config: Any) -> Blueprint:
     return Blueprint(_confirmed(calls, text_config(model)), exact=True, parameters=parameters)
 
 
-def _run_shapes(backbone: nn.Module, calls: dict[int, AttentionCall]) -> None:
+def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:
+    backbone.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at token values; shapes have none
     hooks = [
         module.register_forward_pre_hook(_track_positions, with_kwargs=True)
         for module in backbone.modules()

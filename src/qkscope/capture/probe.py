@@ -1,14 +1,13 @@
 """Measure what each layer is, and prove that the tap is harmless, on a few tokens before the real run.
 
-Rotary or not is measured, not read from a config: each attention module is called again on the same hidden
-states with its rotation turned by half a turn. Rotated coordinates then come back with the opposite sign and
+Rotary or not is measured, not read from a config: each attention module is run again on the same hidden states
+with half a turn added to every plane that turns. Rotated coordinates then come back with the opposite sign and
 the others bit for bit the same, in any precision and any pair layout. Cost: three short forward passes.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import evaluation, input_device, run_backbone, text_backbone, text_config
+from qkscope.capture.replay import ReplayTap, half_turn
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.errors import CaptureError
 from qkscope.layers import AttentionKind, LayerFacts
@@ -42,17 +42,25 @@ class Probe:
 def probe_model(model: nn.Module) -> Probe:
     """Find the attention layers of `model` and their facts; refuse a model that cannot be captured."""
     backbone = text_backbone(model)
-    tokens = _probe_tokens(backbone, text_config(model))
+    tokens = probe_tokens(backbone, text_config(model))
+    calls: dict[int, AttentionCall] = {}
+    rotary: dict[int, int | None] = {}
+
+    def observe(call: AttentionCall) -> None:
+        calls[call.layer] = replace(call, query=call.query.clone(), key=call.key.clone())
+        rotary[call.layer] = _dims_turned(tap, call)
+
     with evaluation(backbone):
         untouched = run_backbone(backbone, tokens)
-        recorder = _Recorder(backbone)
-        with recorder:
+        with ReplayTap(backbone, observe) as tap:
             tapped = run_backbone(backbone, tokens)
-        if not recorder.calls:
+        if not calls:
             raise CaptureError(never_called_message(model))
-        _require_identical(untouched, tapped)
-        rotary = _measure_rotary(backbone, recorder, tokens)
-    return _probe_from(recorder.calls, rotary, text_config(model))
+        require_identical(untouched, tapped)
+        if missing := [layer for layer, dims in rotary.items() if dims is None]:
+            shifted = _dims_shifted(backbone, calls, tokens)
+            rotary.update({layer: shifted.get(layer) for layer in missing})
+    return _probe_from(calls, rotary, text_config(model))
 
 
 def never_called_message(model: nn.Module) -> str:
@@ -64,7 +72,8 @@ def never_called_message(model: nn.Module) -> str:
     )
 
 
-def _probe_tokens(backbone: nn.Module, config: Any) -> Tensor:
+def probe_tokens(backbone: nn.Module, config: Any) -> Tensor:
+    """A few random token ids that the model can take."""
     longest = getattr(config, "max_position_embeddings", None) or PROBE_TOKENS + SHIFT
     length = max(2, min(PROBE_TOKENS, int(longest) - SHIFT))
     generator = torch.Generator().manual_seed(0)
@@ -72,7 +81,8 @@ def _probe_tokens(backbone: nn.Module, config: Any) -> Tensor:
     return ids.to(input_device(backbone))
 
 
-def _require_identical(untouched: Tensor, tapped: Tensor) -> None:
+def require_identical(untouched: Tensor, tapped: Tensor) -> None:
+    """Refuse a model whose output changes when it is observed."""
     # NaN hidden states are equal here too: they are found, and reported with their place, by the real run.
     if not torch.equal(untouched.nan_to_num(0.0), tapped.nan_to_num(0.0)):
         worst = (untouched - tapped).abs().max().item()
@@ -82,66 +92,13 @@ def _require_identical(untouched: Tensor, tapped: Tensor) -> None:
         )
 
 
-class _Recorder:
-    """Keeps one forward pass's calls, and how each attention module was called, for a few tokens only."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        self.calls: dict[int, AttentionCall] = {}
-        self.arguments: dict[int, tuple[nn.Module, inspect.BoundArguments]] = {}  # layer -> module and its inputs
-        self._backbone = backbone
-        self._tap = Tap(backbone, self._observe)
-        self._stack: list[tuple[nn.Module, inspect.BoundArguments]] = []
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> None:
-        self._tap.__enter__()
-        for module in self._backbone.modules():
-            if "position_embeddings" in inspect.signature(module.forward).parameters:
-                self._hooks.append(module.register_forward_pre_hook(self._entering, with_kwargs=True))
-
-    def __exit__(self, *exception: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._tap.__exit__(*exception)
-
-    def _entering(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Innermost module last: the one entered most recently is the one that calls the kernel.
-        self._stack.append((module, inspect.signature(module.forward).bind(*args, **kwargs)))
-
-    def _observe(self, call: AttentionCall) -> None:
-        self.calls[call.layer] = replace(call, query=call.query.clone(), key=call.key.clone())
-        if self._stack:
-            self.arguments[call.layer] = self._stack[-1]
-            self._stack.clear()
-
-
-def _measure_rotary(backbone: nn.Module, recorder: _Recorder, tokens: Tensor) -> dict[int, int | None]:
-    """Rotated coordinates per layer; None where neither way of measuring applies."""
-    dims: dict[int, int | None] = {}
-    for layer, call in recorder.calls.items():
-        if layer in recorder.arguments:
-            dims[layer] = _dims_turned(backbone, *recorder.arguments[layer], call)
-    missing = [layer for layer in recorder.calls if dims.get(layer) is None]
-    if missing:
-        shifted = _dims_shifted(backbone, recorder.calls, tokens)
-        dims.update({layer: shifted.get(layer) for layer in missing})
-    return dims
-
-
-def _dims_turned(
-    backbone: nn.Module, module: nn.Module, bound: inspect.BoundArguments, call: AttentionCall
-) -> int | None:
-    """Call the module again with its rotation turned by half a turn and count the coordinates that flipped."""
-    embeddings = _map_tensors(bound.arguments.get("position_embeddings"), torch.neg)
-    if embeddings is None:
+def _dims_turned(tap: ReplayTap, call: AttentionCall) -> int | None:
+    """How many coordinates of the call change sign with half a turn more; None where that cannot be told."""
+    try:
+        query, key = tap.replay(half_turn)
+    except CaptureError:  # no position embeddings, or none of a known form: a shift of positions may tell more
         return None
-    turned = inspect.BoundArguments(bound.signature, {**bound.arguments, "position_embeddings": embeddings})
-    seen: list[AttentionCall] = []
-    with Tap(backbone, seen.append):
-        module(*turned.args, **turned.kwargs)
-    if len(seen) != 1:
-        return None
-    counts = {_flipped(call.query, seen[0].query), _flipped(call.key, seen[0].key)}
+    counts = {_flipped(call.query, query), _flipped(call.key, key)}
     return counts.pop() if len(counts) == 1 else None
 
 
@@ -154,14 +111,6 @@ def _flipped(before: Tensor, after: Tensor) -> int | None:
     # A coordinate that is zero everywhere is both: it counts as rotated only where another one shows rotation.
     rotated = opposite & ~same
     return int((opposite if bool(rotated.any()) else rotated).sum())
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple | list) and value and all(isinstance(v, Tensor) for v in value):
-        return type(value)(function(v) for v in value)
-    return None
 
 
 def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: Tensor) -> dict[int, int | None]:

@@ -27,7 +27,7 @@ from qkscope.errors import CaptureError
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What one layer hands to its attention kernel: exactly the vectors whose dot product is the score."""
+    """What one layer hands to its attention kernel: the vectors whose dot product is the score (see also prerope)."""
 
     layer: int
     query: Tensor  # (batch, query heads, tokens, head width)

@@ -7,8 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qkscope.errors import InputError
+
+if TYPE_CHECKING:
+    from qkscope.pipeline.execute import CaptureOptions
 
 
 def run(options: argparse.Namespace) -> int:
@@ -18,16 +22,40 @@ def run(options: argparse.Namespace) -> int:
 
     quiet_libraries()
     with progress() as events:
-        folder = run_study(options.study, options.out, events, command=command_line(), evict=options.evict)
+        folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
     print(f"results: {folder}/")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
+
+
+def capture_options(options: argparse.Namespace) -> CaptureOptions:
+    """What the command line says about a capture."""
+    from qkscope.pipeline.checkpoint import VectorSample
+    from qkscope.pipeline.execute import CaptureOptions
+
+    # 0 stands for `--vectors` without a rate; argparse has no other way to tell it from a missing option.
+    rate = options.vectors
+    if rate is not None and not 0 <= rate <= 1:
+        raise InputError(f"--vectors {rate:g}: a share of tokens is above 0 and at most 1")
+    sample = None if rate is None else VectorSample(rate or None)
+    return CaptureOptions(only=getattr(options, "checkpoint", ()), evict=options.evict, vectors=sample)
 
 
 def report(options: argparse.Namespace) -> int:
     """`qkscope report`."""
     draw_report(Path(options.results))
     return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """`qkscope compare`: 0 if reproduced, 1 if not."""
+    from qkscope.report.compare import compare_results
+
+    out = Path(options.out) if options.out else None
+    found = compare_results(options.results, options.reference, tolerance=options.tolerance, out=out)
+    print("\n".join(found.lines))
+    print(f"comparison: {found.folder}/")
+    return 0 if found.reproduced else 1
 
 
 def draw_report(folder: Path) -> None:
@@ -58,7 +86,7 @@ def capture(options: argparse.Namespace) -> int:
     with progress() as events:
         plan = make_plan(file, events.surveying)
         events.planned(plan)
-        capture_plan(plan, folder, events, only=options.checkpoint, evict=options.evict)
+        capture_plan(plan, folder, events, capture_options(options))
     print(f"moments: {folder}/moments/")
     return 0
 
@@ -70,6 +98,10 @@ def analyze(options: argparse.Namespace) -> int:
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
+    if options.vectors:
+        return analyze_vectors_command(options, out)
+    if not inputs:
+        raise InputError("analyze what? give a results folder, moments files, or --vectors DIR")
     changes = {"out": out, "components": options.components, "window": options.window}
     with progress() as events:
         if len(inputs) == 1 and inputs[0].is_dir():
@@ -77,6 +109,29 @@ def analyze(options: argparse.Namespace) -> int:
         else:
             folder = analyze_files(inputs, events, command_line(), **changes)
     print(f"results: {folder}/")
+    return 0
+
+
+def analyze_vectors_command(options: argparse.Namespace, out: Path | None) -> int:
+    """`qkscope analyze --vectors`."""
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.vectors import analyze_vectors
+    from qkscope.vectors.read import Reading
+
+    if options.inputs or out is None:
+        raise InputError("analyze --vectors takes datasets only, and needs --out, the folder for the tables")
+    reading = Reading(group_size=options.group_size, n_layers=options.n_layers)
+    with progress() as events:
+        analyze_vectors(
+            options.vectors,
+            out,
+            events,
+            command_line(),
+            components=options.components,
+            window=options.window,
+            reading=reading,
+        )
+    print(f"results: {out}/")
     return 0
 
 

@@ -31,6 +31,7 @@ start here:
   qkscope inspect STUDY              what a run would do and cost, before it does it
   qkscope run STUDY                  capture and analyze; results in results/<study>/
   qkscope report RESULTS             draw the figures and write their cards
+  qkscope compare RESULTS --with X   whether it reproduces published numbers or another run
 """
 
 
@@ -74,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qkscope {__version__}")
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_report, _add_capture, _add_analyze, _add_inspect, _add_demo):
+    for add in (_add_run, _add_report, _add_compare, _add_capture, _add_analyze, _add_inspect, _add_demo):
         add(commands)
     return parser
 
@@ -118,14 +119,23 @@ def _add_run(commands: Any) -> None:
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
-    _add_evict(parser)
+    _add_capture_options(parser)
 
 
-def _add_evict(parser: argparse.ArgumentParser) -> None:
+def _add_capture_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evict",
         action="store_true",
         help="delete a checkpoint's files from the Hub cache once its moments are safe (ten 3B checkpoints are 60 GB)",
+    )
+    parser.add_argument(
+        "--vectors",
+        type=float,
+        nargs="?",
+        const=0.0,
+        metavar="RATE",
+        help="also keep raw vectors of this share of tokens, one parquet file per head, in <results>/vectors/ "
+        "(without RATE: one token in as many as a position bucket has)",
     )
 
 
@@ -140,6 +150,30 @@ def _add_report(commands: Any) -> None:
         "example:\n  qkscope report results/demo",
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+
+
+def _add_compare(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "compare",
+        "compare",
+        "whether results reproduce published numbers, or another results folder",
+        "Compare a results folder, number by number, with published values that ship with qkscope or with another\n"
+        "results folder (then also head by head). Writes a table, a picture and a card into RESULTS/comparison/.\n"
+        "Exit code 0: reproduced within the stated tolerances; 1: not; 2: nothing to compare.",
+        "examples:\n  qkscope compare results/smollm3_training_progress --with published:smollm3-3b\n"
+        "  qkscope compare results/today --with results/yesterday --tolerance 1e-4",
+    )
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument(
+        "--with", dest="reference", metavar="REFERENCE", required=True, help="published:NAME, or a results folder"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, metavar="X", help="largest difference that still counts as reproduced"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="where the comparison goes (default: RESULTS/comparison/<reference>)"
+    )
 
 
 def _add_capture(commands: Any) -> None:
@@ -157,7 +191,7 @@ def _add_capture(commands: Any) -> None:
     parser.add_argument(
         "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint (may be repeated)"
     )
-    _add_evict(parser)
+    _add_capture_options(parser)
 
 
 def _add_analyze(commands: Any) -> None:
@@ -166,12 +200,27 @@ def _add_analyze(commands: Any) -> None:
         "analyze",
         "analyze",
         "make the tables from moments, without any model",
-        "Make the tables again from moments on disk: a results folder with its study.yaml, or single moments files.\n"
+        "Make the tables again from moments on disk: a results folder with its study.yaml, or single moments files;\n"
+        "or make qk.csv from a dataset of raw vectors.\n"
         "No model, no GPU, no documents are needed.",
         "examples:\n  qkscope analyze results/demo\n"
-        "  qkscope analyze a.safetensors b.safetensors --window 1024 --out tables",
+        "  qkscope analyze a.safetensors b.safetensors --window 1024 --out tables\n"
+        "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables",
     )
-    parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="+", help="a results folder, or moments files")
+    parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
+    parser.add_argument(
+        "--vectors",
+        metavar="[NAME=]DIR|HUB_ID[@REV]",
+        action="append",
+        default=[],
+        help="a dataset of raw vectors (one folder l00h00q, l00h00k, ... per head) instead; may be repeated",
+    )
+    parser.add_argument(
+        "--group-size", type=int, metavar="N", help="query heads per key head, where a dataset of vectors leaves doubt"
+    )
+    parser.add_argument(
+        "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset of vectors lacks the last"
+    )
     parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
     parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
     parser.add_argument(

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone, text_config
+from qkscope.capture.prerope import open_tap, prove_pre_rope
 from qkscope.capture.probe import Probe, attention_kind, probe_model
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.errors import CaptureError
+from qkscope.layers import Stage
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.moments.moments import Moments, NonFiniteActivation
 
@@ -31,6 +33,7 @@ class Batch:
     groups: list[int]
     names: list[str]
     lengths: list[int]  # real tokens per row; the rest, on the right, is padding
+    documents: list[int]  # each row's index in the corpus
 
     @property
     def positions(self) -> NDArray[np.int64] | None:
@@ -46,13 +49,19 @@ class Batch:
         return sum(self.lengths)
 
 
-def make_batch(windows: Sequence[Sequence[int] | NDArray[Any]], groups: list[int], names: list[str]) -> Batch:
+Keep = Callable[[int, Batch], NDArray[np.int64] | None]
+Watch = Callable[[AttentionCall, Batch], None]
+
+
+def make_batch(
+    windows: Sequence[Sequence[int] | NDArray[Any]], groups: list[int], names: list[str], documents: list[int]
+) -> Batch:
     """Windows of any lengths as one batch, padded on the right."""
     lengths = [len(window) for window in windows]
     ids = np.zeros((len(windows), max(lengths)), dtype=np.int64)
     for row, window in enumerate(windows):
         ids[row, : lengths[row]] = np.asarray(window, dtype=np.int64)
-    return Batch(ids, groups, names, lengths)
+    return Batch(ids, groups, names, lengths, documents)
 
 
 def collect_moments(
@@ -62,14 +71,23 @@ def collect_moments(
     *,
     probe: Probe | None = None,
     provenance: Mapping[str, Any] | None = None,
+    stage: Stage = "post_rope",
+    keep: Keep | None = None,
+    watch: Watch | None = None,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
-    """Every head's moments over all batches; `done` hears of each finished batch."""
+    """Every head's moments over all batches, after or before rotation; `done` hears of each finished batch.
+
+    `keep` gives the positions a layer sums of a batch, -1 for tokens that a sample leaves out (all by default);
+    `watch` is shown every attention call as well.
+    """
     found = probe or probe_model(model)
+    if stage == "pre_rope":
+        prove_pre_rope(model, found.layers)
     moments = Moments(layout, found.layers, {"n_layers": found.n_layers, **(provenance or {})})
     backbone = text_backbone(model)
-    collector = _Collector(moments, text_config(model))
-    with evaluation(backbone), Tap(backbone, collector.observe) as tap:
+    collector = _Collector(moments, text_config(model), keep, watch)
+    with evaluation(backbone), open_tap(backbone, collector.observe, stage) as tap:
         for batch in batches:
             collector.start(batch)
             run_backbone(backbone, torch.from_numpy(batch.ids), collector.mask)
@@ -82,9 +100,11 @@ def collect_moments(
 class _Collector:
     """Hands each attention call of the current batch to the moments."""
 
-    def __init__(self, moments: Moments, config: Any) -> None:
+    def __init__(self, moments: Moments, config: Any, keep: Keep | None, watch: Watch | None) -> None:
         self._moments = moments
         self._config = config
+        self._keep = keep
+        self._watch = watch
         self._batch: Batch | None = None
         self._positions: NDArray[np.int64] | None = None
         self.mask: torch.Tensor | None = None
@@ -104,10 +124,13 @@ class _Collector:
             raise CaptureError(
                 f"layer {call.layer} now calls with {kind[0]} attention (window {kind[1]}), but the probe saw {facts}"
             )
+        positions = self._positions if self._keep is None else self._keep(call.layer, batch)
         try:
-            self._moments.add(call.layer, call.query, call.key, positions=self._positions, groups=batch.groups)
+            self._moments.add(call.layer, call.query, call.key, positions=positions, groups=batch.groups)
         except NonFiniteActivation as error:
             raise error.in_document(batch.names[error.row]) from None
+        if self._watch is not None:
+            self._watch(call, batch)
 
 
 def _require_all_called(tap: Tap, probe: Probe) -> None:

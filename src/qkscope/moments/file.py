@@ -108,10 +108,13 @@ def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
 def _assemble(about: Mapping[str, Any], arrays: Arrays) -> Moments:
     from qkscope.moments.moments import LayerMoments, Moments
 
+    stored = about["layout"]
     layout = Layout(
-        tuple(int(edge) for edge in about["layout"]["edges"]),
-        int(about["layout"]["groups"]),
-        int(about["layout"]["skip_positions"]),
+        edges=tuple(int(edge) for edge in stored["edges"]),
+        groups=int(stored["groups"]),
+        skip_positions=int(stored["skip_positions"]),
+        rate=float(stored["rate"]),
+        seed=int(stored["seed"]),
     )
     facts = [LayerFacts(**layer) for layer in about["layers"]]
     layers: dict[int, LayerMoments] = {}

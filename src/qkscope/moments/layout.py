@@ -19,17 +19,21 @@ PADDING = -1  # the position of a token that is not part of any document
 
 @dataclass(frozen=True)
 class Layout:
-    """The axes of the sums: bucket edges (0 … context), number of document groups, positions left out."""
+    """The axes of the sums: bucket edges (0 … context), number of document groups, tokens left out."""
 
     edges: tuple[int, ...]
     groups: int
     skip_positions: int = 0
+    rate: float = 1.0  # the share of tokens that a sample keeps; 1 is every token
+    seed: int = 0  # of the sample
 
     def __post_init__(self) -> None:
         if len(self.edges) < 2 or self.edges[0] != 0 or any(a >= b for a, b in pairwise(self.edges)):
             raise ValueError(f"bucket edges must rise from 0, got {self.edges}")
         if self.groups < 1:
             raise ValueError("there must be at least one document group")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"a sampling rate is above 0 and at most 1, not {self.rate}")
         if not 0 <= self.skip_positions < self.context:
             raise ValueError(f"skip_positions {self.skip_positions} leaves nothing of {self.context} positions")
 

@@ -52,7 +52,7 @@ class LiveSums:
 
     def _centred(self, vectors: Tensor, piece: Piece) -> Tensor:
         heads, width = vectors.shape[1], vectors.shape[3]
-        rows = vectors if len(piece.rows) == vectors.shape[0] else vectors[piece.rows]
+        rows = _rows(vectors, piece.rows)
         tokens = piece.tokens if isinstance(piece.tokens, slice) else torch.from_numpy(piece.tokens)
         buckets = piece.buckets.stop - piece.buckets.start
         chosen = rows[:, :, tokens].to(self.device)
@@ -86,6 +86,13 @@ class LiveSums:
             SecondMoments(pivot, *(np.ascontiguousarray(part[:, : self._buckets]) for part in every)),
             SecondMoments(pivot, *(np.ascontiguousarray(part[:, self._buckets :]) for part in every)),
         )
+
+
+def _rows(vectors: Tensor, rows: list[int]) -> Tensor:
+    """The chosen rows, as a view wherever possible: a padded or sampled batch asks once per row and bucket."""
+    if len(rows) == vectors.shape[0]:
+        return vectors
+    return vectors[rows[0] : rows[0] + 1] if len(rows) == 1 else vectors[rows]
 
 
 def _locate(vectors: Tensor, piece: Piece) -> NonFinite:

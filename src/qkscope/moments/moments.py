@@ -187,10 +187,11 @@ class Moments:
         return {layer: int(settled[layer].buckets["q"].n[0].sum()) if layer in settled else 0 for layer in self.layers}
 
     def require_complete(self) -> int:
-        """The tokens per layer, after checking that all layers saw the same ones."""
+        """The tokens per layer, after checking that all layers saw the same ones (a sample draws per layer)."""
         self._require_whole()
         tokens = self.tokens()
-        if len(set(tokens.values())) != 1 or not any(tokens.values()):
+        uneven = len(set(tokens.values())) != 1 and self.layout.rate == 1
+        if uneven or not all(tokens.values()):
             raise InputError(f"layers were not all given the same tokens (layer: tokens): {tokens}")
         return next(iter(tokens.values()))
 

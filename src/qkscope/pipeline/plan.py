@@ -21,6 +21,7 @@ from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
+from qkscope.vectors.sample import published_rate
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class CheckpointPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that will go through the model."""
+        """Tokens that will go through the model (a sample sums fewer of them)."""
         return len(self.documents) * self.context
 
     @property
@@ -68,6 +69,8 @@ class CheckpointPlan:
             "edges": self.layout.edges,
             "groups": self.layout.groups,
             "skip_positions": self.layout.skip_positions,
+            "sample": None if self.layout.rate == 1 else [self.layout.rate, self.layout.seed],
+            "stage": self.study.stage,
             "dtype": self.study.dtype,
             "batch_tokens": self.study.batch_tokens,
         }
@@ -165,10 +168,18 @@ def _plan_one(
         tokenizer_source=tokenizer_source,
         corpus=corpus,
         documents=corpus.usable(context),
-        layout=Layout(edges, study.groups, study.skip_positions),
+        layout=_layout(study, edges),
         blueprint=layers,
         study=study,
     )
+
+
+def _layout(study: Study, edges: tuple[int, ...]) -> Layout:
+    """The sums' axes; the published protocol keeps one token in as many as a bucket has positions."""
+    seed = study.sample_seed()
+    if seed is None:
+        return Layout(edges, study.groups, study.skip_positions)
+    return Layout(edges, study.groups, study.skip_positions, published_rate(edges[-1]), seed)
 
 
 class _Corpora:

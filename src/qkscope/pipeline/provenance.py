@@ -50,6 +50,8 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "tokens": plan.tokens,
         "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context),
         "skip_positions": plan.layout.skip_positions,
+        "protocol": plan.study.protocol,
+        "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
         "layers": [facts.to_json() for facts in probe.layers],
         "fingerprint": plan.fingerprint(),
         "environment": environment(),

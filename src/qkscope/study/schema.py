@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from qkscope.layers import Stage
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,99}")
 # Windows cannot hold files of these names, whatever their extension.
 RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
@@ -109,7 +111,7 @@ class Study(_Strict):
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1, max_length=10_000)]
     documents: Documents
     protocol: Literal["exact", "published"] = "exact"  # every token; or the published study's samples
-    stage: Literal["post_rope", "pre_rope"] = "post_rope"  # what the scores are made of; or before rotation
+    stage: Stage = "post_rope"  # what the scores are made of; or before rotation
     layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0)]] = "all"  # the table says what each layer was
     heads: Literal["all"] | Heads = "all"
     components: Annotated[int, Field(ge=1, le=1024)] = 10  # as published

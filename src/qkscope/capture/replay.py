@@ -1,0 +1,159 @@
+"""Ask an attention layer, at its kernel's door, which queries and keys another rotation would give.
+
+Hooks know which modules that take `position_embeddings` are running, and on what. When a call reaches its kernel,
+the innermost of them can be run once more on the same inputs with other embeddings; that second run ends where
+its kernel would start, so it costs the projections only. The real run sees nothing of it: caches are left out,
+and mappings through which layers share keys (Gemma 3n, Gemma 4) are shadowed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, MutableMapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkscope.capture.tap import Observer, Tap
+from qkscope.errors import CaptureError
+
+POSITIONS = "position_embeddings"
+
+
+class ReplayTap(Tap):
+    """A tap whose observer may ask, for the call it is shown, what other position embeddings would have given."""
+
+    def __init__(self, backbone: nn.Module, observer: Observer) -> None:
+        super().__init__(backbone, observer)
+        self._running: list[tuple[nn.Module, inspect.BoundArguments]] = []  # outermost first
+        self._calling: nn.Module | None = None  # the module whose kernel call is being observed
+        self._replaying = False
+        self._shadows: dict[int, dict[Any, Any]] = {}  # id(mapping) -> what replays of this forward put there
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> ReplayTap:
+        super().__enter__()
+        for module in self._backbone.modules():
+            signature = inspect.signature(module.forward)
+            if POSITIONS in signature.parameters:
+                entering = functools.partial(self._entering, signature)
+                self._handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(self._leaving))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._running.clear()
+        self._shadows.clear()
+        super().__exit__(kind, error, trace)
+
+    def _start_forward(self, *_: Any) -> None:
+        super()._start_forward()
+        self._running.clear()
+        self._shadows.clear()
+
+    def _entering(
+        self, signature: inspect.Signature, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._running.append((module, signature.bind(*args, **kwargs)))
+
+    def _leaving(self, module: nn.Module, *_: Any) -> None:
+        while self._running and self._running.pop()[0] is not module:
+            pass
+
+    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, window: int | None) -> None:
+        """As in `Tap`, except that a replay ends here."""
+        if self._replaying:
+            raise _AtKernel(module, query, key)
+        self._calling = module
+        try:
+            super().see(module, query, key, kernel, window)
+        finally:
+            self._calling = None
+
+    def replay(self, change: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
+        """The observed call's queries and keys with `change` applied to its layer's position embeddings."""
+        if not self._running or self._running[-1][1].arguments.get(POSITIONS) is None:
+            raise CaptureError("its attention is given no position embeddings")
+        module, bound = self._running[-1]
+        depth = len(self._running)
+        again = self._inputs(bound, change(bound.arguments[POSITIONS]))
+        self._replaying = True
+        try:
+            module.forward(*again.args, **again.kwargs)
+        except _AtKernel as reached:
+            if reached.module is not self._calling:
+                raise CaptureError("its position embeddings are given to several attention layers at once") from None
+            return reached.query, reached.key
+        finally:
+            self._replaying = False
+            del self._running[depth:]
+        raise CaptureError("its attention, called again on the same inputs, did not reach its kernel")
+
+    def _inputs(self, bound: inspect.BoundArguments, embeddings: Any) -> inspect.BoundArguments:
+        """The same inputs with other embeddings and nothing that the replay could change for the real run."""
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                arguments[name] = {key: self._private(key, given) for key, given in value.items()}
+            else:
+                arguments[name] = self._private(name, value)
+        arguments[POSITIONS] = embeddings
+        return inspect.BoundArguments(bound.signature, arguments)
+
+    def _private(self, name: str, value: Any) -> Any:
+        if name == "past_key_values":
+            return None  # queries and keys are of the same tokens (the tap checked), so there is no past to miss
+        if not isinstance(value, MutableMapping):
+            return value
+        shadow = self._shadows.setdefault(id(value), {})
+        for key, item in value.items():
+            shadow.setdefault(key, item)
+        return shadow
+
+
+class _AtKernel(BaseException):
+    """Ends a replay; no Exception, so that no modeling code takes it for a failure of its own."""
+
+    def __init__(self, module: nn.Module, query: Tensor, key: Tensor) -> None:
+        super().__init__()
+        self.module, self.query, self.key = module, query, key
+
+
+def half_turn(embeddings: Any) -> Any:
+    """The rotation with 180° added in every plane that turns at all: rotated coordinates change sign."""
+    parts, zeros = _rotation(embeddings)
+    still = functools.reduce(torch.logical_or, (zero.flatten(0, -2).all(dim=0) for zero in zeros))  # (planes,)
+    return _like(embeddings, [torch.where(still, part, -part) for part in parts])
+
+
+def at_rest(embeddings: Any) -> Any:
+    """No rotation: every token gets what the model itself gives to position 0, which also keeps its scale."""
+    parts, zeros = _rotation(embeddings)
+    still = functools.reduce(torch.logical_or, (zero.all(dim=-1) for zero in zeros))  # (..., tokens)
+    places = still.nonzero()
+    if not len(places):
+        raise CaptureError("no token is at position 0, where its rotation is none, so no rotation cannot be expressed")
+    first = tuple(places[0].tolist())
+    return _like(embeddings, [part[first].expand_as(part).clone() for part in parts])
+
+
+def _rotation(embeddings: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of a rotation, and where its sines are zero (of two tensors either may hold the sines)."""
+    if isinstance(embeddings, Tensor) and embeddings.is_complex():
+        return [embeddings], [embeddings.imag == 0]
+    pair = isinstance(embeddings, tuple | list) and len(embeddings) == 2
+    if pair and all(isinstance(part, Tensor) and part.shape == embeddings[0].shape for part in embeddings):
+        return list(embeddings), [part == 0 for part in embeddings]
+    raise CaptureError("its position embeddings are neither (cos, sin) nor complex numbers")
+
+
+def _like(embeddings: Any, parts: list[Tensor]) -> Any:
+    return parts[0] if isinstance(embeddings, Tensor) else type(embeddings)(parts)

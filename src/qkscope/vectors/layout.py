@@ -1,0 +1,177 @@
+"""The layout of qk-sniffer datasets: one folder `l{LL}h{HH}{q|k}` per head, parquet files inside.
+
+Columns: bucket, example_id (the document), position, vector, sliding_window (null on full attention), and in some
+datasets token_str. Folder names are parsed into numbers and only those numbers travel on; paths come from listing
+directories, never from what a file says. Files written by qkscope also carry what it knows of the layer and the
+model (`FileFacts`) in the parquet schema's metadata, which other readers ignore.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from qkscope.layers import LayerFacts
+from qkscope.vectors.errors import VectorsError
+
+Kind = Literal["q", "k"]
+
+COLUMNS = ("bucket", "example_id", "position", "vector", "sliding_window")
+DATA_FILE = "data.parquet"
+METADATA_KEY = b"qkscope"
+SEARCH_DEPTH = 2  # the predecessor nests a model's heads in a folder of the model's name, its README in the root
+MAX_NUMBER = 9999  # layers and heads; more is a slip
+
+_STRICT = re.compile(r"l([0-9]{2,4})h([0-9]{2,4})([qk])")
+_LOOSE = re.compile(r"l[0-9]+h[0-9]+[qk]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, order=True)
+class HeadName:
+    """One head's queries or keys."""
+
+    layer: int
+    head: int
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.layer <= MAX_NUMBER and 0 <= self.head <= MAX_NUMBER and self.kind in ("q", "k")):
+            raise ValueError(f"impossible head: layer {self.layer}, head {self.head}, kind {self.kind!r}")
+
+    @property
+    def folder(self) -> str:
+        """The folder's name: `l03h11q`."""
+        return f"l{self.layer:02d}h{self.head:02d}{self.kind}"
+
+
+def parse_head(name: str) -> HeadName | None:
+    """The head a folder holds; None for any other folder. A name that nearly fits is refused, not skipped."""
+    found = _STRICT.fullmatch(name)
+    if found:
+        head = HeadName(int(found[1]), int(found[2]), "q" if found[3] == "q" else "k")
+        if head.folder == name:
+            return head
+    if _LOOSE.fullmatch(name):
+        raise VectorsError(f"folder {name!r} is not named as l03h11q is: rename it, so that its head is certain")
+    return None
+
+
+@dataclass(frozen=True)
+class VectorFolders:
+    """A dataset's heads and their parquet files."""
+
+    root: Path
+    files: Mapping[HeadName, tuple[Path, ...]]
+
+    def heads(self, layer: int, kind: Kind) -> tuple[int, ...]:
+        """The heads of one kind that a layer has, rising."""
+        return tuple(sorted(name.head for name in self.files if (name.layer, name.kind) == (layer, kind)))
+
+    def layers(self) -> tuple[int, ...]:
+        """Layers with queries, rising: without a query there is no head to analyse."""
+        return tuple(sorted({name.layer for name in self.files if name.kind == "q"}))
+
+
+def find_vectors(folder: Path | str) -> VectorFolders:
+    """The heads below `folder`, which holds them itself or in one folder inside (as the predecessor nests them)."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise VectorsError(f"{root}: there is no such folder of vectors")
+    roots = _dataset_roots(root, SEARCH_DEPTH)
+    if not roots:
+        raise VectorsError(f"{root}: no head folder such as l00h00q in it; it is not a dataset of vectors")
+    if len(roots) > 1:
+        names = ", ".join(str(each.relative_to(root)) for each in roots[:5])
+        raise VectorsError(f"{root}: holds {len(roots)} datasets ({names}); give the folder of one of them")
+    found: dict[HeadName, tuple[Path, ...]] = {}
+    for path in _subfolders(roots[0]):
+        head = _parse_at(path)
+        if head is not None:
+            found[head] = _parquet_files(path)
+    if not any(head.kind == "q" for head in found):
+        raise VectorsError(f"{roots[0]}: has key heads only (l..h..k); add the query heads (l..h..q)")
+    return VectorFolders(roots[0], dict(sorted(found.items())))
+
+
+def _dataset_roots(folder: Path, depth: int) -> list[Path]:
+    inside = _subfolders(folder)
+    if any(_parse_at(path) is not None for path in inside):
+        return [folder]
+    return [root for path in inside for root in _dataset_roots(path, depth - 1)] if depth else []
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _parse_at(path: Path) -> HeadName | None:
+    try:
+        return parse_head(path.name)
+    except VectorsError as error:
+        raise error.within(str(path.parent)) from None
+
+
+def _parquet_files(folder: Path) -> tuple[Path, ...]:
+    # Hidden names are temporaries of a writer or a download.
+    files = tuple(sorted(path for path in folder.glob("*.parquet") if not path.name.startswith(".")))
+    if not files:
+        raise VectorsError(f"{folder}: has no parquet file; download it again, or remove the folder")
+    return files
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What qkscope writes beside the vectors, so that nothing about the model has to be inferred from them."""
+
+    layer: LayerFacts
+    n_layers: int
+    context: int
+    rate: float
+    seed: int
+
+    def to_metadata(self) -> dict[bytes, bytes]:
+        """For the arrow schema."""
+        return {METADATA_KEY: json.dumps(asdict(self), sort_keys=True).encode()}
+
+
+def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) -> FileFacts | None:
+    """A file's facts; None where another program wrote it. Facts that do not fit the folder are refused."""
+    raw = (metadata or {}).get(METADATA_KEY)
+    if raw is None:
+        return None
+    try:
+        told: dict[str, Any] = json.loads(raw)
+        facts = FileFacts(
+            LayerFacts(**told["layer"]),
+            int(told["n_layers"]),
+            int(told["context"]),
+            float(told["rate"]),
+            int(told["seed"]),
+        )
+        heads = facts.layer.q_heads if head.kind == "q" else facts.layer.kv_heads
+        fits = facts.layer.layer == head.layer < facts.n_layers and head.head < heads and facts.context > 0
+    except (ValueError, TypeError, KeyError) as error:
+        raise VectorsError(
+            f"its qkscope metadata cannot be understood ({type(error).__name__}): write it again"
+        ) from None
+    if not fits:
+        raise VectorsError(f"its qkscope metadata is of another head than {head.folder}: it was moved or renamed")
+    return facts
+
+
+def arrow_schema(width: int, facts: FileFacts | None = None) -> Any:
+    """The predecessor's arrow schema for vectors of `width`."""
+    import pyarrow as pa
+
+    fields = [
+        ("bucket", pa.int32()),
+        ("example_id", pa.int32()),
+        ("position", pa.int32()),
+        ("vector", pa.list_(pa.float32(), width)),
+        ("sliding_window", pa.int64()),
+    ]
+    return pa.schema(fields, metadata=facts.to_metadata() if facts else None)
