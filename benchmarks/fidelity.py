@@ -207,8 +207,8 @@ def page(rows: list[dict]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "Two components of nearly equal variance can turn into each other under the smallest rounding, which moves their",
-        "r and nothing else. The largest difference in r_q is at: "
+        "Two components of nearly equal variance can turn into each other under the smallest rounding, which moves",
+        "their r and nothing else. The largest difference in r_q is at: "
         + "; ".join(f"{row['model']}, {row['worst']}" for row in rows)
         + ".",
     ]

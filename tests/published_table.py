@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+import qkscope
 from qkscope.analysis.results import load_results
 from qkscope.analysis.summary_tables import build_tables
 
-PUBLISHED = Path(__file__).parent / "data" / "published"
+PUBLISHED = Path(qkscope.__file__).parent / "data/published/smollm3-3b"  # the numbers that ship with the package
 N_LAYERS, N_HEADS, N_SAMPLED = 36, 16, 300
 HEADS_PER_BIN = (30, 38, 20, 26, 25, 41, 17, 38, 26, 39)  # method section 4
 SELECTED = (0, 1, 3, 5, 7, 9)  # the six published portraits

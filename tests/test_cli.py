@@ -21,11 +21,11 @@ def test_help_teaches(capsys):
         main(["--help"])
     assert done.value.code == 0
     shown = capsys.readouterr().out
-    for word in ("run", "report", "capture", "analyze", "inspect", "demo", "start here"):
+    for word in ("run", "report", "compare", "capture", "analyze", "inspect", "demo", "start here"):
         assert word in shown
     assert main([]) == 0
     assert "start here" in capsys.readouterr().out
-    for command in ("run", "report", "capture", "analyze", "inspect", "demo"):
+    for command in ("run", "report", "compare", "capture", "analyze", "inspect", "demo"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         assert "example" in capsys.readouterr().out
@@ -77,6 +77,22 @@ def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):
     assert list(pd.read_csv("tables/qk.csv")["model"].unique()) == ["two", "one"]
     assert main(["analyze", *files]) == 2
     assert "need --out" in capsys.readouterr().err
+
+
+def test_compare_tells_by_its_exit_code(world, tmp_path, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "study.yaml", "--out", "out"]) == 0
+    assert main(["run", "study.yaml", "--out", "again"]) == 0
+    assert main(["compare", "out", "--with", "again"]) == 0
+    assert "comparison: " in capsys.readouterr().out
+    table = pd.read_csv("again/qk.csv")
+    table.loc[0, "r_q"] += 0.01
+    table.to_csv("again/qk.csv", index=False)
+    assert main(["compare", "out", "--with", "again"]) == 1
+    assert main(["compare", "out", "--with", "published:smollm3-3b"]) == 2
+    assert main(["compare", "out", "--with", "published:nothing"]) == 2
+    assert "published:smollm3-3b" in capsys.readouterr().err
 
 
 def test_inspect_a_study_and_a_model(world, tmp_path, checkpoints, monkeypatch, capsys):

@@ -332,9 +332,14 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def one_line(text: str) -> str:
+    """Text from a file as one printable line: control characters would break an SVG, a card or a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _text(value: object) -> str | None:
     """One line of text, or None for anything else."""
-    return " ".join(value.split()) or None if isinstance(value, str) else None
+    return one_line(value) or None if isinstance(value, str) else None
 
 
 def _whole(value: object) -> int | None:

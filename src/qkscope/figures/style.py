@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import blended_transform_factory
 
-from qkscope.analysis.results import Study, phase_segments
+from qkscope.analysis.results import Study, one_line, phase_segments
 from qkscope.analysis.taxonomy import (
     CONTENT_FOCUSED,
     K_POSITIONAL,
@@ -83,7 +83,7 @@ def shorten(text: str, characters: int) -> str:
 
 def plain(text: str, characters: int = AXIS_LABEL_CHARACTERS) -> str:
     """Text of a study, ready for matplotlib: shortened, and `$` is a dollar sign rather than mathematics."""
-    return shorten(text, characters).replace("$", r"\$")
+    return shorten(one_line(text), characters).replace("$", r"\$")
 
 
 def new_figure(width: float, height: float, study: Study, headline: str, note: str = "") -> Figure:

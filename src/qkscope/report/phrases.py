@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from qkscope.analysis.results import Checkpoint
+from qkscope.analysis.results import Checkpoint, one_line
 from qkscope.report.findings import Agreement, Curve, Step, Trend, Verdict
 from qkscope.report.noise import Change
 
@@ -56,7 +56,7 @@ def listed(items: Sequence[str]) -> str:
 
 def escape(text: str, characters: int = NAME_CHARACTERS) -> str:
     """Text of a study as plain Markdown text: one line, shortened, nothing in it is markup."""
-    line = " ".join(text.split())
+    line = one_line(text)
     if len(line) > characters:
         tail = (characters - 1) // 2
         line = f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
@@ -65,7 +65,7 @@ def escape(text: str, characters: int = NAME_CHARACTERS) -> str:
 
 def code(text: str) -> str:
     """Text of a study as a Markdown code span, whatever backticks it contains."""
-    line = " ".join(text.split()) or "?"
+    line = one_line(text) or "?"
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, pad = "`" * (longest + 1), " " if longest else ""
     return f"{fence}{pad}{line}{pad}{fence}"
