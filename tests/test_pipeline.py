@@ -16,7 +16,7 @@ from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.tap import Tap
 from qkscope.errors import ActivationError, DocumentError, InputError, ModelError, QkscopeError
 from qkscope.moments.file import read_provenance
-from qkscope.pipeline.events import Silent
+from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import run_study
 from qkscope.pipeline.plan import make_plan
 from qkscope.study.load import load_study
@@ -142,7 +142,7 @@ def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, t
     path = out / "moments/one.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"one\.safetensors: .*truncated"):
-        analyze_folder(out, Silent(), "x", components=None, window=None)
+        analyze_folder(out, Events(), "x", components=None, window=None)
     run_study(world(), out)
     assert (out / "qk.csv").read_bytes() == expected
     flipped = bytearray(path.read_bytes())
@@ -155,7 +155,7 @@ def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, t
     assert (out / "qk.csv").read_bytes() == expected
 
 
-class Heard(Silent):
+class Heard(Events):
     """Keeps why something was done again."""
 
     def __init__(self):

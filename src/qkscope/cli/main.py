@@ -256,7 +256,7 @@ def _add_demo(commands: Any) -> None:
         "Train a small SmolLM3 on the sources of Python's standard library through pre-training stages and two\n"
         "long-context phases, save ten checkpoints, and run the ordinary study on them.\n"
         "Run again, it uses the checkpoints that are there.",
-        "examples:\n  qkscope demo\n  qkscope demo --steps 0.25 --out /tmp/quick-demo",
+        "examples:\n  qkscope demo\n  qkscope demo --steps 0.25 --out quick-demo",
     )
     parser.add_argument("--out", metavar="DIR", default="results/demo", help="results folder (default: results/demo)")
     parser.add_argument(

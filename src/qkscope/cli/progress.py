@@ -90,7 +90,7 @@ class _Meter:
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
-class PlainEvents:
+class PlainEvents(Events):
     """One line per event, and one every ten seconds of long work."""
 
     def __init__(self, say: Callable[[str], None], every: float = LINE_SECONDS) -> None:
@@ -165,7 +165,7 @@ class PlainEvents:
         return True
 
 
-class BarEvents:
+class BarEvents(Events):
     """One bar for the documents of the running checkpoint; finished ones become lines above it."""
 
     def __init__(self, bars: Any) -> None:

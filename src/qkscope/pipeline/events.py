@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from qkscope.pipeline.plan import CheckpointPlan, Plan
 
 
-class Events(Protocol):
-    """Called by the pipeline, in this order; no method needs to do anything."""
+class Events:
+    """Called by the pipeline as it goes. This one says nothing; others override what they want to hear of."""
 
     def surveying(self, documents: int) -> None:
         """So many documents have been read and measured."""
@@ -36,34 +34,3 @@ class Events(Protocol):
 
     def wrote(self, path: str) -> None:
         """A result file is in place."""
-
-
-class Silent:
-    """No reports."""
-
-    def surveying(self, documents: int) -> None:
-        """Nothing."""
-
-    def planned(self, plan: Plan) -> None:
-        """Nothing."""
-
-    def reused(self, plan: CheckpointPlan) -> None:
-        """Nothing."""
-
-    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
-        """Nothing."""
-
-    def started(self, plan: CheckpointPlan) -> None:
-        """Nothing."""
-
-    def advanced(self, documents: int, tokens: int) -> None:
-        """Nothing."""
-
-    def finished(self, plan: CheckpointPlan, seconds: float) -> None:
-        """Nothing."""
-
-    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
-        """Nothing."""
-
-    def wrote(self, path: str) -> None:
-        """Nothing."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qkscope.errors import located
 from qkscope.pipeline.checkpoint import VectorSample, capture_checkpoint
-from qkscope.pipeline.events import Events, Silent
+from qkscope.pipeline.events import Events
 from qkscope.pipeline.plan import CheckpointPlan, Plan, make_plan
 from qkscope.pipeline.tables import STUDY_YAML, analyze_study
 from qkscope.study.load import StudyFile, load_study
@@ -32,7 +32,7 @@ def run_study(
     options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
 ) -> Path:
     """Capture and analyze a whole study; returns the results folder."""
-    reports = events or Silent()
+    reports = events or Events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = Path(out) if out is not None else Path("results") / file.study.study
     plan = make_plan(file, reports.surveying)
