@@ -14,7 +14,7 @@ import qkscope
 from families import tiny
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.tap import Tap
-from qkscope.errors import ActivationError, DocumentError, InputError, ModelError, QkscopeError
+from qkscope.errors import ActivationError, DocumentError, InputError, ModelError, QkscopeError, QkscopeWarning
 from qkscope.moments.file import read_provenance
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import run_study
@@ -268,6 +268,20 @@ def test_different_documents_for_different_contexts_are_pointed_out(world, tmp_p
     plan = make_plan(load_study(world()))
     assert [len(each.documents) for each in plan.checkpoints] == [7, 6]
     assert any("different documents (6 to 7 of them)" in note for note in plan.notes())
+    assert any("2 of 8 documents are left out at checkpoint 'two'" in note for note in plan.notes())
+
+
+def test_precision_and_device_are_chosen_with_reasons():
+    from qkscope.capture.load import choose_device, choose_dtype
+
+    assert choose_dtype("auto", "cpu", None) == torch.float32
+    assert choose_dtype("float32", "cpu", None) == torch.float32
+    assert choose_dtype("bfloat16", "cuda", None) == torch.bfloat16
+    with pytest.warns(QkscopeWarning, match="dtype bfloat16 on a CPU is slow"):
+        assert choose_dtype("bfloat16", "cpu", None) == torch.bfloat16
+    assert choose_device("cuda:1") == "cuda:1"
+    with pytest.raises(ModelError, match="device 'gpu' is none that torch knows"):
+        choose_device("gpu")
 
 
 def test_the_notebook_way(checkpoints, tmp_path):

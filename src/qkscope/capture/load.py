@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from qkscope.capture.hub import explain, pinned
 from qkscope.capture.source import ModelSource
-from qkscope.errors import ModelError
+from qkscope.errors import ModelError, QkscopeWarning
 
 
 def choose_device(device: str) -> str:
@@ -28,6 +29,13 @@ def choose_dtype(dtype: str, device: str, config: Any) -> Any:
     import torch
 
     if dtype != "auto":
+        if device == "cpu" and dtype != "float32":
+            warnings.warn(
+                f"dtype {dtype} on a CPU is slow, and bfloat16 ends the process on machines whose AMX units are not "
+                "usable (ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 avoids that); dtype: auto uses float32 there",
+                QkscopeWarning,
+                stacklevel=2,
+            )
         return getattr(torch, dtype)
     if device == "cpu":
         return torch.float32

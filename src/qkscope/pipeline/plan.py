@@ -107,6 +107,13 @@ class Plan:
     def notes(self) -> list[str]:
         """What a careful reader should know before believing a comparison between checkpoints."""
         notes = []
+        fewest = min(self.checkpoints, key=lambda plan: len(plan.documents))
+        left_out = len(fewest.corpus.documents) - len(fewest.documents)
+        if left_out:
+            notes.append(
+                f"{left_out} of {len(fewest.corpus.documents)} documents are left out at checkpoint "
+                f"{fewest.checkpoint.name!r}, because they have fewer than its {fewest.context} tokens"
+            )
         counts = {len(plan.documents) for plan in self.checkpoints}
         if len(counts) > 1:
             notes.append(
