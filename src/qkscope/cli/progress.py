@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from qkscope.cli.describe import cost_line, count, plan_summary, size
@@ -24,10 +24,16 @@ def progress(stream: TextIO | None = None) -> Iterator[Events]:
     """The right kind of progress for where the output goes."""
     out = stream or sys.stderr
     if not out.isatty():
-        yield PlainEvents(lambda line: print(line, file=out, flush=True))
+        yield PlainEvents(lambda line: _tell(line, out))
         return
     with _bars(out) as bars:
         yield BarEvents(bars)
+
+
+def _tell(line: str, out: TextIO) -> None:
+    """Print a line if anybody still listens: hours of work do not end because a terminal was closed."""
+    with suppress(OSError, ValueError):
+        print(line, file=out, flush=True)
 
 
 @contextmanager
@@ -127,6 +133,13 @@ class PlainEvents(Events):
         """Say why work is done again."""
         self._say(f"{plan.checkpoint.name}: captured again: {reason}")
 
+    def resumed(self, plan: CheckpointPlan, shards: int, documents: int) -> None:
+        """Part of the work is there already."""
+        self._documents += documents
+        self._meter.skip(documents * plan.context)
+        total = len(plan.shards())
+        self._say(f"{plan.checkpoint.name}: {shards} of {total} shards are there from an earlier run, going on")
+
     def started(self, plan: CheckpointPlan) -> None:
         """A new checkpoint."""
         self._number += 1
@@ -196,6 +209,12 @@ class BarEvents(Events):
         """A line."""
         self._lines.replacing(plan, reason)
 
+    def resumed(self, plan: CheckpointPlan, shards: int, documents: int) -> None:
+        """Move the bar to where the earlier run stopped."""
+        self._meter.skip(documents * plan.context)
+        self._lines.resumed(plan, shards, documents)
+        self._bars.update(self._task, advance=documents)
+
     def started(self, plan: CheckpointPlan) -> None:
         """A new bar."""
         self._drop()
@@ -239,9 +258,8 @@ class _PlainTraining:
         if time.monotonic() < self._next and step.checkpoint == self._checkpoint:
             return
         self._next, self._checkpoint = time.monotonic() + LINE_SECONDS, step.checkpoint
-        print(
+        _tell(
             f"training: step {step.step} of {step.total_steps}, {step.phase}, towards {step.checkpoint}, loss "
             f"{step.loss:.2f}, {count(step.tokens_per_second)} tokens/s",
-            file=self._out,
-            flush=True,
+            self._out,
         )

@@ -76,9 +76,10 @@ class Corpus:
             )
         return indices
 
-    def tokens_fingerprint(self, context: int) -> str:
-        """sha256 of what a checkpoint with this context is shown: the token ids of every usable document."""
-        return _digest_of([str(context), *(self.documents[i].ids_digest for i in self.usable(context))])
+    def tokens_fingerprint(self, context: int, indices: Sequence[int] | None = None) -> str:
+        """sha256 of what a checkpoint with this context is shown: token ids of all usable documents, or of some."""
+        chosen = self.usable(context) if indices is None else indices
+        return _digest_of([str(context), *(f"{i} {self.documents[i].ids_digest}" for i in chosen)])
 
     def windows(self, tokenizer: Tokenizer, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
         """The token windows of the chosen documents, in order; a document that changed is an error."""

@@ -20,6 +20,9 @@ class Events:
     def replacing(self, plan: CheckpointPlan, reason: str) -> None:
         """Moments are there but cannot be used again, and why; they will be replaced."""
 
+    def resumed(self, plan: CheckpointPlan, shards: int, documents: int) -> None:
+        """So many shards (and documents) of the checkpoint are there from an earlier run."""
+
     def started(self, plan: CheckpointPlan) -> None:
         """The checkpoint's weights are about to be loaded."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from qkscope.errors import located
 from qkscope.pipeline.checkpoint import VectorSample, capture_checkpoint
 from qkscope.pipeline.events import Events
+from qkscope.pipeline.lock import only_run
 from qkscope.pipeline.plan import CheckpointPlan, Plan, make_plan
 from qkscope.pipeline.tables import STUDY_YAML, analyze_study
 from qkscope.study.load import StudyFile, load_study
@@ -48,14 +49,15 @@ def capture_plan(
     options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
 ) -> None:
     """Write the moments of every checkpoint that are not there yet."""
-    _keep_study(plan, folder)
     chosen = [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
-    for number, each in enumerate(chosen, start=1):
-        with located(f"checkpoint {each.checkpoint.name!r}"):
-            capture_checkpoint(each, folder, events, options.vectors)
-            # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
-            if options.evict and all(later.source != each.source for later in chosen[number:]):
-                _evict(each, events)
+    with only_run(folder):
+        _keep_study(plan, folder)
+        for number, each in enumerate(chosen, start=1):
+            with located(f"checkpoint {each.checkpoint.name!r}"):
+                capture_checkpoint(each, folder, events, options.vectors)
+                # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
+                if options.evict and all(later.source != each.source for later in chosen[number:]):
+                    _evict(each, events)
 
 
 def _evict(plan: CheckpointPlan, events: Events) -> None:

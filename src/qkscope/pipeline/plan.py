@@ -25,6 +25,14 @@ from qkscope.vectors.sample import published_rate
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A block of a checkpoint's documents: the unit that is finished or not."""
+
+    number: int
+    documents: tuple[int, ...]  # indices into the corpus
+
+
+@dataclass(frozen=True)
 class CheckpointPlan:
     """One checkpoint's work."""
 
@@ -59,13 +67,19 @@ class CheckpointPlan:
         """The Hub commit that the revision stands for."""
         return self.source.revision if self.source.kind == "hub" else None
 
-    def fingerprint(self) -> str:
-        """A hash of everything the moments depend on; equal means they need not be computed again."""
+    def shards(self) -> list[Shard]:
+        """The documents in blocks: a function of the study alone, never of the machine or the number of workers."""
+        size = max(1, self.study.shard_tokens // self.context)
+        starts = range(0, len(self.documents), size)
+        return [Shard(number, tuple(self.documents[at : at + size])) for number, at in enumerate(starts)]
+
+    def fingerprint(self, shard: Shard | None = None) -> str:
+        """A hash of everything the moments (of one shard) depend on; equal means they need not be made again."""
         facts = {
             "schema": SCHEMA,
             "model": self.commit or weights_fingerprint(self.source),
             "config": self.checkpoint.config,
-            "tokens": self.corpus.tokens_fingerprint(self.context),
+            "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else None),
             "edges": self.layout.edges,
             "groups": self.layout.groups,
             "skip_positions": self.layout.skip_positions,
@@ -73,6 +87,7 @@ class CheckpointPlan:
             "stage": self.study.stage,
             "dtype": self.study.dtype,
             "batch_tokens": self.study.batch_tokens,
+            "shard_tokens": None if shard else self.study.shard_tokens,
         }
         return f"sha256:{hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()}"
 

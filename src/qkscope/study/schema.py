@@ -120,6 +120,7 @@ class Study(_Strict):
     skip_positions: Annotated[int, Field(ge=0)] = 0  # attention sinks sit at position 0
     matched_window: Tokens | None = None  # the shortest context by default
     batch_tokens: Positive = 8192  # tokens per forward pass; documents are never split
+    shard_tokens: Positive = 2**22  # what a run that is killed loses at most; a shard is a whole number of documents
     figure_checkpoints: list[str] | None = None  # which checkpoints the phase portraits show
 
     @field_validator("heads", mode="before")
