@@ -484,7 +484,7 @@ def test_a_hub_dataset_is_a_snapshot_of_its_parquet_files(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("GatedRepoError", "its owner asks for consent first: accept at huggingface.co/datasets/a/b"),
+        ("GatedRepoError", "its owner asks for consent first: accept on its page"),
         ("RepositoryNotFoundError", "there is no such dataset, or it is private"),
         ("RevisionNotFoundError", "there is no such revision"),
         ("LocalEntryNotFoundError", "not in the cache and the Hub cannot be reached"),

@@ -18,7 +18,7 @@ def download_vectors(repo_id: str, revision: str | None = None) -> Path:
     try:
         found = Path(snapshot_download(repo_id, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"]))
     except errors.GatedRepoError:
-        reason = f"its owner asks for consent first: accept at huggingface.co/datasets/{repo_id}, then log in"
+        reason = "its owner asks for consent first: accept on its page, then set HF_TOKEN"
     except errors.RepositoryNotFoundError:
         reason = "there is no such dataset, or it is private: check the name, or log in with a token that may read it"
     except errors.RevisionNotFoundError:
