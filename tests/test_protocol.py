@@ -109,6 +109,18 @@ def test_a_run_keeps_vectors_on_request_and_only_once(world, tmp_path, monkeypat
     assert file.stat().st_mtime_ns == written
 
 
+def test_vectors_of_another_run_do_not_pass_for_this_ones(world, tmp_path, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 0
+    assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.25"]) == 2
+    assert "holds vectors of another run or rate; remove it" in capsys.readouterr().err
+    world(stage="pre_rope")
+    assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 2
+    assert "checkpoint 'one'" in capsys.readouterr().err
+    assert main(["run", "study.yaml", "--out", "out"]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -11,7 +11,6 @@ over: it takes two minutes, and a half-trained series continued elsewhere would 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from qkscope.demo import made
 from qkscope.demo.corpus import DemoCorpus, load_corpus, write_documents
 from qkscope.demo.settings import CheckpointPlan, DemoProgress, DemoSettings
 from qkscope.errors import InputError
+from qkscope.files import write_text
 
 STUDY_HEADER = "# Made by `qkscope demo`. Copy it before you change it: the demo writes it anew.\n"
 
@@ -98,6 +98,4 @@ def write_study(path: Path, text: str) -> None:
     """Write the file in one go, and only if it changes."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, text)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
+from qkscope.files import replacing
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout
 from qkscope.moments.second import SecondMoments
@@ -43,18 +42,8 @@ def save_moments(moments: Moments, path: Path | str) -> str:
     about = json.dumps(_about(moments), sort_keys=True, ensure_ascii=False)
     checksum = _checksum(about, arrays)
     metadata = {"format": "qkscope-moments", "schema": str(SCHEMA), "about": about, "sha256": checksum}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    try:
+    with replacing(path) as temporary:
         save_file(arrays, temporary, metadata=metadata)
-        _make_durable(Path(temporary))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        _make_durable(path.parent)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
     return checksum
 
 
@@ -198,11 +187,3 @@ def _checksum(about: str, arrays: Arrays) -> str:
         digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data if array.size else b"")
     return digest.hexdigest()
-
-
-def _make_durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.documents.tokens import batches, group_of
-from qkscope.errors import MomentsFileError
+from qkscope.errors import InputError, MomentsFileError
+from qkscope.files import remove_unfinished
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.plan import CheckpointPlan, Shard
 from qkscope.pipeline.tables import moments_path
+from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positions
 
 if TYPE_CHECKING:
@@ -38,13 +40,16 @@ def capture_checkpoint(plan: CheckpointPlan, folder: Path, events: Events, vecto
     """One checkpoint's moments, shard by shard, unless they are there and still hold."""
     path, kept = moments_path(folder, plan.checkpoint.name), vectors_path(folder, plan.checkpoint.name)
     missing = None if vectors is None or kept.is_dir() else (kept, vectors)
-    if _still_holds(path, plan.fingerprint(), plan, events) and missing is None:
+    holds = _still_holds(path, plan.fingerprint(), plan, events)
+    if vectors is not None and kept.is_dir():
+        _require_same_sample(kept, plan, vectors, holds)
+    if holds and missing is None:
         events.reused(plan)
         return
     events.started(plan)
     begun = time.perf_counter()
     parts = folder / "moments" / ".shards" / plan.checkpoint.name
-    _clean(path.parent, parts)
+    remove_unfinished(path.parent, parts)
     # Vectors are kept of a whole checkpoint or not at all, so where they are wanted every shard runs.
     done = [] if missing else [shard for shard in plan.shards() if _shard_holds(parts, shard, plan, events)]
     if done:
@@ -59,16 +64,16 @@ def capture_checkpoint(plan: CheckpointPlan, folder: Path, events: Events, vecto
     events.finished(plan, time.perf_counter() - begun)
 
 
+def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
+    """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
+    rate = published_rate(plan.context) if wanted.rate is None else wanted.rate
+    if not holds or stored_sample(kept) != (rate, wanted.seed):
+        raise InputError(f"{kept} holds vectors of another run or rate; remove it, or give another --out")
+
+
 def shard_path(parts: Path, shard: Shard) -> Path:
     """Where a shard's moments wait until the checkpoint is whole."""
     return parts / f"{shard.number:06d}.safetensors"
-
-
-def _clean(*folders: Path) -> None:
-    """Remove temporary files that a killed run left; the lock says that no living run owns them."""
-    for folder in folders:
-        for temporary in folder.glob(".*.tmp"):
-            temporary.unlink(missing_ok=True)
 
 
 def _shard_holds(parts: Path, shard: Shard, plan: CheckpointPlan, events: Events) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,7 @@ from qkscope.analysis.heads import HeadSample, LayerChoice
 from qkscope.analysis.qk_table import COMPONENTS, qk_table, stack_tables, windows_table
 from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
 from qkscope.errors import InputError, located
+from qkscope.files import write_text
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
@@ -152,17 +151,3 @@ def _provenance(
         },
         "environment": environment(),
     }
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -14,9 +14,9 @@ from qkscope.analysis.qk_table import COMPONENTS
 from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV
 from qkscope.analysis.vectors_table import table_from_vectors
 from qkscope.errors import InputError, located
+from qkscope.files import write_text
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
 from qkscope.pipeline.events import Events
-from qkscope.pipeline.tables import write_text
 from qkscope.study.schema import NAME
 from qkscope.vectors.hub import download_vectors
 from qkscope.vectors.read import Reading, open_vectors

@@ -163,6 +163,19 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
     return facts
 
 
+def stored_sample(folder: Path) -> tuple[float, int] | None:
+    """(rate, seed) of a dataset that qkscope wrote; None where another program wrote it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    head, files = next(iter(find_vectors(folder).files.items()))
+    try:
+        facts = facts_from_metadata(pq.read_schema(files[0]).metadata, head)
+    except (pa.ArrowException, OSError) as error:
+        raise VectorsError(f"{files[0]}: not a readable parquet file ({error})") from None
+    return None if facts is None else (facts.rate, facts.seed)
+
+
 def arrow_schema(width: int, facts: FileFacts | None = None) -> Any:
     """The predecessor's arrow schema for vectors of `width`."""
     import pyarrow as pa
