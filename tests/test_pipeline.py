@@ -161,8 +161,8 @@ class Heard(Events):
     def __init__(self):
         self.reasons = []
 
-    def replacing(self, plan, reason):
-        self.reasons.append(reason)
+    def found(self, state):
+        self.reasons += state.unusable
 
 
 def test_a_sample_of_heads(world, tmp_path):

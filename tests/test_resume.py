@@ -12,11 +12,11 @@ import pytest
 
 from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
-from qkscope.pipeline.checkpoint import shard_path
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import run_study
 from qkscope.pipeline.lock import only_run
 from qkscope.pipeline.plan import make_plan
+from qkscope.pipeline.shards import shard_path
 from qkscope.study.load import load_study
 
 
@@ -31,13 +31,13 @@ class Told(Events):
         self.resumed_shards, self.reasons, self.documents = [], [], 0
         self._left = stop_after
 
-    def resumed(self, plan, shards, documents):
-        self.resumed_shards.append((plan.checkpoint.name, shards, documents))
+    def found(self, state):
+        self.reasons += state.unusable
+        if state.done:
+            documents = sum(len(shard.documents) for shard in state.done)
+            self.resumed_shards.append((state.plan.checkpoint.name, len(state.done), documents))
 
-    def replacing(self, plan, reason):
-        self.reasons.append(reason)
-
-    def advanced(self, documents, tokens):
+    def advanced(self, plan, documents, tokens):
         self.documents += documents
         if self._left is not None:
             self._left -= 1
@@ -146,9 +146,8 @@ def test_two_runs_on_one_folder(study, tmp_path):
     run_study(study(), tmp_path / "out")  # the lock file is still there, its holder is not
 
 
-def test_shard_files_are_named_by_number(tmp_path, study):
-    shard = make_plan(load_study(study())).checkpoints[1].shards()[2]
-    assert shard_path(tmp_path, shard).name == "000002.safetensors"
+def test_shard_files_are_named_by_number(tmp_path):
+    assert shard_path(tmp_path, "two", 2) == tmp_path / "moments/.shards/two/000002.safetensors"
 
 
 def test_a_run_goes_on_when_nobody_listens_any_more(study, tmp_path, expected):

@@ -6,6 +6,7 @@ happened. The command line prints the message alone and exits with `exit_code`.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 
 class QkscopeError(Exception):
@@ -40,12 +41,40 @@ class CaptureError(InputError):
     """The model's queries and keys cannot be captured without doubt about what they are."""
 
 
-class ActivationError(QkscopeError):
+class BatchError(QkscopeError):
+    """The model failed on a batch; `documents` are the corpus indices of what was in it."""
+
+    documents: tuple[int, ...] = ()
+
+
+class OutOfMemory(BatchError):
+    """A batch does not fit into the device's memory."""
+
+
+class DocumentFailure(BatchError):
+    """The model fails on one document, and which one is known."""
+
+    name: str = ""
+    reason: str = ""
+
+    @classmethod
+    def of(cls, document: int, name: str, reason: str) -> Self:
+        """The failure of the document with this index in the corpus."""
+        failure = cls(f"document {name}: {reason}; leave it out of the study, or give --skip-bad-documents")
+        failure.documents, failure.name, failure.reason = (document,), name, reason
+        return failure
+
+
+class ActivationError(DocumentFailure):
     """A query or key is NaN or infinite."""
 
 
 class MomentsFileError(InputError):
     """A moments file is damaged, foreign, or of another schema version."""
+
+
+class StorageError(QkscopeError):
+    """A file cannot be written: no space, no permission."""
 
 
 class TableError(InputError):

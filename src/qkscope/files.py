@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from qkscope.errors import StorageError
 
 TEMPORARY = ".tmp"  # how the name of an unfinished file ends; it starts with a dot
 
@@ -14,18 +17,55 @@ TEMPORARY = ".tmp"  # how the name of an unfinished file ends; it starts with a 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write; it takes the name `path` when the block is left without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
-    os.close(handle)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
+        os.close(handle)
+        try:
+            yield Path(name)
+            _make_durable(Path(name))
+            os.chmod(name, 0o644)  # mkstemp makes files private
+            os.replace(name, path)
+            _make_durable(path.parent)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say which file could not be written and what to do, where the system only says why."""
     try:
-        yield Path(name)
-        _make_durable(Path(name))
-        os.chmod(name, 0o644)  # mkstemp makes files private
-        os.replace(name, path)
-        _make_durable(path.parent)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}); {_advice(error)}") from error
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that could not be written, before hours of work; creates nothing."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    with writing(folder):
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK) or _read_only(there):
+            raise PermissionError(errno.EACCES, f"{there} is read-only")
+
+
+def _read_only(folder: Path) -> bool:
+    """Whether the file system is mounted so (which even root cannot write)."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY) if hasattr(os, "statvfs") else False
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "what is finished is kept: free some space and run the same command again"
+    return "what is finished is kept: see to the folder (or give another --out) and run the same command again"
+
+
+def write_bytes(path: Path, contents: bytes) -> None:
+    """Write a file whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(contents)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -30,15 +30,77 @@ def run(options: argparse.Namespace) -> int:
 
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
-    from qkscope.pipeline.checkpoint import VectorSample
     from qkscope.pipeline.execute import CaptureOptions
+    from qkscope.pipeline.runner import VectorSample
 
     # 0 stands for `--vectors` without a rate; argparse has no other way to tell it from a missing option.
     rate = options.vectors
     if rate is not None and not 0 <= rate <= 1:
         raise InputError(f"--vectors {rate:g}: a share of tokens is above 0 and at most 1")
     sample = None if rate is None else VectorSample(rate or None)
-    return CaptureOptions(only=getattr(options, "checkpoint", ()), evict=options.evict, vectors=sample)
+    return CaptureOptions(
+        only=getattr(options, "checkpoint", ()),
+        evict=options.evict,
+        vectors=sample,
+        skip_bad_documents=options.skip_bad_documents,
+        engine=options.engine,
+        workers=options.workers,
+        address=options.ray_address,
+        cpus_per_worker=options.cpus_per_worker,
+        gpus_per_worker=options.gpus_per_worker,
+    )
+
+
+def status(options: argparse.Namespace) -> int:
+    """`qkscope status`."""
+    from qkscope.cli.describe import describe_status
+    from qkscope.pipeline.status import read_status
+
+    print("\n".join(describe_status(read_status(Path(options.results)))))
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """`qkscope plan`."""
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.execute import results_folder
+    from qkscope.pipeline.plan import make_plan
+    from qkscope.pipeline.shards import look
+    from qkscope.study.load import load_study
+
+    quiet_libraries()
+    file = load_study(options.study)
+    with progress() as events:
+        made = make_plan(file, events.surveying)
+    numbered = made.numbered_shards()
+    numbers = list(range(len(numbered)))
+    if options.left:
+        states = [look(each, results_folder(file, options.out)) for each in made.checkpoints]
+        missing = {(state.plan.checkpoint.name, shard.number) for state in states for shard in state.left}
+        numbers = [k for k in numbers if (numbered[k][0].checkpoint.name, numbered[k][1].number) in missing]
+    if options.count:
+        print(len(numbers))
+        return 0
+    out = ["--out", options.out] if options.out else []
+    for number in numbers:
+        print(shlex.join(["qkscope", "shard", options.study, str(number), *out]))
+    return 0
+
+
+def shard(options: argparse.Namespace) -> int:
+    """`qkscope shard`."""
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.execute import CaptureOptions, capture_shard, results_folder
+    from qkscope.pipeline.plan import make_plan
+    from qkscope.study.load import load_study
+
+    quiet_libraries()
+    file = load_study(options.study)
+    with progress() as events:
+        made = make_plan(file, events.surveying)
+        chosen = CaptureOptions(skip_bad_documents=options.skip_bad_documents)
+        capture_shard(made, options.number, results_folder(file, options.out), events, chosen)
+    return 0
 
 
 def report(options: argparse.Namespace) -> int:
@@ -73,7 +135,7 @@ def draw_report(folder: Path) -> None:
 def capture(options: argparse.Namespace) -> int:
     """`qkscope capture`."""
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import capture_plan
+    from qkscope.pipeline.execute import capture_plan, results_folder
     from qkscope.pipeline.plan import make_plan
     from qkscope.study.load import load_study
 
@@ -82,11 +144,11 @@ def capture(options: argparse.Namespace) -> int:
     unknown = set(options.checkpoint) - {checkpoint.name for checkpoint in file.study.checkpoints}
     if unknown:
         raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
-    folder = Path(options.out) if options.out else Path("results") / file.study.study
+    folder = results_folder(file, options.out)
     with progress() as events:
-        plan = make_plan(file, events.surveying)
-        events.planned(plan)
-        capture_plan(plan, folder, events, capture_options(options))
+        made = make_plan(file, events.surveying)
+        events.planned(made)
+        capture_plan(made, folder, events, capture_options(options))
     print(f"moments: {folder}/moments/")
     return 0
 

@@ -11,6 +11,7 @@ from qkscope.layers import LayerFacts, attention_summary
 
 if TYPE_CHECKING:
     from qkscope.pipeline.plan import CheckpointPlan, Plan
+    from qkscope.pipeline.status import Status
 
 DEFAULT_CONTEXT = 4096  # where a config states no maximum
 
@@ -53,6 +54,52 @@ def cost_line(plan: Plan) -> str:
     )
 
 
+def describe_status(status: Status) -> list[str]:
+    """How far a run is."""
+    rows = [("checkpoint", "done", "running", "left", "tokens", "time so far")]
+    for each in status.checkpoints:
+        rows.append(
+            (
+                each.name,
+                f"{each.done} of {each.shards}",
+                str(each.running or "-"),
+                str(each.left or "-"),
+                f"{count(each.tokens_done)} of {count(each.tokens)}",
+                clock(each.seconds) if each.seconds else "-",
+            )
+        )
+    done, total = sum(each.done for each in status.checkpoints), sum(each.shards for each in status.checkpoints)
+    lines = [f"study {status.study}: {done} of {total} shards are done", "", *table(rows), ""]
+    skipped = sum(each.skipped for each in status.checkpoints)
+    if skipped:
+        lines.append(f"note: {skipped} documents were left out because the model fails on them (see the provenance)")
+    return [*lines, *_status_words(status, done == total)]
+
+
+def _status_words(status: Status, whole: bool) -> list[str]:
+    running = sum(each.running for each in status.checkpoints)
+    if status.alive:
+        who = "process {pid} on {host}, since {since}".format(
+            **{"pid": "?", "host": "?", "since": "?", **status.holder}
+        )
+        state = f"running: {running} shards at a time ({who})" if running else f"in use ({who})"
+    elif whole:
+        state = "finished" if status.tables else "all shards are there; `qkscope run` makes the tables"
+    else:
+        state = "not running; `qkscope run` goes on where it stopped"
+    seconds = status.seconds_left()
+    if whole:
+        return [state]
+    left = "unknown until a shard is finished" if seconds is None else f"about {clock(seconds)}"
+    return [state, f"time left: {left}{'' if running else ' with one worker'}"]
+
+
+def clock(seconds: float) -> str:
+    """1:02:03."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
 def describe_model(model: str, revision: str | None, context: int | None, documents: int) -> list[str]:
     """A model's attention from its config, and what measuring it would cost."""
     from qkscope.capture.blueprint import blueprint
@@ -90,7 +137,7 @@ def describe_model(model: str, revision: str | None, context: int | None, docume
 
 def plan_summary(each: CheckpointPlan) -> str:
     """One checkpoint in half a line."""
-    return f"{each.checkpoint.name}: {len(each.documents)} documents x {each.context} tokens"
+    return f"{len(each.documents)} documents x {each.context} tokens"
 
 
 def _layer_rows(layers: Sequence[LayerFacts]) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 from qkscope._version import __version__
 from qkscope.errors import QkscopeError, QkscopeWarning
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
+INTERRUPTED = 130  # what a shell reports for Ctrl-C; SIGTERM brings its own code
 
 DESCRIPTION = """\
 See how the attention heads of a language model learn position.
@@ -29,7 +29,8 @@ EPILOG = """\
 start here:
   qkscope demo                       train ten tiny checkpoints and analyze them, no network, three minutes
   qkscope inspect STUDY              what a run would do and cost, before it does it
-  qkscope run STUDY                  capture and analyze; results in results/<study>/
+  qkscope run STUDY                  capture and analyze; results in results/<study>/; goes on where it stopped
+  qkscope status RESULTS             how far a run is, and how long it will take
   qkscope report RESULTS             draw the figures and write their cards
   qkscope compare RESULTS --with X   whether it reproduces published numbers or another run
 """
@@ -60,7 +61,9 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, QkscopeError):
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; everything already written is kept, run the same command to go on", INTERRUPTED
+        code = int(getattr(error, "exit_code", INTERRUPTED))
+        how = "interrupted" if code == INTERRUPTED else "terminated"
+        return f"{how}; everything finished is kept, run the same command to go on", code
     return f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1
 
 
@@ -75,7 +78,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qkscope {__version__}")
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_report, _add_compare, _add_capture, _add_analyze, _add_inspect, _add_demo):
+    for add in (
+        _add_run,
+        _add_status,
+        _add_report,
+        _add_compare,
+        _add_inspect,
+        _add_plan,
+        _add_shard,
+        _add_capture,
+        _add_analyze,
+        _add_demo,
+    ):
         add(commands)
     return parser
 
@@ -114,8 +128,11 @@ def _add_run(commands: Any) -> None:
         "run",
         "capture every checkpoint of a study and write its tables",
         "Capture every checkpoint of a study and write qk.csv, qk_matched.csv, qk_windows.csv and provenance.json.\n"
-        "Moments that are already there and still hold are used again, so running it twice costs nothing.",
-        "example:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3",
+        "What is already there and still holds is used again: a run that was stopped or killed goes on where it was,\n"
+        "and running it twice costs nothing. The tables are the same bytes with any engine and number of workers.",
+        "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
+        "  qkscope run study.yaml --workers 8                  eight processes, one per GPU\n"
+        "  qkscope run study.yaml --engine ray --ray-address auto   on the Ray cluster of this machine",
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
@@ -137,6 +154,89 @@ def _add_capture_options(parser: argparse.ArgumentParser) -> None:
         help="also keep raw vectors of this share of tokens, one parquet file per head, in <results>/vectors/ "
         "(without RATE: one token in as many as a position bucket has)",
     )
+    _add_skip_option(parser)
+    _add_engine_options(parser)
+
+
+def _add_skip_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--skip-bad-documents",
+        action="store_true",
+        help="leave out documents that make the model fail instead of stopping; they are listed in the provenance",
+    )
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--engine", default="local", metavar="NAME", help="local (default) or ray (pip install 'qkscope[ray]')"
+    )
+    where.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="local: so many processes, which share the GPUs and cores (default: 1, in this process); "
+        "ray: so many workers (default: as many as the cluster has room for)",
+    )
+    where.add_argument(
+        "--ray-address", metavar="ADDRESS", help="a running Ray cluster: auto, host:port or ray://host:port"
+    )
+    where.add_argument("--cpus-per-worker", type=float, metavar="N", help="ray: default 1 beside a GPU, else a node's")
+    where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _add_status(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "status",
+        "status",
+        "how far a run is: shards done, running, left, and the time left",
+        "Read from the results folder alone: works beside a run, after it died, and for shards that run elsewhere\n"
+        "on a shared disk.",
+        "example:\n  qkscope status results/smollm3",
+    )
+    parser.add_argument("results", metavar="RESULTS", help="the results folder of a started run")
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "plan",
+        "plan",
+        "the shards of a study as commands, for a batch system",
+        "Print one `qkscope shard` command per shard, in plan order; run them anywhere that sees the results folder,\n"
+        "in any order, with any number at a time, then `qkscope run` to make the tables.",
+        "examples:\n  qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml\n"
+        "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
+        "$SLURM_ARRAY_TASK_ID",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    parser.add_argument("--count", action="store_true", help="print only the number of shards")
+    parser.add_argument("--left", action="store_true", help="only shards that are not there yet")
+
+
+def _add_shard(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "shard",
+        "shard",
+        "run exactly one shard of a study",
+        "Run one shard of the plan and write its moments; the last shard of a checkpoint also merges it.\n"
+        "A shard that is there already costs nothing. `qkscope plan` lists them, `qkscope run` makes the tables.",
+        "example:\n  qkscope shard study.yaml 12 --out results/smollm3",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    _add_skip_option(parser)
 
 
 def _add_report(commands: Any) -> None:

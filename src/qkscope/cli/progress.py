@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from qkscope.cli.describe import cost_line, count, plan_summary, size
+from qkscope.cli.describe import clock, cost_line, count, plan_summary, size
 from qkscope.pipeline.events import Events
 
 if TYPE_CHECKING:
     from qkscope.demo.settings import DemoProgress
     from qkscope.pipeline.plan import CheckpointPlan, Plan
+    from qkscope.pipeline.shards import CheckpointState
 
 LINE_SECONDS = 10.0  # between two plain lines of the same work
 
@@ -32,7 +34,8 @@ def progress(stream: TextIO | None = None) -> Iterator[Events]:
 
 def _tell(line: str, out: TextIO) -> None:
     """Print a line if anybody still listens: hours of work do not end because a terminal was closed."""
-    with suppress(OSError, ValueError):
+    # RuntimeError: a signal arrived in the middle of another line.
+    with suppress(OSError, ValueError, RuntimeError):
         print(line, file=out, flush=True)
 
 
@@ -87,13 +90,12 @@ class _Meter:
         self.done += tokens
 
     def rate(self) -> float:
-        return self.done / max(time.monotonic() - self._begun, 1e-9)
+        return max(0, self.done) / max(time.monotonic() - self._begun, 1e-9)
 
     def left(self) -> str:
-        if not self.done:
+        if self.done <= 0:
             return "unknown"
-        seconds = int((self.total - self.done) / self.rate())
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return clock((self.total - self.done) / self.rate())
 
 
 class PlainEvents(Events):
@@ -104,10 +106,8 @@ class PlainEvents(Events):
         self._every = every
         self._meter = _Meter()
         self._next = time.monotonic() + every
-        self._documents = 0
-        self._number = 0
-        self._plan: CheckpointPlan | None = None
-        self._checkpoints = 0
+        self._documents: Counter[str] = Counter()
+        self._numbers: dict[str, str] = {}
 
     def surveying(self, documents: int) -> None:
         """A line now and then."""
@@ -116,60 +116,73 @@ class PlainEvents(Events):
 
     def planned(self, plan: Plan) -> None:
         """What will be done and what it costs."""
-        self._checkpoints = len(plan.checkpoints)
+        total = len(plan.checkpoints)
+        self._numbers = {
+            each.checkpoint.name: f"[{number}/{total}] {each.checkpoint.name}"
+            for number, each in enumerate(plan.checkpoints, start=1)
+        }
         self._meter.start(plan.tokens)
-        self._say(f"study {plan.study.study}: {self._checkpoints} checkpoints, {count(plan.tokens)} tokens")
+        self._say(f"study {plan.study.study}: {total} checkpoints, {count(plan.tokens)} tokens")
         self._say(cost_line(plan))
         for note in plan.notes():
             self._say(f"note: {note}")
 
+    def found(self, state: CheckpointState) -> None:
+        """What an earlier run left: used again, gone on with, or to be made again and why."""
+        plan = state.plan
+        if state.whole:
+            self.reused(plan)
+            if state.skipped:
+                self._say(f"note: {self._name(plan)}: an earlier run left {state.skipped} bad documents out")
+        elif state.done:
+            documents = sum(len(shard.documents) for shard in state.done)
+            self._documents[plan.checkpoint.name] += documents
+            self._meter.skip(documents * plan.context)
+            total = len(plan.shards())
+            self._say(
+                f"{self._name(plan)}: {len(state.done)} of {total} shards are there from an earlier run, going on"
+            )
+        for reason in state.unusable:
+            self._say(f"{self._name(plan)}: to be captured again: {reason}")
+
     def reused(self, plan: CheckpointPlan) -> None:
         """Nothing to do for this one."""
-        self._number += 1
         self._meter.skip(plan.tokens)
-        self._say(f"[{self._number}/{self._checkpoints}] {plan.checkpoint.name}: moments are there already")
-
-    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
-        """Say why work is done again."""
-        self._say(f"{plan.checkpoint.name}: captured again: {reason}")
-
-    def resumed(self, plan: CheckpointPlan, shards: int, documents: int) -> None:
-        """Part of the work is there already."""
-        self._documents += documents
-        self._meter.skip(documents * plan.context)
-        total = len(plan.shards())
-        self._say(f"{plan.checkpoint.name}: {shards} of {total} shards are there from an earlier run, going on")
+        self._say(f"{self._name(plan)}: moments are there already")
 
     def started(self, plan: CheckpointPlan) -> None:
         """A new checkpoint."""
-        self._number += 1
-        self._documents = 0
-        self._plan = plan
-        self._say(f"[{self._number}/{self._checkpoints}] {plan_summary(plan)}")
+        self._say(f"{self._name(plan)}: {plan_summary(plan)}")
 
-    def advanced(self, documents: int, tokens: int) -> None:
+    def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
         """A line now and then."""
-        self._documents += documents
+        self._documents[plan.checkpoint.name] += documents
         self._meter.add(tokens)
-        if self._plan is not None and self._due():
+        if self._due():
             self._say(
-                f"[{self._number}/{self._checkpoints}] {self._plan.checkpoint.name}: {self._documents} of "
-                f"{len(self._plan.documents)} documents, {count(self._meter.rate())} tokens/s, "
-                f"{self._meter.left()} left"
+                f"{self._name(plan)}: {self._documents[plan.checkpoint.name]} of {len(plan.documents)} documents, "
+                f"{count(self._meter.rate())} tokens/s, {self._meter.left()} left"
             )
+
+    def noted(self, message: str) -> None:
+        """A line."""
+        self._say(f"note: {message}")
 
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
         """The checkpoint is safe."""
         rate = count(plan.tokens / max(seconds, 1e-9))
-        self._say(f"[{self._number}/{self._checkpoints}] {plan.checkpoint.name}: {seconds:.1f} s, {rate} tokens/s")
+        self._say(f"{self._name(plan)}: {seconds:.1f} s, {rate} tokens/s")
 
     def evicted(self, plan: CheckpointPlan, freed: int) -> None:
         """Disk is free again."""
-        self._say(f"{plan.checkpoint.name}: {size(freed)} left the cache")
+        self._say(f"{self._name(plan)}: {size(freed)} left the cache")
 
     def wrote(self, path: str) -> None:
         """A result."""
         self._say(f"wrote {path}")
+
+    def _name(self, plan: CheckpointPlan) -> str:
+        return self._numbers.get(plan.checkpoint.name, plan.checkpoint.name)
 
     def _due(self) -> bool:
         if time.monotonic() < self._next:
@@ -178,72 +191,50 @@ class PlainEvents(Events):
         return True
 
 
-class BarEvents(Events):
-    """One bar for the documents of the running checkpoint; finished ones become lines above it."""
+class BarEvents(PlainEvents):
+    """A bar for the documents of each running checkpoint; all else becomes lines above the bars."""
 
     def __init__(self, bars: Any) -> None:
+        # Names are data: never markup. The bars move by themselves, so no lines in between.
+        super().__init__(lambda line: bars.console.print(line, markup=False, highlight=False), every=math.inf)
         self._bars = bars
-        # Names are data: never markup. The bar moves by itself, so no lines in between.
-        self._lines = PlainEvents(lambda line: bars.console.print(line, markup=False, highlight=False), every=math.inf)
-        self._task: Any = None
-        self._meter = _Meter()
+        self._reading: Any = None
+        self._running: dict[str, Any] = {}
 
     def surveying(self, documents: int) -> None:
         """A bar without an end: nobody knows yet how many there are."""
-        if self._task is None:
-            self._task = self._bars.add_task("reading documents", total=None, what="")
-        self._bars.update(self._task, completed=documents)
+        if self._reading is None:
+            self._reading = self._bars.add_task("reading documents", total=None, what="")
+        self._bars.update(self._reading, completed=documents)
 
     def planned(self, plan: Plan) -> None:
         """Lines above the bar."""
-        self._drop()
-        self._meter.start(plan.tokens)
-        self._lines.planned(plan)
-
-    def reused(self, plan: CheckpointPlan) -> None:
-        """A line."""
-        self._meter.skip(plan.tokens)
-        self._lines.reused(plan)
-
-    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
-        """A line."""
-        self._lines.replacing(plan, reason)
-
-    def resumed(self, plan: CheckpointPlan, shards: int, documents: int) -> None:
-        """Move the bar to where the earlier run stopped."""
-        self._meter.skip(documents * plan.context)
-        self._lines.resumed(plan, shards, documents)
-        self._bars.update(self._task, advance=documents)
+        if self._reading is not None:
+            self._bars.remove_task(self._reading)
+            self._reading = None
+        super().planned(plan)
 
     def started(self, plan: CheckpointPlan) -> None:
-        """A new bar."""
-        self._drop()
-        self._lines.started(plan)
-        self._task = self._bars.add_task(plan.checkpoint.label, total=len(plan.documents), what="loading")
+        """A new bar, from where an earlier run stopped."""
+        super().started(plan)
+        name = plan.checkpoint.name
+        self._running[name] = self._bars.add_task(
+            plan.checkpoint.label, total=len(plan.documents), completed=self._documents[name], what="loading"
+        )
 
-    def advanced(self, documents: int, tokens: int) -> None:
+    def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
         """Move the bar."""
-        self._meter.add(tokens)
+        super().advanced(plan, documents, tokens)
         what = f"documents  {count(self._meter.rate())} tokens/s  whole run: {self._meter.left()} left"
-        self._bars.update(self._task, advance=documents, what=what)
+        if plan.checkpoint.name in self._running:
+            self._bars.update(self._running[plan.checkpoint.name], advance=documents, what=what)
 
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
         """The bar becomes a line."""
-        self._drop()
-        self._lines.finished(plan, seconds)
-
-    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
-        """A line."""
-        self._lines.evicted(plan, freed)
-
-    def wrote(self, path: str) -> None:
-        """A line."""
-        self._lines.wrote(path)
-
-    def _drop(self) -> None:
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-            self._task = None
+        task = self._running.pop(plan.checkpoint.name, None)
+        if task is not None:
+            self._bars.remove_task(task)
+        super().finished(plan, seconds)
 
 
 class _PlainTraining:

@@ -6,7 +6,8 @@ is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from qkscope.capture.backbone import evaluation, run_backbone, text_backbone, te
 from qkscope.capture.prerope import open_tap, prove_pre_rope
 from qkscope.capture.probe import Probe, attention_kind, probe_model
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError
+from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError
 from qkscope.layers import Stage
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.moments.moments import Moments, NonFiniteActivation
@@ -90,11 +91,57 @@ def collect_moments(
     with evaluation(backbone), open_tap(backbone, collector.observe, stage) as tap:
         for batch in batches:
             collector.start(batch)
-            run_backbone(backbone, torch.from_numpy(batch.ids), collector.mask)
+            with _blamed_on(batch):
+                run_backbone(backbone, torch.from_numpy(batch.ids), collector.mask)
             done(batch)
     _require_all_called(tap, found)
     moments.require_complete()
     return moments
+
+
+@contextmanager
+def _blamed_on(batch: Batch) -> Iterator[None]:
+    """Turn whatever a model raises into an error that says which documents it was given."""
+    try:
+        yield
+    except QkscopeError:
+        raise
+    except Exception as error:
+        raise _batch_error(batch, error) from error
+
+
+def _batch_error(batch: Batch, error: Exception) -> BatchError:
+    what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    if ran_out_of_memory(error):
+        found: BatchError = OutOfMemory(f"out of memory in a batch of {len(batch.names)} x {batch.ids.shape[1]} tokens")
+    elif len(batch.names) == 1:
+        return DocumentFailure.of(batch.documents[0], batch.names[0], f"the model fails on it ({what})")
+    else:
+        found = BatchError(f"the model failed on a batch of documents ({', '.join(batch.names)}): {what}")
+    found.documents = tuple(batch.documents)
+    return found
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether torch (or Python) could not get memory, on whichever device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
+
+
+# What torch says without a type of its own: the host's allocator, and Apple's.
+_MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def try_alone(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
+    """Why the model fails on this one window, or None if it does not."""
+    backbone = text_backbone(model)
+    try:
+        with evaluation(backbone):
+            run_backbone(backbone, torch.from_numpy(ids[None, :]))
+    except Exception as error:
+        return f"the model fails on it ({type(error).__name__}: {error})"
+    return None
 
 
 class _Collector:
@@ -128,7 +175,7 @@ class _Collector:
         try:
             self._moments.add(call.layer, call.query, call.key, positions=positions, groups=batch.groups)
         except NonFiniteActivation as error:
-            raise error.in_document(batch.names[error.row]) from None
+            raise error.in_document(batch.documents[error.row], batch.names[error.row]) from None
         if self._watch is not None:
             self._watch(call, batch)
 

@@ -7,8 +7,11 @@ checksum, so a flipped bit anywhere is found when the file is read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +38,7 @@ Arrays = dict[str, NDArray[Any]]
 
 def save_moments(moments: Moments, path: Path | str) -> str:
     """Write `moments` to a temporary name, make it durable, then rename it; returns the checksum."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path = Path(path)
@@ -43,8 +47,18 @@ def save_moments(moments: Moments, path: Path | str) -> str:
     checksum = _checksum(about, arrays)
     metadata = {"format": "qkscope-moments", "schema": str(SCHEMA), "about": about, "sha256": checksum}
     with replacing(path) as temporary:
-        save_file(arrays, temporary, metadata=metadata)
+        try:
+            save_file(arrays, temporary, metadata=metadata)
+        except SafetensorError as error:  # its own wrapping of what the system said
+            raise _system_error(error) from error
     return checksum
+
+
+def _system_error(error: Exception) -> OSError:
+    """The OSError inside safetensors' error, by the number in its text."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    code = int(number[1]) if number else errno.EIO
+    return OSError(code, os.strerror(code) if number else str(error))
 
 
 def load_moments(path: Path | str) -> Moments:

@@ -261,11 +261,10 @@ class NonFiniteActivation(ActivationError):
         super().__init__(f"{value} in a {kind} of layer {layer}, head {head}, position {position}")
         self.row = row
 
-    def in_document(self, name: str) -> ActivationError:
-        """The same finding, with the document's name; the sums of this batch are not to be used."""
-        return ActivationError(
-            f"document {name}: {self}; the weights or the precision overflow there: try dtype: float32, or leave the "
-            "document out"
+    def in_document(self, document: int, name: str) -> ActivationError:
+        """The same finding, with the document it was found in; the sums of this batch are not to be used."""
+        return ActivationError.of(
+            document, name, f"{self} (the weights or the precision overflow there; dtype: float32 may help)"
         )
 
 

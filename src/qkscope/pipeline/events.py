@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from qkscope.pipeline.plan import CheckpointPlan, Plan
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qkscope.pipeline.plan import CheckpointPlan, Plan
+    from qkscope.pipeline.shards import CheckpointState
 
 
 class Events:
@@ -14,20 +18,20 @@ class Events:
     def planned(self, plan: Plan) -> None:
         """Everything that can be known before a forward pass is known."""
 
+    def found(self, state: CheckpointState) -> None:
+        """What is there of a checkpoint from earlier runs; told of all of them before anything is done again."""
+
     def reused(self, plan: CheckpointPlan) -> None:
         """The checkpoint's moments are on disk already and still hold."""
 
-    def replacing(self, plan: CheckpointPlan, reason: str) -> None:
-        """Moments are there but cannot be used again, and why; they will be replaced."""
-
-    def resumed(self, plan: CheckpointPlan, shards: int, documents: int) -> None:
-        """So many shards (and documents) of the checkpoint are there from an earlier run."""
-
     def started(self, plan: CheckpointPlan) -> None:
-        """The checkpoint's weights are about to be loaded."""
+        """Work on the checkpoint begins: its weights are about to be loaded."""
 
-    def advanced(self, documents: int, tokens: int) -> None:
-        """So many more documents and tokens went through the model."""
+    def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
+        """So many more documents and tokens went through the checkpoint (negative: a shard starts again)."""
+
+    def noted(self, message: str) -> None:
+        """Something the user should know."""
 
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
         """The checkpoint's moments are safe on disk."""

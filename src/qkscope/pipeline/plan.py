@@ -119,6 +119,10 @@ class Plan:
         """Tokens over all checkpoints."""
         return sum(plan.tokens for plan in self.checkpoints)
 
+    def numbered_shards(self) -> list[tuple[CheckpointPlan, Shard]]:
+        """Every shard of the study; its place in this list is its number on the command line."""
+        return [(each, shard) for each in self.checkpoints for shard in each.shards()]
+
     def notes(self) -> list[str]:
         """What a careful reader should know before believing a comparison between checkpoints."""
         notes = []

@@ -1,0 +1,78 @@
+"""The worker's side of every engine: run a task, put its moments where the run will find them."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+from qkscope.moments.moments import Moments
+from qkscope.pipeline.engines.base import Advanced, Finished, Noted, Report, Task
+from qkscope.pipeline.plan import CheckpointPlan, Shard
+from qkscope.pipeline.runner import Hearing, ShardRunner, run_with_vectors
+from qkscope.pipeline.shards import running_shard, shard_path, vectors_path
+
+
+class Worker:
+    """Runs tasks one after the other with one `ShardRunner`; `told` hears of everything."""
+
+    def __init__(
+        self,
+        plans: Sequence[CheckpointPlan],
+        folder: Path,
+        told: Callable[[Report], None],
+        *,
+        skip_bad_documents: bool,
+        shared: bool = True,  # whether the run sees this folder too
+        held: bool = False,  # whether the caller holds the shard's lock already
+    ) -> None:
+        self._plans = plans
+        self._folder = folder
+        self._told = told
+        self._shared, self._lock = shared, shared and not held
+        self._checkpoint = 0
+        hearing = Hearing(
+            advanced=lambda documents, tokens: told(Advanced(self._checkpoint, documents, tokens)),
+            noted=lambda message: told(Noted(f"{self._plans[self._checkpoint].checkpoint.name}: {message}")),
+        )
+        self._runner = ShardRunner(skip_bad_documents=skip_bad_documents, hearing=hearing)
+
+    def run(self, task: Task) -> None:
+        """Run all shards of the task; without a shared folder their moments are told as bytes."""
+        self._checkpoint = task.checkpoint
+        plan = self._plans[task.checkpoint]
+        if task.vectors is not None:
+            kept = vectors_path(self._folder, task.name)
+            with closing(run_with_vectors(self._runner, plan, list(task.shards), kept, task.vectors)) as parts:
+                for shard, moments in parts:
+                    self._deliver(task, shard, moments)
+            return
+        for shard in task.shards:
+            with running_shard(self._folder, task.name, shard) if self._lock else nullcontext():
+                self._deliver(task, shard, self._runner.run(plan, shard))
+
+    def _deliver(self, task: Task, shard: Shard, moments: Moments) -> None:
+        contents = None
+        if self._shared:
+            moments.save(shard_path(self._folder, task.name, shard.number))
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                moments.save(Path(scratch) / "shard.safetensors")
+                contents = (Path(scratch) / "shard.safetensors").read_bytes()
+        self._told(Finished(task.checkpoint, shard.number, contents))
+
+
+def pack(plans: Sequence[CheckpointPlan]) -> bytes:
+    """Plans for another process of this run; tokenizers that checkpoints share are packed once."""
+    return pickle.dumps(list(plans))
+
+
+def unpack(packed: bytes) -> list[CheckpointPlan]:
+    """Plans from the process that started this one."""
+    from transformers.dynamic_module_utils import init_hf_modules
+
+    init_hf_modules()  # configs of custom code can only be unpacked where that code is found
+    plans: list[CheckpointPlan] = pickle.loads(packed)
+    return plans

@@ -1,0 +1,76 @@
+"""`plan.json` in a results folder: what a run is made of, so that its state can be told without model and documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qkscope.errors import InputError
+from qkscope.files import write_text
+from qkscope.pipeline.plan import Plan
+from qkscope.study.schema import Name
+
+PLAN_JSON = "plan.json"
+SCHEMA = 1
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ShardRecord(_Strict):
+    """One shard: how much it is and what its file must say it was made from."""
+
+    documents: Annotated[int, Field(ge=0)]
+    fingerprint: str
+
+
+class CheckpointRecord(_Strict):
+    """One checkpoint of the plan."""
+
+    name: Name
+    context: Annotated[int, Field(ge=1)]
+    fingerprint: str
+    shards: list[ShardRecord]
+
+
+class PlanRecord(_Strict):
+    """A whole plan."""
+
+    schema_: Annotated[int, Field(alias="schema")]
+    study: str
+    checkpoints: list[CheckpointRecord]
+
+
+def write_record(plan: Plan, folder: Path) -> None:
+    """Write the plan into the results folder."""
+    checkpoints = [
+        {
+            "name": each.checkpoint.name,
+            "context": each.context,
+            "fingerprint": each.fingerprint(),
+            "shards": [
+                {"documents": len(shard.documents), "fingerprint": each.fingerprint(shard)} for shard in each.shards()
+            ],
+        }
+        for each in plan.checkpoints
+    ]
+    record = {"schema": SCHEMA, "study": plan.study.study, "checkpoints": checkpoints}
+    write_text(folder / PLAN_JSON, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_record(folder: Path) -> PlanRecord:
+    """Read the plan of a results folder."""
+    path = folder / PLAN_JSON
+    try:
+        record = PlanRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; `qkscope run` and `qkscope shard` write it when they start") from None
+    except (OSError, ValidationError) as error:
+        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]}); run the study again") from None
+    if record.schema_ != SCHEMA:
+        raise InputError(f"{path}: has plan schema {record.schema_}, this qkscope reads {SCHEMA}; run the study again")
+    return record

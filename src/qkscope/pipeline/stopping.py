@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM: the first Ctrl-C lets the shard in flight finish, the second stops at once, SIGTERM always does.
+
+A machine that is about to disappear sends SIGTERM and waits seconds, so there is no time to finish anything.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from qkscope.errors import QkscopeError
+
+
+class Stopped(QkscopeError):
+    """The run was asked to stop and did; what is finished is kept."""
+
+    exit_code = 130  # what a shell reports for Ctrl-C
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. Not an Exception, so that no handler of failures takes it for one."""
+
+    exit_code = 143  # what a shell reports for SIGTERM
+
+
+class Stop:
+    """Whether the run has been asked to stop; engines look before they start another shard."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+@contextmanager
+def stoppable(told: Callable[[], None]) -> Iterator[Stop]:
+    """Listen for the two signals while the block runs; `told` is called at the first Ctrl-C."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield stop
+        return
+
+    def interrupted(signum: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        told()
+
+    def terminated(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupted),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, terminated),
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
