@@ -12,7 +12,8 @@ import signal
 import threading
 import traceback
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,6 +26,7 @@ from qkscope.pipeline.engines.worker import Worker, pack, unpack
 from qkscope.pipeline.stopping import Stop
 
 POLL = 0.5  # seconds between looks at whether the run was asked to stop
+GOODBYE = 10.0  # seconds a worker gets to end by itself
 
 
 class WorkerError(QkscopeError):
@@ -83,9 +85,7 @@ class _Pool:
                 raise self._failure
         finally:
             for member in self._members:
-                member.process.kill()  # idle by now, or the run is being torn down
-                member.process.join()
-                member.connection.close()
+                _end(member)
 
     def _hand_out(self) -> bool:
         """Give free members something to do; whether anybody works."""
@@ -137,9 +137,34 @@ class _Pool:
             gpus=share_of_gpus(self._gpus, number, self._size),
         )
         process = context.Process(target=_serve, args=(theirs, self._packed, setting), daemon=True)
-        process.start()
+        with _ctrl_c_ignored():
+            process.start()
         theirs.close()
         return _Member(number, process, ours)
+
+
+@contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """What is started in the block ignores Ctrl-C from birth: a terminal sends it to all, and the run decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(member: _Member) -> None:
+    """Let an idle worker go home; one that works is not waited for, the run is being torn down."""
+    if member.task is None:
+        with suppress(OSError):  # it died while idle
+            member.connection.send(None)
+        member.process.join(GOODBYE)
+    member.process.kill()
+    member.process.join()
+    member.connection.close()
 
 
 def _ended(code: int | None) -> str:
@@ -200,7 +225,6 @@ class _Failed:
 
 def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
     """Run tasks until the run goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all; the run decides
     if setting.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setting.gpus)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -209,8 +233,7 @@ def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
     torch.set_num_threads(setting.threads)
     _send_warnings(connection)
     worker = Worker(unpack(packed), setting.folder, connection.send, skip_bad_documents=setting.skip_bad_documents)
-    while True:
-        task: Task = connection.recv()
+    while (task := connection.recv()) is not None:
         try:
             worker.run(task)
         except Exception as error:

@@ -8,6 +8,7 @@ dies, its task goes to another and a replacement is asked for, which comes when 
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from qkscope.pipeline.engines.schedule import Schedule
 from qkscope.pipeline.engines.worker import Worker, pack, unpack
 from qkscope.pipeline.stopping import Stop
 
+ANSWER = 20.0  # seconds for a cluster to accept a connection
 POLL = 0.5  # seconds between looks at whether the run was asked to stop
 PATIENCE = 30.0  # seconds without any worker before the user is told that the cluster has no room
 
@@ -46,6 +48,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():  # a notebook's own connection stays open
         yield ray
         return
+    _require_answer(address)
     try:
         ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -54,6 +57,17 @@ def _connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_answer(address: str | None) -> None:
+    """Refuse an address where nobody listens; Ray itself would try for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():  # none, or `auto`: Ray finds it, or says that there is none
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+    except OSError as error:
+        raise InputError(f"--ray-address {address}: no Ray cluster answers there ({error})") from None
 
 
 @contextmanager

@@ -1,0 +1,344 @@
+"""The same study through every engine: other places, other orders, the same bytes."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from qkscope.errors import InputError
+from qkscope.pipeline.engines import engine_names, find_engine
+from qkscope.pipeline.engines.base import Task
+from qkscope.pipeline.engines.local import share_of_gpus
+from qkscope.pipeline.engines.schedule import Schedule, WorkerLost
+from qkscope.pipeline.events import Events
+from qkscope.pipeline.execute import CaptureOptions, run_study
+from qkscope.pipeline.plan import Shard
+from qkscope.pipeline.runner import VectorSample
+from qkscope.pipeline.status import read_status
+
+TWO_WORKERS = CaptureOptions(workers=2)
+
+
+@pytest.fixture
+def study(world):
+    """Six documents: three shards of the second checkpoint and one of the first."""
+    return lambda **changes: world(shard_tokens=512, batch_tokens=256, **changes)
+
+
+@pytest.fixture
+def expected(study, tmp_path):
+    return (run_study(study(), tmp_path / "whole") / "qk.csv").read_bytes()
+
+
+@pytest.fixture
+def long_study(world, tmp_path):
+    """Sixty documents in twelve shards, one document per batch: there is time to kill somebody in the middle."""
+    text = "".join(path.read_text() for path in sorted((tmp_path / "docs").glob("*.txt")))
+    for path in (tmp_path / "docs").glob("*.txt"):
+        path.unlink()
+    for number in range(60):
+        (tmp_path / "docs" / f"{number:02d}.txt").write_text(text[number * 300 : number * 300 + 2000])
+    return lambda **changes: world(shard_tokens=2560, batch_tokens=64, **changes)
+
+
+class Told(Events):
+    """Keeps what it is told, and does something at each batch."""
+
+    def __init__(self, at_batch=lambda: None):
+        self.notes, self.started_names, self._at_batch = [], [], at_batch
+
+    def noted(self, message):
+        self.notes.append(message)
+
+    def started(self, plan):
+        self.started_names.append(plan.checkpoint.name)
+
+    def advanced(self, plan, documents, tokens):
+        self._at_batch()
+
+
+# -- which worker gets what -------------------------------------------------------------------------------
+
+
+def tasks(*shards):
+    """`tasks(2, 3)`: two shards of checkpoint 0, three of checkpoint 1."""
+    return [Task(c, f"c{c}", (Shard(s, (s,)),)) for c, count in enumerate(shards) for s in range(count)]
+
+
+def taken(task):
+    return (task.checkpoint, task.shards[0].number)
+
+
+def test_a_worker_keeps_to_its_checkpoint_then_takes_a_free_one_then_helps():
+    schedule = Schedule(tasks(2, 3))
+    a = schedule.take(None)
+    b = schedule.take(None)
+    assert (taken(a), taken(b)) == ((0, 0), (1, 0))  # the second worker starts the checkpoint nobody has
+    schedule.finish(a)
+    a = schedule.take(0)
+    assert taken(a) == (0, 1)
+    schedule.finish(a)
+    assert taken(schedule.take(0)) == (1, 1)  # its own is used up: it helps
+    schedule.finish(b)
+    assert taken(schedule.take(1)) == (1, 2)
+    assert schedule.take(1) is None
+
+
+def test_help_goes_where_most_is_left():
+    schedule = Schedule(tasks(1, 2, 4))
+    for _ in range(3):
+        schedule.take(None)  # one worker on each checkpoint
+    assert taken(schedule.take(0)) == (2, 1)
+
+
+def test_a_lost_task_is_first_in_line_and_given_up_after_three_deaths():
+    schedule = Schedule(tasks(2))
+    task = schedule.take(None)
+    assert "attempt 2 of 3" in schedule.lose(task, "killed")
+    assert schedule.take(0) == task
+    schedule.lose(task, "killed")
+    schedule.take(0)
+    with pytest.raises(WorkerLost, match=r"checkpoint 'c0', shard 0: 3 workers died over it, the last: killed"):
+        schedule.lose(task, "killed")
+
+
+def test_gpus_are_shared_out():
+    gpus = ["0", "1", "2", "3"]
+    assert [share_of_gpus(gpus, n, 4) for n in range(4)] == [["0"], ["1"], ["2"], ["3"]]
+    assert [share_of_gpus(gpus, n, 2) for n in range(2)] == [["0", "1"], ["2", "3"]]
+    assert [share_of_gpus(gpus, n, 6) for n in range(6)] == [["0"], ["1"], ["2"], ["3"], ["0"], ["1"]]
+    assert share_of_gpus([], 0, 2) == []
+
+
+def test_engines_are_found_by_their_module():
+    assert engine_names() == ["local", "ray"]
+    with pytest.raises(InputError, match="engine 'slurm' is none of local, ray"):
+        find_engine("slurm")
+
+
+# -- worker processes -------------------------------------------------------------------------------------
+
+
+def test_two_workers_make_the_same_bytes(study, tmp_path, expected):
+    told = Told()
+    out = run_study(study(), tmp_path / "out", told, options=TWO_WORKERS)
+    assert (out / "qk.csv").read_bytes() == expected
+    assert sorted(told.started_names) == ["one", "two"]
+    assert not (out / "moments/.shards").exists()
+
+
+def test_vectors_are_kept_by_workers_too(study, tmp_path):
+    options = CaptureOptions(vectors=VectorSample(0.5), workers=2)
+    here = run_study(study(), tmp_path / "here", options=CaptureOptions(vectors=VectorSample(0.5)))
+    there = run_study(study(), tmp_path / "there", options=options)
+    names = sorted(path.relative_to(here) for path in (here / "vectors").rglob("*.parquet"))
+    assert names == sorted(path.relative_to(there) for path in (there / "vectors").rglob("*.parquet"))
+    assert names
+    assert (here / "qk.csv").read_bytes() == (there / "qk.csv").read_bytes()
+
+
+def test_an_error_in_a_worker_keeps_its_type_and_what_is_finished(study, tmp_path, expected):
+    (tmp_path / "docs/zz.txt").write_text("a document that will be gone " * 100)
+    path = study()
+
+    class Remover(Events):
+        def planned(self, plan):
+            (tmp_path / "docs/zz.txt").unlink()
+
+    with pytest.raises(InputError, match="1 documents vanished while the study was running"):
+        run_study(path, tmp_path / "out", Remover(), options=TWO_WORKERS)
+    out = run_study(path, tmp_path / "out", options=TWO_WORKERS)
+    assert (out / "qk.csv").read_bytes() == expected
+
+
+def kill_once():
+    """Kill one worker process at the first batch."""
+    killed = []
+
+    def kill():
+        if not killed:
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+
+    return kill
+
+
+def test_a_worker_that_dies_is_replaced(long_study, tmp_path):
+    expected = (run_study(long_study(), tmp_path / "whole") / "qk.csv").read_bytes()
+    told = Told(kill_once())
+    out = run_study(long_study(), tmp_path / "out", told, options=TWO_WORKERS)
+    assert (out / "qk.csv").read_bytes() == expected
+    [note] = told.notes
+    assert "died (signal SIGKILL); it is given to another worker (attempt 2 of 3)" in note
+
+
+def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path):
+    def kill_all():
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    with pytest.raises(WorkerLost, match=r"3 workers died over it, the last: worker process \d+ died"):
+        run_study(long_study(), tmp_path / "out", Told(kill_all), options=TWO_WORKERS)
+
+
+def test_workers_end_with_a_run_that_is_killed(long_study, tmp_path):
+    long_study()
+    command = [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", "out", "--workers", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    children = []
+    while not list((tmp_path / "out/moments").glob(".shards/*/*.running")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert len(children) >= 2
+    assert not alive
+
+
+# -- batch systems ----------------------------------------------------------------------------------------
+
+
+def qkscope(folder, *arguments, **options):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["qkscope", *arguments], cwd=folder, env=environment, text=True, capture_output=True, check=False, **options
+    )
+
+
+def test_shards_through_xargs(study, tmp_path, expected):
+    study()
+    plan = qkscope(tmp_path, "plan", "study.yaml", "--out", "out")
+    assert plan.stdout.splitlines() == [f"qkscope shard study.yaml {k} --out out" for k in range(4)]
+    assert qkscope(tmp_path, "plan", "study.yaml", "--count").stdout == "4\n"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(
+        ["xargs", "-P", "2", "-I{}", "sh", "-c", "{}"],
+        input=plan.stdout,
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        check=True,
+    )
+    assert qkscope(tmp_path, "plan", "study.yaml", "--out", "out", "--left").stdout == ""
+    status = qkscope(tmp_path, "status", "out").stdout
+    assert "all shards are there; `qkscope run` makes the tables" in status
+    assert sorted(path.name for path in (tmp_path / "out/moments").glob("[!.]*")) == [
+        "one.safetensors",
+        "two.safetensors",
+    ]
+    run = qkscope(tmp_path, "run", "study.yaml", "--out", "out")
+    assert run.stderr.count("moments are there already") == 2
+    assert (tmp_path / "out/qk.csv").read_bytes() == expected
+    assert "finished" in qkscope(tmp_path, "status", "out").stdout
+
+
+def test_a_shard_that_is_not_in_the_plan(study, tmp_path):
+    study()
+    found = qkscope(tmp_path, "shard", "study.yaml", "4")
+    assert found.returncode == 2
+    assert "shard 4: the plan has shards 0 to 3" in found.stderr
+
+
+def test_status_while_it_runs_and_after_it_died(long_study, tmp_path):
+    seen = []
+
+    def look():
+        if len(seen) < 40:
+            seen.append(read_status(tmp_path / "out"))
+        else:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(long_study(), tmp_path / "out", Told(look))
+    assert all(status.alive for status in seen)
+    assert seen[0].seconds_left() is None
+    first = seen[0].checkpoints[0]
+    # 2560 // 64 = 40 documents per shard, so 60 documents are two shards of the checkpoint with 64 tokens.
+    assert (first.shards, first.done, first.running, first.left, first.tokens) == (2, 0, 1, 1, 3840)
+    dead = read_status(tmp_path / "out")
+    assert not dead.alive
+    assert [each.running for each in dead.checkpoints] == [0, 0]
+    assert dead.checkpoints[0].done == 1
+    assert dead.checkpoints[0].tokens_done == 2560
+    pace = dead.checkpoints[0].seconds / 2560
+    assert dead.seconds_left() == pytest.approx(pace * (3840 + 60 * 256 - 2560))
+
+
+def test_status_of_a_folder_without_a_run(tmp_path):
+    with pytest.raises(InputError, match=r"plan\.json: no such file; `qkscope run` and `qkscope shard` write it"):
+        read_status(tmp_path)
+    (tmp_path / "plan.json").write_text('{"schema": 1, "study": "x", "checkpoints": [{"name": "../../etc"}]}')
+    with pytest.raises(InputError, match="cannot be read"):
+        read_status(tmp_path)
+
+
+# -- Ray --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster():
+    """A simulated Ray cluster: `cluster(n)` nodes with one core each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = []
+
+    def make(nodes):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        made.append(cluster)
+        others = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
+        cluster.wait_for_nodes()
+        return cluster, others
+
+    yield make
+    ray.shutdown()
+    for each in made:
+        each.shutdown()
+
+
+def on_ray(cluster):
+    return CaptureOptions(engine="ray", address=cluster.address)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ray_makes_the_same_bytes(study, tmp_path, expected, cluster, nodes):
+    made, _ = cluster(nodes)
+    told = Told()
+    out = run_study(study(), tmp_path / "out", told, options=on_ray(made))
+    assert (out / "qk.csv").read_bytes() == expected
+    assert sorted(told.started_names) == ["one", "two"]
+    assert told.notes == []
+
+
+@pytest.mark.slow
+def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, cluster):
+    expected = (run_study(long_study(), tmp_path / "whole") / "qk.csv").read_bytes()
+    made, (second,) = cluster(2)
+
+    def kill_when_both_work():
+        while len(list((tmp_path / "out/moments").glob(".shards/*/*.running"))) < 2:
+            time.sleep(0.01)
+        made.remove_node(second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill_when_both_work, daemon=True)
+    killer.start()
+    told = Told()
+    out = run_study(long_study(), tmp_path / "out", told, options=on_ray(made))
+    killer.join(timeout=60)
+    assert (out / "qk.csv").read_bytes() == expected
+    assert any("its worker or node died" in note for note in told.notes)
+
+
+def test_no_cluster_answers(study, tmp_path):
+    with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: no Ray cluster answers there"):
+        run_study(study(), tmp_path / "out", options=CaptureOptions(engine="ray", address="127.0.0.1:1"))

@@ -1,0 +1,368 @@
+"""Faults as they happen to long runs: each says what happened, and nothing finished is lost."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+
+from families import tiny
+from qkscope.errors import ActivationError, BatchError, DocumentError, DocumentFailure
+from qkscope.moments.moments import Moments
+from qkscope.pipeline.events import Events
+from qkscope.pipeline.execute import CaptureOptions, run_study
+from test_documents import byte_tokenizer
+
+SKIP = CaptureOptions(skip_bad_documents=True)
+
+
+@pytest.fixture
+def study(world):
+    """Six documents: three shards of the second checkpoint and one of the first, one document per batch."""
+    return lambda **changes: world(shard_tokens=512, batch_tokens=64, **changes)
+
+
+@pytest.fixture
+def expected(study, tmp_path):
+    return (run_study(study(), tmp_path / "whole") / "qk.csv").read_bytes()
+
+
+@pytest.fixture
+def slow_study(world, tmp_path):
+    """Two hundred documents in ten shards: seconds of work in which something can happen."""
+    text = "".join(path.read_text() for path in sorted((tmp_path / "docs").glob("*.txt")))
+    for path in (tmp_path / "docs").glob("*.txt"):
+        path.unlink()
+    for number in range(200):
+        (tmp_path / "docs" / f"{number:03d}.txt").write_text(text[number * 100 : number * 100 + 1000])
+    return lambda **changes: world(**{"shard_tokens": 6400, "batch_tokens": 64, **changes})
+
+
+def start(folder, *arguments, out="out", **options):
+    command = [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", out, *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, **options
+    )
+
+
+def wait_for_line(process, beginning):
+    """The lines up to the one that begins so."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith(beginning):
+            return lines
+    raise AssertionError(f"never said {beginning!r}: {lines}")
+
+
+class Told(Events):
+    """Keeps the notes."""
+
+    def __init__(self):
+        self.notes, self.documents = [], 0
+
+    def noted(self, message):
+        self.notes.append(message)
+
+    def advanced(self, plan, documents, tokens):
+        self.documents += documents
+
+
+# -- signals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_the_run_ends_in_the_same_bytes(slow_study, tmp_path):
+    slow_study()
+    whole = start(tmp_path, out="whole")
+    wait_for_line(whole, "study world")
+    begun = time.monotonic()
+    whole.communicate()
+    takes = time.monotonic() - begun
+    draw = random.Random(0)
+    kills = 0
+    while kills < 20:
+        process = start(tmp_path)
+        wait_for_line(process, "study world")  # imports take seconds; what is to be interrupted starts here
+        time.sleep(draw.uniform(0.0, takes / 8))  # on average a sixteenth: twenty kills fit into one run
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL)
+        if process.returncode == 0:  # finished before its kill: begin again
+            for path in (tmp_path / "out").rglob("*.safetensors"):
+                path.unlink()
+    last = start(tmp_path)
+    last.communicate()
+    assert last.returncode == 0
+    assert (tmp_path / "out/qk.csv").read_bytes() == (tmp_path / "whole/qk.csv").read_bytes()
+    assert not list((tmp_path / "out/moments").rglob("*.tmp"))
+
+
+def test_sigterm_stops_at_once_and_says_what_is_kept(slow_study, tmp_path):
+    slow_study()
+    process = start(tmp_path)
+    wait_for_line(process, "[1/2] one: 200 documents")
+    time.sleep(0.3)
+    process.terminate()
+    _, told = process.communicate()
+    assert process.returncode == 143
+    assert "qkscope: terminated; everything finished is kept, run the same command to go on" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, workers):
+    slow_study()
+    process = start(tmp_path, "--workers", workers, start_new_session=True)
+    wait_for_line(process, "[1/2] one: 200 documents")
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the run and all its workers
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert "note: stopping when the shard in flight is finished (0 of 10 shards are kept so far)" in told
+    kept = re.search(r"qkscope: stopped; (\d) of 10 shards are kept: run the same command to go on", told)
+    assert 1 <= int(kept[1]) <= int(workers)
+    assert len(list((tmp_path / "out/moments").rglob("*.safetensors"))) == int(kept[1])
+    again = start(tmp_path)
+    _, told = again.communicate()
+    assert again.returncode == 0
+    assert "shards are there from an earlier run, going on" in told
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_second_ctrl_c_stops_at_once(slow_study, tmp_path, workers):
+    slow_study(shard_tokens=10**6)
+    process = start(tmp_path, "--workers", workers, start_new_session=True)
+    wait_for_line(process, "[1/2] one: 200 documents")
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert "qkscope: interrupted; everything finished is kept, run the same command to go on" in told
+    assert not list((tmp_path / "out/moments").rglob("*.safetensors"))
+
+
+# -- the disk ---------------------------------------------------------------------------------------------
+
+
+def can_mount():
+    return subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode == 0
+
+
+def within_a_mount(folder, mount, *arguments):
+    """Run in a mount namespace of its own, where `mount` has been done."""
+    script = f"{mount} && exec {sys.executable} -m qkscope run study.yaml --out small/out {' '.join(arguments)}"
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f"{script}; "], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.skipif(not can_mount(), reason="no user namespaces here: a small disk cannot be mounted")
+def test_a_full_disk(study, tmp_path, expected):
+    """Room for the first checkpoint and the first shards, not for all: 100 KB each, on a disk of 350 KB."""
+    study()
+    (tmp_path / "small").mkdir()
+    (tmp_path / "kept").mkdir()
+    size = (tmp_path / "whole/moments/one.safetensors").stat().st_size
+    disk = f"mount -t tmpfs -o size={int(size * 3.2)} tmpfs small"
+    script = (
+        f"{disk} && {{ {sys.executable} -m qkscope run study.yaml --out small/out; code=$?; "
+        "cp -r small/out kept/; exit $code; }"
+    )
+    found = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1, found.stderr
+    assert "cannot be written (No space left on device)" in found.stderr
+    assert "what is finished is kept: free some space and run the same command again" in found.stderr
+    assert "Traceback" not in found.stderr
+    whole = list((tmp_path / "kept/out/moments").rglob("*.safetensors"))
+    assert whole
+    for path in whole:
+        Moments.load(path)  # every file that has its name is whole
+    out = run_study(study(), tmp_path / "kept/out")
+    assert (out / "qk.csv").read_bytes() == expected
+
+
+@pytest.mark.skipif(not can_mount(), reason="no user namespaces here: a read-only disk cannot be mounted")
+def test_a_read_only_folder_is_told_before_anything_runs(study, tmp_path):
+    study()
+    (tmp_path / "small").mkdir()
+    found = within_a_mount(tmp_path, "mount -t tmpfs -o ro tmpfs small")
+    assert found.returncode == 1
+    assert re.search(r"small/out: cannot be written \(\S+small is read-only\)", found.stderr)
+    assert "study world" not in found.stderr
+
+
+# -- documents --------------------------------------------------------------------------------------------
+
+
+def test_a_document_that_vanishes_while_it_runs(study, tmp_path, expected):
+    last = sorted((tmp_path / "docs").glob("*.txt"))[-2]
+    text = last.read_text()
+
+    class Remover(Events):
+        def planned(self, plan):
+            last.unlink()
+
+    with pytest.raises(DocumentError, match=r"checkpoint 'one': docs/tiny\.txt changed while the study was running"):
+        run_study(study(), tmp_path / "out", Remover())
+    last.write_text(text)
+    assert (run_study(study(), tmp_path / "out") / "qk.csv").read_bytes() == expected
+
+
+def test_a_document_that_vanishes_between_two_runs(study, tmp_path, expected):
+    run_study(study(), tmp_path / "out")
+    sorted((tmp_path / "docs").glob("*.txt"))[-2].unlink()
+
+    reasons = []
+
+    class Found(Events):
+        def found(self, state):
+            reasons.extend(state.unusable)
+
+    run_study(study(), tmp_path / "out", Found())
+    assert [reason.split(": ")[1] for reason in reasons] == ["made from other weights, documents or settings"] * 2
+    assert json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"][0]["documents"] == 5
+
+
+@pytest.fixture
+def failing(tmp_path, world):
+    """A tokenizer that knows one token more than the model: a document that holds it makes the model fail."""
+    folder = tmp_path / "failing"
+    tiny("smollm3", 0, vocab_size=256, max_position_embeddings=64).save_pretrained(folder)
+    byte_tokenizer(additional_special_tokens=["<BAD>"]).save_pretrained(folder)
+    names = sorted(path.name for path in (tmp_path / "docs").glob("*.txt") if path.stem != "tiny")
+    bad = tmp_path / "docs" / names[2]
+    bad.write_text("<BAD>" + bad.read_text())
+    checkpoints = [{"name": "one", "model": str(folder), "context": 64}]
+    return bad, lambda **changes: world(checkpoints=checkpoints, groups=1, **changes)
+
+
+@pytest.mark.parametrize("batch_tokens", [64, 640])  # alone in its batch, or among all six
+def test_a_document_that_makes_the_model_fail(failing, tmp_path, batch_tokens):
+    bad, study = failing
+    path = study(batch_tokens=batch_tokens)
+    with pytest.raises(
+        DocumentFailure, match=rf"checkpoint 'one': document docs/{bad.name}: the model fails on it \(Index"
+    ):
+        run_study(path, tmp_path / "out")
+    told = Told()
+    out = run_study(path, tmp_path / "out", told, options=SKIP)
+    assert told.notes == [told.notes[0]]
+    assert f"document docs/{bad.name} is left out: the model fails on it (IndexError" in told.notes[0]
+    assert told.documents == 5  # what the failed attempt did is taken back
+    about = json.loads((out / "provenance.json").read_text())["checkpoints"][0]
+    assert (about["documents"], about["tokens"]) == (5, 320)
+    [skipped] = about["documents_skipped"]
+    assert skipped["name"] == f"docs/{bad.name}"
+    table = pd.read_csv(out / "qk.csv")
+    assert set(table["n_q"]) == {320}
+    bad.unlink()
+    without = pd.read_csv(run_study(study(batch_tokens=batch_tokens), tmp_path / "without") / "qk.csv")
+    assert (table["r_q"] - without["r_q"]).abs().max() < 1e-6
+
+
+def test_when_every_document_fails(failing, tmp_path):
+    _, study = failing
+    for path in (tmp_path / "docs").glob("*.txt"):
+        path.write_text("<BAD>" + path.read_text())
+    with pytest.raises(BatchError, match="every document of shard 0 fails, hardly by the documents' fault"):
+        run_study(study(batch_tokens=64), tmp_path / "out", options=SKIP)
+
+
+def test_a_nan_is_skipped_too(world, tmp_path):
+    """One token's embedding is infinite, so documents with it overflow."""
+    import torch
+
+    folder = tmp_path / "overflowing"
+    model = tiny("smollm3", 0, vocab_size=257, max_position_embeddings=64)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[256] = float("inf")
+    model.save_pretrained(folder)
+    byte_tokenizer(additional_special_tokens=["<BAD>"]).save_pretrained(folder)
+    bad = sorted((tmp_path / "docs").glob("*.txt"))[0]
+    bad.write_text("<BAD>" + bad.read_text())
+    study = world(checkpoints=[{"name": "one", "model": str(folder), "context": 64}])
+    with pytest.raises(
+        ActivationError, match=rf"document docs/{bad.name}: \S+ in a \w+ of layer 0, head 0, position 0"
+    ):
+        run_study(study, tmp_path / "out")
+    told = Told()
+    run_study(study, tmp_path / "out", told, options=SKIP)
+    assert f"document docs/{bad.name} is left out" in told.notes[0]
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+LIMITED = """
+import resource, sys
+from qkscope.pipeline.events import Events
+from qkscope.pipeline.execute import run_study
+
+class Limited(Events):
+    def started(self, plan):
+        pages = int(open("/proc/self/statm").read().split()[0])
+        room = pages * resource.getpagesize() + int(sys.argv[1]) * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    def noted(self, message):
+        print(message)
+
+run_study("study.yaml", "out", Limited())
+"""
+
+
+@pytest.fixture
+def large_batches(world, tmp_path):
+    """32 documents of 2048 tokens: 64K tokens in one batch as the study asks, 2K at least."""
+    tiny("llama", 0, vocab_size=256, max_position_embeddings=2048).save_pretrained(tmp_path / "long")
+    byte_tokenizer().save_pretrained(tmp_path / "long")
+    for path in (tmp_path / "docs").glob("*.txt"):
+        path.unlink()
+    for number in range(32):
+        (tmp_path / "docs" / f"{number}.txt").write_text(f"{number} is the number of this text. " * 100)
+    checkpoints = [{"name": "one", "model": str(tmp_path / "long"), "context": 2048}]
+    world(checkpoints=checkpoints, groups=1, batch_tokens=65536)
+
+
+def limited(folder, megabytes):
+    return subprocess.run(
+        [sys.executable, "-c", LIMITED, str(megabytes)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+    )
+
+
+def test_out_of_memory_halves_the_batch(large_batches, tmp_path):
+    found = limited(tmp_path, 100)
+    assert found.returncode == 0, found.stderr
+    first = found.stdout.splitlines()[0]
+    assert first == (
+        "one: out of memory in a batch of 32 x 2048 tokens: batches are halved to 32768 tokens from here on "
+        "(batch_tokens in the study sets it)"
+    )
+    used = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"][0]["batch_tokens"]
+    assert used == 65536 >> len(found.stdout.splitlines())
+    limitless = run_study(tmp_path / "study.yaml", tmp_path / "free")
+    expected, table = pd.read_csv(limitless / "qk.csv"), pd.read_csv(tmp_path / "out/qk.csv")
+    assert (table["n_q"] == expected["n_q"]).all()
+    assert (table["explained_variance"] - expected["explained_variance"]).abs().max() < 1e-6
+
+
+def test_out_of_memory_with_one_document(large_batches, tmp_path):
+    found = limited(tmp_path, 24)
+    assert found.returncode == 1
+    assert "OutOfMemory: checkpoint 'one': out of memory in a batch of 1 x 2048 tokens" in found.stderr
+    assert "use a device with more memory" in found.stderr
