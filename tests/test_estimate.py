@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -408,14 +408,18 @@ def test_costs_add_over_checkpoints(first, second, cluster):
         values = [getattr(getattr(part, outer), inner) for part in (*parts, whole)]
         assert values[2] == pytest.approx(values[0] + values[1])
     assert max(part.wall for part in parts) <= whole.wall * (1 + 1e-9)
-    assert whole.wall <= sum(part.wall for part in parts) * (1 + 1e-9)
+    # Whole shards can divide worse over several workers in one run than in two, but one worker has no such choice.
+    alone = dataclasses.replace(cluster, devices=1)
+    separate = estimate(both[: len(first)], alone).wall + estimate(both[len(first) :], alone).wall
+    assert estimate(both, alone).wall <= separate * (1 + 1e-9)
 
 
-@given(documents, clusters, st.data())
-@settings(deadline=None)
-def test_more_documents_never_cost_less(counts, cluster, data):
+@given(documents, clusters, st.integers(0, 4), st.integers(1, 9))
+@example([1, 5, 4], Cluster(per_model=1, flops=7e8, flops64=8e8, disk_bandwidth=743, tokenize=1e6), 2, 1)
+@settings(deadline=None, max_examples=300)
+def test_more_documents_never_cost_less(counts, cluster, where, added):
     longer = list(counts)
-    longer[data.draw(st.integers(0, len(counts) - 1))] += data.draw(st.integers(1, 9))
+    longer[where % len(counts)] += added
     few, many = estimate(checkpoints_of(counts), cluster), estimate(checkpoints_of(longer), cluster)
     assert few.flops.total < many.flops.total
     assert few.busy_hours < many.busy_hours

@@ -7,7 +7,7 @@ divided by the cluster's rates, so they are as good as the rates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
@@ -223,10 +223,12 @@ def _items(works: Sequence[CheckpointWork], cluster: Cluster) -> list[Item]:
     """The shards of all checkpoints in plan order, each checkpoint's merging after its last."""
     items = []
     for number, work in enumerate(works):
-        device = sum(_computing(work, cluster).values()) + work.text_tokens / cluster.tokenize
         setup = _loading(work, cluster) + _download(work, cluster)
+        # Each size of shard by itself, not its share of the whole: the batches at a shard's end are not full.
+        alone = {n: sum(_computing(replace(work, shards=(n,)), cluster).values()) for n in set(work.shards)}
+        tokenizing = work.text_tokens / work.documents / cluster.tokenize
         for documents in work.shards:
-            seconds = device * documents / work.documents + _file(work, cluster)
+            seconds = alone[documents] + documents * tokenizing + _file(work, cluster)
             items.append(Item(seconds, number, setup))
         items.append(Item(_merging(work, cluster)))
     return items
