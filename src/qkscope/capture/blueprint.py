@@ -7,6 +7,7 @@ queries depend on the position embeddings, which autograd knows without computin
 from __future__ import annotations
 
 import inspect
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,24 @@ TOKENS = 8
 
 
 @dataclass(frozen=True)
+class WeightCounts:
+    """Parameters by what they cost: all are loaded, some are multiplied with every token, some are only looked up."""
+
+    embedding: int  # the table of token embeddings
+    active: int  # multiplied with each token: matrices, of routed experts only as many as a token visits
+    head: int  # stored beside the backbone but never loaded: an untied language-model head
+    hidden: int  # width of the residual stream
+    inner: int  # width of the feed-forward layer that a token passes
+
+
+@dataclass(frozen=True)
 class Blueprint:
     """The layers a config describes; `exact` where a pass of shapes confirmed them."""
 
     probe: Probe
     exact: bool
     parameters: int
+    weights: WeightCounts
 
 
 def blueprint(config: Any) -> Blueprint:
@@ -37,18 +50,57 @@ def blueprint(config: Any) -> Blueprint:
 
     # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
     with torch.device("meta"):
-        model = AutoModel.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+        # A copy: from_config writes the dtype into the config, which is later asked what the checkpoint's own is.
+        model = AutoModel.from_config(deepcopy(config), dtype=torch.bfloat16).eval().requires_grad_(False)
+    parameters, weights = sum(parameter.numel() for parameter in model.parameters()), _weights(model)
     calls: dict[int, AttentionCall] = {}
     try:
         _run_shapes(text_backbone(model), calls)
     except CaptureError:
         raise
     except Exception:  # code that looks at values cannot run on shapes; the real probe will see these models
-        return Blueprint(_declared(text_config(model)), exact=False, parameters=parameters)
+        return Blueprint(_declared(text_config(model)), exact=False, parameters=parameters, weights=weights)
     if not calls:
         raise CaptureError(never_called_message(model))
-    return Blueprint(_confirmed(calls, text_config(model)), exact=True, parameters=parameters)
+    return Blueprint(_confirmed(calls, text_config(model)), exact=True, parameters=parameters, weights=weights)
+
+
+def _weights(model: nn.Module) -> WeightCounts:
+    config, backbone = text_config(model), text_backbone(model)
+    find: Any = backbone.get_input_embeddings
+    table = find().weight
+    looked_up = {name for name, module in backbone.named_modules() if isinstance(module, nn.Embedding)}
+    share, active = _visited_share(config), 0.0
+    for name, parameter in backbone.named_parameters():  # a vision tower is loaded but does not run
+        # Vectors (norms, biases) are added or multiplied element by element: nothing beside a matrix.
+        if parameter.dim() > 1 and name.rpartition(".")[0] not in looked_up:
+            active += parameter.numel() * (share if "experts" in name.split(".") else 1.0)
+    hidden = int(table.shape[1])
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    return WeightCounts(
+        table.numel(), round(active), 0 if tied else table.numel(), hidden, _inner_width(config, share, hidden)
+    )
+
+
+def _visited_share(config: Any) -> float:
+    """The share of routed experts that one token visits; 1 where there are none or the config does not say."""
+    experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    visited = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+    return visited / experts if experts and visited else 1.0
+
+
+def _inner_width(config: Any, share: float, hidden: int) -> int:
+    dense = _first(config, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
+    if share == 1.0:
+        return dense
+    visited = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k") or 1
+    return max(dense, visited * (_first(config, "moe_intermediate_size") or dense))
+
+
+def _first(config: Any, *names: str) -> int | None:
+    """The first of these config values that is a whole number."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:

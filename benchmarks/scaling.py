@@ -1,0 +1,277 @@
+"""What studies cost that nobody has run here: docs/scaling.md, computed from configs alone.
+
+`python benchmarks/scaling.py --write` writes the page; tests/test_estimate.py checks that it is up to date. Models are
+built on the meta device from transformers' config classes: no weights, no network.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config
+
+from qkscope.capture.blueprint import blueprint
+from qkscope.cli.estimate import cost_rows, duration, scaled, verdict
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.sizes import predict_sizes
+from qkscope.pipeline.cluster import Cluster
+from qkscope.pipeline.estimate import Estimate, estimate
+from qkscope.pipeline.work import CheckpointWork, described_weights, shard_documents
+from qkscope.study.schema import Study
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "scaling.md"
+STUDY = ROOT / "studies" / "smollm3_training_progress.yaml"
+DEFAULTS = {name: field.default for name, field in Study.model_fields.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A study on several clusters."""
+
+    title: str
+    about: str
+    works: list[CheckpointWork]
+    clusters: dict[str, Cluster]
+    then: str  # what the figures say
+
+
+def work(name, found, config, context, documents, window, *, text=None, shard_tokens=None, heads=None):
+    """One checkpoint with the defaults of a study file."""
+    edges = bucket_edges(context, DEFAULTS["buckets"], also=[window])
+    every = sum(facts.q_heads for facts in found.probe.layers)
+    return CheckpointWork(
+        name=name,
+        layers=found.probe.layers,
+        layout=Layout(edges, DEFAULTS["groups"]),
+        weights=described_weights(found, config, name),
+        shards=shard_documents(documents, context, shard_tokens or DEFAULTS["shard_tokens"]),
+        batch_tokens=DEFAULTS["batch_tokens"],
+        text_tokens=documents * (text or context),
+        heads=min(every, heads or every),
+        components=DEFAULTS["components"],
+    )
+
+
+def smollm3() -> Case:
+    study = Study.model_validate(yaml.safe_load(STUDY.read_text(encoding="utf-8")))
+    config = SmolLM3Config(dtype=torch.bfloat16, tie_word_embeddings=True)
+    found = blueprint(config)
+    works = [
+        work(
+            checkpoint.name,
+            found,
+            config,
+            checkpoint.context,
+            study.documents.limit,
+            study.common_window(),
+            text=2**17,
+            heads=study.heads.sample,
+        )
+        for checkpoint in study.resolved_checkpoints()
+    ]
+    return Case(
+        "SmolLM3-3B, ten checkpoints",
+        "`studies/smollm3_training_progress.yaml`: 500 documents, cut to 4096 tokens at six checkpoints, to 32768 at "
+        "two and to 65536 at two. Texts are taken to have 128K tokens each.",
+        works,
+        {"1 GPU": Cluster(devices=1), "8 GPUs": Cluster(devices=8)},
+        f"The two checkpoints at 65536 tokens compute {duration(2 * computing(works[-1]))} of the "
+        f"{duration(sum(map(computing, works)))} in all. A checkpoint at 4096 tokens computes "
+        f"{duration(computing(works[0]))}, but its texts take {duration(tokenizing(works[0]))} to tokenize, because "
+        "each is tokenized whole before it is cut; the survey at the start takes as long again. Texts cut beforehand "
+        "to 65536 tokens halve that.",
+    )
+
+
+def llama_70b() -> Case:
+    config = LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        max_position_embeddings=131072,
+        tie_word_embeddings=False,
+        dtype=torch.bfloat16,
+    )
+    found = blueprint(config)
+    works = [work("70b", found, config, 131072, 200, 131072)]
+    tight = Cluster(devices=32)
+    even = estimate([work("70b", found, config, 131072, 200, 131072, shard_tokens=25 * 131072)], tight)
+    given = estimate(works, tight)
+    return Case(
+        "A 70B model at 128K context",
+        "80 layers, 64 query and 8 key heads of width 128, one checkpoint, 200 documents of 131072 tokens. A document "
+        "is never split, so one forward pass is one document.",
+        works,
+        {
+            "4 nodes of 8 GPUs, 8 per model": Cluster(devices=32, per_model=8),
+            "the same, as few per model as fit": tight,
+        },
+        "Attention costs more than the matrices, and activations of 128K tokens take more memory than an eighth of the "
+        "weights. With eight GPUs per model seven wait at any moment; as few as fit give more workers on the same "
+        f"machines. {given.shards} shards for {given.workers} workers then leave one without any: with `shard_tokens: "
+        f"{25 * 131072}` (25 documents) there are {even.shards}, and the study takes {duration(even.wall)} in place of "
+        f"{duration(given.wall)}. Shards of one document would divide as well, but {works[0].documents} shard files of "
+        f"{scaled(works[0].sizes.file)}B would wait to be merged.",
+    )
+
+
+def sweep() -> Case:
+    config = GPTNeoXConfig(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        vocab_size=50304,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        dtype=torch.float16,
+    )
+    found = blueprint(config)
+    works = [work(f"step-{i}", found, config, 2048, 256, 2048) for i in range(1000)]
+    layout = Layout(bucket_edges(2048, 4), 4)
+    slim = predict_sizes(layout, found.probe.layers).file * len(works)
+    return Case(
+        "A sweep of 1000 checkpoints",
+        "A 1.4B GPT-NeoX (24 layers, 16 heads of width 128), 256 documents of 2048 tokens at each checkpoint.",
+        works,
+        {
+            "64 GPUs": Cluster(devices=64),
+            "64 GPUs, `--evict`": Cluster(devices=64, evict=True),
+            "8 GPUs, `--evict`": Cluster(devices=8, evict=True),
+        },
+        f"The GPUs are hardly the cost. A checkpoint is computed in {duration(computing(works[0]))} on one of them, so "
+        f"64 ask for the next every {duration(computing(works[0]) / 64)}, but the link needs "
+        f"{duration(works[0].weights.stored / Cluster().download)} for each. The tables, made on one core, take "
+        f"longest. Moments are {works[0].sizes.file / works[0].weights.stored:.0%} of the size of the weights: with "
+        f"`buckets: 4` and `groups: 4` they are {scaled(slim)}B in place of "
+        f"{scaled(sum(each.sizes.file for each in works))}B.",
+    )
+
+
+INTRO = """# Scaling
+
+What a study costs before it is run, and what to change where the cost is. `qkscope plan STUDY --estimate` computes it
+from the models' configs, the documents' lengths and a description of the cluster; nothing is loaded. This page is
+written by `python benchmarks/scaling.py --write` with the same functions, for studies that are larger than what its
+tests can run.
+
+## How work is divided
+
+- A checkpoint's documents are cut into **shards** of `shard_tokens` tokens (whole documents, at least one). Shards are
+  a function of the study alone, so any number of workers ends in the same sums.
+- A **worker** is one model on one or more devices. It loads a checkpoint, runs shards of it, and writes each shard's
+  sums when it is finished. It keeps the model between shards of one checkpoint.
+- When a checkpoint's last shard is there, shards are added up in plan order into one moments file and dropped.
+- Tables are made from moments files on one core, after the capture.
+- Where a model is spread over several devices, its layers follow one another, so its devices take turns. Each layer's
+  sums lie on the layer's device. Several devices per model buy memory, not speed.
+
+<!-- engines -->
+
+## What is counted
+
+For L layers, h query and g key heads of width d, context T, n documents, B buckets, G groups:
+
+| quantity | formula |
+|---|---|
+| matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, of routed experts those a token visits |
+| attention | 4 · h · d · (pairs the mask allows) FLOPs per layer and document; full causal: T(T+1)/2 pairs |
+| sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token, in float64: an upper bound |
+| sums, memory | 8 · (h + g) · ((B + G) · (d² + 2d) + d) bytes per layer, whatever the number of tokens |
+| moments file | (h + g) · (B · 8 · (s + 3) + G · (4s + 24) + 8d) bytes per layer, s = d(d+1)/2 + 2d; and a header |
+| disk at most | all moments files, shard files of as many checkpoints as there are workers, tables, downloads |
+| downloads | each checkpoint once; with `--evict` they stay only while they are needed |
+
+`tests/test_estimate.py` compares these with real runs on small shapes: FLOPs with torch's own counter, memory of sums
+with the tensors, disk with the files. FLOPs of the sums are those of plain products; the tests let the
+real ones be up to 2.5 times fewer, which leaves room for making use of symmetry. The rest is rough: activations are
+about what one layer holds at its widest; times are amounts divided by rates.
+
+Assumed, unless options say otherwise:
+
+{assumed}
+
+All masks are taken for causal. Kernels are taken to skip masked pairs and to hold no scores. For layers with a window
+transformers gives torch's SDPA a mask of T² entries instead; its memory is counted under activations, the masked pairs
+are not counted as FLOPs. Raw vectors (`--vectors`) are not counted.
+
+Workers are taken to run shards in plan order, one unbroken run of them each, divided as evenly as whole shards allow;
+the link to the Hub and the storage of the results are shared. `waiting` is what uneven runs leave idle.
+"""
+
+BOTTLENECKS = """## What becomes the bottleneck, and what to change
+
+| where the time goes | what to change |
+|---|---|
+{rows}
+| memory | `batch_tokens` as low as the context; more devices per model; fewer `buckets` and `groups` |
+| disk | `--evict`; fewer `buckets` and `groups`; larger `shard_tokens` |
+
+`layers:` and `heads:` choose what the tables show; sums are made of all layers and heads, so these two change the time
+of the tables and nothing else.
+"""
+
+
+def assumptions() -> str:
+    it = Cluster()
+    return "\n".join([
+        f"- devices like an A100: {scaled(it.flops)}FLOP/s in bfloat16, {scaled(it.flops64)}FLOP/s in float64, "
+        f"{scaled(it.memory)}B at {scaled(it.memory_bandwidth)}B/s, of which {it.utilization:.0%} is reached;",
+        f"- weights read at {scaled(it.disk_bandwidth)}B/s by each worker; results at {scaled(it.storage_bandwidth)}B/"
+        f"s and downloads at {scaled(it.download)}B/s by all together;",
+        f"- on one core {scaled(it.tokenize)} tokens/s tokenized, {scaled(it.checksum)}B/s of moments files with their "
+        f"checksums, {scaled(it.host_flops)}FLOP/s in tables.",
+    ])  # fmt: skip
+
+
+def section(case: Case) -> str:
+    found = {name: estimate(case.works, cluster) for name, cluster in case.clusters.items()}
+    columns = [dict(cost_rows(each)) for each in found.values()]
+    lines = [f"## {case.title}", "", case.about, "", f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+    lines.append(row("workers × devices", [f"{each.workers} × {each.per_model}" for each in found.values()]))
+    for name in columns[0]:
+        lines.append(row(name, [column[name] for column in columns]))
+    lines.append(row("of it", [time_shares(each) for each in found.values()]))
+    lines += ["", case.then, ""]
+    for name, each in found.items():
+        said = verdict(each)
+        lines.append(f"- {name}: {'; '.join(said)}.")
+    return "\n".join(lines) + "\n"
+
+
+def computing(each: CheckpointWork) -> float:
+    """Seconds on one device."""
+    return estimate([each], Cluster()).busy_hours * 3600
+
+
+def tokenizing(each: CheckpointWork) -> float:
+    return each.text_tokens / Cluster().tokenize
+
+
+def row(name: str, cells: list[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def time_shares(found: Estimate) -> str:
+    ordered = sorted(found.seconds.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {seconds / found.wall:.0%}" for name, seconds in ordered if seconds >= 0.01 * found.wall)
+
+
+def page() -> str:
+    from qkscope.pipeline.estimate import ADVICE
+
+    rows = "\n".join(row(name, [advice]) for name, advice in ADVICE.items())
+    parts = [INTRO.format(assumed=assumptions()), *map(section, (smollm3(), llama_70b(), sweep()))]
+    return "\n".join([*parts, BOTTLENECKS.format(rows=rows)])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python benchmarks/scaling.py --write")
+    PAGE.write_text(page(), encoding="utf-8")

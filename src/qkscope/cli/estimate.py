@@ -1,0 +1,171 @@
+"""`qkscope plan --estimate`: the options that describe a cluster, and a study's cost on it as lines of text."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from qkscope.pipeline.cluster import Cluster
+
+if TYPE_CHECKING:
+    from qkscope.pipeline.estimate import Estimate
+    from qkscope.pipeline.plan import Plan
+
+QUANTITY = re.compile(r"(?i)(?P<number>\d+(\.\d*)?(e[+-]?\d+)?)\s*(?P<prefix>[kmgtp]?)(b|flops?)?(/s)?")
+PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+
+# (option, field of Cluster, type, metavar, help); defaults are the fields' own.
+OPTIONS: tuple[tuple[str, str, Callable[[str], float], str, str], ...]
+
+
+def quantity(text: str) -> float:
+    """A number with a suffix as people write it: 80GB, 400T, 2GB/s, 1e9; powers of ten."""
+    found = QUANTITY.fullmatch(text.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a quantity such as 80GB, 312T, 2GB/s or 1e9")
+    return float(found["number"]) * PREFIXES[found["prefix"].lower()]
+
+
+OPTIONS = (
+    ("--devices", "devices", int, "N", "GPUs in all"),
+    (
+        "--devices-per-model",
+        "per_model",
+        int,
+        "N",
+        "GPUs that share the layers of one model (default: as few as it fits in)",
+    ),
+    ("--flops", "flops", quantity, "X", "peak FLOP/s of a GPU in the model's dtype"),
+    ("--flops64", "flops64", quantity, "X", "peak FLOP/s of a GPU in float64"),
+    ("--utilization", "utilization", float, "X", "the share of a GPU's peaks that is reached"),
+    ("--device-memory", "memory", quantity, "BYTES", "memory of a GPU"),
+    ("--memory-bandwidth", "memory_bandwidth", quantity, "BYTES", "of a GPU, per second"),
+    ("--disk-bandwidth", "disk_bandwidth", quantity, "BYTES", "at which a worker reads weights, per second"),
+    ("--storage-bandwidth", "storage_bandwidth", quantity, "BYTES", "of the results folder, per second, shared"),
+    ("--download", "download", quantity, "BYTES", "from the Hub, per second, shared"),
+    ("--tokenize", "tokenize", quantity, "TOKENS", "tokenized per second by one worker"),
+    ("--checksum", "checksum", quantity, "BYTES", "of moments files written or read by one core, per second"),
+    ("--host-flops", "host_flops", quantity, "X", "FLOP/s of the core that makes the tables"),
+)
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """The options that describe the machines of an estimate."""
+    group = parser.add_argument_group("the cluster of --estimate (defaults of a GPU: an A100 with 80 GB)")
+    defaults = {field.name: field.default for field in fields(Cluster)}
+    for option, name, kind, metavar, about in OPTIONS:
+        default = defaults[name]
+        shown = "" if default is None else f" (default: {default:g})"
+        group.add_argument(option, dest=name, type=kind, default=default, metavar=metavar, help=f"{about}{shown}")
+    group.add_argument("--evict", action="store_true", help="downloads are deleted once a checkpoint's sums are safe")
+
+
+def cluster_of(options: argparse.Namespace) -> Cluster:
+    """The cluster that the options describe."""
+    return Cluster(**{field.name: getattr(options, field.name) for field in fields(Cluster)})
+
+
+def estimate_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """What a planned study costs on a cluster, and what limits it."""
+    from qkscope.pipeline.estimate import estimate_plan
+
+    return describe_estimate(estimate_plan(plan, cluster))
+
+
+def describe_estimate(found: Estimate) -> list[str]:
+    """An estimate in words and numbers."""
+    from qkscope.cli.describe import table
+
+    cluster = found.cluster
+    return [
+        f"{found.workers} workers of {found.per_model} of the {cluster.devices} devices, {found.shards} shards; "
+        f"devices reach {cluster.utilization:.0%} of {scaled(cluster.flops)}FLOP/s, "
+        f"{scaled(cluster.flops64)}FLOP/s in float64 and {scaled(cluster.memory_bandwidth)}B/s",
+        "",
+        *table([("cost", "estimate"), *cost_rows(found)]),
+        "",
+        *table([("wall time in", "", "share"), *time_rows(found)]),
+        "",
+        *verdict(found),
+    ]
+
+
+def cost_rows(found: Estimate) -> list[tuple[str, str]]:
+    """The cost, one quantity per row."""
+    memory, disk, flops = found.memory, found.disk, found.flops
+    return [
+        ("tokens", scaled(found.tokens)),
+        (
+            "FLOPs",
+            f"{scaled(flops.total)} (matrices {scaled(flops.matrices)}, attention {scaled(flops.attention)}, "
+            f"sums {scaled(flops.sums)})",
+        ),
+        ("device hours", f"{found.busy_hours:.3g} computing, {found.reserved_hours:.3g} reserved"),
+        (
+            "memory per device",
+            f"{scaled(memory.total)}B (weights {scaled(memory.weights)}B, sums {scaled(memory.sums)}B, "
+            f"activations {scaled(memory.activations)}B)",
+        ),
+        ("memory on the host", f"{scaled(found.host)}B to merge shards"),
+        ("disk, results", f"{scaled(disk.moments)}B of moments, {scaled(disk.tables)}B of tables"),
+        (
+            "disk, at most",
+            f"{scaled(disk.peak)}B (with shards {scaled(disk.shards)}B, downloaded weights {scaled(disk.weights)}B)",
+        ),
+        (
+            "network",
+            f"{scaled(found.network.weights)}B of downloads, {scaled(found.network.storage)}B to and from the results "
+            "folder",
+        ),
+        ("wall time", duration(found.wall)),
+    ]
+
+
+def time_rows(found: Estimate) -> list[tuple[str, str, str]]:
+    """Where the wall time goes, largest first; what is below half a percent is left out."""
+    ordered = sorted(found.seconds.items(), key=lambda part: -part[1])
+    shown = [(name, seconds) for name, seconds in ordered if seconds >= 0.005 * found.wall]
+    return [(name, duration(seconds), f"{seconds / found.wall:.0%}") for name, seconds in shown]
+
+
+def verdict(found: Estimate) -> list[str]:
+    """What limits the study and what to change then."""
+    from qkscope.pipeline.estimate import ADVICE
+
+    lines = []
+    if not found.fits:
+        lines.append(
+            f"does not fit: the fullest device needs {scaled(found.memory.total)}B of "
+            f"{scaled(found.cluster.memory)}B; spread the model over more devices, or lower batch_tokens, buckets or "
+            "groups"
+        )
+    share = found.seconds[found.bottleneck] / found.wall
+    lines.append(f"bottleneck: {found.bottleneck} ({share:.0%} of the wall time): {ADVICE[found.bottleneck]}")
+    if found.per_model > 1:
+        way_out = "only devices with more memory avoid it"
+        if found.cluster.per_model is not None:
+            way_out = "give a model as few devices as it fits in, and run more workers"
+        lines.append(
+            f"devices that share a model take turns, so {found.per_model - 1} of {found.per_model} wait at any moment; "
+            f"{way_out}"
+        )
+    return lines
+
+
+def scaled(number: float) -> str:
+    """1.2 G rather than 1234567890, up to the FLOPs of large studies."""
+    for limit, unit in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g} {unit}"
+    return f"{number:.3g} "
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    for limit, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * limit:
+            return f"{seconds / limit:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,522 @@
+"""Costs on paper against costs measured: FLOPs by torch's counter, sums by their tensors, disk by the files."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from families import tiny, tokens
+from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
+from qkscope.capture.blueprint import blueprint
+from qkscope.capture.probe import probe_model
+from qkscope.cli.estimate import add_cluster_options, cluster_of, estimate_lines, quantity
+from qkscope.errors import InputError
+from qkscope.layers import LayerFacts
+from qkscope.moments.collect import collect_moments, make_batch
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.live import LiveSums
+from qkscope.pipeline.checkpoint import shard_path
+from qkscope.pipeline.cluster import Cluster
+from qkscope.pipeline.estimate import ADVICE, estimate, estimate_plan
+from qkscope.pipeline.events import Events
+from qkscope.pipeline.execute import run_study
+from qkscope.pipeline.plan import make_plan
+from qkscope.pipeline.schedule import Item, schedule
+from qkscope.pipeline.work import (
+    CheckpointWork,
+    Weights,
+    attended_pairs,
+    attention_flops,
+    described_weights,
+    device_memory,
+    eigen_flops,
+    linear_flops,
+    planned_work,
+    shard_documents,
+    sums_flops,
+)
+from qkscope.study.load import load_study
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+WEIGHTS = Weights(
+    parameters=1000,
+    embedding=200,
+    active=700,
+    hidden=8,
+    inner=16,
+    loaded_width=2,
+    stored=2400,
+    source="tiny",
+    remote=True,
+)
+
+
+def work(shards=(3, 1), context=4, layers=None, **changes) -> CheckpointWork:
+    """Two layers of 2 query heads and 1 key head of width 4, as small as hands can count."""
+    given = {
+        "name": "tiny",
+        "layers": layers or (LayerFacts(0, 2, 1, 4), LayerFacts(1, 2, 1, 4)),
+        "layout": Layout(bucket_edges(context, 2), 1),
+        "weights": WEIGHTS,
+        "shards": tuple(shards),
+        "batch_tokens": 8,
+        "text_tokens": sum(shards) * context,
+        "heads": 4,
+        "components": 3,
+        **changes,
+    }
+    return CheckpointWork(**given)
+
+
+# -- by hand ----------------------------------------------------------------------------------------------
+
+
+def test_flops_by_hand():
+    # 4 documents of 4 tokens are 16 tokens.
+    assert linear_flops(work()) == 2 * 700 * 16
+    # Four tokens see 1 + 2 + 3 + 4 = 10 pairs; scores and values are 2 FLOPs x 4 wide each: 16 per pair;
+    # 2 heads x 2 layers x 4 documents x 10 pairs x 16.
+    assert attention_flops(work()) == 2560
+    # x xT is 16 products, x u is 4: 20 x 2 FLOPs per token; 3 heads x 2 layers x 16 tokens.
+    assert sums_flops(work()) == 40 * 3 * 2 * 16
+    # Of 4 positions one is skipped and of the others half are sampled: 1.5 tokens for each of 4 documents.
+    sampled = work(layout=Layout((0, 2, 4), 1, skip_positions=1, rate=0.5))
+    assert sums_flops(sampled) == 40 * 3 * 2 * 6
+    # Windows of 2 and 4 tokens, the own context and the common window: 4 eigenproblems of 25 x 64 for each of 4 heads.
+    assert eigen_flops(work()) == 4 * 4 * 25 * 64
+
+
+def test_bytes_by_hand():
+    # Memory: 3 heads x 8 bytes x (2 buckets + 1 group) x (16 + 8), and 4 for the pivot: 1824 per layer.
+    assert work().sizes.memory == 2 * 3 * 8 * (3 * 24 + 4) == 3648
+    # File: 10 + 8 + 3 numbers of 8 bytes per bucket; 18 of 4 and 3 of 8 per group; 4 of 8 for the pivot.
+    assert work().sizes.file == 2 * 3 * (2 * 168 + 96 + 32) == 2784
+    one, two = device_memory(work(), 1), device_memory(work(), 2)
+    assert (one.weights, one.sums) == (1000 * 2, 3648)
+    assert (two.weights, two.sums) == ((200 + 400) * 2, 1824)  # the embedding is on the first device
+
+
+def test_disk_and_network_by_hand():
+    works = [work(), work(weights=dataclasses.replace(WEIGHTS, source="other", stored=5000))]
+    found = estimate(works, Cluster(devices=1))
+    assert found.disk.moments == 2 * 2784
+    assert found.disk.shards == 2 * 2784  # the two shards of one checkpoint
+    assert found.disk.weights == found.network.weights == 7400
+    assert found.network.storage == 2 * 2784 * 6  # per checkpoint 2 shards and the sum are written and read
+    assert estimate(works, Cluster(devices=1, evict=True)).disk.weights == 5000
+    assert estimate(works, Cluster(devices=2)).disk.shards == 4 * 2784
+    shared = estimate([work(), work()], Cluster(devices=1))
+    assert shared.network.weights == 2400  # one commit with two contexts is fetched once
+    local = work(weights=dataclasses.replace(WEIGHTS, remote=False))
+    assert estimate([local], Cluster()).network.weights == 0
+
+
+def test_time_by_hand():
+    # Everything but the matrices is made free: 2 x 700 x 16 = 22400 FLOPs at 0.5 x 1000 per second are 44.8 s.
+    given = {"devices", "per_model", "flops", "utilization", "evict"}
+    free = {field.name: 1e30 for field in dataclasses.fields(Cluster) if field.name not in given}
+    no_attention = work(layers=(LayerFacts(0, 1, 1, 1, attention="sliding", attention_window=1),), heads=1)
+    one = estimate([no_attention], Cluster(devices=1, flops=1000, utilization=0.5, **free))
+    # One pair per token: 4 FLOPs each, 64 in all, 0.128 s.
+    assert one.seconds["matrices"] == pytest.approx(44.8)
+    assert one.seconds["attention"] == pytest.approx(0.128)
+    assert one.wall == pytest.approx(44.928)
+    assert one.busy_hours == pytest.approx(44.928 / 3600)
+    # Two workers have a shard of three documents and one of one: the second waits, a quarter on average.
+    two = estimate([no_attention], Cluster(devices=2, flops=1000, utilization=0.5, **free))
+    assert two.wall == pytest.approx(44.928 * 3 / 4)
+    assert two.seconds["waiting"] == pytest.approx(44.928 / 4)
+    assert two.bottleneck == "matrices"
+    # Two devices that share the model take turns: no faster, twice the reservation.
+    shared = estimate([no_attention], Cluster(devices=2, per_model=2, flops=1000, utilization=0.5, **free))
+    assert shared.wall == pytest.approx(one.wall)
+    assert shared.reserved_hours == pytest.approx(2 * one.reserved_hours)
+
+
+def test_loads_are_counted_per_worker_and_checkpoint():
+    # Three shards of 10 s and one of another model; a load is 5 s.
+    items = [Item(10, 0, 5), Item(10, 0, 5), Item(10, 0, 5), Item(10, 1, 5)]
+    alone = schedule(items, 1)
+    assert (alone.seconds, alone.busy, dict(alone.loads)) == (50, 50, {0: 1, 1: 1})
+    pair = schedule(items, 2)  # 5 + 10 + 10 and 5 + 10 + 5 + 10
+    assert (pair.seconds, pair.busy, dict(pair.loads)) == (pytest.approx(30), pytest.approx(55), {0: 2, 1: 1})
+    assert schedule(items, 9).seconds == 15
+
+
+@pytest.mark.parametrize("facts", [
+    LayerFacts(0, 1, 1, 1),
+    LayerFacts(0, 1, 1, 1, attention="sliding", attention_window=5),
+    LayerFacts(0, 1, 1, 1, attention="sliding", attention_window=100),
+    LayerFacts(0, 1, 1, 1, attention="chunked", attention_window=5),
+])  # fmt: skip
+@pytest.mark.parametrize("context", [1, 4, 5, 17, 20])
+def test_pairs_are_those_the_mask_allows(facts, context):
+    allowed = {
+        "full": lambda q, k: True,
+        "sliding": lambda q, k: q - k < facts.attention_window,
+        "chunked": lambda q, k: q // facts.attention_window == k // facts.attention_window,
+    }[facts.attention]
+    counted = sum(allowed(q, k) for q in range(context) for k in range(q + 1))
+    assert attended_pairs(context, facts) == counted
+
+
+def test_a_blueprint_leaves_the_config_its_dtype():
+    """`dtype: auto` asks the config for it afterwards."""
+    config = tiny("llama").config
+    config.dtype = torch.float32
+    blueprint(config)
+    assert config.dtype == torch.float32
+
+
+# -- against real models ----------------------------------------------------------------------------------
+
+MODELS = {
+    "llama": {},
+    "gpt_neox": {},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2},
+}
+LENGTH, ROWS = 48, 3
+
+
+def real_work(model, context=LENGTH, documents=ROWS, **changes) -> CheckpointWork:
+    config = model.config
+    found = blueprint(config)
+    return work(
+        shards=shard_documents(documents, context, 10**9),
+        context=context,
+        layers=found.probe.layers,
+        weights=described_weights(found, config, "real"),
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_parameters_and_forward_flops_are_those_of_the_real_model(kind):
+    model = tiny(kind, **MODELS[kind])
+    model.set_attn_implementation("eager")  # torch's counter knows no fused kernels on a CPU
+    model.set_experts_implementation("eager")
+    planned = real_work(model)
+    backbone = text_backbone(model)
+    assert planned.weights.parameters == sum(parameter.numel() for parameter in backbone.parameters())
+    stored = sum(tensor.numel() for tensor in {id(p): p for p in model.parameters()}.values())
+    assert planned.weights.stored == 4 * stored
+    with evaluation(backbone), FlopCounterMode(display=False) as counter:
+        run_backbone(backbone, tokens(ROWS, LENGTH))
+    # Eager attention computes all pairs and masks afterwards.
+    masked = sum(4 * f.q_heads * f.head_dim * ROWS * (LENGTH**2 - attended_pairs(LENGTH, f)) for f in planned.layers)
+    assert linear_flops(planned) + attention_flops(planned) + masked == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_flops_of_the_sums_are_bounded_by_the_estimate(kind):
+    """The estimate is of plain products: the sums may be made with fewer, never with many times as many."""
+    model = tiny(kind)
+    layout = Layout(bucket_edges(LENGTH, 4), 2)
+    planned = real_work(model, layout=layout)
+    probe = probe_model(model)
+    batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 1, 0], list("abc"), [0, 1, 2])
+    backbone = text_backbone(model)
+    with FlopCounterMode(display=False) as whole:
+        collect_moments(model, [batch], layout, probe=probe)
+    with evaluation(backbone), FlopCounterMode(display=False) as forward:
+        run_backbone(backbone, torch.from_numpy(batch.ids))
+    counted = whole.get_total_flops() - forward.get_total_flops()
+    assert sums_flops(planned) / 2.5 <= counted <= sums_flops(planned)
+
+
+def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
+    made = []
+    start = LiveSums.__init__
+    monkeypatch.setattr(LiveSums, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1])
+    model = tiny("llama")
+    layout = Layout(bucket_edges(LENGTH, 4), 2)
+    batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 1, 0], list("abc"), [0, 1, 2])
+    collect_moments(model, [batch], layout)
+    tensors = [value for sums in made for value in vars(sums).values() if isinstance(value, torch.Tensor)]
+    assert len(made) == 2 * 4
+    planned = real_work(model, layout=layout)
+    assert device_memory(planned, 1).sums == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def test_activations_are_about_what_a_forward_pass_holds():
+    """Rough is said to be rough: within a factor of two of the bytes that torch has allocated at the most."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = tiny("llama", hidden_size=128, intermediate_size=384, max_position_embeddings=1024)
+    layout = Layout(bucket_edges(1024, 16), 1)
+    planned = real_work(model, 1024, 4, layout=layout, batch_tokens=4096)
+    backbone = text_backbone(model)
+    ids = tokens(4, 1024)
+    with evaluation(backbone):
+        run_backbone(backbone, ids)  # what torch sets up once
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            run_backbone(backbone, ids)
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    estimated = device_memory(planned, 1).activations
+    assert peak / 2 < estimated < 2 * peak
+
+
+# -- against a real run -----------------------------------------------------------------------------------
+
+
+class Watched(Events):
+    """Looks at the results folder after every batch."""
+
+    def __init__(self, folder):
+        self.folder, self.peak, self.shards = folder, 0, {}
+
+    def finished(self, plan, seconds):
+        self.look()
+
+    def advanced(self, documents, tokens):
+        self.look()
+
+    def look(self):
+        found = {path: without_header(path) for path in self.folder.rglob("*.safetensors") if path.name[0] != "."}
+        self.peak = max(self.peak, sum(found.values()))
+
+
+def without_header(path: Path) -> int:
+    """Bytes of a safetensors file after its header, whose length the first eight bytes say."""
+    with path.open("rb") as file:
+        return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
+
+
+def study(world, **changes):
+    return world(shard_tokens=512, batch_tokens=64, **changes)
+
+
+def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
+    """Six documents: one shard at context 64, three at 256."""
+    plan = make_plan(load_study(study(world)))
+    found = estimate_plan(plan, Cluster(devices=1))
+    assert found.shards == 4
+    out = tmp_path / "out"
+    watched = Watched(out)
+    # Shards are whole and the sum of them is written just before they are dropped: the moment of most bytes.
+    import qkscope.pipeline.checkpoint as checkpoint
+
+    drop = checkpoint.shutil.rmtree
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path: (watched.look(), drop(path))[1])
+    run_study(study(world), out, watched)
+    files = {path.stem: path for path in (out / "moments").glob("*.safetensors")}
+    for each in plan.checkpoints:
+        assert without_header(files[each.checkpoint.name]) == planned_work(each).sizes.file
+    assert found.disk.moments == sum(map(without_header, files.values()))
+    # The checkpoint with most shards is the last, so that the bound is reached.
+    assert watched.peak == found.disk.moments + found.disk.shards
+    tables = sum((out / name).stat().st_size for name in ("qk.csv", "qk_matched.csv", "qk_windows.csv"))
+    assert found.disk.tables == pytest.approx(tables, rel=0.25)
+
+
+def test_shard_files_are_as_large_as_moments_files(world, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Stopping(Events):
+        documents = 0
+
+        def advanced(self, documents, tokens):
+            self.documents += documents
+            if self.documents > 10:
+                raise Stop
+
+    with pytest.raises(Stop):
+        run_study(study(world), tmp_path / "out", Stopping())
+    two = make_plan(load_study(study(world))).checkpoints[1]
+    first = shard_path(tmp_path / "out/moments/.shards/two", two.shards()[0])
+    assert without_header(first) == planned_work(two).sizes.file
+
+
+def test_work_is_read_off_a_plan(world, checkpoints):
+    one, two = map(planned_work, make_plan(load_study(study(world, heads={"sample": 5}))).checkpoints)
+    assert (one.shards, two.shards) == ((6,), (2, 2, 2))
+    assert (one.tokens, two.tokens) == (6 * 64, 6 * 256)
+    assert (one.rows, two.rows) == (1, 1)
+    assert one.heads == 5
+    # Byte tokens: whole texts are tokenized, though only 64 tokens of each are used.
+    assert one.text_tokens == sum(path.stat().st_size for path in (checkpoints_docs(world)) if path.stat().st_size > 64)
+    assert not one.weights.remote
+    saved = sum(path.stat().st_size for path in (checkpoints / "short").glob("*.safetensors"))
+    assert one.weights.stored == saved
+    described = make_plan(load_study(study(world))).checkpoints[0]
+    on_hub = described_weights(described.blueprint, described.config, "hub")
+    assert on_hub.stored == pytest.approx(saved, abs=8192)  # the header of the safetensors file
+    assert shard_documents(6, 256, 512) == two.shards
+    assert shard_documents(5, 256, 512) == (2, 2, 1)
+    assert shard_documents(2, 256, 100) == (1, 1)  # a document is never split
+
+
+def checkpoints_docs(world) -> list[Path]:
+    return sorted((world().parent / "docs").glob("*.txt"))
+
+
+# -- properties -------------------------------------------------------------------------------------------
+
+clusters = st.builds(
+    Cluster,
+    devices=st.integers(1, 12),
+    per_model=st.just(1),
+    flops=st.floats(1e3, 1e9),
+    flops64=st.floats(1e3, 1e9),
+    download=st.floats(1, 1e6),
+    storage_bandwidth=st.floats(1e2, 1e6),
+    disk_bandwidth=st.floats(1e2, 1e6),
+    tokenize=st.floats(1, 1e6),
+)
+documents = st.lists(st.integers(1, 12), min_size=1, max_size=5)
+
+
+def checkpoints_of(counts) -> list[CheckpointWork]:
+    return [
+        work(shard_documents(n, 4, 12), name=str(i), weights=dataclasses.replace(WEIGHTS, source=str(i)))
+        for i, n in enumerate(counts)
+    ]
+
+
+@given(documents, clusters)
+@settings(deadline=None)
+def test_more_workers_are_never_slower(counts, cluster):
+    more = dataclasses.replace(cluster, devices=cluster.devices + 1)
+    works = checkpoints_of(counts)
+    assert estimate(works, more).wall <= estimate(works, cluster).wall * (1 + 1e-9)
+
+
+@given(documents, documents, clusters)
+@settings(deadline=None)
+def test_costs_add_over_checkpoints(first, second, cluster):
+    both = checkpoints_of(first + second)
+    parts = [estimate(both[: len(first)], cluster), estimate(both[len(first) :], cluster)]
+    whole = estimate(both, cluster)
+    assert whole.tokens == sum(part.tokens for part in parts)
+    assert whole.busy_hours == pytest.approx(sum(part.busy_hours for part in parts))
+    for of in ("flops.total", "disk.moments", "disk.tables", "disk.weights", "network.weights", "network.storage"):
+        outer, inner = of.split(".")
+        values = [getattr(getattr(part, outer), inner) for part in (*parts, whole)]
+        assert values[2] == pytest.approx(values[0] + values[1])
+    assert max(part.wall for part in parts) <= whole.wall * (1 + 1e-9)
+    # Whole shards can divide worse over several workers in one run than in two, but one worker has no such choice.
+    alone = dataclasses.replace(cluster, devices=1)
+    separate = estimate(both[: len(first)], alone).wall + estimate(both[len(first) :], alone).wall
+    assert estimate(both, alone).wall <= separate * (1 + 1e-9)
+
+
+@given(documents, clusters, st.integers(0, 4), st.integers(1, 9))
+@example([1, 5, 4], Cluster(per_model=1, flops=7e8, flops64=8e8, disk_bandwidth=743, tokenize=1e6), 2, 1)
+@settings(deadline=None, max_examples=300)
+def test_more_documents_never_cost_less(counts, cluster, where, added):
+    longer = list(counts)
+    longer[where % len(counts)] += added
+    few, many = estimate(checkpoints_of(counts), cluster), estimate(checkpoints_of(longer), cluster)
+    assert few.flops.total < many.flops.total
+    assert few.busy_hours < many.busy_hours
+    assert few.disk.peak <= many.disk.peak
+    assert few.memory.sums == many.memory.sums  # the sums do not grow with tokens
+    assert few.wall <= many.wall * (1 + 1e-9)
+
+
+@given(documents, clusters)
+@settings(deadline=None)
+def test_the_parts_of_the_time_are_the_wall_time(counts, cluster):
+    found = estimate(checkpoints_of(counts), cluster)
+    assert set(found.seconds) == set(ADVICE)
+    assert all(part >= 0 for part in found.seconds.values())
+    slowest_link = found.network.weights / cluster.download
+    assert found.wall >= max(slowest_link, found.busy_hours * 3600 / found.workers)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20)), min_size=1, max_size=7), st.integers(1, 4))
+@settings(deadline=None)
+def test_the_schedule_is_the_best_division_into_runs(shards, workers):
+    """Against trying every way to cut the list."""
+    from itertools import combinations, groupby
+
+    items = [Item(seconds, model, 3.0) for model, seconds in sorted(shards)]
+
+    def spent(run):
+        return sum(item.seconds for item in run) + 3.0 * len(list(groupby(item.model for item in run)))
+
+    ways = [
+        max(spent(items[a:b]) for a, b in zip((0, *cuts), (*cuts, len(items)), strict=True))
+        for count in range(min(workers, len(items)))
+        for cuts in combinations(range(1, len(items)), count)
+    ]
+    assert schedule(items, workers).seconds == pytest.approx(min(ways))
+
+
+# -- the command line and the page ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("80GB", 80e9), ("312T", 312e12), ("2 GB/s", 2e9), ("1e9", 1e9), ("19.5TFLOPS", 19.5e12), ("300k", 3e5), ("7", 7)],
+)
+def test_quantities(text, value):
+    assert quantity(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "GB", "80GiB", "-3", "1e", "3 apples"])
+def test_what_is_no_quantity_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        quantity(text)
+
+
+def options(*words):
+    parser = argparse.ArgumentParser()
+    add_cluster_options(parser)
+    return parser.parse_args(words)
+
+
+def test_options_make_a_cluster():
+    assert cluster_of(options()) == Cluster()
+    given = cluster_of(options("--devices", "64", "--device-memory", "141GB", "--flops", "989T", "--evict"))
+    assert given == Cluster(devices=64, memory=141e9, flops=989e12, evict=True)
+
+
+@pytest.mark.parametrize(
+    "words", [("--devices", "0"), ("--utilization", "1.5"), ("--devices", "2", "--devices-per-model", "4")]
+)
+def test_impossible_clusters_are_refused(words):
+    with pytest.raises(InputError, match="cluster: "):
+        cluster_of(options(*words))
+
+
+def test_lines_of_a_plan(world):
+    plan = make_plan(load_study(study(world)))
+    text = "\n".join(estimate_lines(plan, Cluster(devices=2, tokenize=1e3)))
+    assert "2 workers of 1 of the 2 devices, 4 shards" in text
+    assert "bottleneck: tokenizing" in text
+    assert "does not fit" not in text
+    cramped = "\n".join(estimate_lines(plan, Cluster(devices=2, memory=1e4)))
+    assert "does not fit: the fullest device needs" in cramped
+    assert "take turns" in cramped  # both devices for one model, for want of memory
+
+
+def test_as_few_devices_as_fit():
+    needs = [device_memory(work(), n).total for n in (1, 2)]
+    assert needs[0] > needs[1]
+    assert estimate([work()], Cluster(devices=4, memory=needs[0])).workers == 4
+    assert estimate([work()], Cluster(devices=4, memory=needs[1])).per_model == 2
+    nowhere = estimate([work()], Cluster(devices=4, memory=10))
+    assert (nowhere.per_model, nowhere.workers, nowhere.fits) == (4, 1, False)
+
+
+def test_the_page_is_up_to_date():
+    import scaling
+
+    written = scaling.PAGE.read_text(encoding="utf-8")
+    assert "<!-- engines -->" in written or "## Engines" in written
+    assert written == scaling.page(), "run: python benchmarks/scaling.py --write"
