@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qkscope.capture.backbone import text_backbone, text_config
 from qkscope.capture.probe import Probe, attention_kind, never_called_message
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError
+from qkscope.errors import CaptureError, ModelError
 from qkscope.layers import LayerFacts, Rotary
 
 TOKENS = 8
@@ -31,13 +31,9 @@ class Blueprint:
     parameters: int
 
 
-def blueprint(config: Any) -> Blueprint:
+def blueprint(config: Any, *, trust_remote_code: bool = False) -> Blueprint:
     """Layers, heads and windows that `config` will have; refuses a model that never calls in."""
-    from transformers import AutoModel
-
-    # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
-    with torch.device("meta"):
-        model = AutoModel.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+    model = _on_meta(config, trust_remote_code)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     calls: dict[int, AttentionCall] = {}
     try:
@@ -49,6 +45,19 @@ def blueprint(config: Any) -> Blueprint:
     if not calls:
         raise CaptureError(never_called_message(model))
     return Blueprint(_confirmed(calls, text_config(model)), exact=True, parameters=parameters)
+
+
+def _on_meta(config: Any, trust_remote_code: bool) -> Any:
+    from transformers import AutoModel
+
+    # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
+    try:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
+    except Exception as error:  # sizes that do not fit each other, in whatever way this architecture notices
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"no model can be built from its config ({told[:200]})") from error
+    return model.eval().requires_grad_(False)
 
 
 def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:

@@ -38,7 +38,12 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
     if rate is not None and not 0 <= rate <= 1:
         raise InputError(f"--vectors {rate:g}: a share of tokens is above 0 and at most 1")
     sample = None if rate is None else VectorSample(rate or None)
-    return CaptureOptions(only=getattr(options, "checkpoint", ()), evict=options.evict, vectors=sample)
+    return CaptureOptions(
+        only=getattr(options, "checkpoint", ()),
+        evict=options.evict,
+        trust_remote_code=options.trust_remote_code,
+        vectors=sample,
+    )
 
 
 def report(options: argparse.Namespace) -> int:
@@ -84,7 +89,7 @@ def capture(options: argparse.Namespace) -> int:
         raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
     folder = Path(options.out) if options.out else Path("results") / file.study.study
     with progress() as events:
-        plan = make_plan(file, events.surveying)
+        plan = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
         events.planned(plan)
         capture_plan(plan, folder, events, capture_options(options))
     print(f"moments: {folder}/moments/")
@@ -143,12 +148,14 @@ def inspect(options: argparse.Namespace) -> int:
     from qkscope.study.load import load_study
 
     quiet_libraries()
+    trusted = options.trust_remote_code
     if options.target.lower().endswith((".yaml", ".yml")):
         with progress() as events:
-            plan = make_plan(load_study(options.target), events.surveying)
+            plan = make_plan(load_study(options.target), events.surveying, trust_remote_code=trusted)
         print("\n".join(describe_plan(plan)))
     else:
-        print("\n".join(describe_model(options.target, options.revision, options.context, options.documents)))
+        given = (options.target, options.revision, options.context, options.documents)
+        print("\n".join(describe_model(*given, trust_remote_code=trusted)))
     return 0
 
 

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.debug:
             raise
         message, code = _explain(error)
-        print(f"qkscope: {message}", file=sys.stderr)
+        print(f"qkscope: {visible(message)}", file=sys.stderr)
         return code
 
 
@@ -122,7 +122,17 @@ def _add_run(commands: Any) -> None:
     _add_capture_options(parser)
 
 
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code that lies with a checkpoint, which can then do anything you can do on this machine "
+        "(default: refuse such checkpoints); it is recorded in the provenance",
+    )
+
+
 def _add_capture_options(parser: argparse.ArgumentParser) -> None:
+    _add_trust(parser)
     parser.add_argument(
         "--evict",
         action="store_true",
@@ -245,6 +255,7 @@ def _add_inspect(commands: Any) -> None:
         "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
     )
     parser.add_argument("--documents", type=int, default=100, metavar="N", help="documents to cost (default: 100)")
+    _add_trust(parser)
 
 
 def _add_demo(commands: Any) -> None:
@@ -268,4 +279,9 @@ def _add_demo(commands: Any) -> None:
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Our own warnings are for the user; others are for developers of other packages."""
     if issubclass(category, QkscopeWarning):
-        print(f"qkscope: note: {message}", file=sys.stderr)
+        print(f"qkscope: note: {visible(str(message))}", file=sys.stderr)
+
+
+def visible(text: str) -> str:
+    """Messages quote what files say: what would steer a terminal is shown as what it is, `\\x1b`."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

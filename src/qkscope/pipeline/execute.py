@@ -22,6 +22,7 @@ class CaptureOptions:
 
     only: Sequence[str] = ()  # names of checkpoints; all by default
     evict: bool = False  # delete a checkpoint's files from the Hub cache once its moments are safe
+    trust_remote_code: bool = False  # let Python code that lies with a checkpoint run
     vectors: VectorSample | None = None  # keep a sample of raw vectors in the predecessor's layout
 
 
@@ -36,7 +37,7 @@ def run_study(
     reports = events or Events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = Path(out) if out is not None else Path("results") / file.study.study
-    plan = make_plan(file, reports.surveying)
+    plan = make_plan(file, reports.surveying, trust_remote_code=options.trust_remote_code)
     reports.planned(plan)
     capture_plan(plan, folder, reports, options)
     return analyze_study(folder, file.study, reports, command)
