@@ -39,9 +39,9 @@ def write_text(path: Path, text: str) -> None:
 def folder_within(root: Path, *parts: str) -> Path:
     """A folder below `root`, made if it is not there; refused where a link on the way leads out of `root`."""
     folder = root.joinpath(*parts)
-    folder.mkdir(parents=True, exist_ok=True)
     if not folder.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{folder} is a link that leads out of {root}; nothing is written there: remove it")
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -300,8 +300,8 @@ def _order_checkpoints(
     recorded = provenance.get("checkpoints")
     records: dict[str, Mapping[str, Any]] = {}
     for entry in recorded if isinstance(recorded, list) else []:
-        name = _text(_mapping(entry).get("name"))
-        if name is not None:
+        name = _mapping(entry).get("name")
+        if isinstance(name, str) and name.strip():
             records.setdefault(name, _mapping(entry))
     strangers = [name for name in measured if records and name not in records]
     if strangers:
@@ -317,7 +317,7 @@ def _order_checkpoints(
 def _checkpoint(name: str, record: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(
         name=name,
-        label=_text(record.get("label")) or name,
+        label=_text(record.get("label")) or one_line(name) or "?",
         phase=_text(record.get("phase")),
         context=_whole(record.get("context")),
         record=record,

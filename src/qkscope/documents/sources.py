@@ -156,6 +156,9 @@ def _load_dataset(settings: Documents, folder: Path) -> tuple[Any, list[str]]:
         raise DocumentError("documents.dataset needs the datasets library: pip install 'qkscope[datasets]'") from None
     local = folder / str(settings.dataset)
     source = str(local) if local.exists() else settings.dataset
+    if source in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+        # Such a name is a reader, of pickles among others, which would be given all files of the current folder.
+        raise DocumentError(f"dataset {source} names a file format, not a dataset; use documents.files")
     try:
         rows = datasets.load_dataset(source, settings.subset, split=settings.split, revision=settings.revision)
     except Exception as error:  # the library raises many kinds, each with the reason in its text
