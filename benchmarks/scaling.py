@@ -172,7 +172,43 @@ tests can run.
 - Where a model is spread over several devices, its layers follow one another, so its devices take turns. Each layer's
   sums lie on the layer's device. Several devices per model buy memory, not speed.
 
-<!-- engines -->
+## Engines
+
+| engine | for | how |
+|---|---|---|
+| `--engine local` | one machine | this process with all its devices, or `--workers N` processes that share them |
+| `--engine ray` | a cluster, `pip install "qkscope[ray]"` | at `--ray-address`, or a Ray of this machine |
+| none | a batch system | `qkscope plan STUDY` prints a command per shard, `qkscope shard STUDY K` runs one |
+
+Worker processes get one GPU each when there are N, disjoint blocks when there are more, and share the cores. Ray workers
+take `--cpus-per-worker` and `--gpus-per-worker`; by default a GPU each, or a whole node where there are none.
+
+A free worker gets a shard of the checkpoint that it has loaded; else of one that nobody works on; else it helps where
+most is left. When a worker, a node or a whole run dies, the shard in flight is done again and nothing else
+([durability](durability.md)). Merging goes in plan order, from files, so the tables are the same bytes with any engine
+and number of workers on the same kind of processor.
+
+On Ray, models and documents must be reachable from every node: a shared disk, or the Hub. The results folder need not
+be: a worker that does not see it returns its sums through Ray's object store, and the run writes them.
+
+    ray start --head                                   # on the first node; the others: ray start --address=HEAD:6379
+    qkscope run study.yaml --engine ray --ray-address auto --out results/study
+
+For SLURM, with the results folder on a shared disk:
+
+    #!/bin/sh
+    #SBATCH --gpus=1 --array=0-79                      # 0 to $(qkscope plan study.yaml --count) - 1
+    qkscope shard study.yaml "$SLURM_ARRAY_TASK_ID" --out results/study
+
+and for one machine without any of these, eight at a time:
+
+    qkscope plan study.yaml --out results/study | xargs -P 8 -I{} sh -c '{}'
+
+In both cases `qkscope run study.yaml --out results/study` makes the tables at the end, and would run what is missing.
+Every `qkscope shard` reads and tokenizes all documents first to know the plan, so shards should be minutes of work.
+
+An engine is one module in `src/qkscope/pipeline/engines` with a class `Engine` that runs tasks and tells of finished
+shards; its file name is its name on the command line.
 
 ## What is counted
 

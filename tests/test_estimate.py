@@ -21,13 +21,13 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.collect import collect_moments, make_batch
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.live import LiveSums
-from qkscope.pipeline.checkpoint import shard_path
 from qkscope.pipeline.cluster import Cluster
 from qkscope.pipeline.estimate import ADVICE, estimate, estimate_plan
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import run_study
+from qkscope.pipeline.makespan import Item, schedule
 from qkscope.pipeline.plan import make_plan
-from qkscope.pipeline.schedule import Item, schedule
+from qkscope.pipeline.shards import shard_path
 from qkscope.pipeline.work import (
     CheckpointWork,
     Weights,
@@ -281,7 +281,7 @@ class Watched(Events):
     def finished(self, plan, seconds):
         self.look()
 
-    def advanced(self, documents, tokens):
+    def advanced(self, plan, documents, tokens):
         self.look()
 
     def look(self):
@@ -307,10 +307,10 @@ def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
     out = tmp_path / "out"
     watched = Watched(out)
     # Shards are whole and the sum of them is written just before they are dropped: the moment of most bytes.
-    import qkscope.pipeline.checkpoint as checkpoint
+    import qkscope.pipeline.shards as shards
 
-    drop = checkpoint.shutil.rmtree
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path: (watched.look(), drop(path))[1])
+    drop = shards.drop_shards
+    monkeypatch.setattr(shards, "drop_shards", lambda *which: (watched.look(), drop(*which))[1])
     run_study(study(world), out, watched)
     files = {path.stem: path for path in (out / "moments").glob("*.safetensors")}
     for each in plan.checkpoints:
@@ -329,7 +329,7 @@ def test_shard_files_are_as_large_as_moments_files(world, tmp_path):
     class Stopping(Events):
         documents = 0
 
-        def advanced(self, documents, tokens):
+        def advanced(self, plan, documents, tokens):
             self.documents += documents
             if self.documents > 10:
                 raise Stop
@@ -337,7 +337,7 @@ def test_shard_files_are_as_large_as_moments_files(world, tmp_path):
     with pytest.raises(Stop):
         run_study(study(world), tmp_path / "out", Stopping())
     two = make_plan(load_study(study(world))).checkpoints[1]
-    first = shard_path(tmp_path / "out/moments/.shards/two", two.shards()[0])
+    first = shard_path(tmp_path / "out", "two", 0)
     assert without_header(first) == planned_work(two).sizes.file
 
 

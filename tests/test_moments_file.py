@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from qkscope.errors import MomentsFileError
 from qkscope.layers import LayerFacts
-from qkscope.moments.file import read_provenance
+from qkscope.moments.file import _checksum, read_provenance
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.moments.sizes import predict_sizes
@@ -158,3 +158,111 @@ def rewrite(path, metadata_change, arrays_change=lambda arrays: None):
     metadata_change(metadata)
     arrays_change(arrays)
     save_file(arrays, path, metadata=metadata)
+
+
+# --- files whose checksum is right and whose contents are not -------------------------------------------
+
+
+def forge(path, change_header=lambda header: None, change_about=lambda text: text, change_arrays=lambda arrays: None):
+    """Change what a file says, and give it the checksum that its arrays and its text then have."""
+    rewrite(path, lambda metadata: None, change_arrays)
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    metadata = header["__metadata__"]
+    metadata["about"] = change_about(metadata["about"])
+    metadata["sha256"] = _checksum(metadata["about"], load_file(path))
+    change_header(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+def test_a_forgery_that_changes_nothing_is_read(path):
+    forge(path)
+    assert Moments.load(path).provenance == example().provenance
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"groups": 4', '"groups": 4, "groups": 4', "a key is given twice"),
+        ('"groups": 4', '"groups": 4.0', "groups should be a whole number"),
+        ('"groups": 4', '"groups": true', "groups should be a whole number"),
+        ('"groups": 4', '"groups": 1000000000000', "groups should be a whole number"),
+        ('"edges": [0, 4', '"edges": [0, NaN', "an edge should be a whole number"),
+        ('"edges": [0, 4', '"edges": [0, 1e999', "an edge should be a whole number"),
+        ('"edges": [0, 4', '"edges": [0, -4', "an edge should be a whole number"),
+        ('"edges": [0, 4', '"edges": [0, 9', "bucket edges must rise"),
+        ('"rate": 1.0', '"rate": NaN', "a sampling rate"),
+        ('"head_dim": 6', '"head_dim": 1000000', "head_dim should be a whole number"),
+        ('"q_heads": 4', '"q_heads": 8', "should be F64 of shape"),
+        ('"layer": 2', '"layer": 0', "a layer is there twice"),
+        ('"name": "a"', '"n_layers": 1', "n_layers should be a whole number from 3"),
+        ('"name": "a"', '"name": ["a"]', "name should be text"),
+        ('"name": "a"', '"x": ' + "[" * 100_000, "its header is damaged"),
+        ('"name": "a"', '"x": "' + "a" * 9_000_000 + '"', "says more than 8 MiB"),
+    ],
+)
+def test_claims_that_cannot_be(path, old, new, message):
+    def change(text):
+        assert old in text
+        return text.replace(old, new, 1)
+
+    forge(path, change_about=change)
+    with pytest.raises(MomentsFileError, match=message):
+        Moments.load(path)
+
+
+def offsets(name, begin, end):
+    return lambda header: header[name].update(data_offsets=[begin, end])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (offsets("0.q.pivot", -8, 184), "an offset should be"),
+        (offsets("0.q.pivot", 0, 2**62), "overlaps another, or leaves a gap"),
+        (offsets("0.q.pivot", 8, 200), "overlaps another, or leaves a gap"),
+        (offsets("0.q.pivot", 0.0, 192), "an offset should be"),
+        (lambda header: header["0.q.pivot"].update(dtype="I64"), "should be F64 of shape"),
+        (lambda header: header["0.q.pivot"].update(shape=[6, 4]), "should be F64 of shape"),
+        (lambda header: header["0.q.pivot"].update(shape=[10**12, 10**12]), "should be F64 of shape"),
+        (lambda header: header.pop("0.q.pivot"), "'0.q.pivot' is missing"),
+        (lambda header: header.update(x=header["0.q.pivot"]), "'x' is foreign"),
+    ],
+)
+def test_arrays_that_are_not_where_or_what_they_should_be(path, change, message):
+    forge(path, change)
+    with pytest.raises(MomentsFileError, match=message):
+        Moments.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("0.q.buckets.n", -1.0, "counts that no tokens can have"),
+        ("0.q.buckets.n", 2.5, "counts that no tokens can have"),
+        ("0.q.buckets.u", 1e6, "counts that no tokens can have"),
+        ("0.q.groups.n", 5.0, "counts that no tokens|count different tokens"),
+        ("0.q.buckets.n", np.nan, "values that are no sums"),
+        ("2.k.buckets.xx", np.inf, "values that are no sums"),
+        ("2.k.groups.x", np.nan, "values that are no sums"),
+        ("2.k.pivot", np.nan, "values that are no means"),
+    ],
+)
+def test_numbers_that_are_no_sums(path, name, value, message):
+    def change(arrays):
+        arrays[name] = arrays[name].copy()
+        arrays[name].reshape(-1)[0] = value
+
+    forge(path, change_arrays=change)
+    with pytest.raises(MomentsFileError, match=message):
+        Moments.load(path)
+
+
+def test_a_provenance_that_could_not_be_read_again_is_not_written(tmp_path):
+    moments = example()
+    moments.provenance["notes"] = "x" * 9_000_000
+    with pytest.raises(MomentsFileError, match="larger than 8 MiB"):
+        moments.save(tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())

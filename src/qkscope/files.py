@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qkscope.errors import StorageError
+from qkscope.errors import InputError, StorageError
 
 TEMPORARY = ".tmp"  # how the name of an unfinished file ends; it starts with a dot
 
@@ -72,6 +72,15 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def folder_within(root: Path, *parts: str) -> Path:
+    """A folder below `root`, made if it is not there; refused where a link on the way leads out of `root`."""
+    folder = root.joinpath(*parts)
+    if not folder.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{folder} is a link that leads out of {root}; nothing is written there: remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def remove_unfinished(*folders: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 Rotary = Literal["rotary", "nope", "unknown"]
 AttentionKind = Literal["full", "sliding", "chunked"]
 Stage = Literal["post_rope", "pre_rope"]  # where queries and keys are taken
+
+# Bounds of what a file may claim, far above any model: what is larger is damage, and must not be allocated.
+MOST_LAYERS, MOST_HEADS, WIDEST_HEAD = 10_000, 10_000, 4096
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,29 @@ class LayerFacts:
     def to_json(self) -> dict[str, Any]:
         """The plain form stored in moments files and provenance."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Any) -> LayerFacts:
+        """The facts that a file claims; ValueError where a number is none, or beyond any model."""
+        if not isinstance(stored, Mapping) or set(stored) != {field.name for field in fields(cls)}:
+            raise ValueError(f"a layer should have {', '.join(field.name for field in fields(cls))}")
+        bounds = {"layer": MOST_LAYERS, "q_heads": MOST_HEADS, "kv_heads": MOST_HEADS, "head_dim": WIDEST_HEAD}
+        for name, most in bounds.items():
+            whole_number(stored[name], name, most)
+        for name in ("rotary_dims", "attention_window"):
+            if stored[name] is not None:
+                whole_number(stored[name], name, 2**53)
+        if not (isinstance(stored["rotary"], str) and isinstance(stored["attention"], str)):
+            raise ValueError("rotary and attention should be text")
+        return cls(**stored)
+
+
+def whole_number(value: Any, name: str, most: int, least: int = 0) -> int:
+    """The value, if it is an integer (neither 3.0 nor true) within bounds; else a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        shown = repr(value) if isinstance(value, float | bool | str) else type(value).__name__
+        raise ValueError(f"{name} should be a whole number from {least} to {most}, not {shown[:40]}")
+    return value
 
 
 def attention_summary(layers: Sequence[LayerFacts]) -> str:

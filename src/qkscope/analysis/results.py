@@ -33,6 +33,9 @@ _WHOLE = ("layer", "head", "pc")
 _EMPTY = ["", "nan", "NaN", "NA"]
 _SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
 _TEXT_COLUMNS = ("model", "rotary", "attention")
+_MOST = 10_000  # layers, heads and components; more is damage
+_LONGEST = 2**31  # tokens of a window
+_MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer model have 60 MB
 
 
 @dataclass(frozen=True)
@@ -206,13 +209,18 @@ def _read_csv(path: Path) -> pd.DataFrame:
         header = pd.read_csv(path, nrows=0, encoding="utf-8")
         empty = {c: _EMPTY for c in header.columns if c != "model"}  # a checkpoint may be called "NA"
         text: dict[str, type] = {c: str for c in _TEXT_COLUMNS if c in header.columns}
-        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=empty, encoding="utf-8", low_memory=False)
+        table = pd.read_csv(
+            path, dtype=text, keep_default_na=False, na_values=empty, encoding="utf-8", low_memory=False
+        )
     except FileNotFoundError:
         raise TableError(f"{path}: not found; `qkscope run STUDY` writes it") from None
     except pd.errors.EmptyDataError:
         raise TableError(f"{path}: is empty") from None
-    except (pd.errors.ParserError, UnicodeDecodeError, OSError) as error:
+    except (pd.errors.ParserError, ValueError, OverflowError, OSError) as error:
         raise TableError(f"{path}: cannot be read as a table: {error}") from error
+    if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
+        raise TableError(f"{path}: cannot be read as a table: its rows have more cells than its header")
+    return table
 
 
 def _numbers(column: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
@@ -230,12 +238,17 @@ def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     checks: list[tuple[str, pd.Series, str]] = [("model", table["model"].str.strip() == "", "a checkpoint's name")]
     for name in _WHOLE:
         values = table[name]
-        checks.append((name, ~(values.notna() & (values >= 0) & (values % 1 == 0)), "a whole number from 0 on"))
+        whole = values.notna() & (values >= 0) & (values % 1 == 0) & (values < _MOST)
+        checks.append((name, ~whole, "a whole number from 0 on"))
     for name, low in (("r_q", -1.0), ("r_k", -1.0), ("explained_variance", 0.0)):
         outside = (table[name] < low - _SLACK) | (table[name] > 1.0 + _SLACK)
         checks.append((name, outside, f"between {low:g} and 1, or empty"))
     if "depth" in table.columns:
         checks.append(("depth", (table["depth"] < 0) | (table["depth"] > 1), "between 0 and 1, or empty"))
+    if "window" in table.columns:
+        window = table["window"]
+        inside = (window >= 1) & (window <= _LONGEST) & (window % 1 == 0)
+        checks.append(("window", window.notna() & ~inside, "a number of tokens, or empty"))
     for name, bad, expected in checks:
         if bad.any():
             place = int(np.flatnonzero(bad.to_numpy())[0])
@@ -270,8 +283,10 @@ def _read_provenance(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
+        if path.stat().st_size > _MAX_PROVENANCE:
+            raise TableError(f"{path}: is larger than {_MAX_PROVENANCE // 2**20} MiB, which no provenance is")
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise TableError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(record, dict):
         raise TableError(f"{path}: expected a JSON object")
@@ -285,8 +300,8 @@ def _order_checkpoints(
     recorded = provenance.get("checkpoints")
     records: dict[str, Mapping[str, Any]] = {}
     for entry in recorded if isinstance(recorded, list) else []:
-        name = _text(_mapping(entry).get("name"))
-        if name is not None:
+        name = _mapping(entry).get("name")
+        if isinstance(name, str) and name.strip():
             records.setdefault(name, _mapping(entry))
     strangers = [name for name in measured if records and name not in records]
     if strangers:
@@ -302,7 +317,7 @@ def _order_checkpoints(
 def _checkpoint(name: str, record: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(
         name=name,
-        label=_text(record.get("label")) or name,
+        label=_text(record.get("label")) or one_line(name) or "?",
         phase=_text(record.get("phase")),
         context=_whole(record.get("context")),
         record=record,
@@ -343,7 +358,7 @@ def _text(value: object) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST:
         return None
     return int(value)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.analysis import depth, taxonomy, trajectory
+from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.results import Results, Study
+from qkscope.files import folder_within
 
 TABLES_FOLDER = "tables"
 MATCHED_SUFFIX = "_matched"
@@ -101,11 +103,10 @@ def all_file_names() -> list[str]:
 def write_tables(tables: SummaryTables, results_folder: Path) -> list[Path]:
     """Write `tables/*.csv`, remove tables of an earlier run that no longer apply, and return what was
     written."""
-    folder = results_folder / TABLES_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_within(results_folder, TABLES_FOLDER)
     written = []
     for name, table in tables.by_file_name():
-        table.to_csv(folder / name, index=False)
+        write_csv(table, folder / name)
         written.append(folder / name)
     for name in set(all_file_names()) - {path.name for path in written}:
         (folder / name).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from qkscope.capture.backbone import text_backbone, text_config
 from qkscope.capture.probe import Probe, attention_kind, never_called_message
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError
+from qkscope.errors import CaptureError, ModelError
 from qkscope.layers import LayerFacts, Rotary
 
 TOKENS = 8
@@ -44,14 +44,9 @@ class Blueprint:
     weights: WeightCounts
 
 
-def blueprint(config: Any) -> Blueprint:
+def blueprint(config: Any, *, trust_remote_code: bool = False) -> Blueprint:
     """Layers, heads and windows that `config` will have; refuses a model that never calls in."""
-    from transformers import AutoModel
-
-    # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
-    with torch.device("meta"):
-        # A copy: from_config writes the dtype into the config, which is later asked what the checkpoint's own is.
-        model = AutoModel.from_config(deepcopy(config), dtype=torch.bfloat16).eval().requires_grad_(False)
+    model = _on_meta(config, trust_remote_code)
     parameters, weights = sum(parameter.numel() for parameter in model.parameters()), _weights(model)
     calls: dict[int, AttentionCall] = {}
     try:
@@ -101,6 +96,21 @@ def _first(config: Any, *names: str) -> int | None:
     """The first of these config values that is a whole number."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _on_meta(config: Any, trust_remote_code: bool) -> Any:
+    from transformers import AutoModel
+
+    # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
+    try:
+        with torch.device("meta"):
+            # A copy: from_config writes the dtype into the config, which is later asked what the checkpoint's own is.
+            copy = deepcopy(config)
+            model = AutoModel.from_config(copy, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
+    except Exception as error:  # sizes that do not fit each other, in whatever way this architecture notices
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"no model can be built from its config ({told[:200]})") from error
+    return model.eval().requires_grad_(False)
 
 
 def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:

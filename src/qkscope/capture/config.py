@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from qkscope.capture.hub import explain
+from qkscope.capture.hub import explain, needs_code
 from qkscope.capture.source import ModelSource
-from qkscope.errors import ModelError
+from qkscope.capture.weights import require_safe_config
+from qkscope.errors import ModelError, QkscopeWarning
 
 MISSING = object()
+# Far above any model: a slip or a trap, which would be found only after minutes of building layers.
+MOST = {"num_hidden_layers": 4096, "num_attention_heads": 10_000, "num_key_value_heads": 10_000, "head_dim": 4096}
 
 
 def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None) -> Any:
@@ -22,15 +26,51 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     except Exception as error:
         raise explain(source, error) from error
     # A type that transformers does not know comes back as a bare config whose code lives with the checkpoint.
-    if not type(config).__module__.startswith("transformers."):
-        raise ModelError(f"{source} needs remote code, which qkscope does not run")
+    if not source.trust_remote_code and not type(config).__module__.startswith("transformers."):
+        raise needs_code(source)
+    _tell_unused_code(source, config)
+    require_safe_config(config, source)
+    _refuse_fetched_kernels(source, config)
     for key, value in (overrides or {}).items():
         _override(config, key, value)
     return config
 
 
+def _tell_unused_code(source: ModelSource, config: Any) -> None:
+    """Say that a checkpoint brings code of its own where transformers' class of that type is used instead."""
+    brought = getattr(config, "auto_map", None)
+    if brought and not source.trust_remote_code:
+        warnings.warn(
+            f"{source} brings Python code of its own, which is not run: transformers' own {config.model_type!r} model "
+            "is used instead (--trust-remote-code would run the checkpoint's)",
+            QkscopeWarning,
+            stacklevel=3,
+        )
+
+
+def _refuse_fetched_kernels(source: ModelSource, config: Any) -> None:
+    """Attention and expert kernels named like a repository would be downloaded and run: that is code as well."""
+    for name, value in vars(config).items():
+        if name.endswith("_implementation_internal") and "/" in str(value) and not source.trust_remote_code:
+            raise ModelError(
+                f"{source}: its config asks for the kernel {str(value)[:80]!r}, which is code to be downloaded and is "
+                "not run unless you say so with --trust-remote-code"
+            )
+        if isinstance(getattr(value, "model_type", None), str) and hasattr(value, "to_dict"):
+            _refuse_fetched_kernels(source, value)
+
+
+def _require_sane(config: Any) -> None:
+    """Refuse sizes that no model has before anything of that size is built."""
+    for key, most in MOST.items():
+        found = find_value(config, key)
+        if isinstance(found, int | float) and not 0 <= found <= most:
+            raise ModelError(f"the config has {key} {found!r}, which no model has (at most {most})")
+
+
 def check_config(config: Any, context: int, expect: Mapping[str, Any] | None = None) -> None:
     """Refuse a config that is not what the study expects, or whose maximum is below `context`."""
+    _require_sane(config)
     for key, wanted in (expect or {}).items():
         found = find_value(config, key)
         if found is MISSING:
@@ -83,7 +123,7 @@ def _override(config: Any, key: str, value: Any) -> None:
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     rope = getattr(text, "rope_parameters", None)
     try:
-        if hasattr(text, key):
+        if hasattr(text, key) and not callable(getattr(text, key)):
             old = getattr(text, key)
             merged = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
             setattr(text, key, merged)

@@ -36,8 +36,8 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
 
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
-    if "trust_remote_code" in text or "custom code" in text:
-        return ModelError(f"{source} needs remote code, which qkscope does not run; use a model that transformers has")
+    if not source.trust_remote_code and ("trust_remote_code" in text or "custom code" in text):
+        return needs_code(source)
     if "safetensors" in text and ("pytorch_model" in text or "use_safetensors" in text or "pickle" in text):
         return ModelError(f"{source} has no safetensors weights; qkscope does not read pickles")
     if source.kind != "hub":
@@ -67,6 +67,15 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         if any(isinstance(cause, kind) for cause in causes):
             return ModelError(f"{source} could not be had: {reason}")
     return ModelError(f"{source} could not be had: {first}")
+
+
+def needs_code(source: ModelSource) -> ModelError:
+    """Why a checkpoint that transformers alone cannot load is refused, and what lifting that means."""
+    return ModelError(
+        f"{source} needs remote code: Python that lies with the checkpoint and that transformers does not have. It is "
+        "not run unless you say so with --trust-remote-code, which lets that code do anything you can do on this "
+        "machine; read it first, or use a model that transformers has"
+    )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

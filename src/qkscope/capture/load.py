@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 from qkscope.capture.hub import explain, pinned
 from qkscope.capture.source import ModelSource
+from qkscope.capture.weights import INDEX, require_safe_index
 from qkscope.errors import ModelError, QkscopeWarning
 
 
@@ -48,6 +50,8 @@ def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", devi
     from transformers import AutoModel
 
     chosen = choose_device(device)
+    if source.kind == "hub":  # a local folder was checked when it was found
+        _require_safe_hub_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
         model = AutoModel.from_pretrained(
@@ -61,6 +65,24 @@ def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", devi
     except Exception as error:
         raise explain(source, error) from error
     return model.eval()
+
+
+def _require_safe_hub_index(source: ModelSource) -> None:
+    """Look at the index that a sharded checkpoint on the Hub has, before any of its shards is fetched."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(
+            source.location,
+            INDEX,
+            revision=source.revision or "main",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except Exception as error:
+        raise explain(source, error) from error
+    if found is not None:
+        require_safe_index(Path(found))
 
 
 def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:

@@ -1,6 +1,7 @@
 """What a checkpoint's `model:` means: a Hub id with a revision, a local directory, or a GGUF file.
 
-Weights are read from safetensors or GGUF only, never from pickles, and no code that a checkpoint brings is run.
+Weights are read from safetensors or GGUF only, never from pickles, and no code that a checkpoint brings is run
+unless whoever runs qkscope says so on the command line.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from qkscope.capture.weights import require_safe_weights
 from qkscope.errors import ModelError
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SAMPLE_BYTES, SAMPLES = 64 * 1024, 64  # of each weight file: telling checkpoints apart need not read 140 GB
 
 
@@ -24,11 +25,12 @@ class ModelSource:
     location: str  # Hub id, or the absolute path of a directory
     revision: str | None = None
     gguf_file: str | None = None  # the file's name inside `location`
+    trust_remote_code: bool = False  # whether Python code that lies with the checkpoint may run
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for every `from_pretrained`: which revision, which file, and no remote code."""
-        arguments: dict[str, Any] = {"trust_remote_code": False}
+        """Keyword arguments for every `from_pretrained`: which revision, which file, and whether code may run."""
+        arguments: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
         if self.kind == "hub":
             arguments["revision"] = self.revision or "main"
         if self.gguf_file:
@@ -40,36 +42,25 @@ class ModelSource:
         return f"{name}@{self.revision}" if self.revision and self.kind == "hub" else name
 
 
-def find_source(model: str, revision: str | None, folder: Path) -> ModelSource:
+def find_source(model: str, revision: str | None, folder: Path, *, trust_remote_code: bool = False) -> ModelSource:
     """Tell what `model` is; paths are relative to `folder`, and anything that is not there is taken for a Hub id."""
-    path = folder / Path(model).expanduser()
+    try:
+        path = folder / Path(model).expanduser()
+        is_dir, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long a name, no such user's home, a NUL
+        raise ModelError(f"model {model[:200]!r} cannot be looked for ({error})") from None
     if model.lower().endswith(".gguf"):
-        if not path.is_file():
+        if not is_file:
             raise ModelError(f"there is no GGUF file {path}")
-        return ModelSource("gguf", str(path.parent.resolve()), gguf_file=path.name)
-    if path.is_dir():
-        _require_safe_weights(path)
-        return ModelSource("local", str(path.resolve()))
-    if path.is_file():
+        return ModelSource("gguf", str(path.parent.resolve()), gguf_file=path.name, trust_remote_code=trust_remote_code)
+    if is_dir:
+        require_safe_weights(path)
+        return ModelSource("local", str(path.resolve()), trust_remote_code=trust_remote_code)
+    if is_file:
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelError(f"there is no model directory {path}")
-    return ModelSource("hub", model, revision)
-
-
-def _require_safe_weights(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json: it is not a saved transformers model")
-    names = [entry.name for entry in path.iterdir()]
-    if any(name.endswith(".safetensors") for name in names):
-        return
-    pickles = sorted(name for name in names if name.endswith(PICKLES))
-    if pickles:
-        raise ModelError(
-            f"{path} has its weights only as pickles ({pickles[0]}), which can run code when read; convert them with "
-            "model.save_pretrained(folder), which writes safetensors"
-        )
-    raise ModelError(f"{path} has no .safetensors weights")
+    return ModelSource("hub", model, revision, trust_remote_code=trust_remote_code)
 
 
 def weights_fingerprint(source: ModelSource) -> str | None:
@@ -79,6 +70,8 @@ def weights_fingerprint(source: ModelSource) -> str | None:
     folder = Path(source.location)
     files = [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
     files += [path for path in [folder / "config.json"] if path.is_file() and not source.gguf_file]
+    if source.trust_remote_code:  # then the code decides about the numbers as the weights do
+        files += sorted(path for path in folder.rglob("*.py") if path.is_file())
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size

@@ -41,6 +41,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
     return CaptureOptions(
         only=getattr(options, "checkpoint", ()),
         evict=options.evict,
+        trust_remote_code=options.trust_remote_code,
         vectors=sample,
         skip_bad_documents=options.skip_bad_documents,
         engine=options.engine,
@@ -62,6 +63,7 @@ def status(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """`qkscope plan`."""
+    from qkscope.cli.estimate import cluster_of, estimate_lines
     from qkscope.cli.progress import progress
     from qkscope.pipeline.execute import results_folder
     from qkscope.pipeline.plan import make_plan
@@ -71,7 +73,10 @@ def plan(options: argparse.Namespace) -> int:
     quiet_libraries()
     file = load_study(options.study)
     with progress() as events:
-        made = make_plan(file, events.surveying)
+        made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
+    if options.estimate:
+        print("\n".join(estimate_lines(made, cluster_of(options))))
+        return 0
     numbered = made.numbered_shards()
     numbers = list(range(len(numbered)))
     if options.left:
@@ -97,7 +102,7 @@ def shard(options: argparse.Namespace) -> int:
     quiet_libraries()
     file = load_study(options.study)
     with progress() as events:
-        made = make_plan(file, events.surveying)
+        made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
         chosen = CaptureOptions(skip_bad_documents=options.skip_bad_documents)
         capture_shard(made, options.number, results_folder(file, options.out), events, chosen)
     return 0
@@ -146,7 +151,7 @@ def capture(options: argparse.Namespace) -> int:
         raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
     folder = results_folder(file, options.out)
     with progress() as events:
-        made = make_plan(file, events.surveying)
+        made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
         events.planned(made)
         capture_plan(made, folder, events, capture_options(options))
     print(f"moments: {folder}/moments/")
@@ -205,12 +210,14 @@ def inspect(options: argparse.Namespace) -> int:
     from qkscope.study.load import load_study
 
     quiet_libraries()
+    trusted = options.trust_remote_code
     if options.target.lower().endswith((".yaml", ".yml")):
         with progress() as events:
-            plan = make_plan(load_study(options.target), events.surveying)
+            plan = make_plan(load_study(options.target), events.surveying, trust_remote_code=trusted)
         print("\n".join(describe_plan(plan)))
     else:
-        print("\n".join(describe_model(options.target, options.revision, options.context, options.documents)))
+        given = (options.target, options.revision, options.context, options.documents)
+        print("\n".join(describe_model(*given, trust_remote_code=trusted)))
     return 0
 
 

@@ -100,7 +100,9 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def describe_model(model: str, revision: str | None, context: int | None, documents: int) -> list[str]:
+def describe_model(
+    model: str, revision: str | None, context: int | None, documents: int, *, trust_remote_code: bool = False
+) -> list[str]:
     """A model's attention from its config, and what measuring it would cost."""
     from qkscope.capture.blueprint import blueprint
     from qkscope.capture.config import MISSING, check_config, find_value, load_config
@@ -108,12 +110,12 @@ def describe_model(model: str, revision: str | None, context: int | None, docume
     from qkscope.moments.layout import Layout, bucket_edges
     from qkscope.moments.sizes import predict_sizes
 
-    source = find_source(model, revision, Path.cwd())
+    source = find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code)
     config = load_config(source)
     longest = find_value(config, "max_position_embeddings")
     chosen = context or (longest if isinstance(longest, int) else DEFAULT_CONTEXT)
     check_config(config, chosen)
-    found = blueprint(config)
+    found = blueprint(config, trust_remote_code=trust_remote_code)
     layers = found.probe.layers
     theta = find_value(config, "rope_theta")
     sizes = predict_sizes(Layout(bucket_edges(chosen, 16), 8), layers)

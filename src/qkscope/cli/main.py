@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qkscope._version import __version__
+from qkscope.cli.estimate import add_cluster_options
 from qkscope.errors import QkscopeError, QkscopeWarning
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C; SIGTERM brings its own code
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.debug:
             raise
         message, code = _explain(error)
-        print(f"qkscope: {message}", file=sys.stderr)
+        print(f"qkscope: {visible(message)}", file=sys.stderr)
         return code
 
 
@@ -139,7 +140,17 @@ def _add_run(commands: Any) -> None:
     _add_capture_options(parser)
 
 
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code that lies with a checkpoint, which can then do anything you can do on this machine "
+        "(default: refuse such checkpoints); it is recorded in the provenance",
+    )
+
+
 def _add_capture_options(parser: argparse.ArgumentParser) -> None:
+    _add_trust(parser)
     parser.add_argument(
         "--evict",
         action="store_true",
@@ -214,6 +225,7 @@ def _add_plan(commands: Any) -> None:
         "Print one `qkscope shard` command per shard, in plan order; run them anywhere that sees the results folder,\n"
         "in any order, with any number at a time, then `qkscope run` to make the tables.",
         "examples:\n  qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml\n"
+        "  qkscope plan study.yaml --estimate --devices 8\n"
         "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
         "$SLURM_ARRAY_TASK_ID",
     )
@@ -221,6 +233,13 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
     parser.add_argument("--count", action="store_true", help="print only the number of shards")
     parser.add_argument("--left", action="store_true", help="only shards that are not there yet")
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="instead: device hours, memory, disk, network and wall time on a cluster, and what limits it",
+    )
+    _add_trust(parser)
+    add_cluster_options(parser)
 
 
 def _add_shard(commands: Any) -> None:
@@ -237,6 +256,7 @@ def _add_shard(commands: Any) -> None:
     parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
     _add_skip_option(parser)
+    _add_trust(parser)
 
 
 def _add_report(commands: Any) -> None:
@@ -345,6 +365,7 @@ def _add_inspect(commands: Any) -> None:
         "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
     )
     parser.add_argument("--documents", type=int, default=100, metavar="N", help="documents to cost (default: 100)")
+    _add_trust(parser)
 
 
 def _add_demo(commands: Any) -> None:
@@ -368,4 +389,9 @@ def _add_demo(commands: Any) -> None:
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Our own warnings are for the user; others are for developers of other packages."""
     if issubclass(category, QkscopeWarning):
-        print(f"qkscope: note: {message}", file=sys.stderr)
+        print(f"qkscope: note: {visible(str(message))}", file=sys.stderr)
+
+
+def visible(text: str) -> str:
+    """Messages quote what files say: what would steer a terminal is shown as what it is, `\\x1b`."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

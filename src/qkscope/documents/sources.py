@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,8 @@ from qkscope.study.schema import Documents
 
 JSON_LINES = {".jsonl", ".ndjson"}
 PARQUET = {".parquet"}
+MAX_DOCUMENT = 1024 * 1024 * 1024  # bytes of one text; the longest context has some 100 MB
+SHOWN = 200  # characters of column names in a message
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,15 @@ def matching_files(settings: Documents, folder: Path) -> list[Path]:
     globs = [settings.files] if isinstance(settings.files, str) else settings.files or []
     found: set[Path] = set()
     for pattern in globs:
-        absolute = Path(pattern).expanduser()
-        base, relative = (
-            (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor)))
-            if (absolute.is_absolute())
-            else (folder, pattern)
-        )
         try:
+            absolute = Path(pattern).expanduser()
+            base, relative = (
+                (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor)))
+                if (absolute.is_absolute())
+                else (folder, pattern)
+            )
             matched = [path for path in base.glob(relative) if path.is_file()]
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
             raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
         if not matched:
             raise DocumentError(f"documents.files: nothing matches {pattern!r} in {base}")
@@ -82,6 +84,8 @@ def _from_files(settings: Documents, folder: Path) -> Iterator[Document]:
 
 def _plain(path: Path, name: str) -> Document:
     try:
+        if path.stat().st_size > MAX_DOCUMENT:
+            raise DocumentError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB; is it one document?")
         return Document(name, path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise DocumentError(
@@ -99,15 +103,17 @@ def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
                     yield Document(f"{name}:{number}", _json_text(path, number, line, column))
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def _json_text(path: Path, number: int, line: str, column: str) -> str:
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DocumentError(f"{path}, line {number}: not JSON ({error})") from None
     if not isinstance(row, dict) or column not in row:
-        keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        keys = _listed(row) if isinstance(row, dict) else type(row).__name__
         raise DocumentError(f"{path}, line {number}: no text column {column!r} (there is: {keys}); set documents.text")
     return _text_of(row[column], f"{path}, line {number}", column)
 
@@ -120,24 +126,22 @@ def _parquet(path: Path, name: str, column: str) -> Iterator[Document]:
         file = pyarrow.parquet.ParquetFile(path)
         columns = file.schema_arrow.names
         if column not in columns:
-            raise DocumentError(
-                f"{path}: no text column {column!r} (there is: {', '.join(columns)}); set documents.text"
-            )
+            raise DocumentError(f"{path}: no text column {column!r} (there is: {_listed(columns)}); set documents.text")
         row = 0
         # Small batches: a row can hold a book, and only one batch is in memory at a time.
         for batch in file.iter_batches(batch_size=16, columns=[column]):
             for value in batch.column(0):
                 yield Document(f"{name}:{row}", _text_of(value.as_py(), f"{path}, row {row}", column))
                 row += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DocumentError(f"{path}: not a readable parquet file ({error})") from None
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise DocumentError(f"{path}: not a readable parquet file ({str(error)[:SHOWN]})") from None
 
 
 def _from_dataset(settings: Documents, folder: Path) -> Iterator[Document]:
     rows, columns = _load_dataset(settings, folder)
     if settings.text not in columns:
         raise DocumentError(
-            f"dataset {settings.dataset}: no text column {settings.text!r} (there is: {', '.join(columns)}); "
+            f"dataset {settings.dataset}: no text column {settings.text!r} (there is: {_listed(columns)}); "
             "set documents.text"
         )
     for number, row in enumerate(rows):
@@ -152,6 +156,9 @@ def _load_dataset(settings: Documents, folder: Path) -> tuple[Any, list[str]]:
         raise DocumentError("documents.dataset needs the datasets library: pip install 'qkscope[datasets]'") from None
     local = folder / str(settings.dataset)
     source = str(local) if local.exists() else settings.dataset
+    if source in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+        # Such a name is a reader, of pickles among others, which would be given all files of the current folder.
+        raise DocumentError(f"dataset {source} names a file format, not a dataset; use documents.files")
     try:
         rows = datasets.load_dataset(source, settings.subset, split=settings.split, revision=settings.revision)
     except Exception as error:  # the library raises many kinds, each with the reason in its text
@@ -162,4 +169,14 @@ def _load_dataset(settings: Documents, folder: Path) -> tuple[Any, list[str]]:
 def _text_of(value: Any, where: str, column: str) -> str:
     if not isinstance(value, str):
         raise DocumentError(f"{where}: column {column!r} holds {type(value).__name__}, not text")
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:  # JSON can spell half a character, which no tokenizer takes
+            raise DocumentError(f"{where}: column {column!r} holds broken text ({error.reason})") from None
     return value
+
+
+def _listed(names: Iterable[object]) -> str:
+    shown = ", ".join(map(str, names))
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."

@@ -92,12 +92,7 @@ def chosen_panels(models: Sequence[str], most: int = PANELS) -> list[str]:
 
 def save_comparison(figure: Figure, folder: Path) -> list[Path]:
     """Write `comparison.png` and `comparison.svg`; the same figure gives the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    png, svg = folder / "comparison.png", folder / "comparison.svg"
-    with matplotlib.rc_context(style.RC):
-        figure.savefig(png, dpi=style.DPI, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None, "Creator": None})
-    return [png, svg]
+    return style.save_as(figure, folder / "comparison.png", folder / "comparison.svg")
 
 
 # --- a published study ------------------------------------------------------------------------------

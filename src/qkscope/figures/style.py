@@ -30,6 +30,7 @@ from qkscope.analysis.taxonomy import (
     Q_POSITIONAL,
     UNDEFINED,
 )
+from qkscope.files import replacing
 
 BLUE, RED, PURPLE = "#3b82f6", "#ef4444", "#8b5cf6"
 INK, GREY, LINE, FAINT = "#1f2937", "#6b7280", "#9ca3af", "#d1d5db"
@@ -66,6 +67,7 @@ RC: dict[Any, Any] = {
     "legend.fontsize": 8.0,
     "hatch.linewidth": 0.6,
     "axes.unicode_minus": True,
+    "text.usetex": False,  # whatever the user's own settings say: labels are never LaTeX
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "qkscope",  # the same ids in every run
     "savefig.facecolor": "white",
@@ -260,9 +262,14 @@ def _x_of_line(line: object) -> float:
 
 def save(figure: Figure, folder: Path) -> list[Path]:
     """Write `figure.png` (200 dpi) and `figure.svg`; the same figure gives the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    png, svg = folder / "figure.png", folder / "figure.svg"
+    return save_as(figure, folder / "figure.png", folder / "figure.svg")
+
+
+def save_as(figure: Figure, png: Path, svg: Path) -> list[Path]:
+    """Write both pictures, each whole or not at all; a link at that place is replaced, not followed."""
     with matplotlib.rc_context(RC):
-        figure.savefig(png, dpi=DPI, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+        with replacing(png) as temporary:
+            figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
+        with replacing(svg) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
     return [png, svg]

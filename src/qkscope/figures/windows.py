@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from qkscope.analysis.results import Study, phase_segments
+from qkscope.analysis.results import Study, one_line, phase_segments
 from qkscope.figures import style
 
 PANELS = (
@@ -74,7 +74,7 @@ def _draw_line(
     size = style.marker_size(len(study.checkpoints))
     axes.plot(
         windows, values, color=colour, marker=marker, markersize=size, markerfacecolor="white", linewidth=1.3,
-        label=style.plain(study.labels[model]), gid=model,
+        label=style.plain(study.labels[model]), gid=one_line(model),
     )  # fmt: skip
     own = windows == own_window
     axes.plot(windows[own], values[own], color=colour, marker=marker, markersize=size, linestyle="none")

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,24 @@ from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.files import replacing
-from qkscope.layers import LayerFacts
-from qkscope.moments.layout import Layout
+from qkscope.moments.header import (
+    COUNTS,
+    DAMAGED,
+    FORMAT,
+    MAX_ABOUT,
+    SUMS,
+    Header,
+    expected_arrays,
+    read_header,
+)
+from qkscope.moments.header import SCHEMA as SCHEMA
 from qkscope.moments.second import SecondMoments
 
 if TYPE_CHECKING:
     from qkscope.moments.moments import Kind, LayerMoments, Moments
 
-SCHEMA = 1
-MAX_HEADER = 64 * 1024 * 1024  # bytes; a 1000-layer model's header is far below
-COUNTS, SUMS = ("n", "u", "uu"), ("x", "xu", "xx")
+LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
+SLACK = 1e-6  # rounding of a sum of positions
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -44,8 +52,10 @@ def save_moments(moments: Moments, path: Path | str) -> str:
     path = Path(path)
     arrays = dict(_arrays(moments))
     about = json.dumps(_about(moments), sort_keys=True, ensure_ascii=False)
+    if len(about) > MAX_ABOUT:
+        raise MomentsFileError(f"{path}: its provenance is larger than {MAX_ABOUT // 2**20} MiB; keep it elsewhere")
     checksum = _checksum(about, arrays)
-    metadata = {"format": "qkscope-moments", "schema": str(SCHEMA), "about": about, "sha256": checksum}
+    metadata = {"format": FORMAT, "schema": str(SCHEMA), "about": about, "sha256": checksum}
     with replacing(path) as temporary:
         try:
             save_file(arrays, temporary, metadata=metadata)
@@ -65,20 +75,15 @@ def load_moments(path: Path | str) -> Moments:
     """Read a moments file; every way in which it can be wrong is a MomentsFileError that names the file."""
     path = Path(path)
     try:
-        about, arrays = _read(path)
-        return _assemble(about, arrays)
+        header = read_header(path)
+        return _assemble(header, _read(path, header))
     except MomentsFileError as error:
         raise error.within(str(path)) from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise MomentsFileError(f"{path}: its contents do not fit its header ({error}); capture it again") from error
 
 
 def read_provenance(path: Path | str) -> dict[str, Any]:
     """Only the provenance of a moments file, without reading its sums (and without checking them)."""
-    path = Path(path)
-    metadata = _metadata(path)
-    provenance: dict[str, Any] = _parse(metadata["about"])["provenance"]
-    return provenance
+    return read_header(Path(path)).provenance
 
 
 def _about(moments: Moments) -> dict[str, Any]:
@@ -108,94 +113,66 @@ def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
                     )
 
 
-def _assemble(about: Mapping[str, Any], arrays: Arrays) -> Moments:
+def _assemble(header: Header, arrays: Arrays) -> Moments:
     from qkscope.moments.moments import LayerMoments, Moments
 
-    stored = about["layout"]
-    layout = Layout(
-        edges=tuple(int(edge) for edge in stored["edges"]),
-        groups=int(stored["groups"]),
-        skip_positions=int(stored["skip_positions"]),
-        rate=float(stored["rate"]),
-        seed=int(stored["seed"]),
-    )
-    facts = [LayerFacts(**layer) for layer in about["layers"]]
     layers: dict[int, LayerMoments] = {}
-    for each in facts:
+    for facts in header.layers:
         buckets: dict[Kind, SecondMoments] = {}
         groups: dict[Kind, SecondMoments] = {}
-        heads: tuple[tuple[Kind, int], ...] = (("q", each.q_heads), ("k", each.kv_heads))
-        for kind, count in heads:
-            buckets[kind] = _second(arrays, each, kind, "buckets", (count, layout.buckets))
-            groups[kind] = _second(arrays, each, kind, "groups", (count, layout.groups))
-        layers[each.layer] = LayerMoments(buckets, groups)
-    return Moments.from_layers(layout, facts, layers, about["provenance"])
+        kinds: tuple[Kind, Kind] = ("q", "k")
+        for kind in kinds:
+            where = f"{facts.layer}.{kind}"
+            buckets[kind] = _second(arrays, where, "buckets")
+            groups[kind] = _second(arrays, where, "groups")
+            _require_possible(where, buckets[kind], groups[kind])
+        layers[facts.layer] = LayerMoments(buckets, groups)
+    return Moments.from_layers(header.layout, header.layers, layers, header.provenance)
 
 
-def _second(arrays: Arrays, facts: LayerFacts, kind: str, cells: str, shape: tuple[int, int]) -> SecondMoments:
-    width = facts.head_dim
-    expected = {"x": (*shape, width), "xu": (*shape, width), "xx": (*shape, width * (width + 1) // 2)}
-    parts = []
-    for name in COUNTS + SUMS:
-        array = arrays[f"{facts.layer}.{kind}.{cells}.{name}"]
-        if array.shape != expected.get(name, shape):
-            raise ValueError(f"{facts.layer}.{kind}.{cells}.{name} has shape {array.shape}")
-        parts.append(array.astype(np.float64, copy=False))
-    return SecondMoments(arrays[f"{facts.layer}.{kind}.pivot"], *parts)
+def _second(arrays: Arrays, where: str, cells: str) -> SecondMoments:
+    parts = [arrays[f"{where}.{cells}.{name}"].astype(np.float64, copy=False) for name in COUNTS + SUMS]
+    return SecondMoments(arrays[f"{where}.pivot"], *parts)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
+def _require_possible(where: str, buckets: SecondMoments, groups: SecondMoments) -> None:
+    """Refuse sums that no tokens can have: counts that are none, values that are not numbers."""
+    for cells, of in (("buckets", buckets), ("groups", groups)):
+        for name in COUNTS + SUMS:
+            values = getattr(of, name)
+            # Group sums are float32 and may have overflowed, which only error bars suffer from.
+            wrong = np.isnan(values) if cells == "groups" and name in SUMS else ~(np.abs(values) <= LARGEST)
+            if wrong.any():
+                raise MomentsFileError(f"{where}.{cells}.{name} holds values that are no sums; {DAMAGED}")
+        counts_fit = (of.n >= 0) & (of.n == np.floor(of.n)) & (of.n <= 2**53)
+        # Scaled positions are in [0, 1): their sums and squares stay below the count, up to rounding.
+        positions_fit = (of.uu >= 0) & (of.uu <= of.u * (1 + SLACK)) & (of.u <= of.n * (1 + SLACK))
+        if not (counts_fit & positions_fit).all():
+            raise MomentsFileError(f"{where}.{cells} has counts that no tokens can have; {DAMAGED}")
+    if not (np.abs(buckets.pivot) <= LARGEST).all():
+        raise MomentsFileError(f"{where}.pivot holds values that are no means; {DAMAGED}")
+    if not np.array_equal(buckets.n.sum(axis=1), groups.n.sum(axis=1)):
+        raise MomentsFileError(f"{where}: buckets and groups count different tokens; {DAMAGED}")
+
+
+def _read(path: Path, header: Header) -> Arrays:
     from safetensors import SafetensorError, safe_open
 
-    metadata = _metadata(path)
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise MomentsFileError(f"cannot be read ({error}); it is truncated or damaged: capture it again") from None
-    if _checksum(metadata["about"], arrays) != metadata["sha256"]:
+    except (SafetensorError, OSError, ValueError) as error:
+        raise MomentsFileError(f"cannot be read ({error}); {DAMAGED}") from None
+    expected = dict(expected_arrays(header.layout, header.layers))
+    if {name: array.shape for name, array in arrays.items()} != {name: shape for name, (_, shape) in expected.items()}:
+        raise MomentsFileError(f"changed while it was read; {DAMAGED}")
+    if _checksum(header.about, arrays) != header.checksum:
         raise MomentsFileError("its checksum does not match its contents; it is damaged: capture it again")
-    return _parse(metadata["about"]), arrays
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    """The header's strings, after bounding what a damaged header may make us allocate."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise MomentsFileError("there is no such file")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    if size < 8 or header > min(size - 8, MAX_HEADER):
-        raise MomentsFileError("not a safetensors file, or truncated: capture it again")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-    except SafetensorError as error:
-        raise MomentsFileError(f"cannot be read ({error}); it is truncated or damaged: capture it again") from None
-    if metadata.get("format") != "qkscope-moments":
-        raise MomentsFileError("is not a qkscope moments file")
-    if metadata.get("schema") != str(SCHEMA):
-        raise MomentsFileError(
-            f"has moments schema {metadata.get('schema')!r}, this qkscope reads schema {SCHEMA}: capture it again, "
-            "or use the qkscope version that wrote it"
-        )
-    if not {"about", "sha256"} <= metadata.keys():
-        raise MomentsFileError("its header is incomplete: capture it again")
-    return metadata
-
-
-def _parse(about: str) -> dict[str, Any]:
-    try:
-        parsed: dict[str, Any] = json.loads(about)
-    except ValueError as error:
-        raise MomentsFileError(f"its header is damaged ({error}): capture it again") from None
-    return parsed
+    return arrays
 
 
 def _checksum(about: str, arrays: Arrays) -> str:
-    digest = hashlib.sha256(about.encode())
+    digest = hashlib.sha256(about.encode("utf-8", "surrogatepass"))
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qkscope.layers import whole_number
+
 PIECE_TOKENS = 4096  # tokens turned to float64 at once: bounds the tap's own memory, whatever the context
 PADDING = -1  # the position of a token that is not part of any document
+# Bounds of what a file may claim; a study is bounded far below (16M tokens, 1024 buckets, 256 groups).
+LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**31, 65_536, 65_536
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,24 @@ class Layout:
             raise ValueError(f"a sampling rate is above 0 and at most 1, not {self.rate}")
         if not 0 <= self.skip_positions < self.context:
             raise ValueError(f"skip_positions {self.skip_positions} leaves nothing of {self.context} positions")
+
+    @classmethod
+    def from_json(cls, stored: Any) -> Layout:
+        """The layout that a file claims; ValueError where it cannot be one."""
+        if not isinstance(stored, dict) or set(stored) != {"edges", "groups", "skip_positions", "rate", "seed"}:
+            raise ValueError("a layout should have edges, groups, skip_positions, rate and seed")
+        edges, rate = stored["edges"], stored["rate"]
+        if not isinstance(edges, list) or len(edges) > MOST_BUCKETS + 1:
+            raise ValueError(f"edges should be a list of at most {MOST_BUCKETS + 1} positions")
+        if isinstance(rate, bool) or not isinstance(rate, int | float):
+            raise ValueError("rate should be a number")
+        return cls(
+            edges=tuple(whole_number(edge, "an edge", LONGEST) for edge in edges),
+            groups=whole_number(stored["groups"], "groups", MOST_GROUPS),
+            skip_positions=whole_number(stored["skip_positions"], "skip_positions", LONGEST),
+            rate=float(rate),
+            seed=whole_number(stored["seed"], "seed", 2**63, -(2**63)),
+        )
 
     @property
     def context(self) -> int:

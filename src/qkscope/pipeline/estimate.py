@@ -12,7 +12,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from qkscope.pipeline.cluster import Cluster
-from qkscope.pipeline.schedule import Item, schedule
+from qkscope.pipeline.makespan import Item, schedule
 from qkscope.pipeline.work import (
     CheckpointWork,
     DeviceMemory,

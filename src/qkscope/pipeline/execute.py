@@ -40,6 +40,7 @@ class CaptureOptions:
 
     only: Sequence[str] = ()  # names of checkpoints; all by default
     evict: bool = False  # delete a checkpoint's files from the Hub cache once its moments are safe
+    trust_remote_code: bool = False  # let Python code that lies with a checkpoint run
     vectors: VectorSample | None = None  # keep a sample of raw vectors in the predecessor's layout
     skip_bad_documents: bool = False  # go on without documents that make the model fail
     engine: str = "local"
@@ -61,7 +62,7 @@ def run_study(
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     require_writable(folder)
-    plan = make_plan(file, reports.surveying)
+    plan = make_plan(file, reports.surveying, trust_remote_code=options.trust_remote_code)
     reports.planned(plan)
     capture_plan(plan, folder, reports, options)
     return analyze_study(folder, file.study, reports, command)

@@ -48,6 +48,11 @@ class CheckpointPlan:
     study: Study = field(repr=False)
 
     @property
+    def trust_remote_code(self) -> bool:
+        """Whether Python code that lies with the checkpoint may run: a flag of the command line, never of a study."""
+        return self.source.trust_remote_code
+
+    @property
     def context(self) -> int:
         """Tokens per document."""
         return self.layout.context
@@ -89,6 +94,8 @@ class CheckpointPlan:
             "batch_tokens": self.study.batch_tokens,
             "shard_tokens": None if shard else self.study.shard_tokens,
         }
+        if self.trust_remote_code:
+            facts["trust_remote_code"] = True
         return f"sha256:{hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()}"
 
 
@@ -148,14 +155,19 @@ class Plan:
         return notes
 
 
-def make_plan(file: StudyFile, surveyed: Callable[[int], None] = lambda documents: None) -> Plan:
-    """Resolve, check and measure everything; the first thing that is wrong is told with its checkpoint."""
+def make_plan(
+    file: StudyFile, surveyed: Callable[[int], None] = lambda documents: None, *, trust_remote_code: bool = False
+) -> Plan:
+    """Resolve, check and measure everything; the first thing that is wrong is told with its checkpoint.
+
+    `trust_remote_code` lets Python code that lies with a checkpoint run; a study file cannot ask for it.
+    """
     study = file.study
     checkpoints = study.resolved_checkpoints()
     models = []
     for checkpoint in checkpoints:
         with located(f"checkpoint {checkpoint.name!r}"):
-            models.append(_model(checkpoint, file.folder))
+            models.append(_model(checkpoint, file.folder, trust_remote_code))
     corpora = _Corpora(file, surveyed)
     plans = []
     for checkpoint, (source, config, layers) in zip(checkpoints, models, strict=True):
@@ -164,17 +176,18 @@ def make_plan(file: StudyFile, surveyed: Callable[[int], None] = lambda document
     return Plan(file, plans)
 
 
-def _model(checkpoint: Checkpoint, folder: Path) -> tuple[ModelSource, Any, Any]:
+def _model(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> tuple[ModelSource, Any, Any]:
     """Everything about the model that its config tells, checked against the study."""
     from qkscope.capture.blueprint import blueprint
     from qkscope.capture.config import check_config, load_config
     from qkscope.capture.hub import pinned
 
     # From here on the commit, not the branch: config and weights are of one moment.
-    source = pinned(find_source(checkpoint.model or "", checkpoint.revision, folder), "config.json")
+    found = find_source(checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code)
+    source = pinned(found, "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
-    return source, config, blueprint(config)
+    return source, config, blueprint(config, trust_remote_code=trust_remote_code)
 
 
 def _plan_one(
@@ -183,7 +196,12 @@ def _plan_one(
     context = checkpoint.context or 0
     tokenizer_source = source
     if checkpoint.tokenizer is not None:
-        tokenizer_source = find_source(checkpoint.tokenizer, checkpoint.tokenizer_revision, corpora.folder)
+        tokenizer_source = find_source(
+            checkpoint.tokenizer,
+            checkpoint.tokenizer_revision,
+            corpora.folder,
+            trust_remote_code=source.trust_remote_code,
+        )
     tokenizer, tokenizer_source, corpus = corpora.under(tokenizer_source)
     edges = bucket_edges(context, study.buckets, also=[study.common_window()])
     return CheckpointPlan(

@@ -25,6 +25,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "revision": checkpoint.revision,
         "commit": plan.commit,
         "weights": weights_fingerprint(plan.source),
+        "trust_remote_code": plan.trust_remote_code,
         "config_overrides": checkpoint.config or {},
         "tokenizer": checkpoint.tokenizer or checkpoint.model,
         "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,

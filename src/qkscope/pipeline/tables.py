@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.heads import HeadSample, LayerChoice
 from qkscope.analysis.qk_table import COMPONENTS, qk_table, stack_tables, windows_table
 from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
@@ -19,6 +20,7 @@ from qkscope.files import write_text
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
+from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Heads, Study
 
@@ -78,7 +80,7 @@ def analyze_files(
     for path in paths:
         with located(str(path)):
             origin = read_provenance(path)
-        name = str(origin.get("name") or path.stem)
+        name = _checked_name(path, str(origin.get("name") or path.stem))
         if name in files:
             raise InputError(f"{path} and {files[name]} are both of a checkpoint named {name!r}")
         files[name] = path
@@ -87,6 +89,14 @@ def analyze_files(
         raise InputError(f"--components {components}: at least one component is needed")
     settings = AnalysisSettings(window or min(contexts), components or COMPONENTS)
     return write_tables(out, files, settings, events, command)
+
+
+def _checked_name(path: Path, name: str) -> str:
+    """The checkpoint's name in a file that may come from anywhere: it will be a cell of every table."""
+    try:
+        return file_safe(name)
+    except ValueError as error:
+        raise InputError(f"{path}: is of a checkpoint named {name[:60]!r}, but {error}") from None
 
 
 def write_tables(
@@ -118,7 +128,7 @@ def write_tables(
             )
         origins.append(moments.provenance)
     for file, parts in tables.items():
-        write_text(out / file, stack_tables(parts).to_csv(index=False, lineterminator="\n"))
+        write_csv(stack_tables(parts), out / file)
         events.wrote(str(out / file))
     provenance = _provenance(settings, origins, command, study)
     write_text(out / PROVENANCE_JSON, json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")

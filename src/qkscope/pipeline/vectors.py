@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.qk_table import COMPONENTS
 from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV
 from qkscope.analysis.vectors_table import table_from_vectors
@@ -17,7 +18,7 @@ from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
 from qkscope.pipeline.events import Events
-from qkscope.study.schema import NAME
+from qkscope.study.harmless import file_safe
 from qkscope.vectors.hub import download_vectors
 from qkscope.vectors.read import Reading, open_vectors
 
@@ -47,8 +48,10 @@ def parse_source(text: str) -> VectorSource:
         raise InputError(f"--vectors {place}: there is no such folder, nor is it the id of a Hub dataset")
     chosen = name or (folder.resolve().name if folder.is_dir() else (hub and (hub["revision"] or hub["id"])) or "")
     chosen = chosen.replace("/", "-")
-    if not NAME.fullmatch(chosen):
-        raise InputError(f"--vectors {text}: {chosen!r} cannot name a model; write NAME={place}")
+    try:
+        file_safe(chosen)
+    except ValueError as error:
+        raise InputError(f"--vectors {text}: {chosen!r} cannot name a model ({error}); write NAME={place}") from None
     if folder.is_dir():
         return VectorSource(chosen, folder)
     return VectorSource(chosen, None, hub["id"], hub["revision"]) if hub else VectorSource(chosen, folder)
@@ -79,7 +82,7 @@ def analyze_vectors(
                 table_from_vectors(folder, model=source.name, components=kept, window=window, reading=reading)
             )
             origins.append(_origin(source, folder, reading))
-    write_text(out / QK_CSV, pd.concat(tables, ignore_index=True).to_csv(index=False, lineterminator="\n"))
+    write_csv(pd.concat(tables, ignore_index=True), out / QK_CSV)
     events.wrote(str(out / QK_CSV))
     provenance = {
         "schema": PROVENANCE_SCHEMA,

@@ -21,9 +21,11 @@ from qkscope.analysis.comparison import (
     compare_heads,
     compare_with_published,
 )
+from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.results import Checkpoint, Results, Study, load_results
 from qkscope.data.references import PublishedReference, load_reference, shipped_references
 from qkscope.errors import InputError
+from qkscope.files import folder_within, write_text
 from qkscope.report.comparison_heads import HeadFacts, head_card, head_lines, head_note
 from qkscope.report.comparison_published import PublishedFacts, published_card, published_lines, published_note
 
@@ -96,7 +98,7 @@ def _with_published(
         f"Compared with {PREFIX}{reference.name}",
         published_note(facts),
     )
-    folder = out or mine.folder / FOLDER / f"published-{reference.name}"
+    folder = out or folder_within(mine.folder, FOLDER, f"published-{reference.name}")
     return _write(folder, found, published_card(facts), published_lines(facts), partial(save_comparison, figure))
 
 
@@ -106,7 +108,7 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
     found = compare_heads(mine.heads, mine.study.names, other.heads, other.study.names, tolerance)
     facts = HeadFacts(mine, other, found)
     figure = draw_head_comparison(mine.study, found, "Compared Head by Head", head_note(facts))
-    folder = out or mine.folder / FOLDER / folder_name(other.folder)
+    folder = out or folder_within(mine.folder, FOLDER, folder_name(other.folder))
     return _write(folder, found, head_card(facts), head_lines(facts), partial(save_comparison, figure))
 
 
@@ -129,11 +131,11 @@ def _write(
 ) -> Comparison:
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / CELLS_CSV]
-    found.cells.to_csv(files[0], index=False)
+    write_csv(found.cells, files[0])
     changed = found.changed if isinstance(found, HeadComparison) else None
     if changed is not None:
         files.append(folder / HEADS_CSV)
-        changed.to_csv(files[-1], index=False)
+        write_csv(changed, files[-1])
     files += [*save(folder), folder / CARD]
-    files[-1].write_text(card, encoding="utf-8")
+    write_text(files[-1], card)
     return Comparison(found.reproduced, tuple(lines), folder, tuple(files), found.cells, changed)

@@ -10,7 +10,8 @@ from qkscope.report.findings import Agreement, Curve, Step, Trend, Verdict
 from qkscope.report.noise import Change
 
 NAME_CHARACTERS = 60
-_MARKDOWN = frozenset("\\`*_{}[]<>#|~$&!")
+_MARKDOWN = frozenset("\\`*_{}[]<>#|~$&!:@")  # the last two start links of their own: http://x, a@b.c
+_WWW = re.compile(r"(?i)\bwww\.")
 
 Format = Callable[[float], str]
 
@@ -60,7 +61,7 @@ def escape(text: str, characters: int = NAME_CHARACTERS) -> str:
     if len(line) > characters:
         tail = (characters - 1) // 2
         line = f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
-    return "".join(f"\\{c}" if c in _MARKDOWN else c for c in line)
+    return _WWW.sub(lambda found: f"{found[0][:-1]}\\.", "".join(f"\\{c}" if c in _MARKDOWN else c for c in line))
 
 
 def code(text: str) -> str:

@@ -67,7 +67,7 @@ def _layout(checkpoint: Checkpoint) -> str | None:
     for key, noun in (("q_heads", "query heads"), ("kv_heads", "KV heads")):
         values = _distinct(entry.get(key) for entry in layers)
         if len(values) == 1:
-            parts.append(f"{values[0]} {noun}")
+            parts.append(f"{escape(str(values[0]))} {noun}")
     return ", ".join(parts)
 
 
@@ -79,7 +79,7 @@ def _heads(results: Results) -> str:
     study = results.provenance.get("study")
     choice = study.get("heads") if isinstance(study, Mapping) else None
     if isinstance(choice, Mapping) and "sample" in choice:
-        how = f"sampled with seed {choice.get('seed', NOT_RECORDED)}"
+        how = f"sampled with seed {escape(str(choice.get('seed', NOT_RECORDED)))}"
     elif choice == "all":
         how = "all heads that can be compared"
     else:
@@ -114,14 +114,14 @@ def _settings(group: Sequence[Checkpoint]) -> str:
     context = listed([f"{c:,}" for c in contexts]) + " tokens" if contexts else NOT_RECORDED
     theta = listed(thetas) if thetas else NOT_RECORDED
     limit = listed([f"{v:,}" if isinstance(v, int) else escape(str(v)) for v in limits]) or NOT_RECORDED
-    return f"context {context}, rope_theta {theta}, max_position_embeddings {limit}".replace("_", r"\_")
+    return rf"context {context}, rope\_theta {theta}, max\_position\_embeddings {limit}"
 
 
 def _theta(value: object) -> str | None:
     if isinstance(value, Mapping):
-        parts = [f"{_theta(v) or NOT_RECORDED} for {k} layers" for k, v in value.items()]
+        parts = [f"{_theta(v) or NOT_RECORDED} for {escape(str(k))} layers" for k, v in list(value.items())[:8]]
         return listed(parts) or None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
     return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
 

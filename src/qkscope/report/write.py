@@ -4,6 +4,7 @@ from pathlib import Path
 
 from qkscope.analysis.results import load_results
 from qkscope.analysis.summary_tables import build_tables, write_tables
+from qkscope.files import write_text
 from qkscope.report.cards.build import card_writer
 
 CARD = "README.md"
@@ -23,7 +24,7 @@ def write_report(results_folder: Path | str) -> list[Path]:
     cards = card_writer(results, tables)
     for drawn in write_figures(results.study, tables, folder):
         card = drawn.folder / CARD
-        card.write_text(cards.text(drawn.spec.name, drawn.matched), encoding="utf-8")
+        write_text(card, cards.text(drawn.spec.name, drawn.matched))
         written += [*drawn.files, card]
     return written
 
@@ -43,5 +44,5 @@ def write_card_and_figure(results_folder: Path | str, name: str) -> Path:
     if drawn is None:
         raise ValueError(f"the tables of {folder} do not carry the figure {name}")
     text = card_writer(results, tables).text(name)
-    (drawn.folder / CARD).write_text(text, encoding="utf-8")
+    write_text(drawn.folder / CARD, text)
     return drawn.folder

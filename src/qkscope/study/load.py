@@ -11,9 +11,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from qkscope.errors import StudyError
+from qkscope.study.harmless import FLAG
 from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Study
 
 MAX_BYTES = 4 * 1024 * 1024  # a study of 10 000 checkpoints is below 2 MB
+MAX_DEPTH = 32  # levels of nesting
+MAX_NODES = 300_000  # keys and values; PyYAML needs about a kilobyte for each
+MAX_NUMBER = 64  # characters of a number or a date; PyYAML's time for 1:1:1:... grows with the square
+MAX_PROBLEMS = 20  # mistakes that are told at once
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ def parse_study(text: str) -> Study:
         loaded = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         raise StudyError(f"is not valid YAML: {_yaml_problem(error)}") from None
-    except (RecursionError, ValueError) as error:
-        raise StudyError(f"cannot be read as YAML ({error})") from None
+    except (RecursionError, ValueError, ArithmeticError, TypeError, LookupError, AttributeError) as error:
+        # PyYAML lets these through where a scalar is not what its tag says.
+        raise StudyError(f"cannot be read as YAML ({type(error).__name__}: {_short(str(error))})") from None
     if not isinstance(loaded, dict):
         raise StudyError("should be a mapping with the keys study, checkpoints and documents")
     return _validated(loaded)
@@ -57,6 +63,8 @@ def _validated(settings: dict[str, Any]) -> Study:
         return Study.model_validate(settings)
     except ValidationError as error:
         raise StudyError("\n  ".join(_problems(error))) from None
+    except RecursionError:
+        raise StudyError("is nested too deeply") from None
 
 
 def _read(path: Path) -> str:
@@ -73,13 +81,29 @@ def _read(path: Path) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice and aliases (a few lines of which can fill any memory)."""
+    """Safe YAML that refuses a key given twice, deep nesting, and aliases (a few lines of which fill any memory)."""
+
+    _depth = _nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not used here", event.start_mark)
-        return super().compose_node(parent, index)
+        self._depth, self._nodes = self._depth + 1, self._nodes + 1
+        if self._depth > MAX_DEPTH or self._nodes > MAX_NODES:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            told = f"more than {MAX_DEPTH} levels deep, or more than {MAX_NODES} keys and values"
+            raise yaml.composer.ComposerError(None, None, told, event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        text = isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:str"
+        if text and len(node.value) > MAX_NUMBER:
+            told = f"a number or date of {len(node.value)} characters"
+            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+        return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -107,7 +131,12 @@ def _problems(error: ValidationError) -> list[str]:
             continue  # the other reading of `heads`, which the user did not mean
         location = [part for part in problem["loc"] if part != "Heads"]
         place = _place(location)
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden" and str(location[-1]) == "trust_remote_code":
+            lines.append(
+                f"{place!r} is not a key: it is the flag {FLAG} of the command line, for whoever runs the study to "
+                "decide, because code that a checkpoint brings along is then run on this machine"
+            )
+        elif problem["type"] == "extra_forbidden":
             lines.append(f"unknown key {place!r}{_suggestion(location)}")
         elif problem["type"] == "missing":
             lines.append(f"missing key {place!r}")
@@ -115,14 +144,16 @@ def _problems(error: ValidationError) -> list[str]:
             message = problem["msg"].removeprefix("Value error, ")
             given = "" if problem["type"] == "value_error" and not location else f" (got {_short(problem['input'])})"
             lines.append(f"{place}: {message}{given}" if place else message)
-    return list(dict.fromkeys(lines))
+    told = list(dict.fromkeys(lines))
+    more = len(told) - MAX_PROBLEMS
+    return [*told[:MAX_PROBLEMS], f"and {more} more mistakes"] if more > 0 else told
 
 
 def _place(location: list[Any]) -> str:
     place = ""
     for part in location:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    return place
+    return place if len(place) <= 200 else f"{place[:197]}..."
 
 
 def _suggestion(location: list[Any]) -> str:
@@ -140,5 +171,8 @@ def _suggestion(location: list[Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        shown = f"a {type(value).__name__}"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from qkscope.layers import Stage
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,99}")
-# Windows cannot hold files of these names, whatever their extension.
-RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
-
-
-def _file_safe(name: str) -> str:
-    """Names become file names and table cells, so they are limited to what is harmless in both."""
-    if not NAME.fullmatch(name) or RESERVED.fullmatch(name) or name.endswith("."):
-        raise ValueError("a name starts with a letter or digit and has at most 100 letters, digits and . _ + @ -")
-    return name
-
-
-def _plain_text(text: str) -> str:
-    if not text.strip() or any(not character.isprintable() for character in text):
-        raise ValueError("must be printable text on one line")
-    return text
-
+from qkscope.study.harmless import file_safe, overrides, place, plain_text
 
 # The published study: 300 heads of full-attention layers. Tokens are sampled at 1 / bucket size, see `sampling`.
 PUBLISHED_PROTOCOL: dict[str, Any] = {"heads": {"sample": 300, "seed": 0}, "layers": "full", "buckets": 16}
 
-Name = Annotated[str, AfterValidator(_file_safe)]
-Text = Annotated[str, Field(max_length=200), AfterValidator(_plain_text)]
-Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, AfterValidator(file_safe)]
+Text = Annotated[str, Field(max_length=200), AfterValidator(plain_text)]
+Place = Annotated[str, AfterValidator(place)]  # a path, a glob, a Hub id, a revision, a column
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
 # Token counts are bounded so that a slip (4096e6) is found before memory is asked for.
 Tokens = Annotated[int, Field(ge=2, le=2**24)]
-Overrides = dict[str, Any]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Overrides = Annotated[dict[str, Any], AfterValidator(overrides)]
 
 
 class _Strict(BaseModel):
@@ -55,10 +39,10 @@ class Checkpoint(_Strict):
     """One row of the study: where the weights are and how long its context is."""
 
     name: Name
-    model: str | None = None  # Hub id, local directory or .gguf file; the study's by default
-    revision: str | None = None
-    tokenizer: str | None = None  # the study's by default, else the model's own
-    tokenizer_revision: str | None = None
+    model: Place | None = None  # Hub id, local directory or .gguf file; the study's by default
+    revision: Place | None = None
+    tokenizer: Place | None = None  # the study's by default, else the model's own
+    tokenizer_revision: Place | None = None
     label: Text | None = None  # short, for axes; the name by default
     phase: Text | None = None
     context: Tokens | None = None  # the phase's by default
@@ -69,12 +53,12 @@ class Checkpoint(_Strict):
 class Documents(_Strict):
     """Where the texts come from; each gives its first `context` tokens."""
 
-    files: str | list[str] | None = None  # globs, relative to the study file: text, .jsonl, .parquet
-    dataset: str | None = None  # a Hub dataset, or a local folder that `datasets` can load
-    subset: str | None = None
-    split: str | None = None
-    revision: str | None = None
-    text: str = "text"  # the column that holds the text
+    files: Place | list[Place] | None = None  # globs, relative to the study file: text, .jsonl, .parquet
+    dataset: Place | None = None  # a Hub dataset, or a local folder that `datasets` can load
+    subset: Place | None = None
+    split: Place | None = None
+    revision: Place | None = None
+    text: Place = "text"  # the column that holds the text
     limit: Positive | None = None  # the first so many documents
     min_tokens: Tokens | None = None  # leave out shorter documents everywhere, so all checkpoints see the same ones
     special_tokens: Literal["default", "none", "bos"] = "default"  # what the tokenizer adds; none; or BOS alone
@@ -94,7 +78,7 @@ class Heads(_Strict):
     """A sample of query heads, as the published protocol draws it."""
 
     sample: Positive
-    seed: int = 0
+    seed: Seed = 0
 
 
 class Study(_Strict):
@@ -102,17 +86,19 @@ class Study(_Strict):
 
     study: Name
     title: Text | None = None  # figure titles start with it; the study's name by default
-    model: str | None = None
-    tokenizer: str | None = None
-    tokenizer_revision: str | None = None
+    model: Place | None = None
+    tokenizer: Place | None = None
+    tokenizer_revision: Place | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float32 on CPU, the checkpoint's own on GPU
-    device: str = "auto"  # GPUs if there are any (layers spread over them), else the CPU
+    device: Place = "auto"  # GPUs if there are any (layers spread over them), else the CPU
     phases: dict[Text, Phase] = {}
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1, max_length=10_000)]
     documents: Documents
     protocol: Literal["exact", "published"] = "exact"  # every token; or the published study's samples
     stage: Stage = "post_rope"  # what the scores are made of; or before rotation
-    layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0)]] = "all"  # the table says what each layer was
+    layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0, lt=2**31)]] = (
+        "all"  # the table says what each layer was
+    )
     heads: Literal["all"] | Heads = "all"
     components: Annotated[int, Field(ge=1, le=1024)] = 10  # as published
     buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context

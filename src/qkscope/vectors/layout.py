@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.layers import LayerFacts
+from qkscope.layers import LayerFacts, whole_number
 from qkscope.vectors.errors import VectorsError
 
 Kind = Literal["q", "k"]
@@ -146,15 +146,15 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
     try:
         told: dict[str, Any] = json.loads(raw)
         facts = FileFacts(
-            LayerFacts(**told["layer"]),
-            int(told["n_layers"]),
-            int(told["context"]),
+            LayerFacts.from_json(told["layer"]),
+            whole_number(told["n_layers"], "n_layers", MAX_NUMBER + 1),
+            whole_number(told["context"], "context", 2**31),
             float(told["rate"]),
-            int(told["seed"]),
+            whole_number(told["seed"], "seed", 2**63, -(2**63)),
         )
         heads = facts.layer.q_heads if head.kind == "q" else facts.layer.kv_heads
         fits = facts.layer.layer == head.layer < facts.n_layers and head.head < heads and facts.context > 0
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise VectorsError(
             f"its qkscope metadata cannot be understood ({type(error).__name__}): write it again"
         ) from None

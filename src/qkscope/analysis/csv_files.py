@@ -1,0 +1,39 @@
+"""Tables as CSV that is only ever data: written whole or not at all, with no cell that a spreadsheet would compute.
+
+Names of our own studies cannot start a formula, but a table may come from elsewhere, with names that do. Such a cell
+gets an apostrophe in front, which spreadsheets take as "this is text"; control characters are spelled out. Numbers
+are numbers and stay as they are.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from qkscope.files import write_text
+
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are their full-width twins
+
+
+def harmless_cell(value: Any) -> Any:
+    """A text cell that is no formula and steers no terminal; anything but text is returned as it is."""
+    if not isinstance(value, str):
+        return value
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    return f"'{text}" if text.lstrip().startswith(FORMULA) else text
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """The table as CSV, one line per row, every text cell harmless."""
+    changed = {
+        name: column.map(harmless_cell)
+        for name, column in table.items()
+        if not pd.api.types.is_numeric_dtype(column.dtype)
+    }
+    safe = table.assign(**{str(name): column for name, column in changed.items()})
+    return safe.to_csv(index=False, lineterminator="\n")
+
+
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write the table; a link at that place is replaced, not followed."""
+    write_text(path, csv_text(table))

@@ -1,0 +1,95 @@
+"""Weights are read from safetensors or GGUF files of the checkpoint itself, and from nothing else.
+
+transformers is told to use safetensors, but a checkpoint can still lead it elsewhere: an index may list pickles or
+files of other folders as its shards, a config may name the file to load. These are looked at before weights are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from qkscope.errors import ModelError
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+SAFE = ".safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX = 256 * 1024 * 1024  # bytes; a model of 100 000 tensors has 10 MB
+MAX_HEADER = 100_000_000  # bytes; what the safetensors format itself allows
+CONVERT = "convert them with model.save_pretrained(folder), which writes safetensors"
+
+
+def require_safe_weights(path: Path) -> None:
+    """Refuse a model directory whose weights are not safetensors files inside it."""
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is not a saved transformers model")
+    names = sorted(entry.name for entry in path.iterdir())
+    if "adapter_config.json" in names:
+        raise ModelError(f"{path} holds an adapter; merge it into its model and save that")
+    weights = [name for name in names if name.endswith(SAFE)]
+    if not weights:
+        pickles = [name for name in names if name.endswith(PICKLES)]
+        if pickles:
+            raise ModelError(
+                f"{path} has its weights only as pickles ({pickles[0]}), which can run code when read; {CONVERT}"
+            )
+        raise ModelError(f"{path} has no .safetensors weights")
+    for name in weights:
+        _require_safetensors(path / name)
+    if INDEX in names:
+        for name in require_safe_index(path / INDEX):
+            if name not in weights:
+                raise ModelError(f"{path / INDEX} lists {name!r}, which is not there")
+
+
+def require_safe_index(path: Path) -> list[str]:
+    """The shards that an index lists, if all are safetensors files beside it."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_INDEX:
+            raise ModelError(f"{path} is not a readable index of weights")
+        shards = list(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path} is not an index of weights ({type(error).__name__}: {str(error)[:80]})") from None
+    for name in shards:
+        if not is_plain_name(name) or not name.endswith(SAFE):
+            shown = repr(name)[:80]
+            raise ModelError(
+                f"{path} lists {shown}; weights are read from {SAFE} files beside the index only, never from pickles "
+                "or other folders"
+            )
+    return sorted(set(shards))
+
+
+def require_safe_config(config: Any, source: object) -> None:
+    """Refuse a config that names its weight file: which file is read is not the checkpoint's to decide."""
+    named = getattr(config, "transformers_weights", None)
+    if named is not None:
+        raise ModelError(
+            f"{source}: its config names a weight file of its own ({str(named)[:80]!r}), which is not read"
+        )
+
+
+def is_plain_name(name: Any) -> bool:
+    """Whether this is the name of a file in the same folder, on any system."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and name.isprintable()
+        and PurePosixPath(name).name == name == PureWindowsPath(name).name
+    )
+
+
+def _require_safetensors(path: Path) -> None:
+    """A regular file that starts as a safetensors file does; its contents are checked when they are loaded."""
+    if not path.is_file():  # a broken link, a folder, or a pipe that would never end
+        raise ModelError(f"{path} is not a file")
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror})") from None
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 9 or start[8:] != b"{" or length > min(size - 8, MAX_HEADER):
+        raise ModelError(f"{path} is not a safetensors file, or truncated; fetch or save it again")

@@ -1,0 +1,177 @@
+"""The header of a moments file, read and checked before a single sum is allocated.
+
+A header is JSON that anyone can write. So its size is bounded before it is read, its JSON is parsed strictly (no key
+twice, no bottomless nesting), and the arrays it lists must be exactly those, of the types, shapes and places in the
+file, that the layout and the layers it claims stand for. Only then is anything of the claimed size allocated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import MomentsFileError
+from qkscope.layers import MOST_LAYERS, LayerFacts, whole_number
+from qkscope.moments.layout import Layout
+
+SCHEMA = 1
+FORMAT = "qkscope-moments"
+MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
+MAX_ABOUT = 8 * 1024 * 1024  # characters of what it says of itself, of which provenance is the most
+COUNTS, SUMS = ("n", "u", "uu"), ("x", "xu", "xx")
+BYTES = {"F64": 8, "F32": 4}
+DAMAGED = "it is truncated or damaged: capture it again"
+
+Expected = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a moments file claims to hold, checked to be possible and to fit the file."""
+
+    layout: Layout
+    layers: tuple[LayerFacts, ...]
+    provenance: dict[str, Any]
+    about: str  # as written: it enters the checksum
+    checksum: str
+
+
+def read_header(path: Path) -> Header:
+    """The header of a moments file; MomentsFileError where it is damaged, foreign, or claims what cannot be."""
+    size, raw = _raw_header(path)
+    listed = _strict_json(raw)
+    metadata = _metadata(listed)
+    about = _strict_json(metadata["about"])
+    try:
+        header = _header(about, metadata)
+        _require_arrays(listed, dict(expected_arrays(header.layout, header.layers)), size - 8 - len(raw))
+    except ValueError as error:
+        raise MomentsFileError(f"its contents do not fit its header ({error}); {DAMAGED}") from None
+    return header
+
+
+def expected_arrays(
+    layout: Layout, layers: tuple[LayerFacts, ...]
+) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Name, type and shape of every array that such moments have."""
+    for facts in layers:
+        width = facts.head_dim
+        per_cell = {"x": (width,), "xu": (width,), "xx": (width * (width + 1) // 2,)}
+        for kind, heads in (("q", facts.q_heads), ("k", facts.kv_heads)):
+            yield f"{facts.layer}.{kind}.pivot", ("F64", (heads, width))
+            for cells, count, sums in (("buckets", layout.buckets, "F64"), ("groups", layout.groups, "F32")):
+                for name in COUNTS + SUMS:
+                    of = "F64" if name in COUNTS else sums
+                    yield f"{facts.layer}.{kind}.{cells}.{name}", (of, (heads, count, *per_cell.get(name, ())))
+
+
+def _raw_header(path: Path) -> tuple[int, bytes]:
+    if not path.is_file():
+        raise MomentsFileError("there is no such file")
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER):
+                raise MomentsFileError("not a safetensors file, or truncated: capture it again")
+            return size, file.read(length)
+    except OSError as error:
+        raise MomentsFileError(f"cannot be read ({error.strerror or error})") from None
+
+
+def _strict_json(text: str | bytes) -> dict[str, Any]:
+    """A JSON object whose keys are all different; anything else is damage."""
+    try:
+        parsed = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise MomentsFileError(f"its header is damaged ({str(error)[:80]}): capture it again") from None
+    if not isinstance(parsed, dict):
+        raise MomentsFileError("its header is damaged (not a JSON object): capture it again")
+    return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:
+    metadata = listed.get("__metadata__")
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise MomentsFileError("is not a qkscope moments file")
+    if metadata.get("schema") != str(SCHEMA):
+        raise MomentsFileError(
+            f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schema {SCHEMA}: capture it "
+            "again, or use the qkscope version that wrote it"
+        )
+    if not all(isinstance(metadata.get(key), str) for key in ("about", "sha256")):
+        raise MomentsFileError("its header is incomplete: capture it again")
+    if len(metadata["about"]) > MAX_ABOUT:
+        raise MomentsFileError(f"says more than {MAX_ABOUT // 2**20} MiB about itself: it is damaged or foreign")
+    return metadata
+
+
+def _header(about: Mapping[str, Any], metadata: Mapping[str, str]) -> Header:
+    if set(about) != {"layout", "layers", "provenance"}:
+        raise ValueError("it should tell layout, layers and provenance")
+    stored = about["layers"]
+    if not isinstance(stored, list) or not 0 < len(stored) <= MOST_LAYERS:
+        raise ValueError(f"layers should be a list of 1 to {MOST_LAYERS}")
+    layers = tuple(LayerFacts.from_json(layer) for layer in stored)
+    if len({facts.layer for facts in layers}) != len(layers):
+        raise ValueError("a layer is there twice")
+    provenance = _provenance(about["provenance"], layers)
+    return Header(Layout.from_json(about["layout"]), layers, provenance, metadata["about"], metadata["sha256"])
+
+
+def _provenance(stored: Any, layers: tuple[LayerFacts, ...]) -> dict[str, Any]:
+    """The provenance; of what it says only that is checked which later stages compute with."""
+    if not isinstance(stored, dict):
+        raise ValueError("provenance should be an object")
+    last = max(facts.layer for facts in layers)
+    if stored.get("n_layers") is not None:
+        whole_number(stored["n_layers"], "n_layers", MOST_LAYERS + 1, last + 1)
+    if stored.get("context") is not None:
+        whole_number(stored["context"], "context", 2**31, 1)
+    for name in ("name", "label", "phase", "fingerprint"):
+        if not isinstance(stored.get(name, ""), str | None):
+            raise ValueError(f"{name} should be text")
+    seconds = stored.get("seconds", 0.0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e15:
+        raise ValueError("seconds should be a number")
+    return stored
+
+
+def _require_arrays(listed: Mapping[str, Any], expected: Expected, room: int) -> None:
+    """Exactly the expected arrays, one behind the other, filling the file to its end."""
+    names = set(listed) - {"__metadata__"}
+    if names != set(expected):
+        odd = sorted(names ^ set(expected))[0]
+        raise ValueError(f"array {odd[:60]!r} is {'missing' if odd in expected else 'foreign'}")
+    places = []
+    for name, (of, shape) in expected.items():
+        entry = listed[name]
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"array {name} is not described as safetensors does")
+        if entry["dtype"] != of or entry["shape"] != list(shape) or any(isinstance(n, bool) for n in entry["shape"]):
+            raise ValueError(f"array {name} should be {of} of shape {shape}")
+        places.append((_offsets(entry["data_offsets"], name), BYTES[of] * prod(shape), name))
+    end = 0
+    for (start, stop), length, name in sorted(places):
+        if start != end or stop - start != length:
+            raise ValueError(f"array {name} overlaps another, or leaves a gap")
+        end = stop
+    if end != room:
+        raise ValueError(f"its arrays have {end} bytes, the file has {room}")
+
+
+def _offsets(stored: Any, name: str) -> tuple[int, int]:
+    if not isinstance(stored, list) or len(stored) != 2:
+        raise ValueError(f"array {name} should have two offsets")
+    return whole_number(stored[0], "an offset", 2**63), whole_number(stored[1], "an offset", 2**63)

@@ -1,0 +1,82 @@
+"""What text and values of a study file may be, so that nothing in them can do harm further on.
+
+Names become file names and table cells; labels become axis texts, Markdown and HTML; paths are given to the operating
+system; overrides are given to a model's config and written into the provenance.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,99}")
+# Windows cannot hold files of these names, whatever their extension.
+RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
+# Letters by category, yet nothing is seen of them: fillers, joiners and blanks.
+INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+
+LONGEST_PLACE = 4096  # what operating systems take for a path
+DEEPEST, LARGEST = 16, 64 * 1024  # of overrides: levels, and bytes of their JSON
+CODE_KEYS = ("trust_remote_code", "auto_map", "custom_pipelines", "transformers_weights")
+FLAG = "--trust-remote-code"
+
+
+def file_safe(name: str) -> str:
+    """A name of a study or a checkpoint: harmless as a file name anywhere, as a table cell, and in a page."""
+    if not NAME.fullmatch(name) or name.endswith("."):
+        raise ValueError("a name starts with a letter or digit and has at most 100 letters, digits and . _ + @ -")
+    if RESERVED.fullmatch(name):
+        raise ValueError("a name starts with something else than con, prn, aux, nul, com1 or lpt1: Windows keeps these")
+    return name
+
+
+def plain_text(text: str) -> str:
+    """A label or title: one line without control, direction or invisible characters."""
+    if not text.strip() or any(not character.isprintable() or character in INVISIBLE for character in text):
+        raise ValueError("must be printable text on one line")
+    return text
+
+
+def place(text: str) -> str:
+    """A path, a glob, a Hub id or a revision: something an operating system can be asked for."""
+    if not text.strip() or len(text) > LONGEST_PLACE or any(not character.isprintable() for character in text):
+        raise ValueError(f"must be printable text on one line, of at most {LONGEST_PLACE} characters")
+    return text
+
+
+def overrides(values: dict[str, Any]) -> dict[str, Any]:
+    """Config values as JSON has them, of bounded size, none of which decides about code."""
+    for key in values:
+        if key in CODE_KEYS:
+            raise ValueError(f"{key!r} is not for study files; whoever runs a study decides about code, with {FLAG}")
+        if key.startswith("_"):
+            raise ValueError(f"{key!r} is internal to transformers and is not changed from here")
+    _require_json(values, DEEPEST)
+    if len(json.dumps(values)) > LARGEST:
+        raise ValueError(f"is larger than {LARGEST // 1024} KiB, which no config needs")
+    return values
+
+
+def _require_json(value: Any, levels: int) -> None:
+    if levels < 0:
+        raise ValueError(f"is nested more than {DEEPEST} levels deep")
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise ValueError("has a key that is not text")
+            _require_json(part, levels - 1)
+    elif isinstance(value, list):
+        for part in value:
+            _require_json(part, levels - 1)
+    elif isinstance(value, bool) or value is None:
+        return
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ValueError("has a number beyond 64 bits")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("has a number that is not finite")
+    elif not isinstance(value, str):
+        raise ValueError(f"has a {type(value).__name__}, which a config cannot hold; put text in quotes")
