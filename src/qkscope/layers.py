@@ -46,15 +46,16 @@ class LayerFacts:
     @classmethod
     def from_json(cls, stored: Any) -> LayerFacts:
         """The facts that a file claims; ValueError where a number is none, or beyond any model."""
-        if not isinstance(stored, Mapping) or set(stored) != {field.name for field in fields(cls)}:
-            raise ValueError(f"a layer should have {', '.join(field.name for field in fields(cls))}")
+        names = {field.name for field in fields(cls)}
         bounds = {"layer": MOST_LAYERS, "q_heads": MOST_HEADS, "kv_heads": MOST_HEADS, "head_dim": WIDEST_HEAD}
+        if not isinstance(stored, Mapping) or not set(bounds) <= set(stored) <= names:
+            raise ValueError(f"a layer should have {', '.join(bounds)} and nothing unknown")
         for name, most in bounds.items():
             whole_number(stored[name], name, most)
         for name in ("rotary_dims", "attention_window"):
-            if stored[name] is not None:
+            if stored.get(name) is not None:
                 whole_number(stored[name], name, 2**53)
-        if not (isinstance(stored["rotary"], str) and isinstance(stored["attention"], str)):
+        if not all(isinstance(stored.get(name, ""), str) for name in ("rotary", "attention")):
             raise ValueError("rotary and attention should be text")
         return cls(**stored)
 
