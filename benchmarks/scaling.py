@@ -180,8 +180,8 @@ tests can run.
 | `--engine ray` | a cluster, `pip install "qkscope[ray]"` | at `--ray-address`, or a Ray of this machine |
 | none | a batch system | `qkscope plan STUDY` prints a command per shard, `qkscope shard STUDY K` runs one |
 
-Worker processes get one GPU each when there are N, disjoint blocks when there are more, and share the cores. Ray workers
-take `--cpus-per-worker` and `--gpus-per-worker`; by default a GPU each, or a whole node where there are none.
+Worker processes get one GPU each when there are N, disjoint blocks when there are more, and share the cores. Ray
+workers take `--cpus-per-worker` and `--gpus-per-worker`; by default a GPU each, or a whole node where there are none.
 
 A free worker gets a shard of the checkpoint that it has loaded; else of one that nobody works on; else it helps where
 most is left. When a worker, a node or a whole run dies, the shard in flight is done again and nothing else
@@ -202,7 +202,7 @@ For SLURM, with the results folder on a shared disk:
 
 and for one machine without any of these, eight at a time:
 
-    qkscope plan study.yaml --out results/study | xargs -P 8 -I{} sh -c '{}'
+    qkscope plan study.yaml --out results/study | xargs -P 8 -I{{}} sh -c '{{}}'
 
 In both cases `qkscope run study.yaml --out results/study` makes the tables at the end, and would run what is missing.
 Every `qkscope shard` reads and tokenizes all documents first to know the plan, so shards should be minutes of work.
