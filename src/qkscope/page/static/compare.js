@@ -100,7 +100,7 @@ export function compareView(app) {
     label: () => `Portraits of ${store.state.compare.map((c) => data.checkpoints[c].label).join(" and ")}; the table below has the numbers.`,
   });
   view.node.append(
-    element("table", { class: "numbers" }, element("caption", { class: "hidden" }, "Measures of A and B"), element("thead", {}, element("tr", {}, element("td"), ...heads, element("th", { scope: "col" }, "B − A"))), body),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measures of A and B" }, element("table", { class: "numbers" }, element("caption", { class: "hidden" }, "Measures of A and B"), element("thead", {}, element("tr", {}, element("td"), ...heads, element("th", { scope: "col" }, "B − A"))), body)),
   );
   const update = () => {
     store.state.compare.forEach((c, i) => {

@@ -9,27 +9,32 @@ import { textWidth } from "./pen.js";
 const HEIGHT = 330;
 const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "split", "theme"];
 
-// Room for the axis; the key stands above the drawing.
-export function curveFrame(g, checkpoints, top = 46) {
-  const left = 44;
-  const right = g.width - 12;
-  const labels = checkpoints.map((c) => g.app.data.checkpoints[c].label);
-  const layout = layLabels(labels, (right - left) / checkpoints.length);
-  return { frame: { left, right, top, bottom: g.height - Math.min(layout.height, 110) }, layout };
+// Where the entries of a key stand: side by side, on as many lines as it takes.
+function layKey(entries, width) {
+  let [x, y] = [8, 12];
+  return entries.map((entry) => {
+    const room = 24 + textWidth(entry.text, 12) + 18;
+    if (x + room > width && x > 8) [x, y] = [8, y + 17];
+    const place = { ...entry, x, y };
+    x += room;
+    return place;
+  });
 }
 
-// A key in words and strokes, on one line (or two where it is narrow).
-export function drawKey(g, entries) {
-  let [x, y] = [8, 12];
-  for (const { text, colour, mark, dash, fill } of entries) {
-    const width = 24 + textWidth(text, 12) + 18;
-    if (x + width > g.width && x > 8) [x, y] = [8, y + 16];
-    if (fill) g.pen.rect(x, y - 8, 16, 10, { fill, alpha: 0.3 });
+// The key above, the axis below, and what is left for the curves.
+function curveFrame(g, checkpoints, key) {
+  const placed = layKey(key, g.width);
+  for (const { text, colour, mark, dash, fill, alpha = 0.3, x, y } of placed) {
+    if (fill) g.pen.rect(x, y - 8, 16, 10, { fill, alpha });
     else g.pen.line([[x, y - 4], [x + 18, y - 4]], { stroke: colour, width: 2, dash });
     if (mark) g.pen.mark(mark, x + 9, y - 4, 3.6, { fill: colour });
     g.pen.text(text, x + 24, y, { size: 12, fill: g.theme.ink });
-    x += width;
   }
+  const [left, right] = [44, g.width - 12];
+  const labels = checkpoints.map((c) => g.app.data.checkpoints[c].label);
+  const layout = layLabels(labels, (right - left) / checkpoints.length);
+  const frame = { left, right, top: placed[placed.length - 1].y + 32, bottom: g.height - Math.min(layout.height, 110) };
+  return { frame, layout };
 }
 
 // One line with marks, interrupted where a value is undefined; between models there is no line.
@@ -67,7 +72,6 @@ function drawSignal(g) {
   const { app } = g;
   const { data, store, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const { frame, layout } = curveFrame(g, checkpoints);
   const connected = !data.about.differentModels;
   const { blue, red } = data.about.colours;
   const split = store.state.split && app.bothKinds;
@@ -79,6 +83,8 @@ function drawSignal(g) {
       means: all.map((s) => s[name].mean), spreads: all.map((s) => s[name].spread),
     }));
   });
+  const names = series.map((s) => ({ ...s, text: `mean ${s.name}${s.kind ? ` (${s.kind === "nope" ? "NoPE" : s.kind})` : ""}` }));
+  const { frame, layout } = curveFrame(g, checkpoints, split ? names : [...names, { text: "± 1 SD over heads", fill: g.theme.line }]);
   const low = lowest(series.map((s) => s.means.map((m, i) => m - (split ? 0 : s.spreads[i] || 0))));
   const bottom = low < -0.1 ? Math.max(-1, Math.floor(low * 5) / 5) : 0;
   const y = scale([bottom, 1], [frame.bottom, frame.top]);
@@ -89,7 +95,6 @@ function drawSignal(g) {
     if (!split) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [bottom, 1]);
   }
   for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
-  drawKey(g, series.map((s) => ({ text: `mean ${s.name}${s.kind ? ` (${s.kind === "nope" ? "NoPE" : s.kind})` : ""}`, ...s })).concat(split ? [] : [{ text: "± 1 SD over heads", fill: g.theme.line }]));
   return columnHits(g, frame, checkpoints, (c) => {
     const s = summaries.at(c);
     return [`mean r_q ${correlation(s.r_q.mean, 3)} ± ${correlation(s.r_q.spread)}`, `mean r_k ${correlation(s.r_k.mean, 3)} ± ${correlation(s.r_k.spread)}`, `${s.heads} heads`];
@@ -100,8 +105,13 @@ function drawConcordance(g) {
   const { app } = g;
   const { data, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const { frame, layout } = curveFrame(g, checkpoints);
   const { blue, amber } = data.about.colours;
+  const { frame, layout } = curveFrame(g, checkpoints, [
+    { text: "mean r_k", colour: g.theme.ink, mark: "square" },
+    { text: "mean |r_k|", colour: g.theme.muted, mark: "triangle", dash: [4, 3] },
+    { text: "concordant part (up)", fill: blue, alpha: 0.75 },
+    { text: "discordant part (down)", fill: amber, alpha: 0.75 },
+  ]);
   const all = checkpoints.map((c) => summaries.at(c));
   const bottom = Math.min(-0.2, Math.floor(lowest([all.map((s) => s.discordantPart), all.map((s) => s.r_k.mean)]) * 5) / 5);
   const top = Math.max(0.4, Math.min(1, Math.ceil(Math.max(0, ...all.map((s) => s.r_k_abs.mean).filter(Number.isFinite)) * 5) / 5));
@@ -119,10 +129,6 @@ function drawConcordance(g) {
   const connected = !data.about.differentModels;
   drawCurve(g, x, y, all.map((s) => s.r_k_abs.mean), { colour: g.theme.muted, mark: "triangle", dash: [4, 3], connected });
   drawCurve(g, x, y, all.map((s) => s.r_k.mean), { colour: g.theme.ink, mark: "square", connected });
-  drawKey(g, [
-    { text: "mean r_k", colour: g.theme.ink, mark: "square" }, { text: "mean |r_k|", colour: g.theme.muted, mark: "triangle", dash: [4, 3] },
-    { text: "concordant part (up)", fill: blue }, { text: "discordant part (down)", fill: amber },
-  ]);
   return columnHits(g, frame, checkpoints, (c) => {
     const s = summaries.at(c);
     return [`mean r_k ${correlation(s.r_k.mean, 3)}, mean |r_k| ${correlation(s.r_k_abs.mean, 3)}`, `concordant: ${percent(s.concordant)} of heads, part ${correlation(s.concordantPart, 3)}`, `discordant: ${percent(s.discordant)} of heads, part ${correlation(s.discordantPart, 3)}`];
@@ -133,8 +139,8 @@ function drawVariance(g) {
   const { app } = g;
   const { data, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const { frame, layout } = curveFrame(g, checkpoints);
   const { purple } = data.about.colours;
+  const { frame, layout } = curveFrame(g, checkpoints, [{ text: "mean explained variance", colour: purple, mark: "circle" }, { text: "± 1 SD over heads", fill: g.theme.line }]);
   const all = checkpoints.map((c) => summaries.at(c).explained_variance);
   const high = Math.max(0.1, ...all.map((s) => s.mean + (s.spread || 0)).filter(Number.isFinite));
   const top = Math.min(1, Math.ceil(high * 10) / 10);
@@ -145,7 +151,6 @@ function drawVariance(g) {
   const connected = !data.about.differentModels;
   drawBand(g, x, y, all.map((s) => s.mean), all.map((s) => s.spread), purple, connected, [0, top]);
   drawCurve(g, x, y, all.map((s) => s.mean), { colour: purple, connected });
-  drawKey(g, [{ text: "mean explained variance", colour: purple, mark: "circle" }, { text: "± 1 SD over heads", fill: g.theme.line }]);
   return columnHits(g, frame, checkpoints, (c) => {
     const s = summaries.at(c).explained_variance;
     return [`${percent(s.mean, 1)} ± ${percent(s.spread, 1)}`];

@@ -95,6 +95,13 @@ export function swatchOf(app, code, kind = "rotary") {
   return node;
 }
 
+// The mark of r_q or r_k in running text.
+function sign(app, colour, mark) {
+  const node = svgElement("svg", { width: 10, height: 10, viewBox: "0 0 10 10", "aria-hidden": "true" });
+  new SvgPen(node).mark(mark, 5, 5, 4, { fill: app.data.about.colours[colour] });
+  return node;
+}
+
 function about(app, head) {
   const { data, store } = app;
   const { checkpoint, component, reading } = store.state;
@@ -143,7 +150,7 @@ function movers(app) {
   const ranked = data.layers.map((_, h) => [h, far(h)]).filter(([h, d]) => mask[h] && Number.isFinite(d)).sort((a, b) => b[1] - a[1]).slice(0, 8);
   const lead = one === null ? "The strongest queries here: " : ["Moved most since ", named(data.checkpoints[one].label), ": "];
   const list = ranked.map(([h]) => button(data.name(h), () => store.set({ head: h }), { class: "chip" }));
-  return element("p", { class: "movers" }, ...[lead].flat(), ...(list.length ? list : ["no head is selected by the filters."]));
+  return element("p", { class: "movers" }, element("span", {}, ...[lead].flat()), ...(list.length ? list : ["no head is selected by the filters."]));
 }
 
 export function headPanel(app) {
@@ -162,7 +169,7 @@ export function headPanel(app) {
       element(
         "div", { class: "head-grid" },
         about(app, head),
-        element("div", {}, element("h4", {}, "Over training: ", element("span", { class: "is-q" }, "● r_q"), " ", element("span", { class: "is-k" }, "■ r_k")), chart(app, `Path of ${name} over training`, 380, 210, (g) => drawPath(g, head))),
+        element("div", {}, element("h4", {}, "Over training: ", element("span", { class: "is-q" }, sign(app, "blue", "circle"), " r_q"), " ", element("span", { class: "is-k" }, sign(app, "red", "square"), " r_k")), chart(app, `Path of ${name} over training`, 380, 210, (g) => drawPath(g, head))),
         element("div", {}, element("h4", {}, `All ${app.data.components.length} components here`), chart(app, `Components of ${name}`, 380, 210, (g) => drawComponents(g, head))),
       ),
       element("h4", {}, `Layer ${app.data.layers[head]}`),

@@ -7,12 +7,12 @@ import { headLines } from "./explorer.js";
 import { segmented } from "./dom.js";
 
 const MARGIN = { left: 34, right: 24, top: 22, bottom: 6 };
-const LETTERS = ["P", "Q", "K", "C", "·", "?"]; // beside colour, for readers who see it differently
+const LETTERS = ["P", "Q", "K", "C", "M", "?"]; // beside colour, for readers who see it differently
 
 function geometry(app, width) {
   const { nLayers, nColumns } = app.data;
   const across = (width - MARGIN.left - MARGIN.right) / nColumns;
-  const down = Math.max(5, Math.min(34, 560 / nLayers));
+  const down = Math.max(5, Math.min(60, 540 / nLayers));
   return { across, down, x: (head) => MARGIN.left + head * across, y: (layer) => MARGIN.top + layer * down };
 }
 
