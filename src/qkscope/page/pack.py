@@ -42,7 +42,7 @@ class Pack:
 
     def text(self) -> str:
         """Everything, compressed, in letters that mean nothing to HTML."""
-        return base64.b64encode(zlib.compress(b"".join(self._parts), 9)).decode("ascii")
+        return base64.b64encode(zlib.compress(b"".join(self._parts), 7)).decode("ascii")
 
 
 def unpack(text: str, index: dict[str, dict[str, Any]], name: str) -> npt.NDArray[Any] | str:

@@ -36,16 +36,18 @@ function drawDepth(statistic) {
     const bins = data.about.depthEdges.length - 1;
     const across = (g.width - left - 8) / bins;
     const every = Math.ceil(13 / down);
+    const now = checkpoints.indexOf(store.state.checkpoint);
+    const gap = down >= 10 ? 1 : 0;
     const hits = [];
     checkpoints.forEach((c, row) => {
       const y = TOP + row * down;
       const current = c === store.state.checkpoint;
-      if (row % every === 0 || current) pen.text(names[row], left - 8, y + down / 2 + 4, { size: 11.5, anchor: "end", fill: current ? theme.ink : theme.muted, weight: current ? 650 : 400 });
+      if (current || (row % every === 0 && (now < 0 || Math.abs(row - now) >= every))) pen.text(names[row], left - 8, y + down / 2 + 4, { size: 11.5, anchor: "end", fill: current ? theme.ink : theme.muted, weight: current ? 650 : 400 });
       summaries.depth(c, statistic).forEach((value, bin) => {
         const x = left + bin * across;
         if (Number.isFinite(value)) {
           const fill = correlationColour(data.about, statistic, value);
-          pen.rect(x + 0.5, y + 0.5, across - 1, Math.max(1, down - 1), { fill });
+          pen.rect(x + 0.5, y + gap / 2, across - 1, down - gap, { fill });
           if (down >= 13 && across >= 30) pen.text(correlation(value), x + across / 2, y + down / 2 + 4, { size: 10.5, anchor: "middle", fill: readableOn(fill) });
         } else drawHatch(pen, theme, x + 0.5, y + 0.5, across - 1, Math.max(1, down - 1));
         const layers = layersOfBin(data, c, bin);

@@ -45,7 +45,7 @@ function drawStack(g) {
     const { counts, shares } = app.summaries.at(c);
     blocks(counts).forEach(([low, high], code) => {
       if (high <= low) return;
-      const style = blockStyle(g, code);
+      const style = wide > 8 ? blockStyle(g, code) : categoryPaint(app.data, code, g.theme);
       g.pen.rect(x(i) - wide / 2, y(high), wide, y(low) - y(high), style);
       if (wide >= 30 && y(low) - y(high) > 13) g.pen.text(percent(shares[code]), x(i), (y(low) + y(high)) / 2 + 4, { size: 11, anchor: "middle", fill: code === app.data.undefinedCode ? g.theme.ink : readableOn(style.fill) });
     });
