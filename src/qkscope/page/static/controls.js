@@ -153,9 +153,9 @@ function layerFilter(app) {
     const range = [from.value === "" ? 0 : Number(from.value), to.value === "" ? last : Number(to.value)].sort((a, b) => a - b);
     app.store.set({ layers: range[0] <= 0 && range[1] >= last ? null : range });
   };
-  for (const field of [from, to]) field.addEventListener("change", change);
+  for (const field of [from, to]) field.addEventListener("input", change);
   app.store.subscribe((changed) => {
-    if (!changed.has("layers")) return;
+    if (!changed.has("layers") || [from, to].includes(document.activeElement)) return; // not while it is being typed
     [from.value, to.value] = app.store.state.layers ?? ["", ""];
   });
   [from.placeholder, to.placeholder] = ["0", String(last)];

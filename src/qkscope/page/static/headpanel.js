@@ -81,9 +81,9 @@ function neighbours(app, head) {
     const name = data.categories[code]?.name ?? "not measured";
     const swatch = swatchOf(app, code, data.kind("rotary", checkpoint, h));
     const label = `${data.name(h)}, ${name}, r_q ${correlation(source.r_q[at])}, r_k ${correlation(source.r_k[at])}`;
-    return button(swatch, () => store.set({ head: h }), { class: "neighbour", "aria-label": label, title: label, "aria-pressed": String(h === head) });
+    return button(swatch, () => store.set({ head: h }), { class: "neighbour", title: label, "aria-pressed": String(h === head) });
   });
-  items.forEach((item, i) => item.append(String(data.heads[same[i]])));
+  items.forEach((item, i) => item.append(data.name(same[i])));
   return element("div", { class: "neighbours", role: "group", "aria-label": `Heads of layer ${data.layers[head]}` }, ...items);
 }
 

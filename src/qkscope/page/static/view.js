@@ -17,6 +17,7 @@ export class View {
     this.surface = spec.surface === "canvas" ? element("canvas") : svgElement("svg");
     this.surface.setAttribute("class", "surface");
     if (!spec.attach) this.surface.setAttribute("role", "img");
+    this.surface.setAttribute("aria-label", spec.title); // until it is drawn and says more
     this.node = element(
       "figure",
       { class: `view view-${spec.id}`, id: `view-${spec.id}`, "aria-labelledby": `title-${spec.id}` },
