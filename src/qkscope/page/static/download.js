@@ -72,12 +72,14 @@ export function pngBlob(view) {
   const theme = paint(view, pen, height);
   context.translate(0, HEADER);
   view.spec.draw({ pen, width: WIDTH, height, theme, app: view.app, still: true });
-  return new Promise((done) => canvas.toBlob(done, "image/png"));
+  // Not toBlob: a browser may put that off until the page is idle, and the click is then long ago.
+  const letters = atob(canvas.toDataURL("image/png").split(",")[1]);
+  return new Blob([Uint8Array.from(letters, (letter) => letter.charCodeAt(0))], { type: "image/png" });
 }
 
-export async function saveView(view, kind) {
+export function saveView(view, kind) {
   const name = fileName("qkscope", view.app.data.about.title, view.spec.id);
   if (kind === "csv") saveCsv(view.spec.table(view.app), name);
   else if (kind === "svg") save(new Blob([svgText(view)], { type: "image/svg+xml" }), `${name}.svg`);
-  else save(await pngBlob(view), `${name}.png`);
+  else save(pngBlob(view), `${name}.png`);
 }

@@ -34,7 +34,11 @@ export class View {
     app.store.subscribe((changed) => {
       if (spec.uses.some((key) => changed.has(key))) this.refresh();
     });
-    new ResizeObserver(() => this.holder.clientWidth !== this.width && this.refresh()).observe(this.holder);
+    new ResizeObserver(() => {
+      if (this.holder.clientWidth === this.width) return;
+      this.reserve();
+      this.refresh();
+    }).observe(this.holder);
     new IntersectionObserver(
       (entries) => {
         this.seen = entries[entries.length - 1].isIntersecting;
@@ -52,6 +56,15 @@ export class View {
     return element("div", { class: "tools" }, card, tool("png", "PNG"), tool("svg", "SVG"), spec.table ? tool("csv", "CSV") : null);
   }
 
+  // Take the room that the drawing will need, so that nothing moves when it comes into view.
+  reserve() {
+    this.width = this.holder.clientWidth;
+    const height = this.spec.height(this.width, this.app);
+    this.surface.style.height = `${height}px`;
+    this.note.textContent = this.spec.note ? this.spec.note(this.app) : "";
+    return height;
+  }
+
   // Draw in the next frame; what cannot be seen waits until it can.
   refresh() {
     this.stale = true;
@@ -65,20 +78,17 @@ export class View {
 
   draw() {
     const { spec, app } = this;
-    this.width = this.holder.clientWidth;
+    const height = this.reserve();
     if (this.width < 40) return;
-    const height = spec.height(this.width, app);
     const g = { pen: this.#pen(this.width, height), width: this.width, height, theme: app.theme(), app, still: false };
     this.hits = spec.draw(g) ?? [];
     this.stale = false;
     if (spec.label) this.surface.setAttribute("aria-label", spec.label(app));
-    this.note.textContent = spec.note ? spec.note(app) : "";
   }
 
   #pen(width, height) {
     if (this.spec.surface !== "canvas") {
       this.surface.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      this.surface.setAttribute("height", height);
       this.surface.replaceChildren();
       return new SvgPen(this.surface);
     }
@@ -87,7 +97,6 @@ export class View {
     if (this.surface.width !== w || this.surface.height !== h) {
       this.surface.width = w;
       this.surface.height = h;
-      this.surface.style.height = `${height}px`;
     }
     const context = this.surface.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
