@@ -387,6 +387,7 @@ def test_everything_by_keyboard(visit, tiny):
 
 
 def downloaded(page, click):
+    page.wait_for_timeout(110)  # the browser drops what a page saves beyond ten files a second
     with page.expect_download() as waiting:
         click()
     return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
@@ -406,7 +407,6 @@ def test_the_csv_equals_the_table(visit, tiny, button, file):
         pd.testing.assert_frame_equal(saved[common], table[common], check_exact=True, check_dtype=False)
 
 
-# A browser holds back a page that saves more than twenty files in a row, so each kind has a page of its own.
 @pytest.mark.parametrize("kind", ["SVG", "CSV", "PNG"])
 def test_every_view_as_a_file(visit, published, kind):
     with visit(published / "report.html") as page:
