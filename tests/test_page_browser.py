@@ -586,13 +586,15 @@ def test_no_width_overflows_in_light_or_dark(visit, published, width, scheme):
 
 
 def test_print_is_light_and_without_controls(visit, published):
-    with visit(published / "report.html", color_scheme="dark") as page:
+    with visit(published / "report.html", "#head=4.3", color_scheme="dark") as page:
+        assert page.locator("#head svg.small-chart [fill='#2c343f']").count() > 0
         page.emulate_media(media="print")
         page.wait_for_timeout(100)
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
         assert not page.locator(".bar").is_visible()
         drawn = page.locator("svg.surface").evaluate_all("nodes => nodes.map((node) => node.childElementCount)")
         assert min(drawn) > 10  # also what was never scrolled to
+        assert page.locator("#head svg.small-chart [fill='#2c343f']").count() == 0  # nor the dark theme's columns
         assert page.pdf()[:5] == b"%PDF-"
 
 

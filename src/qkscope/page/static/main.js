@@ -76,13 +76,12 @@ function createApp(data) {
     return `${data.checkpoints[checkpoint].label} on the slider; PC${data.components[component]}; ${where}; ${app.selection.title()}${words ? ` (${words})` : ""}`;
   };
   app.motion = new Motion(app);
-  prefersDark.addEventListener("change", () => applyTheme(app));
+  prefersDark.addEventListener("change", () => store.touch("theme"));
   return app;
 }
 
 function applyTheme(app) {
   document.documentElement.dataset.theme = app.dark() ? "dark" : "light";
-  for (const view of app.views ?? []) view.refresh();
 }
 
 function section(id, title, intro, ...children) {
@@ -141,7 +140,7 @@ function connect(app) {
   window.addEventListener("hashchange", () => store.set(fromHash(data, window.location.hash)));
   const print = (on) => {
     app.printing = on;
-    document.documentElement.dataset.theme = app.dark() ? "dark" : "light";
+    store.touch("theme");
     for (const view of app.views) view.draw();
   };
   window.addEventListener("beforeprint", () => print(true));

@@ -109,7 +109,7 @@ export class Selection {
     if (brush.kind === "cells") {
       return `layers ${brush.layers.join(" to ")}, heads ${brush.heads.join(" to ")}`;
     }
-    const range = (name, [low, high]) => `${name} from ${correlation(low)} to ${correlation(high)}`;
+    const range = (name, [low, high]) => `${name} from ${correlation(Math.max(-1, low))} to ${correlation(Math.min(1, high))}`;
     const where = this.data.about.differentModels ? "" : ` at ${this.data.checkpoints[brush.checkpoint].label}`;
     return `heads with ${range("r_q", brush.r_q)} and ${range("r_k", brush.r_k)}${where}`;
   }

@@ -6,6 +6,8 @@ export function createStore(initial) {
   return {
     state,
     subscribe: (listener) => listeners.push(listener),
+    // Something changed that is not in the state itself, such as the reader's preference for dark.
+    touch: (key) => listeners.forEach((listener) => listener(new Set([key]))),
     // Listeners hear which keys have changed; a change to the same value is none.
     set(changes) {
       const changed = new Set(Object.keys(changes).filter((key) => state[key] !== changes[key]));

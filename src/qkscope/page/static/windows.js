@@ -46,7 +46,7 @@ function draw(g) {
     pen.text(text, x(size), frame.bottom + 16, { size: 11, anchor: "middle", fill: theme.muted });
     last = x(size) + textWidth(text, 11) / 2;
   }
-  pen.text("window: leading tokens of each document (log scale)", frame.right, frame.bottom + 34, { size: 12, anchor: "end", fill: theme.ink });
+  pen.text(g.width < 460 ? "window (tokens, log scale)" : "window: leading tokens of each document (log scale)", frame.right, frame.bottom + 34, { size: 12, anchor: "end", fill: theme.ink });
   const hits = [];
   const ordered = [...all.filter((l) => l.checkpoint !== store.state.checkpoint), ...all.filter((l) => l.checkpoint === store.state.checkpoint)];
   for (const { checkpoint, points } of ordered) {
