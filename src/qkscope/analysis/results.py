@@ -99,8 +99,7 @@ def load_results(folder: Path | str) -> Results:
     names = [c.name for c in checkpoints]
     matched = _read_optional(folder / schema.QK_MATCHED_CSV, names)
     if matched is not None:
-        window = _whole(_mapping(provenance.get("analysis")).get("matched_window"))
-        matched["window"] = matched["window"].fillna(np.nan if window is None else window)
+        matched = _fill_matched_window(matched, provenance)
         if _windows_of(matched) == _windows_of(heads):
             matched = None  # all contexts are the common window: there is only one reading
     study_record = _mapping(provenance.get("study"))
@@ -115,6 +114,20 @@ def load_results(folder: Path | str) -> Results:
     )
     windows = _read_optional(folder / schema.QK_WINDOWS_CSV, names, extra_key=["window"])
     return Results(folder, study, heads, matched, windows, provenance, unmeasured)
+
+
+def load_components(results: Results) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Every component of `qk.csv`, and of `qk_matched.csv` where it is a reading of its own; checked as PC0 is."""
+    path = results.folder / schema.QK_CSV
+    own = _read_table(path)
+    _refuse_repeated(own, _KEY, path)
+    own = _fill_window(_with_layer_columns(own, path), results.study.checkpoints)
+    if results.matched is None:
+        return own, None
+    path = results.folder / schema.QK_MATCHED_CSV
+    matched = _read_table(path)
+    _refuse_repeated(matched, _KEY, path)
+    return own, _fill_matched_window(_with_layer_columns(matched, path), results.provenance)
 
 
 def _windows_of(heads: pd.DataFrame) -> dict[str, float]:
@@ -180,6 +193,16 @@ def _read_optional(path: Path, names: Sequence[str], extra_key: Sequence[str] = 
 
 def _read_pc0(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
     """Component 0 of a table, one row per head (and `extra_key`), in file order, with all columns present."""
+    table = _read_table(path, extra_key)
+    pc0 = table[table["pc"] == 0].reset_index(drop=True)
+    if pc0.empty:
+        raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
+    _refuse_repeated(pc0, [*_KEY, *extra_key], path)
+    return _with_layer_columns(pc0, path)
+
+
+def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
+    """All rows of a table, its numbers checked."""
     table = _read_csv(path)
     missing = [c for c in (*schema.REQUIRED_COLUMNS, *extra_key) if c not in table.columns]
     if missing:
@@ -192,16 +215,15 @@ def _read_pc0(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
     for column in table.columns:
         if column in schema.QK_COLUMNS and column not in _TEXT_COLUMNS:
             table[column] = _numbers(table[column], path)
-    table = _checked(table, path)
-    pc0 = table[table["pc"] == 0].reset_index(drop=True)
-    if pc0.empty:
-        raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
-    repeated = pc0[pc0.duplicated([*_KEY, *extra_key])]
+    return _checked(table, path)
+
+
+def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> None:
+    repeated = table[table.duplicated(list(key))]
     if not repeated.empty:
         row = repeated.iloc[0]
-        where = ", ".join(f"{name} {row[name]}" for name in [*_KEY, *extra_key])
+        where = ", ".join(f"{name} {row[name]}" for name in key)
         raise TableError(f"{path}: {len(repeated)} repeated row(s), the first is {where}")
-    return _with_layer_columns(pc0, path)
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
@@ -274,6 +296,11 @@ def _with_layer_columns(pc0: pd.DataFrame, path: Path) -> pd.DataFrame:
 def _fill_window(heads: pd.DataFrame, checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
     contexts = {c.name: np.nan if c.context is None else float(c.context) for c in checkpoints}
     return heads.assign(window=heads["window"].fillna(heads["model"].map(contexts).astype(float)))
+
+
+def _fill_matched_window(matched: pd.DataFrame, provenance: Mapping[str, Any]) -> pd.DataFrame:
+    window = _whole(_mapping(provenance.get("analysis")).get("matched_window"))
+    return matched.assign(window=matched["window"].fillna(np.nan if window is None else float(window)))
 
 
 # --- provenance -----------------------------------------------------------------------------------

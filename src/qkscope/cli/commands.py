@@ -110,7 +110,15 @@ def shard(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """`qkscope report`."""
-    draw_report(Path(options.results))
+    if options.no_page and (options.no_figures or options.serve is not None):
+        raise InputError("--no-page leaves nothing to do: drop it, or drop --no-figures and --serve")
+    folder = Path(options.results)
+    draw_report(folder, figures=not options.no_figures, page=not options.no_page)
+    if options.serve is not None:
+        from qkscope.cli.serve import serve
+        from qkscope.page.write import PAGE
+
+        serve(folder, PAGE, options.serve)
     return 0
 
 
@@ -125,12 +133,19 @@ def compare(options: argparse.Namespace) -> int:
     return 0 if found.reproduced else 1
 
 
-def draw_report(folder: Path) -> None:
-    """Figures, cards and tables of a results folder; says where they are."""
+def draw_report(folder: Path, *, figures: bool = True, page: bool = True) -> None:
+    """Figures, cards, tables and page of a results folder; says where they are."""
     from qkscope.report.write import write_report
 
-    print("drawing figures ...", file=sys.stderr, flush=True)
-    written = write_report(folder)
+    print("drawing figures ..." if figures else "writing the page ...", file=sys.stderr, flush=True)
+    written = write_report(folder, figures=figures, page=page)
+    if figures:
+        _tell_figures(folder, written)
+    if page:
+        print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
+
+
+def _tell_figures(folder: Path, written: list[Path]) -> None:
     figures = sorted({path.parent for path in written if path.name == "figure.png"})
     for figure in figures:
         print(f"wrote {figure}/", file=sys.stderr)

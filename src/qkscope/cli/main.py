@@ -32,7 +32,7 @@ start here:
   qkscope inspect STUDY              what a run would do and cost, before it does it
   qkscope run STUDY                  capture and analyze; results in results/<study>/; goes on where it stopped
   qkscope status RESULTS             how far a run is, and how long it will take
-  qkscope report RESULTS             draw the figures and write their cards
+  qkscope report RESULTS             draw the figures, their cards and the interactive page
   qkscope compare RESULTS --with X   whether it reproduces published numbers or another run
 """
 
@@ -264,12 +264,23 @@ def _add_report(commands: Any) -> None:
         commands,
         "report",
         "report",
-        "draw the figures of a results folder, each with a card that says what it shows",
+        "draw the figures of a results folder, their cards, and the interactive page",
         "Draw every figure that the tables allow into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
-        "README.md whose numbers and claims are computed from this study. Tables behind them go to RESULTS/tables/.",
-        "example:\n  qkscope report results/demo",
+        "README.md whose numbers and claims are computed from this study. Tables behind them go to RESULTS/tables/.\n"
+        "RESULTS/report.html is the interactive page: one file, opened by double click, without network.",
+        "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument("--no-figures", action="store_true", help="leave the figures alone; write tables and page only")
+    parser.add_argument("--no-page", action="store_true", help="do not write report.html")
+    parser.add_argument(
+        "--serve",
+        type=int,
+        nargs="?",
+        const=8737,
+        metavar="PORT",
+        help="then serve the folder on this machine only (127.0.0.1) and open the page (default port: 8737)",
+    )
 
 
 def _add_compare(commands: Any) -> None:

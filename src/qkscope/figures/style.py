@@ -22,28 +22,16 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import blended_transform_factory
 
 from qkscope.analysis.results import Study, one_line, phase_segments
-from qkscope.analysis.taxonomy import (
-    CONTENT_FOCUSED,
-    K_POSITIONAL,
-    MIXED,
-    POSITION_DOMINATED,
-    Q_POSITIONAL,
-    UNDEFINED,
-)
+from qkscope.figures.palette import AMBER as AMBER
+from qkscope.figures.palette import BLUE as BLUE
+from qkscope.figures.palette import CATEGORY_COLOURS as CATEGORY_COLOURS
+from qkscope.figures.palette import FAINT as FAINT
+from qkscope.figures.palette import GREY as GREY
+from qkscope.figures.palette import INK as INK
+from qkscope.figures.palette import LINE as LINE
+from qkscope.figures.palette import PURPLE as PURPLE
+from qkscope.figures.palette import RED as RED
 from qkscope.files import replacing
-
-BLUE, RED, PURPLE = "#3b82f6", "#ef4444", "#8b5cf6"
-INK, GREY, LINE, FAINT = "#1f2937", "#6b7280", "#9ca3af", "#d1d5db"
-AMBER = "#b45309"  # far from the blue in hue and lightness, for any colour vision
-
-CATEGORY_COLOURS = {
-    POSITION_DOMINATED: "#3b82f6",
-    Q_POSITIONAL: "#6366f1",
-    K_POSITIONAL: "#ec4899",
-    CONTENT_FOCUSED: "#10b981",
-    MIXED: "#9ca3af",
-    UNDEFINED: "#ffffff",
-}
 
 DPI = 200
 AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart

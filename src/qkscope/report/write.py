@@ -1,32 +1,57 @@
-"""The report of a results folder: tables, figures, and a card beside each figure."""
+"""The report of a results folder: tables, figures with a card beside each, and the interactive page."""
 
 from pathlib import Path
 
-from qkscope.analysis.results import load_results
-from qkscope.analysis.summary_tables import build_tables, write_tables
+from qkscope.analysis.results import Results, load_results
+from qkscope.analysis.summary_tables import SummaryTables, build_tables, write_tables
 from qkscope.files import write_text
-from qkscope.report.cards.build import card_writer
+from qkscope.page.write import CardText, write_page
+from qkscope.report.cards.build import WRITERS, CardWriter, card_writer
+from qkscope.report.lead import lead
 
 CARD = "README.md"
 
 
-def write_report(results_folder: Path | str) -> list[Path]:
-    """Write `tables/*.csv` and `figures/<nn>_<name>/` (picture, vector picture, card); returns what was written.
+def write_report(results_folder: Path | str, *, figures: bool = True, page: bool = True) -> list[Path]:
+    """Write `tables/*.csv`, `figures/<nn>_<name>/` (picture, vector picture, card) and `report.html`; returns what
+    was written.
 
     Raises TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
     """
-    from qkscope.figures.draw import write_figures  # matplotlib, only when something is drawn
-
     folder = Path(results_folder)
     results = load_results(folder)
     tables = build_tables(results)
     written = write_tables(tables, folder)
     cards = card_writer(results, tables)
+    if figures:
+        written += _write_figures(folder, results, tables, cards)
+    if page:
+        written.append(write_page(results, lead(cards), page_cards(cards)))
+    return written
+
+
+def _write_figures(folder: Path, results: Results, tables: SummaryTables, cards: CardWriter) -> list[Path]:
+    from qkscope.figures.draw import write_figures  # matplotlib, only when something is drawn
+
+    written = []
     for drawn in write_figures(results.study, tables, folder):
         card = drawn.folder / CARD
         write_text(card, cards.text(drawn.spec.name, drawn.matched))
         written += [*drawn.files, card]
     return written
+
+
+def page_cards(cards: CardWriter) -> list[CardText]:
+    """The cards of all views of the page, at both choices of windows where there are two."""
+    tables = cards.tables
+    lacking = {"rope_vs_nope": tables.rope_vs_nope is None, "window_dependence": tables.window_dependence is None}
+    readings = (False,) if tables.matched is None else (False, True)
+    return [
+        CardText(name, matched, cards.text(name, matched))
+        for name in WRITERS
+        for matched in (readings if name not in lacking else (False,))
+        if not lacking.get(name, False)
+    ]
 
 
 def write_card_and_figure(results_folder: Path | str, name: str) -> Path:

@@ -1,0 +1,163 @@
+"""Tables as dense arrays: checkpoint x component x head, with NaN where the table has no value.
+
+The page must not decide what Python has decided: categories (of every component) and depth bins are codes that
+`analysis` computed. Correlations keep all their digits (float64) unless the study is so large that the page would no
+longer be pleasant to mail; then they are float32, which the page says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from qkscope.analysis.depth import depth_bins
+from qkscope.analysis.results import Results, Study, load_components
+from qkscope.analysis.taxonomy import CATEGORIES, classify
+from qkscope.page.pack import Pack
+
+STATISTICS = ("explained_variance", "r_q", "r_k")
+COUNTS = ("n_q", "n_k", "window")
+HEAD_NUMBERS = ("depth", "kv_head", "rotary_dims", "head_dim", "attention_window")
+HEAD_TEXTS = ("rotary", "attention")
+ABSENT = 255  # the category code of a head that a checkpoint does not have
+EXACT_ROWS = 250_000  # up to so many rows every digit is kept: about 6 MB; ten 3B checkpoints are 120,000
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where a row goes: its checkpoint, component and head."""
+
+    names: tuple[str, ...]
+    components: tuple[int, ...]
+    heads: tuple[tuple[int, int], ...]  # (layer, head), rising
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Checkpoints, components, heads."""
+        return len(self.names), len(self.components), len(self.heads)
+
+    def places(self, table: pd.DataFrame) -> tuple[npt.NDArray[np.int64], ...]:
+        """The three indices of every row."""
+        checkpoint = pd.Index(self.names).get_indexer(pd.Index(table["model"]))
+        component = pd.Index(self.components).get_indexer(pd.Index(table["pc"]))
+        keys = pd.MultiIndex.from_arrays([table["layer"], table["head"]])
+        return checkpoint, component, pd.MultiIndex.from_tuples(self.heads).get_indexer(keys)
+
+    def spread(self, table: pd.DataFrame, values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
+        """The rows' values at their places, `fill` elsewhere."""
+        dense = np.full(self.shape, fill, dtype=np.asarray(values).dtype)
+        dense[self.places(table)] = values
+        return dense
+
+
+def grid_of(study: Study, table: pd.DataFrame) -> Grid:
+    """The grid of a study: every head that any checkpoint has."""
+    heads = table[["layer", "head"]].drop_duplicates().sort_values(["layer", "head"])
+    pairs = tuple((int(a), int(b)) for a, b in heads.itertuples(index=False))
+    return Grid(study.names, tuple(sorted({int(pc) for pc in table["pc"]})), pairs)
+
+
+def column(table: pd.DataFrame, name: str) -> Floats:
+    """A column as floats; NaN throughout where the table does not have it."""
+    if name not in table.columns:
+        return np.full(len(table), np.nan)
+    return table[name].to_numpy(dtype=np.float64)
+
+
+def categories(table: pd.DataFrame) -> npt.NDArray[np.uint8]:
+    """The code of each row's category: its place in CATEGORIES."""
+    names = classify(table["r_q"].to_numpy(), table["r_k"].to_numpy())
+    codes: npt.NDArray[np.uint8] = pd.Categorical(names, categories=list(CATEGORIES)).codes.astype(np.uint8)
+    return codes
+
+
+def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
+    """Put all tables of a results folder into the pack; returns what the page must know to read them."""
+    own, matched = load_components(results)
+    grid = grid_of(results.study, own)
+    rows = (
+        len(own) + (0 if matched is None else len(matched)) + (0 if results.windows is None else len(results.windows))
+    )
+    kind = "float64" if rows <= EXACT_ROWS else "float32"
+    for name, table in (("own", own), ("matched", matched)):
+        if table is not None:
+            _add_reading(pack, name, grid, table[table["pc"].isin(grid.components)], kind)
+    texts = _add_heads(pack, grid, own)
+    return {
+        "components": list(grid.components),
+        "layers": [layer for layer, _ in grid.heads],
+        "heads": [head for _, head in grid.heads],
+        "readings": ["own"] if matched is None else ["own", "matched"],
+        "precision": kind,
+        "rows": rows,
+        "absent": ABSENT,
+        "texts": texts,
+        "windows": _add_windows(pack, grid, results.windows, kind),
+        "arrays": pack.index,
+    }
+
+
+def _add_reading(pack: Pack, reading: str, grid: Grid, table: pd.DataFrame, kind: str) -> None:
+    known = table[pd.MultiIndex.from_arrays([table["layer"], table["head"]]).isin(grid.heads)]
+    for name in STATISTICS:
+        pack.add(f"{reading}.{name}", grid.spread(known, column(known, name), np.nan), kind)
+    for name in COUNTS:
+        pack.add(f"{reading}.{name}", grid.spread(known, column(known, name), np.nan), "float64")
+    pack.add(f"{reading}.category", grid.spread(known, categories(known), ABSENT), "uint8")
+
+
+def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[str]]:
+    """What a head is, per checkpoint and head: the same for all components, so component 0 says it."""
+    first = table[table["pc"] == 0]
+    flat = Grid(grid.names, (0,), grid.heads)
+    for name in HEAD_NUMBERS:
+        pack.add(f"head.{name}", flat.spread(first, column(first, name), np.nan)[:, 0], "float64")
+    bins = depth_bins(first["depth"].to_numpy()).astype(np.uint8)
+    pack.add("head.depth_bin", flat.spread(first, bins, ABSENT)[:, 0], "uint8")
+    texts: dict[str, list[str]] = {}
+    for name in HEAD_TEXTS:
+        values = first[name].fillna("") if name in first.columns else pd.Series("", index=first.index)
+        codes, uniques = pd.factorize(values, sort=True)
+        if len(uniques) >= ABSENT:
+            codes, uniques = np.zeros_like(codes), pd.Index(["various"])
+        pack.add(f"head.{name}", flat.spread(first, codes.astype(np.uint8), ABSENT)[:, 0], "uint8")
+        texts[name] = [str(value) for value in uniques]
+    return texts
+
+
+def _add_windows(pack: Pack, grid: Grid, windows: pd.DataFrame | None, kind: str) -> list[list[int]]:
+    """Component 0 at several windows: one line of heads per (checkpoint, window); returns those pairs."""
+    if windows is None or windows.empty:
+        return []
+    lines: list[list[int]] = []
+    dense: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*STATISTICS, "category")}
+    keys = pd.MultiIndex.from_tuples(grid.heads)
+    for index, name in enumerate(grid.names):
+        here = windows[windows["model"] == name]
+        for size in sorted(set(here["window"])):
+            rows = here[here["window"] == size]
+            places = keys.get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]]))
+            lines.append([index, int(size)])
+            for statistic in STATISTICS:
+                dense[statistic].append(_line(len(keys), places, column(rows, statistic), np.nan))
+            dense["category"].append(_line(len(keys), places, categories(rows), ABSENT))
+    for name, parts in dense.items():
+        pack.add(f"windows.{name}", np.array(parts), "uint8" if name == "category" else kind)
+    return lines
+
+
+def _line(size: int, places: npt.NDArray[np.int64], values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
+    line = np.full(size, fill, dtype=values.dtype)
+    known = places >= 0
+    line[places[known]] = values[known]
+    return line
+
+
+def column_names(readings: Sequence[str]) -> list[str]:
+    """The arrays that hold one value per row, for tests and documentation."""
+    return [f"{reading}.{name}" for reading in readings for name in (*STATISTICS, *COUNTS, "category")]

@@ -1,0 +1,89 @@
+"""What was measured, in a few plain words: the first lines of the page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from qkscope.analysis.results import Results
+from qkscope.analysis.schema import NOPE
+
+NOT_RECORDED = "not recorded"
+LISTED = 3
+
+
+def facts(results: Results) -> list[list[str]]:
+    """Pairs of a short title and what there is to say."""
+    checkpoints = results.study.checkpoints
+    different = results.study.different_models
+    phases = _distinct(c.phase for c in checkpoints)
+    amount = f"{len(checkpoints):,}"
+    if phases and not different:
+        amount += f" in {len(phases)} phase{'s' if len(phases) > 1 else ''}"
+    if results.unmeasured:
+        amount += f", {len(results.unmeasured)} more not measured yet"
+    return [
+        ["Models" if different else "Model", _model(results)],
+        ["Models compared" if different else "Checkpoints", amount],
+        ["Heads", _heads(results)],
+        ["Tokens", _tokens(results)],
+        ["Window", _windows(results)],
+        ["Corpus", _corpus(results)],
+    ]
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(value for value in values if value is not None))
+
+
+def _numbers(results: Results, key: str) -> list[int]:
+    records = [c.record.get(key) for c in results.study.checkpoints]
+    return [value for value in records if isinstance(value, int) and not isinstance(value, bool)]
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _model(results: Results) -> str:
+    kinds = _distinct(c.record.get("model_type") for c in results.study.checkpoints)
+    layers = _numbers(results, "n_layers")
+    name = results.study.title
+    shown = [str(kind) for kind in kinds[:LISTED]] + ([f"{len(kinds) - LISTED} more"] if len(kinds) > LISTED else [])
+    parts = [", ".join(shown)] if shown else []
+    parts += [f"{_span(layers)} layers"] if layers else []
+    return f"{name} ({'; '.join(parts)})" if parts else name
+
+
+def _heads(results: Results) -> str:
+    per = results.heads.groupby("model").size()
+    text = _span([int(n) for n in per])
+    first = results.heads[results.heads["model"] == results.study.names[-1]]
+    nope = int((first["rotary"] == NOPE).sum())
+    return f"{text} query heads" + (f", {nope:,} in NoPE layers" if nope else "")
+
+
+def _tokens(results: Results) -> str:
+    counts = _numbers(results, "tokens")
+    if not counts:
+        return NOT_RECORDED
+    return f"{_span(counts)} per checkpoint, {sum(counts):,} in all" if len(counts) > 1 else f"{counts[0]:,}"
+
+
+def _windows(results: Results) -> str:
+    known = [int(w) for w in results.heads["window"].dropna().unique()]
+    if not known:
+        return NOT_RECORDED
+    text = f"{_span(known)} tokens"
+    if results.matched is not None:
+        common = [int(w) for w in results.matched["window"].dropna().unique()]
+        text += f"; common window {_span(common)}" if common else ""
+    return text
+
+
+def _corpus(results: Results) -> str:
+    corpus = results.provenance.get("corpus")
+    corpus = corpus if isinstance(corpus, Mapping) else {}
+    source = corpus.get("source")
+    documents = _numbers(results, "documents")
+    text = str(source) if source else NOT_RECORDED
+    return f"{text}, {_span(documents)} documents" if documents else text

@@ -1,0 +1,54 @@
+// Colours: those of the data are the figures' own, the rest follows light or dark.
+
+const LIGHT = {
+  paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.07,
+};
+const DARK = {
+  paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.13,
+};
+
+export function colours(dark) {
+  return dark ? DARK : LIGHT;
+}
+
+function channels(hex) {
+  return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+}
+
+// The colour of a value from 0 to 1 on a row of stops.
+export function ramp(stops, value) {
+  const place = Math.min(1, Math.max(0, value)) * (stops.length - 1);
+  const first = Math.min(stops.length - 2, Math.floor(place));
+  const [low, high] = [channels(stops[first]), channels(stops[first + 1])];
+  const mixed = low.map((c, i) => Math.round(c + (high[i] - c) * (place - first)));
+  return `#${mixed.map((c) => c.toString(16).padStart(2, "0")).join("")}`;
+}
+
+// A correlation as a colour: its own hue above 0, the other hue below, so the sign is never lost.
+export function correlationColour(about, statistic, value) {
+  const { blues, reds } = about.colours;
+  const [above, below] = statistic === "r_k" ? [reds, blues] : [blues, reds];
+  return ramp(value < 0 ? below : above, Math.abs(value));
+}
+
+// Black or white, whichever reads better (WCAG contrast).
+export function readableOn(hex) {
+  const [r, g, b] = channels(hex).map((c) => {
+    const share = c / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  const luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000000" : "#ffffff";
+}
+
+// How a category is painted; undefined is an outline, as in the figures.
+export function categoryPaint(data, code, theme) {
+  if (code === data.undefinedCode) return { fill: theme.paper, stroke: theme.line, width: 1 };
+  return { fill: data.categories[code]?.colour ?? theme.faint };
+}
+
+export const MARKS = { rotary: "circle", nope: "triangle" };
+
+export function markOf(kind) {
+  return MARKS[kind] ?? "square";
+}

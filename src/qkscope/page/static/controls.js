@@ -1,0 +1,214 @@
+// The bar that stays in view: play, slider, window, component, search, theme. And the filters below it.
+
+import { button, checkbox, element, named, segmented, select } from "./dom.js";
+import { percent, plural } from "./format.js";
+import { phaseRuns } from "./axis.js";
+import { swatchOf } from "./headpanel.js";
+
+function player(app) {
+  const { store, selection, data } = app;
+  const play = button("▶", () => {
+    const list = selection.checkpoints();
+    if (!store.state.playing && store.state.checkpoint === list[list.length - 1]) store.set({ checkpoint: list[0] });
+    store.set({ playing: !store.state.playing });
+  }, { class: "play", id: "play" });
+  const move = () => store.set({ playing: false, checkpoint: selection.checkpoints()[Number(slider.value)] });
+  const slider = element("input", { type: "range", id: "slider", min: 0, step: 1, "aria-label": data.about.differentModels ? "Model" : "Checkpoint", on: { input: move } });
+  const now = element("output", { class: "now", for: "slider" });
+  const phases = element("div", { class: "phases", "aria-hidden": "true" });
+  const update = () => {
+    const list = selection.checkpoints();
+    const place = Math.max(0, list.indexOf(store.state.checkpoint));
+    const { label, phase } = data.checkpoints[store.state.checkpoint];
+    slider.max = list.length - 1;
+    slider.value = place;
+    slider.disabled = list.length < 2;
+    slider.setAttribute("aria-valuetext", `${label}${phase ? `, ${phase}` : ""}, ${place + 1} of ${list.length}`);
+    now.replaceChildren(named(label), element("span", { class: "about" }, ` ${place + 1}/${list.length}`));
+    play.textContent = store.state.playing ? "❚❚" : "▶";
+    play.setAttribute("aria-label", store.state.playing ? "Pause" : "Play through training");
+    play.disabled = list.length < 2;
+  };
+  const drawPhases = () => {
+    const runs = phaseRuns(data, selection.checkpoints());
+    phases.replaceChildren(...(runs.length > 1 ? runs : []).map(([phase, first, last]) => {
+      const part = element("span", { title: phase }, named(phase));
+      part.style.flexGrow = last - first + 1;
+      return part;
+    }));
+  };
+  store.subscribe((changed) => {
+    if (changed.has("hidden")) {
+      const list = selection.checkpoints();
+      if (!list.includes(store.state.checkpoint)) store.set({ checkpoint: list[list.length - 1] });
+      drawPhases();
+    }
+    if (["checkpoint", "hidden", "playing"].some((key) => changed.has(key))) update();
+  });
+  update();
+  drawPhases();
+  return element("div", { class: "player" }, play, element("div", { class: "track" }, slider, phases), now);
+}
+
+function search(app) {
+  const { data, store } = app;
+  const field = element("input", { type: "search", id: "search", placeholder: "L12H3", "aria-label": "Find a head, for example L12H3", autocomplete: "off", spellcheck: "false", size: 8 });
+  const look = () => {
+    const match = /^\s*L?\s*(\d+)\s*[\s.:,/-]?\s*H?\s*(\d+)\s*$/i.exec(field.value);
+    const head = match ? data.byName.get(`L${Number(match[1])}H${Number(match[2])}`) : undefined;
+    field.setAttribute("aria-invalid", String(Boolean(field.value) && head === undefined));
+    return head;
+  };
+  field.addEventListener("input", () => {
+    const head = /H\s*\d/i.test(field.value) ? look() : undefined;
+    if (head !== undefined) store.set({ head });
+    if (!field.value) field.setAttribute("aria-invalid", "false");
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    const head = look();
+    if (head === undefined) app.announce(`No head ${field.value} here; layers 0 to ${data.nLayers - 1}, heads 0 to ${data.nColumns - 1}, as in L3H1`, true);
+    else store.set({ head });
+  });
+  return field;
+}
+
+function themeButton(app) {
+  const node = button("", () => app.store.set({ theme: app.dark() ? "light" : "dark" }), { class: "quiet", id: "theme" });
+  const update = () => {
+    node.textContent = app.dark() ? "Light" : "Dark";
+    node.setAttribute("aria-label", `Switch to ${app.dark() ? "light" : "dark"} colours`);
+  };
+  app.store.subscribe((changed) => changed.has("theme") && update());
+  update();
+  return node;
+}
+
+export function bar(app) {
+  const { data, store } = app;
+  const reading = segmented("Window", [["own", "own context"], ["matched", "common window"]], (value) => store.set({ reading: value }));
+  reading.update(store.state.reading);
+  reading.node.id = "reading";
+  const component = select("Component", data.components.map((pc, i) => [i, `PC${pc}`]), (value) => store.set({ component: Number(value) }));
+  component.id = "component";
+  component.value = store.state.component;
+  store.subscribe((changed) => {
+    if (changed.has("reading")) reading.update(store.state.reading);
+    if (changed.has("component")) component.value = store.state.component;
+  });
+  return element(
+    "div", { class: "bar", role: "region", "aria-label": "Controls of all views" },
+    player(app),
+    element("div", { class: "switches" }, data.readings.matched ? reading.node : null, data.components.length > 1 ? component : null, search(app), themeButton(app)),
+  );
+}
+
+// Categories: key of the colours, live counts, and filter in one.
+export function legend(app) {
+  const { data, store, summaries } = app;
+  const node = element("div", { class: "legend", role: "group", "aria-label": "Categories: shown or left out" });
+  const toggle = (name) => {
+    const hidden = store.state.hidden.category;
+    const category = hidden.includes(name) ? hidden.filter((each) => each !== name) : [...hidden, name];
+    store.set({ hidden: { ...store.state.hidden, category } });
+  };
+  const update = () => {
+    const s = summaries.at(store.state.checkpoint);
+    const focused = node.contains(document.activeElement) ? Array.from(node.children).indexOf(document.activeElement) : -1;
+    const chips = data.categories.map((category, i) => {
+      const off = store.state.hidden.category.includes(category.name);
+      if (i === data.undefinedCode && !s.counts[i] && !off) return null;
+      const chip = button(swatchOf(app, i), () => toggle(category.name), { class: "chip", "aria-pressed": String(!off) });
+      chip.append(` ${category.name} `, element("b", {}, off ? "off" : `${s.counts[i]}`), off ? "" : element("span", { class: "about" }, ` ${percent(s.shares[i])}`));
+      return chip;
+    });
+    node.replaceChildren(...chips.filter(Boolean));
+    if (focused >= 0) node.children[focused]?.focus();
+  };
+  const uses = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+  store.subscribe((changed) => uses.some((key) => changed.has(key)) && update());
+  update();
+  return node;
+}
+
+function choices(app, what, title, values) {
+  const change = (value, on) => {
+    const { hidden } = app.store.state;
+    const list = on ? hidden[what].filter((each) => each !== value) : [...hidden[what], value];
+    app.store.set({ hidden: { ...hidden, [what]: list } });
+  };
+  const boxes = values.map((value) => checkbox(named(value || "unnamed"), true, (on) => change(value, on)));
+  return element("fieldset", { "data-filter": what }, element("legend", {}, title), ...boxes);
+}
+
+function numberField(label, { min, max, step }) {
+  const input = element("input", { type: "number", min, max, step, "aria-label": label });
+  return input;
+}
+
+function layerFilter(app) {
+  const last = app.data.nLayers - 1;
+  const [from, to] = ["First layer", "Last layer"].map((label) => numberField(label, { min: 0, max: last, step: 1 }));
+  const change = () => {
+    const range = [from.value === "" ? 0 : Number(from.value), to.value === "" ? last : Number(to.value)].sort((a, b) => a - b);
+    app.store.set({ layers: range[0] <= 0 && range[1] >= last ? null : range });
+  };
+  for (const field of [from, to]) field.addEventListener("input", change);
+  app.store.subscribe((changed) => {
+    if (!changed.has("layers") || [from, to].includes(document.activeElement)) return; // not while it is being typed
+    [from.value, to.value] = app.store.state.layers ?? ["", ""];
+  });
+  [from.placeholder, to.placeholder] = ["0", String(last)];
+  return element("fieldset", { "data-filter": "layers" }, element("legend", {}, "Layers"), from, " to ", to);
+}
+
+// The brush by numbers: the same box without a mouse.
+function boxFilter(app) {
+  const { store } = app;
+  const fields = ["r_q from", "r_q to", "r_k from", "r_k to"].map((label) => numberField(label, { min: -1, max: 1, step: 0.05 }));
+  const read = (field, otherwise) => (field.value === "" ? otherwise : Number(field.value));
+  const apply = () => {
+    const { checkpoint, component, reading } = store.state;
+    const sorted = (a, b) => [a, b].sort((one, other) => one - other);
+    store.set({ brush: { kind: "box", checkpoint, component, reading, r_q: sorted(read(fields[0], -1.06), read(fields[1], 1.06)), r_k: sorted(read(fields[2], -1.06), read(fields[3], 1.06)) } });
+  };
+  return element(
+    "fieldset", { "data-filter": "box" }, element("legend", {}, "Box at this checkpoint"),
+    "r_q ", fields[0], " to ", fields[1], element("br"), "r_k ", fields[2], " to ", fields[3], " ", button("Keep", apply, { class: "tool" }),
+  );
+}
+
+export function filters(app) {
+  const { data, store, selection } = app;
+  const phases = [...new Set(data.checkpoints.map((c) => c.phase ?? ""))];
+  const groups = [
+    layerFilter(app),
+    phases.length > 1 ? choices(app, "phase", "Phases", phases) : null,
+    data.texts.rotary.length > 1 ? choices(app, "rotary", "Position encoding", data.texts.rotary) : null,
+    data.texts.attention.length > 1 ? choices(app, "attention", "Attention", data.texts.attention) : null,
+    boxFilter(app),
+  ];
+  const panel = element("details", { class: "filters", id: "filters" }, element("summary", {}, "Filter heads and checkpoints"), element("div", { class: "filter-groups" }, ...groups.filter(Boolean)));
+  const words = element("span", { id: "selection" });
+  const clear = button("Show all", () => {
+    for (const box of panel.querySelectorAll("input[type=checkbox]")) box.checked = true;
+    for (const field of panel.querySelectorAll("input[type=number]")) field.value = "";
+    store.set({ layers: null, brush: null, hidden: { phase: [], category: [], rotary: [], attention: [] } });
+  }, { class: "tool", id: "clear" });
+  const update = () => {
+    const text = selection.words();
+    words.textContent = `Showing ${selection.title()}${text ? `: ${text}` : ""}.`;
+    clear.hidden = !selection.active;
+  };
+  const uses = ["checkpoint", "component", "reading", "layers", "hidden", "brush"];
+  store.subscribe((changed) => uses.some((key) => changed.has(key)) && update());
+  update();
+  return element("div", { class: "filter-row" }, panel, element("p", { class: "selection" }, words, " ", clear));
+}
+
+export function settled(app) {
+  const { data, store, summaries, selection } = app;
+  const list = selection.checkpoints();
+  const s = summaries.at(store.state.checkpoint);
+  return `${data.checkpoints[store.state.checkpoint].label}, ${list.indexOf(store.state.checkpoint) + 1} of ${list.length}: ${plural(s.heads, "head")}, mean r_q ${s.r_q.mean.toFixed(2)}, mean r_k ${s.r_k.mean.toFixed(2)}`;
+}

@@ -1,0 +1,201 @@
+// Means over training: r_q and r_k with their spread, what mean r_k is made of, and explained variance.
+
+import { View } from "./view.js";
+import { checkbox } from "./dom.js";
+import { checkpointAxis, columnHits, currentColumn, layLabels, scale, valueAxis } from "./axis.js";
+import { correlation, percent } from "./format.js";
+import { textWidth } from "./pen.js";
+
+const HEIGHT = 330;
+const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "split", "theme"];
+
+// Where the entries of a key stand: side by side, on as many lines as it takes.
+function layKey(entries, width) {
+  let [x, y] = [8, 12];
+  return entries.map((entry) => {
+    const room = 24 + textWidth(entry.text, 12) + 18;
+    if (x + room > width && x > 8) [x, y] = [8, y + 17];
+    const place = { ...entry, x, y };
+    x += room;
+    return place;
+  });
+}
+
+// The key above, the axis below, and what is left for the curves.
+function curveFrame(g, checkpoints, key) {
+  const placed = layKey(key, g.width);
+  for (const { text, colour, mark, dash, fill, alpha = 0.3, x, y } of placed) {
+    if (fill) g.pen.rect(x, y - 8, 16, 10, { fill, alpha });
+    else g.pen.line([[x, y - 4], [x + 18, y - 4]], { stroke: colour, width: 2, dash });
+    if (mark) g.pen.mark(mark, x + 9, y - 4, 3.6, { fill: colour });
+    g.pen.text(text, x + 24, y, { size: 12, fill: g.theme.ink });
+  }
+  const [left, right] = [44, g.width - 12];
+  const labels = checkpoints.map((c) => g.app.data.checkpoints[c].label);
+  const layout = layLabels(labels, (right - left) / checkpoints.length);
+  const frame = { left, right, top: placed[placed.length - 1].y + 32, bottom: g.height - Math.min(layout.height, 110) };
+  return { frame, layout };
+}
+
+// One line with marks, interrupted where a value is undefined; between models there is no line.
+function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true }) {
+  let run = [];
+  const runs = [run];
+  values.forEach((value, i) => {
+    if (Number.isFinite(value)) run.push([x(i), y(value)]);
+    else runs.push((run = []));
+  });
+  for (const points of runs) {
+    if (connected && points.length > 1) g.pen.line(points, { stroke: colour, width: 2, dash });
+    const r = values.length > 60 ? 1.6 : 3.8;
+    for (const [px, py] of points) g.pen.mark(mark, px, py, r, { fill: colour, stroke: g.theme.paper, width: 0.8 });
+  }
+}
+
+function drawBand(g, x, y, centres, spreads, colour, connected, limits) {
+  const clamp = (value) => Math.max(limits[0], Math.min(limits[1], value));
+  const known = centres.map((_, i) => i).filter((i) => Number.isFinite(centres[i] + spreads[i]));
+  if (!connected) {
+    for (const i of known) g.pen.line([[x(i), y(clamp(centres[i] - spreads[i]))], [x(i), y(clamp(centres[i] + spreads[i]))]], { stroke: colour, width: 5, alpha: 0.22 });
+    return;
+  }
+  const upper = known.map((i) => [x(i), y(clamp(centres[i] + spreads[i]))]);
+  const lower = known.map((i) => [x(i), y(clamp(centres[i] - spreads[i]))]).reverse();
+  if (known.length > 1) g.pen.polygon([...upper, ...lower], { fill: colour, alpha: 0.13 });
+}
+
+function lowest(series) {
+  return Math.min(0, ...series.flat().filter(Number.isFinite));
+}
+
+function drawSignal(g) {
+  const { app } = g;
+  const { data, store, selection, summaries } = app;
+  const checkpoints = selection.checkpoints();
+  const connected = !data.about.differentModels;
+  const { blue, red } = data.about.colours;
+  const split = store.state.split && app.bothKinds;
+  const kinds = split ? [["rotary", []], ["nope", [5, 4]]] : [[null, []]];
+  const series = kinds.flatMap(([rotary, dash]) => {
+    const all = checkpoints.map((c) => summaries.at(c, { rotary }));
+    return [["r_q", blue, "circle"], ["r_k", red, "square"]].map(([name, colour, mark]) => ({
+      name, colour, mark: rotary === "nope" ? "triangle" : mark, dash, kind: rotary,
+      means: all.map((s) => s[name].mean), spreads: all.map((s) => s[name].spread),
+    }));
+  });
+  const names = series.map((s) => ({ ...s, text: `mean ${s.name}${s.kind ? ` (${s.kind === "nope" ? "NoPE" : s.kind})` : ""}` }));
+  const { frame, layout } = curveFrame(g, checkpoints, split ? names : [...names, { text: "± 1 SD over heads", fill: g.theme.line }]);
+  const low = lowest(series.map((s) => s.means.map((m, i) => m - (split ? 0 : s.spreads[i] || 0))));
+  const bottom = low < -0.1 ? Math.max(-1, Math.floor(low * 5) / 5) : 0;
+  const y = scale([bottom, 1], [frame.bottom, frame.top]);
+  currentColumn(g, frame, checkpoints);
+  valueAxis(g, frame, y, [-1, -0.8, -0.6, -0.4, -0.2, 0, 0.2, 0.4, 0.6, 0.8, 1].filter((t) => t >= bottom - 1e-9), (v) => correlation(v, 1));
+  const { x } = checkpointAxis(g, frame, checkpoints, layout);
+  for (const s of series) {
+    if (!split) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [bottom, 1]);
+  }
+  for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
+  return columnHits(g, frame, checkpoints, (c) => {
+    const s = summaries.at(c);
+    return [`mean r_q ${correlation(s.r_q.mean, 3)} ± ${correlation(s.r_q.spread)}`, `mean r_k ${correlation(s.r_k.mean, 3)} ± ${correlation(s.r_k.spread)}`, `${s.heads} heads`];
+  });
+}
+
+function drawConcordance(g) {
+  const { app } = g;
+  const { data, selection, summaries } = app;
+  const checkpoints = selection.checkpoints();
+  const { blue, amber } = data.about.colours;
+  const { frame, layout } = curveFrame(g, checkpoints, [
+    { text: "mean r_k", colour: g.theme.ink, mark: "square" },
+    { text: "mean |r_k|", colour: g.theme.muted, mark: "triangle", dash: [4, 3] },
+    { text: "concordant part (up)", fill: blue, alpha: 0.75 },
+    { text: "discordant part (down)", fill: amber, alpha: 0.75 },
+  ]);
+  const all = checkpoints.map((c) => summaries.at(c));
+  const bottom = Math.min(-0.2, Math.floor(lowest([all.map((s) => s.discordantPart), all.map((s) => s.r_k.mean)]) * 5) / 5);
+  const top = Math.max(0.4, Math.min(1, Math.ceil(Math.max(0, ...all.map((s) => s.r_k_abs.mean).filter(Number.isFinite)) * 5) / 5));
+  const y = scale([bottom, top], [frame.bottom, frame.top]);
+  currentColumn(g, frame, checkpoints);
+  const ticks = Array.from({ length: 11 }, (_, i) => Math.round((i - 5) * 2) / 10).filter((t) => t >= bottom - 1e-9 && t <= top + 1e-9);
+  valueAxis(g, frame, y, ticks, (v) => correlation(v, 1));
+  const { x, step } = checkpointAxis(g, frame, checkpoints, layout);
+  const wide = Math.min(38, step * 0.62);
+  all.forEach((s, i) => {
+    for (const [value, colour] of [[s.concordantPart, blue], [s.discordantPart, amber]]) {
+      if (Number.isFinite(value) && value !== 0) g.pen.rect(x(i) - wide / 2, Math.min(y(0), y(value)), wide, Math.abs(y(value) - y(0)), { fill: colour, alpha: 0.75 });
+    }
+  });
+  const connected = !data.about.differentModels;
+  drawCurve(g, x, y, all.map((s) => s.r_k_abs.mean), { colour: g.theme.muted, mark: "triangle", dash: [4, 3], connected });
+  drawCurve(g, x, y, all.map((s) => s.r_k.mean), { colour: g.theme.ink, mark: "square", connected });
+  return columnHits(g, frame, checkpoints, (c) => {
+    const s = summaries.at(c);
+    return [`mean r_k ${correlation(s.r_k.mean, 3)}, mean |r_k| ${correlation(s.r_k_abs.mean, 3)}`, `concordant: ${percent(s.concordant)} of heads, part ${correlation(s.concordantPart, 3)}`, `discordant: ${percent(s.discordant)} of heads, part ${correlation(s.discordantPart, 3)}`];
+  });
+}
+
+function drawVariance(g) {
+  const { app } = g;
+  const { data, selection, summaries } = app;
+  const checkpoints = selection.checkpoints();
+  const { purple } = data.about.colours;
+  const { frame, layout } = curveFrame(g, checkpoints, [{ text: "mean explained variance", colour: purple, mark: "circle" }, { text: "± 1 SD over heads", fill: g.theme.line }]);
+  const all = checkpoints.map((c) => summaries.at(c).explained_variance);
+  const high = Math.max(0.1, ...all.map((s) => s.mean + (s.spread || 0)).filter(Number.isFinite));
+  const top = Math.min(1, Math.ceil(high * 10) / 10);
+  const y = scale([0, top], [frame.bottom, frame.top]);
+  currentColumn(g, frame, checkpoints);
+  valueAxis(g, frame, y, Array.from({ length: 11 }, (_, i) => i / 10).filter((t) => t <= top + 1e-9 && (top <= 0.5 || Math.round(t * 10) % 2 === 0)), (v) => percent(v));
+  const { x } = checkpointAxis(g, frame, checkpoints, layout);
+  const connected = !data.about.differentModels;
+  drawBand(g, x, y, all.map((s) => s.mean), all.map((s) => s.spread), purple, connected, [0, top]);
+  drawCurve(g, x, y, all.map((s) => s.mean), { colour: purple, connected });
+  return columnHits(g, frame, checkpoints, (c) => {
+    const s = summaries.at(c).explained_variance;
+    return [`${percent(s.mean, 1)} ± ${percent(s.spread, 1)}`];
+  });
+}
+
+// The table behind all three: one row per checkpoint, the columns of tables/trajectory.csv and tables/concordance.csv.
+export function trajectoryTable(app) {
+  const measures = ["r_q", "r_k", "r_k_abs", "explained_variance"];
+  const columns = ["model", "heads", "window", ...measures.flatMap((m) => [m, `${m}_std`]), "concordant", "discordant"];
+  const rows = app.selection.checkpoints().map((c) => {
+    const s = app.summaries.at(c);
+    const pairs = measures.flatMap((m) => [s[m].mean, s[m].spread]);
+    return [app.data.checkpoints[c].name, s.heads, app.data.window(app.store.state.reading, c), ...pairs, s.concordant, s.discordant];
+  });
+  return { columns, rows };
+}
+
+function spoken(app, names) {
+  const checkpoints = app.selection.checkpoints();
+  const ends = [checkpoints[0], checkpoints[checkpoints.length - 1]].map((c) => {
+    const s = app.summaries.at(c);
+    return `${app.data.checkpoints[c].label}: ${names.map((n) => `mean ${n} ${correlation(s[n].mean)}`).join(", ")}`;
+  });
+  return ends.join("; ");
+}
+
+export function curveViews(app) {
+  const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable };
+  const split = app.bothKinds ? [checkbox("rotary and NoPE apart", false, (on) => app.store.set({ split: on }))] : [];
+  return {
+    signal: new View(app, {
+      ...common, id: "signal", title: "Position signal", card: "position_signal", options: split, draw: drawSignal,
+      about: "How strongly the projections of queries and keys go with position, averaged over heads.",
+      label: () => `Mean r_q and r_k over checkpoints. ${spoken(app, ["r_q", "r_k"])}`,
+    }),
+    concordance: new View(app, {
+      ...common, id: "concordance", title: "What mean r_k is made of", card: "concordance", draw: drawConcordance,
+      about: `Keys that run with their queries (r_k above ${app.data.about.thresholds.concordance}) and against them cancel in the mean.`,
+      label: () => `Mean r_k and its parts. ${spoken(app, ["r_k", "r_k_abs"])}`,
+    }),
+    variance: new View(app, {
+      ...common, id: "variance", title: "Explained variance", card: "explained_variance", draw: drawVariance,
+      about: "The share of the variance of queries and keys together that the component carries.",
+      label: () => `Explained variance over checkpoints. ${spoken(app, ["explained_variance"])}`,
+    }),
+  };
+}

@@ -1,0 +1,117 @@
+// Reads what Python packed: a JSON object that says what is where, and one compressed block of arrays.
+
+import { headName } from "./format.js";
+
+const TYPES = { float64: Float64Array, float32: Float32Array, uint8: Uint8Array };
+
+function fromBase64(text) {
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i += 1) bytes[i] = letters.charCodeAt(i);
+  return bytes;
+}
+
+async function inflate(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Python put all first bytes of an array together, then all second bytes, and so on.
+function ungroup(bytes, entry) {
+  const count = entry.shape.reduce((a, b) => a * b, 1);
+  const Type = TYPES[entry.type];
+  const width = Type.BYTES_PER_ELEMENT;
+  const plain = new Uint8Array(count * width);
+  for (let place = 0; place < width; place += 1) {
+    const first = entry.first + place * count;
+    for (let i = 0; i < count; i += 1) plain[i * width + place] = bytes[first + i];
+  }
+  return new Type(plain.buffer);
+}
+
+class Reading {
+  constructor(array, key) {
+    this.key = key;
+    for (const name of ["explained_variance", "r_q", "r_k", "n_q", "n_k", "window", "category"]) {
+      this[name] = array(`${key}.${name}`);
+    }
+  }
+}
+
+export class Data {
+  constructor(about, bytes, fileBytes) {
+    const array = (name) => ungroup(bytes, about.data.arrays[name]);
+    const text = (name) => {
+      const { first, shape } = about.data.arrays[name];
+      return new TextDecoder().decode(bytes.subarray(first, first + shape[0]));
+    };
+    this.about = about;
+    this.fileBytes = fileBytes;
+    this.checkpoints = about.checkpoints;
+    this.components = about.data.components;
+    this.layers = about.data.layers;
+    this.heads = about.data.heads;
+    this.nHeads = this.heads.length;
+    this.categories = about.categories;
+    this.absent = about.data.absent;
+    this.undefinedCode = about.categories.findIndex((category) => category.name === "undefined");
+    this.texts = about.data.texts;
+    this.readings = Object.fromEntries(about.data.readings.map((key) => [key, new Reading(array, key)]));
+    this.head = {};
+    for (const name of ["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_bin", "rotary", "attention"]) {
+      this.head[name] = array(`head.${name}`);
+    }
+    this.windows = about.data.windows.map(([checkpoint, size], row) => ({ checkpoint, size, row }));
+    this.windowValues = {};
+    if (this.windows.length) {
+      for (const name of ["explained_variance", "r_q", "r_k", "category"]) this.windowValues[name] = array(`windows.${name}`);
+    }
+    this.provenance = text("provenance");
+    this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));
+    this.nLayers = Math.max(...this.layers, ...this.checkpoints.map((c) => (c.n_layers ?? 0) - 1)) + 1;
+    this.nColumns = Math.max(...this.heads) + 1;
+  }
+
+  at(checkpoint, component, head) {
+    return (checkpoint * this.components.length + component) * this.nHeads + head;
+  }
+
+  // Where the lines of one checkpoint and component begin in every array of a reading.
+  row(checkpoint, component) {
+    return this.at(checkpoint, component, 0);
+  }
+
+  name(head) {
+    return headName(this.layers[head], this.heads[head]);
+  }
+
+  // What kind of layer a head is in, as text: "rotary", "full", ...
+  kind(what, checkpoint, head) {
+    return this.texts[what][this.head[what][checkpoint * this.nHeads + head]] ?? "";
+  }
+
+  number(what, checkpoint, head) {
+    return this.head[what][checkpoint * this.nHeads + head];
+  }
+
+  // The window of a checkpoint in a reading: that of the first head it has.
+  window(reading, checkpoint) {
+    const start = this.row(checkpoint, 0);
+    for (let h = 0; h < this.nHeads; h += 1) {
+      const value = this.readings[reading].window[start + h];
+      if (Number.isFinite(value)) return value;
+    }
+    return NaN;
+  }
+}
+
+export async function loadData() {
+  const about = JSON.parse(document.getElementById("about").textContent);
+  const packed = document.getElementById("pack");
+  const bytes = await inflate(fromBase64(packed.textContent));
+  // Nearly all of the file is ASCII, so letters are bytes.
+  const parts = document.querySelectorAll("script, style");
+  const fileBytes = Array.from(parts, (part) => part.textContent.length).reduce((a, b) => a + b, 0);
+  packed.remove();
+  return new Data(about, bytes, fileBytes);
+}

@@ -1,0 +1,85 @@
+// Files made in the browser: pictures, drawings, tables.
+
+import { CanvasPen, SvgPen, textWidth } from "./pen.js";
+import { colours } from "./colours.js";
+import { fileName, shorten } from "./format.js";
+import { svgElement } from "./dom.js";
+
+const HEADER = 58;
+const WIDTH = 960;
+const SCALE = 2;
+
+export function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+// A cell of a CSV file: numbers with every digit, what does not exist stays empty, as in qk.csv.
+function cell(value) {
+  if (typeof value === "number") return Number.isFinite(value) ? String(value) : "";
+  const text = value === null || value === undefined ? "" : String(value);
+  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+export function csvText({ columns, rows }) {
+  return `${[columns, ...rows].map((row) => row.map(cell).join(",")).join("\n")}\n`;
+}
+
+export function saveCsv(table, name) {
+  save(new Blob([csvText(table)], { type: "text/csv" }), `${name}.csv`);
+}
+
+function header(pen, theme, app, title) {
+  const { text, note } = { text: `${app.data.about.title}: ${title}`, note: app.describe() };
+  const fits = (line, size, weight) => {
+    const letters = Math.floor((line.length * (WIDTH - 32)) / Math.max(1, textWidth(line, size, weight)));
+    return shorten(line, Math.max(20, Math.min(line.length, letters)));
+  };
+  pen.text(fits(text, 16, 650), 16, 26, { size: 16, weight: 650, fill: theme.ink });
+  pen.text(fits(note, 12, 400), 16, 45, { size: 12, fill: theme.muted });
+}
+
+function paint(view, pen, height) {
+  const theme = colours(false); // files are for paper
+  pen.rect(0, 0, WIDTH, height + HEADER, { fill: theme.paper });
+  header(pen, theme, view.app, view.spec.title);
+  return theme;
+}
+
+export function svgText(view) {
+  const height = view.spec.height(WIDTH, view.app);
+  const root = svgElement("svg", { xmlns: "http://www.w3.org/2000/svg", width: WIDTH, height: height + HEADER, viewBox: `0 0 ${WIDTH} ${height + HEADER}` });
+  const theme = paint(view, new SvgPen(root), height);
+  const group = svgElement("g", { transform: `translate(0 ${HEADER})` });
+  root.append(group);
+  view.spec.draw({ pen: new SvgPen(group), width: WIDTH, height, theme, app: view.app, still: true });
+  return new XMLSerializer().serializeToString(root);
+}
+
+export function pngBlob(view) {
+  const height = view.spec.height(WIDTH, view.app);
+  const canvas = document.createElement("canvas");
+  canvas.width = WIDTH * SCALE;
+  canvas.height = (height + HEADER) * SCALE;
+  const context = canvas.getContext("2d");
+  context.scale(SCALE, SCALE);
+  const pen = new CanvasPen(context);
+  const theme = paint(view, pen, height);
+  context.translate(0, HEADER);
+  view.spec.draw({ pen, width: WIDTH, height, theme, app: view.app, still: true });
+  // Not toBlob: a browser may put that off until the page is idle, and the click is then long ago.
+  const letters = atob(canvas.toDataURL("image/png").split(",")[1]);
+  return new Blob([Uint8Array.from(letters, (letter) => letter.charCodeAt(0))], { type: "image/png" });
+}
+
+export function saveView(view, kind) {
+  const name = fileName("qkscope", view.app.data.about.title, view.spec.id);
+  if (kind === "csv") saveCsv(view.spec.table(view.app), name);
+  else if (kind === "svg") save(new Blob([svgText(view)], { type: "image/svg+xml" }), `${name}.svg`);
+  else save(pngBlob(view), `${name}.png`);
+}

@@ -1,0 +1,112 @@
+// Means, spreads and shares over the heads that are meant. The same definitions as Python's `analysis.trajectory` and
+// `analysis.taxonomy`: means leave out what is undefined, spreads are n - 1, shares are of all heads.
+
+export function meanAndSpread(values) {
+  let count = 0;
+  let sum = 0;
+  for (const value of values) {
+    if (Number.isFinite(value)) {
+      count += 1;
+      sum += value;
+    }
+  }
+  const mean = count ? sum / count : NaN;
+  let squares = 0;
+  for (const value of values) {
+    if (Number.isFinite(value)) squares += (value - mean) ** 2;
+  }
+  return { mean, spread: count > 1 ? Math.sqrt(squares / (count - 1)) : NaN, count };
+}
+
+// What is known about one line of heads. `source` holds arrays that start at `start`.
+export function summarise(data, source, start, mask) {
+  const chosen = [];
+  for (let h = 0; h < data.nHeads; h += 1) {
+    if (mask[h] && source.category[start + h] !== data.absent) chosen.push(start + h);
+  }
+  const pick = (name) => chosen.map((i) => source[name][i]);
+  const counts = data.categories.map(() => 0);
+  for (const i of chosen) counts[source.category[i]] += 1;
+  const { concordance } = data.about.thresholds;
+  const keys = pick("r_k");
+  const share = (test) => (chosen.length ? keys.filter(test).length / chosen.length : NaN);
+  const defined = keys.filter(Number.isFinite);
+  const part = (test) => (defined.length ? defined.filter(test).reduce((a, b) => a + b, 0) / defined.length : NaN);
+  return {
+    heads: chosen.length,
+    r_q: meanAndSpread(pick("r_q")),
+    r_k: meanAndSpread(keys),
+    r_k_abs: meanAndSpread(keys.map(Math.abs)),
+    explained_variance: meanAndSpread(pick("explained_variance")),
+    counts,
+    shares: counts.map((count) => (chosen.length ? count / chosen.length : NaN)),
+    concordant: share((k) => k > concordance),
+    discordant: share((k) => k < -concordance),
+    // mean r_k is the sum of these two and of a small rest
+    concordantPart: part((k) => k > concordance),
+    discordantPart: part((k) => k < -concordance),
+  };
+}
+
+// Summaries per checkpoint, kept until the selection changes.
+export class Summaries {
+  constructor(data, store, selection) {
+    Object.assign(this, { data, state: store.state, selection, kept: new Map(), version: -1 });
+  }
+
+  at(checkpoint, options = {}) {
+    const { reading = this.state.reading, component = this.state.component, rotary = null } = options;
+    if (this.version !== this.selection.version) {
+      this.kept.clear();
+      this.version = this.selection.version;
+    }
+    const key = `${reading} ${component} ${checkpoint} ${rotary}`;
+    if (!this.kept.has(key)) {
+      const mask = this.#only(this.selection.mask(checkpoint), checkpoint, rotary);
+      this.kept.set(key, summarise(this.data, this.data.readings[reading], this.data.row(checkpoint, component), mask));
+    }
+    return this.kept.get(key);
+  }
+
+  #only(mask, checkpoint, rotary) {
+    if (rotary === null) return mask;
+    return mask.map((kept, h) => (kept && this.data.kind("rotary", checkpoint, h) === rotary ? 1 : 0));
+  }
+
+  window(entry) {
+    const start = entry.row * this.data.nHeads;
+    return summarise(this.data, this.data.windowValues, start, this.selection.mask(entry.checkpoint));
+  }
+
+  // Heads that went from each category to each: counts[from][to], over heads that both checkpoints have.
+  flow(before, after) {
+    const { data, state } = this;
+    const { category } = data.readings[state.reading];
+    const [one, other] = [data.row(before, state.component), data.row(after, state.component)];
+    const [kept, keptAfter] = [this.selection.mask(before), this.selection.mask(after)];
+    const counts = data.categories.map(() => data.categories.map(() => 0));
+    for (let h = 0; h < data.nHeads; h += 1) {
+      if (kept[h] && keptAfter[h]) counts[category[one + h]][category[other + h]] += 1;
+    }
+    return counts;
+  }
+
+  // Mean of a statistic per depth bin; NaN where the bin has no head.
+  depth(checkpoint, statistic) {
+    const { data, state } = this;
+    const bins = data.about.depthEdges.length - 1;
+    const [sums, counts] = [new Float64Array(bins), new Float64Array(bins)];
+    const values = data.readings[state.reading][statistic];
+    const start = data.row(checkpoint, state.component);
+    const mask = this.selection.mask(checkpoint);
+    for (let h = 0; h < data.nHeads; h += 1) {
+      const value = values[start + h];
+      const bin = data.number("depth_bin", checkpoint, h);
+      if (mask[h] && Number.isFinite(value) && bin < bins) {
+        sums[bin] += value;
+        counts[bin] += 1;
+      }
+    }
+    return Array.from(sums, (sum, bin) => (counts[bin] ? sum / counts[bin] : NaN));
+  }
+}

@@ -1,0 +1,613 @@
+"""The page in a real browser, from disk: what it shows is what the tables say, and it asks nobody for anything."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import struct
+import xml.etree.ElementTree as ElementTree
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from published_table import write_published
+from qkscope.analysis.results import load_results
+from qkscope.analysis.summary_tables import build_tables
+from qkscope.pipeline.execute import run_study
+from qkscope.report.write import write_report
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = os.environ.get("QKSCOPE_CHROMIUM") or shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+AXE = Path(__file__).parent.parent / ".cache/node/node_modules/axe-core/axe.min.js"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync", "--no-first-run"]  # fmt: skip
+HOSTILE = [
+    "<img src=x onerror=document.title='owned'>",
+    "</script><script>document.title='owned'</script>",
+    "\"quotes' & <b>tags</b>",
+    "עברית ‮rtl",
+    "🦜🦜 emoji",
+    "x" * 300,
+]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page from disk; afterwards there must have been no error and no request but the file itself."""
+
+    @contextmanager
+    def opened(path, fragment="", **context):
+        settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
+        place = browser.new_context(**settings)
+        page = place.new_page()
+        problems, requests = [], []
+        page.on(
+            "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        address = Path(path).resolve().as_uri()
+        page.goto(address + fragment)
+        page.wait_for_selector("html[data-ready]")
+        yield page
+        page.wait_for_timeout(50)
+        assert problems == []
+        assert [u for u in requests if not u.startswith(("data:", "blob:"))] == [address]
+        place.close()
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory, checkpoints):
+    """A real run: two checkpoints, contexts 64 and 256, ten components, both windows."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "docs").mkdir()
+    for path in [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]:
+        (folder / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
+    study = {
+        "study": "tiny",
+        "title": "Tiny",
+        "documents": {"files": "docs/*.txt", "special_tokens": "none"},
+        "groups": 3,
+        "checkpoints": [
+            {"name": "one", "label": "S-1", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
+            {"name": "two", "label": "S-2", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
+        ],
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    run_study(folder / "study.yaml", folder / "out")
+    write_report(folder / "out", figures=False)
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory):
+    folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
+    write_report(folder, figures=False)
+    return folder
+
+
+def dots(page):
+    """(layer, head): (r_q, r_k, shown) as drawn now."""
+    return {(d["layer"], d["head"]): (d["r_q"], d["r_k"], d["shown"]) for d in page.evaluate("qkscope.dots()")}
+
+
+def rows(folder, file="qk.csv", **where):
+    table = pd.read_csv(folder / file)
+    for column, value in where.items():
+        table = table[table[column] == value]
+    return table
+
+
+def assert_dots_are(page, table):
+    shown = dots(page)
+    assert len(table) > 0
+    for row in table.itertuples():
+        assert shown[row.layer, row.head][:2] == (row.r_q, row.r_k)
+
+
+def state(page):
+    return page.evaluate("qkscope.state()")
+
+
+def set_slider(page, value):
+    page.locator("#slider").evaluate(
+        "(s, v) => { s.value = v; s.dispatchEvent(new Event('input', {bubbles: true})) }", value
+    )
+
+
+def pixel(page, r_q, r_k):
+    """Where a pair of correlations is drawn in the portrait, on the screen: the margins of portrait.js."""
+    page.locator("#view-portrait").scroll_into_view_if_needed()
+    page.evaluate("document.querySelector('#view-portrait').scrollIntoView({block: 'center'})")
+    page.wait_for_timeout(80)
+    box = page.locator("#view-portrait canvas").bounding_box()
+    left, right, top, bottom = 44, box["width"] - 12, 12, box["height"] - 40
+    x = left + (r_q + 0.06) / 1.12 * (right - left)
+    y = bottom - (r_k + 1.06) / 2.12 * (bottom - top)
+    return box["x"] + x, box["y"] + y
+
+
+# --- moving through training ------------------------------------------------------------------------
+
+
+def test_the_slider_moves_the_dots_to_the_values_of_the_table(visit, tiny):
+    with visit(tiny / "report.html") as page:
+        assert_dots_are(page, rows(tiny, model="two", pc=0))
+        set_slider(page, 0)
+        assert_dots_are(page, rows(tiny, model="one", pc=0))
+        assert page.locator("#slider").get_attribute("aria-valuetext") == "S-1, early, 1 of 2"
+        assert page.locator("#live").text_content().startswith("S-1, 1 of 2: 16 heads, mean r_q ")
+        assert page.title() == "Tiny: qkscope report"
+
+
+def test_dots_travel_smoothly_and_arrive(visit, published):
+    with visit(published / "report.html", "#ckpt=S1-40K", reduced_motion="no-preference") as page:
+        models = list(dict.fromkeys(rows(published)["model"]))
+        before = rows(published, model=models[0]).set_index(["layer", "head"])
+        after = rows(published, model=models[1]).set_index(["layer", "head"])
+        seen = page.evaluate(
+            """async () => {
+                const slider = document.getElementById("slider");
+                slider.value = 1; slider.dispatchEvent(new Event("input", {bubbles: true}));
+                const frames = [];
+                while (true) {
+                    await new Promise(requestAnimationFrame);
+                    frames.push(qkscope.dots()[0].r_q);
+                    if (!qkscope.moving()) return frames;
+                }
+            }"""
+        )
+        head = before.index[0]
+        start, end = before.loc[head, "r_q"], after.loc[head, "r_q"]
+        assert seen[-1] == end
+        assert any(min(start, end) < value < max(start, end) for value in seen)
+        assert_dots_are(page, after.reset_index())
+
+
+def test_play_runs_to_the_end_and_can_be_stopped(visit, tiny):
+    with visit(tiny / "report.html", "#ckpt=S-1", reduced_motion="no-preference") as page:
+        page.get_by_role("button", name="Play through training").click()
+        assert state(page)["playing"] is True
+        page.wait_for_function("() => qkscope.state().checkpoint === 1 && !qkscope.state().playing")
+        assert_dots_are(page, rows(tiny, model="two", pc=0))
+        page.get_by_role("button", name="Play through training").click()  # from the end it starts anew
+        page.wait_for_function("() => qkscope.state().checkpoint === 0")
+        page.get_by_role("button", name="Pause").click()
+        assert state(page)["playing"] is False
+
+
+def test_reduced_motion_jumps(visit, published):
+    with visit(published / "report.html") as page:
+        set_slider(page, 3)
+        assert page.evaluate("qkscope.moving()") is False
+        assert_dots_are(page, rows(published, model=list(dict.fromkeys(rows(published)["model"]))[3]))
+
+
+# --- windows and components -------------------------------------------------------------------------
+
+
+def test_the_window_switch_shows_the_common_window(visit, tiny):
+    with visit(tiny / "report.html") as page:
+        page.get_by_role("button", name="common window", exact=True).click()
+        assert_dots_are(page, rows(tiny, "qk_matched.csv", model="two", pc=0))
+        assert "window=common" in page.url
+        page.get_by_role("button", name="own context", exact=True).click()
+        assert_dots_are(page, rows(tiny, model="two", pc=0))
+
+
+def test_the_component_switch(visit, tiny):
+    with visit(tiny / "report.html") as page:
+        page.locator("#component").select_option("7")
+        assert_dots_are(page, rows(tiny, model="two", pc=7))
+        assert "pc=7" in page.url
+
+
+# --- numbers agree with Python ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reading", ["own", "matched"])
+def test_summaries_agree_with_the_tables(visit, published, reading):
+    tables = getattr(build_tables(load_results(published)), reading)
+    with visit(published / "report.html", "#window=common" if reading == "matched" else "") as page:
+        for c, row in tables.trajectory.iterrows():
+            summary = page.evaluate("c => qkscope.summary(c)", c)
+            for measure in ("r_q", "r_k", "r_k_abs", "explained_variance"):
+                assert summary[measure]["mean"] == pytest.approx(row[measure], abs=1e-12)
+                assert summary[measure]["spread"] == pytest.approx(row[f"{measure}_std"], abs=1e-12)
+            assert summary["counts"] == list(tables.taxonomy_counts.iloc[c])[1:]
+            assert summary["discordant"] == pytest.approx(tables.concordance["discordant"][c])
+            assert summary["concordant"] == pytest.approx(tables.concordance["concordant"][c])
+            rest = summary["r_k"]["mean"] - summary["concordantPart"] - summary["discordantPart"]
+            assert abs(rest) <= 0.3
+            for statistic in ("r_q", "r_k"):
+                means = page.evaluate("([c, s]) => qkscope.depth(c, s)", [c, statistic])
+                expected = getattr(tables, f"depth_{statistic.replace('_', '')}").iloc[c, 1:].to_numpy(float)
+                assert np.allclose(means, expected, atol=1e-12)
+        flow = np.array(page.evaluate("qkscope.flow(0, 1)"))
+        moves = tables.transitions[tables.transitions["from_model"] == tables.trajectory["model"][0]]
+        assert flow.sum() == moves["heads"].sum() == 300
+        assert np.trace(flow) == moves[moves["from_category"] == moves["to_category"]]["heads"].sum()
+
+
+# --- heads ------------------------------------------------------------------------------------------
+
+
+def test_hover_tells_and_click_keeps_a_head(visit, tiny):
+    with visit(tiny / "report.html") as page:
+        (layer, head), (r_q, r_k, _) = max(dots(page).items(), key=lambda item: item[1][0])
+        page.mouse.move(*pixel(page, r_q, r_k))
+        told = page.locator(".tooltip").inner_text()
+        found = state(page)["hover"]
+        assert found is not None
+        row = rows(tiny, model="two", pc=0, layer=layer, head=head).iloc[0]
+        assert f"Layer {layer}, head {head}" in told
+        assert f"r_q {row.r_q:.4f}" in told
+        assert f"n {row.n_q:,.0f} queries" in told
+        page.mouse.down()
+        page.mouse.up()
+        assert page.locator("#head h3").inner_text() == f"Head L{layer}H{head} at S-2"
+        assert f"{row.r_q:.4f}" in page.locator("#head dl").inner_text()
+        assert page.url.endswith(f"#head={layer}.{head}&ckpt=S-2")
+        assert page.locator("#head .neighbour").count() == 4
+        page.locator("#head .neighbour").nth((head + 1) % 4).click()
+        assert page.locator("#head h3").inner_text().startswith(f"Head L{layer}H{(head + 1) % 4} ")
+
+
+def test_search_and_permanent_link(visit, tiny):
+    with visit(tiny / "report.html") as page:
+        page.locator("#search").fill("l2h3")
+        assert page.locator("#head h3").inner_text() == "Head L2H3 at S-2"
+        page.locator("#search").fill("L99H9")
+        page.locator("#search").press("Enter")
+        assert page.locator("#search").get_attribute("aria-invalid") == "true"
+        assert "No head L99H9 here" in page.locator("#live").text_content()
+    with visit(tiny / "report.html", "#head=1.2&ckpt=S-1&pc=3&window=common") as page:
+        now = state(page)
+        assert (now["checkpoint"], now["component"], now["reading"]) == (0, 3, "matched")
+        assert page.locator("#head h3").inner_text() == "Head L1H2 at S-1"
+        page.evaluate("location.hash = '#head=0.1&ckpt=two'")
+        page.wait_for_function("() => qkscope.state().checkpoint === 1")
+        assert page.locator("#head h3").inner_text() == "Head L0H1 at S-2"
+    with visit(tiny / "report.html", "#head=77.1&ckpt=nothing&pc=99") as page:
+        assert (state(page)["head"], state(page)["checkpoint"]) == (None, 1)
+
+
+# --- filters and brushes ----------------------------------------------------------------------------
+
+
+def shown(page):
+    return {key for key, (_, _, kept) in dots(page).items() if kept}
+
+
+def test_filters_by_layer_kind_category_and_phase(visit, published):
+    table = rows(published)
+    last = table[table["model"] == list(dict.fromkeys(table["model"]))[-1]]
+    with visit(published / "report.html") as page:
+        page.locator("#filters summary").click()
+        page.get_by_label("First layer").fill("4")
+        page.get_by_label("Last layer").fill("11")
+        page.get_by_label("Last layer").press("Tab")
+        inside = last[last["layer"].between(4, 11)]
+        assert shown(page) == set(zip(inside["layer"], inside["head"], strict=True))
+        assert page.evaluate("qkscope.summary(9)")["r_q"]["mean"] == pytest.approx(inside["r_q"].mean())
+        page.locator("[data-filter=rotary]").get_by_label("rotary").uncheck()
+        nope = inside[inside["rotary"] == "nope"]
+        assert shown(page) == set(zip(nope["layer"], nope["head"], strict=True))
+        page.locator("#clear").click()
+        assert len(shown(page)) == 300
+        page.locator(".legend").get_by_role("button", name="position-dominated").click()
+        corner = (last["r_q"] > 0.7) & (last["r_k"].abs() > 0.7)
+        assert len(shown(page)) == 300 - corner.sum()
+        page.locator("#clear").click()
+        page.locator("[data-filter=phase]").get_by_label("LC 32K→64K").uncheck()
+        assert page.locator("#slider").get_attribute("max") == "7"
+        assert state(page)["checkpoint"] == 7
+
+
+def test_a_box_in_the_portrait_is_seen_in_all_views(visit, published):
+    table = rows(published)
+    last = table[table["model"] == list(dict.fromkeys(table["model"]))[-1]]
+    with visit(published / "report.html") as page:
+        page.mouse.move(*pixel(page, 0.5, -0.95))
+        page.mouse.down()
+        page.mouse.move(*pixel(page, 0.8, -0.5), steps=3)
+        page.mouse.move(*pixel(page, 1.0, -0.2), steps=3)
+        page.mouse.up()
+        box = state(page)["brush"]
+        assert box["r_q"] == pytest.approx([0.5, 1.0], abs=0.02)
+        inside = last[last["r_q"].between(*box["r_q"]) & last["r_k"].between(*box["r_k"])]
+        assert 0 < len(inside) < 300
+        assert shown(page) == set(zip(inside["layer"], inside["head"], strict=True))
+        set_slider(page, 0)  # the same heads, earlier
+        assert shown(page) == set(zip(inside["layer"], inside["head"], strict=True))
+        assert page.evaluate("qkscope.summary(0)")["heads"] == len(inside)
+        assert f"Showing {len(inside)} of 300 heads" in page.locator("#selection").inner_text()
+        page.get_by_role("button", name="Clear box").click()
+        assert len(shown(page)) == 300
+
+
+# --- keyboard ---------------------------------------------------------------------------------------
+
+
+def test_everything_by_keyboard(visit, tiny):
+    with visit(tiny / "report.html") as page:
+        page.locator("#slider").focus()
+        page.keyboard.press("ArrowLeft")
+        assert state(page)["checkpoint"] == 0
+        page.locator("#view-portrait canvas").focus()
+        page.keyboard.press("ArrowRight")
+        first = state(page)["hover"]
+        places = set()
+        for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown", "ArrowRight"):
+            page.keyboard.press(key)
+            places.add(state(page)["hover"])
+        assert first is not None
+        assert len(places) > 1
+        assert page.locator("#live").text_content().startswith("Layer ")
+        page.keyboard.press("Enter")
+        assert state(page)["head"] == state(page)["hover"]
+        page.keyboard.press("Escape")
+        assert state(page)["head"] is None
+        page.locator("#view-map canvas").focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        assert page.locator("#head h3").inner_text() == "Head L1H1 at S-1"
+        page.locator("#filters summary").press("Enter")  # the brush without a mouse
+        page.get_by_label("r_q from").fill("0.1")
+        page.get_by_label("r_k to").fill("0.3")
+        page.locator("[data-filter=box]").get_by_role("button", name="Keep").press("Enter")
+        table = rows(tiny, model="one", pc=0)
+        inside = table[(table["r_q"] >= 0.1) & (table["r_k"] <= 0.3)]
+        assert shown(page) == set(zip(inside["layer"], inside["head"], strict=True))
+        page.locator("#view-signal").get_by_role("button", name="Card").press("Enter")
+        assert page.locator("dialog.card").is_visible()
+        page.keyboard.press("Escape")
+        assert not page.locator("dialog.card").is_visible()
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def downloaded(page, click):
+    page.wait_for_timeout(110)  # the browser drops what a page saves beyond ten files a second
+    with page.expect_download() as waiting:
+        click()
+    return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
+
+
+@pytest.mark.parametrize(("button", "file"), [("own context", "qk.csv"), ("common window", "qk_matched.csv")])
+def test_the_csv_equals_the_table(visit, tiny, button, file):
+    with visit(tiny / "report.html") as page:
+        page.get_by_role("button", name=button, exact=True).click()
+        name, data = downloaded(page, page.locator("#csv-all").click)
+        assert name == f"qkscope_Tiny_{file}".replace("_matched", "-matched")
+        saved = pd.read_csv(io.BytesIO(data))
+        table = pd.read_csv(tiny / file)
+        assert len(saved) == len(table) == 2 * 16 * 10
+        common = [c for c in table.columns if c in saved.columns]
+        assert set(table.columns) - set(common) == {"mu_q", "mu_k", "alpha", "beta"}
+        pd.testing.assert_frame_equal(saved[common], table[common], check_exact=True, check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", ["SVG", "CSV", "PNG"])
+def test_every_view_as_a_file(visit, published, kind):
+    with visit(published / "report.html") as page:
+        views = page.locator("figure.view").evaluate_all("nodes => nodes.map((node) => node.id)")
+        assert len(views) == 11
+        for view in views:
+            button = page.locator(f"#{view} .tools").get_by_role("button", name=kind)
+            name, data = downloaded(page, button.click)
+            assert name.endswith(f".{kind.lower()}")
+            if kind == "SVG":
+                root = ElementTree.fromstring(data)
+                assert root.tag == "{http://www.w3.org/2000/svg}svg"
+                assert len(list(root.iter())) > 30
+                assert "SmolLM3-3B" in "".join(root.itertext())
+            elif kind == "CSV":
+                lines = list(csv.reader(io.StringIO(data.decode())))
+                assert len(lines) > 2
+                assert len({len(line) for line in lines}) == 1
+            else:
+                assert data[:8] == b"\x89PNG\r\n\x1a\n"
+                assert struct.unpack(">I", data[16:20])[0] == 1920
+                assert len(data) > 20_000
+
+
+def test_the_tables_behind_the_views(visit, published):
+    tables = build_tables(load_results(published))
+    with visit(published / "report.html") as page:
+        _, data = downloaded(page, page.locator("#view-flow .tools").get_by_role("button", name="CSV").click)
+        pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(data)), tables.own.transitions)
+        _, data = downloaded(page, page.locator("#view-windows .tools").get_by_role("button", name="CSV").click)
+        windows = pd.read_csv(io.BytesIO(data))
+        for column in ("r_q", "r_k", "discordant", "position_dominated"):
+            assert np.allclose(windows[column], tables.window_dependence[column], atol=1e-12)
+
+
+def test_compare_two_checkpoints(visit, published):
+    tables = build_tables(load_results(published)).own
+    with visit(published / "report.html") as page:
+        page.get_by_label("Checkpoint A").select_option("2")
+        page.get_by_label("Checkpoint B").select_option("6")
+        _, data = downloaded(page, page.locator("#view-compare .tools").get_by_role("button", name="CSV").click)
+        table = pd.read_csv(io.BytesIO(data)).set_index("measure")
+        for text, column in (("mean r_q", "r_q"), ("mean r_k", "r_k")):
+            assert table.loc[text, ["A", "B"]].tolist() == pytest.approx(tables.trajectory[column][[2, 6]].tolist())
+        shares = tables.taxonomy_fractions["position-dominated"][[2, 6]].tolist()
+        assert table.loc["position-dominated", "difference"] == pytest.approx(shares[1] - shares[0])
+        assert "S1-2.4M" in page.locator("#view-compare thead").inner_text()
+
+
+def test_cards_and_provenance_can_be_read_and_copied(visit, tiny):
+    with visit(tiny / "report.html", permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.locator("#view-signal").get_by_role("button", name="Card").click()
+        card = page.locator("dialog.card").inner_text()
+        assert "What This Figure Shows" in card
+        assert "Key Takeaway" in card
+        assert "\\_" not in card
+        page.get_by_role("button", name="Close card").click()
+        assert page.locator(".card-list li").count() >= 9
+        page.get_by_role("button", name="Copy provenance").click()
+        page.wait_for_function("() => document.getElementById('live').textContent === 'Provenance copied'")
+        copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
+        assert copied == json.loads((tiny / "provenance.json").read_text())
+        page.get_by_role("button", name="Copy the command that makes this page").click()
+        page.wait_for_function("() => document.getElementById('live').textContent === 'Command copied'")
+        assert page.evaluate("navigator.clipboard.readText()") == f"qkscope report {tiny}"
+
+
+# --- odd studies ------------------------------------------------------------------------------------
+
+
+def write_study(folder, table, checkpoints, title="Study"):
+    table.to_csv(folder / "qk.csv", index=False)
+    record = {"study": {"title": title}, "corpus": {"source": title}, "checkpoints": checkpoints}
+    (folder / "provenance.json").write_text(json.dumps(record))
+    write_report(folder, figures=False)
+    return folder / "report.html"
+
+
+def made_up(model, layers, heads, seed=0, **columns):
+    rng = np.random.default_rng(seed)
+    grid = [(layer, head) for layer in range(layers) for head in range(heads)]
+    return pd.DataFrame(grid, columns=["layer", "head"]).assign(
+        model=model, pc=0, explained_variance=0.3, r_q=rng.uniform(0, 1, len(grid)), r_k=rng.uniform(-1, 1, len(grid)),
+        **{"rotary": "rotary", "attention": "full", **columns},
+    )  # fmt: skip
+
+
+def test_hostile_names_stay_text(visit, tmp_path):
+    names = [f"model-{i}" for i in range(len(HOSTILE))]
+    table = pd.concat([made_up(name, 2, 2, i) for i, name in enumerate(names)])
+    records = [{"name": n, "label": t, "phase": t, "model": t} for n, t in zip(names, HOSTILE, strict=True)]
+    path = write_study(tmp_path, table, records, title=HOSTILE[0])
+    with visit(path) as page:
+        for i, label in enumerate(HOSTILE):
+            set_slider(page, i)
+            assert page.locator(".now bdi").text_content() == " ".join(label.replace("‮", " ").split())
+            assert page.locator("#slider").get_attribute("aria-valuetext").startswith(label[:3])
+        page.locator("#search").fill("L1H1")
+        page.locator(".card-list button").first.click()
+        assert page.locator("h1").text_content() == HOSTILE[0]
+        assert page.locator("#app img, dialog img, svg img, #app b i").count() == 0
+        assert page.evaluate("document.scripts.length") == 2  # the packed data is taken away once it is read
+        assert "owned" not in page.title().replace(HOSTILE[0], "")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_several_models(visit, tmp_path):
+    table = pd.concat([made_up("small", 2, 3, 0), made_up("large", 4, 5, 1, attention="sliding", attention_window=64)])
+    records = [{"name": "small", "model_type": "a", "n_layers": 2}, {"name": "large", "model_type": "b", "n_layers": 5,
+                "layers_without_attention": [4]}]  # fmt: skip
+    with visit(write_study(tmp_path, table, records)) as page:
+        assert page.locator("#view-flow").count() == 0  # heads of two models are not the same heads
+        assert "Compare two models" in page.locator("#view-compare h3").inner_text()
+        assert len(shown(page)) == 20
+        set_slider(page, 0)
+        assert len(shown(page)) == 6
+        page.locator("#filters summary").click()
+        page.locator("[data-filter=attention]").get_by_label("sliding").uncheck()
+        assert page.evaluate("[qkscope.summary(0).heads, qkscope.summary(1).heads]") == [6, 0]
+
+
+def test_undefined_is_said_and_never_zero(visit, tmp_path):
+    table = made_up("a", 2, 2)
+    table.loc[0, ["r_q", "r_k"]] = np.nan
+    table.loc[1, "r_k"] = np.nan
+    with visit(write_study(tmp_path, table, [{"name": "a"}]), "#head=0.0") as page:
+        told = page.locator("#head dl").inner_text().split("\n")
+        assert told.count("undefined") == 3  # category, r_q, r_k
+        assert (
+            "2 heads without a defined correlation cannot be placed"
+            in page.locator("#view-portrait .note").inner_text()
+        )
+        summary = page.evaluate("qkscope.summary(0)")
+        assert summary["counts"][5] == 2
+        assert summary["r_q"]["mean"] == pytest.approx(table["r_q"].mean())
+        assert page.locator("#numbers tbody tr").first.inner_text().count("undefined") == 3
+        _, data = downloaded(page, page.locator("#csv-heads").click)
+        assert pd.read_csv(io.BytesIO(data))["r_q"].isna().sum() == 1
+        assert page.locator("#play").is_disabled()
+
+
+@pytest.mark.slow
+def test_two_hundred_checkpoints_of_two_thousand_heads(visit, tmp_path):
+    table = pd.concat([made_up(f"step-{c:03d}", 64, 32, c) for c in range(200)])
+    table.to_csv(tmp_path / "qk.csv", index=False)
+    from qkscope.page.write import write_page
+
+    path = write_page(load_results(tmp_path), ["large"], [])
+    assert path.stat().st_size < 7_000_000
+    with visit(path) as page:
+        page.locator("#play").is_enabled()
+        set_slider(page, 17)
+        want = table[table["model"] == "step-017"]
+        got = dots(page)
+        assert len(got) == 2048
+        sample = want.sample(50, random_state=0).itertuples()
+        assert all(got[r.layer, r.head][0] == pytest.approx(r.r_q, abs=1e-7) for r in sample)
+        assert "MB" in page.locator("footer").inner_text()
+        assert "single precision" in page.locator("#numbers .note").inner_text()
+
+
+# --- looks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_width_overflows_in_light_or_dark(visit, published, width, scheme):
+    viewport = {"width": width, "height": 900}
+    with visit(published / "report.html", "#head=4.3", color_scheme=scheme, viewport=viewport) as page:
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix("rgb(").split(",")
+        assert (int(paper[0]) > 128) == (scheme == "light")
+        assert len(page.screenshot()) > 20_000
+        page.locator("#theme").click()
+        assert page.evaluate("document.documentElement.dataset.theme") != scheme
+
+
+def test_print_is_light_and_without_controls(visit, published):
+    with visit(published / "report.html", "#head=4.3", color_scheme="dark") as page:
+        assert page.locator("#head svg.small-chart [fill='#2c343f']").count() > 0
+        page.emulate_media(media="print")
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        assert not page.locator(".bar").is_visible()
+        drawn = page.locator("svg.surface").evaluate_all("nodes => nodes.map((node) => node.childElementCount)")
+        assert min(drawn) > 10  # also what was never scrolled to
+        assert page.locator("#head svg.small-chart [fill='#2c343f']").count() == 0  # nor the dark theme's columns
+        assert page.pdf()[:5] == b"%PDF-"
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed in .cache/node")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_serious_accessibility_violation(visit, published, scheme):
+    with visit(published / "report.html", "#head=4.3", color_scheme=scheme) as page:
+        page.locator("#filters summary").click()
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        serious = [
+            (v["id"], [node["html"][:160] for node in v["nodes"][:3]])
+            for v in found
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []

@@ -1,0 +1,319 @@
+"""The page's Python side: what is packed is what the tables say, names stay text, one file without network."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from published_table import NASTY, invented, write_published
+from qkscope.analysis.results import load_components, load_results
+from qkscope.analysis.summary_tables import build_tables
+from qkscope.analysis.taxonomy import CATEGORIES
+from qkscope.cli.main import main
+from qkscope.cli.serve import ADDRESS, report_server
+from qkscope.errors import InputError, TableError
+from qkscope.page import assemble as assembling
+from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
+from qkscope.page.assemble import modules, safe_json, script, static
+from qkscope.page.markdown import blocks, inline
+from qkscope.page.pack import Pack, unpack
+from qkscope.page.write import page_html
+from qkscope.report.cards.build import card_writer
+from qkscope.report.lead import SENTENCES, lead
+from qkscope.report.phrases import code, escape
+from qkscope.report.write import page_cards, write_report
+
+ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
+PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTALL)
+
+
+def embedded(html):
+    """(what the page knows, its packed arrays), read back as a browser would."""
+    return json.loads(ABOUT.search(html)[1]), PACK.search(html)[1]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
+    write_report(folder, figures=False)
+    return folder
+
+
+# --- packing ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(width=64), max_size=40), st.text(max_size=40))
+def test_every_digit_survives_packing(values, text):
+    pack = Pack()
+    pack.add("a", np.array(values), "float64")
+    pack.add_text("t", text)
+    pack.add("b", np.arange(7), "uint8")
+    packed = pack.text()
+    assert re.fullmatch(r"[A-Za-z0-9+/=]*", packed)
+    assert np.array_equal(unpack(packed, pack.index, "a"), np.array(values, dtype=float), equal_nan=True)
+    assert unpack(packed, pack.index, "t") == text
+    assert list(unpack(packed, pack.index, "b")) == list(range(7))
+    with pytest.raises(ValueError, match="twice"):
+        pack.add_text("t", "again")
+
+
+def test_the_page_holds_the_tables_rows(published):
+    about, packed = embedded((published / "report.html").read_text(encoding="utf-8"))
+    data = about["data"]
+    assert data["precision"] == "float64"
+    for reading, file in (("own", "qk.csv"), ("matched", "qk_matched.csv")):
+        table = pd.read_csv(published / file)
+        arrays = {n: unpack(packed, data["arrays"], f"{reading}.{n}") for n in ("r_q", "r_k", "category", "window")}
+        names = [c["name"] for c in about["checkpoints"]]
+        places = {pair: i for i, pair in enumerate(zip(data["layers"], data["heads"], strict=True))}
+        for row in table.sample(300, random_state=0).itertuples():
+            at = names.index(row.model), 0, places[row.layer, row.head]
+            assert arrays["r_q"][at] == row.r_q
+            assert arrays["r_k"][at] == row.r_k
+            assert arrays["window"][at] == row.window
+        assert (arrays["category"] != ABSENT).sum() == len(table)
+    counts = build_tables(load_results(published)).own.taxonomy_counts
+    category = unpack(packed, data["arrays"], "own.category")
+    for c, row in enumerate(counts.itertuples(index=False)):
+        assert [int((category[c, 0] == i).sum()) for i in range(len(CATEGORIES))] == list(row[1:])
+    assert len(data["windows"]) == len(pd.read_csv(published / "qk_windows.csv").groupby(["model", "window"]))
+
+
+def test_heads_that_a_checkpoint_lacks_are_absent_and_undefined_is_not_zero(tmp_path):
+    rows = [
+        ("a", 0, 0, 0, 0.5, 0.8, -0.9), ("a", 0, 1, 0, 0.5, None, 0.1), ("a", 0, 0, 1, 0.2, 0.1, 0.1),
+        ("b", 2, 5, 0, 0.5, 0.1, 0.2),
+    ]  # fmt: skip
+    columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
+    results = load_results(tmp_path)
+    pack = Pack()
+    data = add_tables(pack, results)
+    assert (data["layers"], data["heads"]) == ([0, 0, 2], [0, 1, 5])
+    category = unpack(pack.text(), pack.index, "own.category")
+    names = [[CATEGORIES[c] if c != ABSENT else None for c in line] for line in category.reshape(4, 3)]
+    assert names == [
+        ["position-dominated", "undefined", None],
+        ["content-focused", None, None],
+        [None, None, "content-focused"],
+        [None, None, None],
+    ]
+    r_q = unpack(pack.text(), pack.index, "own.r_q")
+    assert np.isnan(r_q[0, 0, 1])
+    assert data["windows"] == []
+    assert data["readings"] == ["own"]
+
+
+def test_components_are_checked_as_component_0_is(tmp_path):
+    rows = [("a", 0, 0, 0, 0.5, 0.8, 0.9), ("a", 0, 0, 1, 0.5, 0.8, 0.9), ("a", 0, 0, 1, 0.5, 0.8, 0.9)]
+    columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
+    with pytest.raises(TableError, match="repeated row"):
+        load_components(load_results(tmp_path))
+
+
+def test_a_large_study_gives_up_digits_and_says_so(tmp_path, monkeypatch):
+    results, _ = invented(tmp_path, 3)
+    monkeypatch.setattr("qkscope.page.arrays.EXACT_ROWS", 17)
+    assert add_tables(Pack(), results)["precision"] == "float32"
+    monkeypatch.setattr("qkscope.page.arrays.EXACT_ROWS", 18)
+    assert add_tables(Pack(), results)["precision"] == "float64"
+    assert EXACT_ROWS >= 10 * 576 * 10 * 2  # ten 3B checkpoints, both windows, ten components
+
+
+# --- text -------------------------------------------------------------------------------------------
+
+
+def flat(runs):
+    return "".join(text for _, text in runs)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
+def test_escaped_names_come_back_as_text(name):
+    shown = inline(f"before {escape(name)} after")
+    assert all(kind == "text" for kind, _ in shown)
+    assert flat(shown) == re.sub(r"\\(.)", r"\1", f"before {escape(name)} after")
+    spans = [text for kind, text in inline(f"x {code(name)} y") if kind == "code"]
+    assert len(spans) == 1
+
+
+def test_markdown_of_a_card():
+    card = "# T: r\\_q\n\n## How\n\nOne **bold** `a_b`\nline.\n\n1. **M**: x\n   - p: q\n2. y\n\n- z < 3 **open\n"
+    assert blocks(card) == [
+        {"kind": "heading", "level": 1, "runs": [["text", "T: r_q"]]},
+        {"kind": "heading", "level": 2, "runs": [["text", "How"]]},
+        {
+            "kind": "paragraph",
+            "runs": [["text", "One "], ["strong", "bold"], ["text", " "], ["code", "a_b"], ["text", " line."]],
+        },
+        {"kind": "item", "numbered": True, "level": 0, "runs": [["strong", "M"], ["text", ": x"]]},
+        {"kind": "item", "numbered": False, "level": 1, "runs": [["text", "p: q"]]},
+        {"kind": "item", "numbered": True, "level": 0, "runs": [["text", "y"]]},
+        {"kind": "item", "numbered": False, "level": 0, "runs": [["text", "z < 3 **open"]]},
+    ]  # fmt: skip
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_json_in_the_page_cannot_become_markup(value):
+    text = safe_json(value)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == value
+
+
+@pytest.mark.parametrize(
+    "label", [*NASTY, "</script><script>alert(1)</script>", "<!--", "{{script}}", "‮rtl", "🦜" * 50]
+)
+def test_hostile_labels_stay_in_their_place(tmp_path, label):
+    results, tables = invented(tmp_path, 2, label=label.replace("{", "{{").replace("}", "}}") + " {i}")
+    cards = card_writer(results, tables)
+    html = page_html(results, lead(cards), page_cards(cards))
+    assert html.count("<script") == 3
+    assert html.count("</script>") == 3
+    about, _ = embedded(html)
+    assert [c["label"] for c in about["checkpoints"]] == [c.label for c in results.study.checkpoints]
+
+
+def test_text_that_looks_like_a_placeholder_stays_text():
+    html = assembling.assemble({"title": "{{script}} {{nothing}}"}, "AAAA")
+    assert json.loads(ABOUT.search(html)[1]) == {"title": "{{script}} {{nothing}}"}
+
+
+def test_the_first_screen_says_what_was_measured(published):
+    about, _ = embedded((published / "report.html").read_text(encoding="utf-8"))
+    facts = dict(about["facts"])
+    assert facts["Checkpoints"] == "10 in 5 phases"
+    assert facts["Heads"].startswith("300 query heads, ")
+    assert facts["Tokens"] == "2,048,000 to 32,768,000 per checkpoint, 110,592,000 in all"
+    assert facts["Window"] == "4,096 to 65,536 tokens; common window 4,096"
+    assert "longbench" in facts["Corpus"]
+    sentences = [flat(runs) for runs in about["lead"]]
+    assert 3 <= len(sentences) <= SENTENCES
+    assert "(mean r_q 0.67 to 0.81)" in sentences[0]  # the published trajectory's largest step
+    figures = {c["figure"] for c in about["cards"]}
+    assert {"position_signal", "taxonomy_evolution", "rq_rk_scatter_grid", "window_dependence"} <= figures
+    assert about["commands"] == [
+        ["the tables", "qkscope run study.yaml"],
+        ["this page", f"qkscope report {published}"],
+    ]
+
+
+def test_facts_of_a_bare_table(tmp_path):
+    columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k"]
+    pd.DataFrame([("a", 0, 0, 0, 0.5, 0.8, 0.9)], columns=columns).to_csv(tmp_path / "qk.csv", index=False)
+    write_report(tmp_path, figures=False)
+    about, _ = embedded((tmp_path / "report.html").read_text(encoding="utf-8"))
+    facts = dict(about["facts"])
+    assert (facts["Tokens"], facts["Corpus"], facts["Window"]) == ("not recorded",) * 3
+
+
+# --- one file ---------------------------------------------------------------------------------------
+
+
+def test_the_policy_allows_the_two_inline_parts_and_nothing_else(published):
+    html = (published / "report.html").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
+    main_script = re.search(r'<script type="module">(.*?)</script>', html, re.DOTALL)[1]
+
+    def known(text):
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    assert policy == (
+        f"default-src 'none'; script-src {known(main_script)}; style-src {known(style)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
+    assert (published / "report.html").stat().st_size < 1_500_000
+
+
+def test_modules_come_after_what_they_import():
+    order = modules()
+    assert order[-1] == "main.js"
+    assert len(order) == len(set(order))
+    for name in order:
+        for other in re.findall(r'from "\./(\w+\.js)"', static(name)):
+            assert order.index(other) < order.index(name)
+    assert all(len(static(name).splitlines()) < 400 for name in order)
+
+
+def test_modules_that_cannot_be_put_in_line_are_refused(monkeypatch):
+    files = {"main.js": 'import { a } from "./one.js";\na();\n', "one.js": "export default 3;\n"}
+    monkeypatch.setattr(assembling, "static", files.__getitem__)
+    with pytest.raises(ValueError, match=r"one\.js: an import or export"):
+        script()
+    files["one.js"] = 'import { b } from "./main.js";\n'
+    with pytest.raises(ValueError, match="circle"):
+        script()
+    files["one.js"] = 'export const a = "</script>";\n'
+    with pytest.raises(ValueError, match="end its script"):
+        script()
+    files["one.js"] = "export async function a() {}\nexport const c = 1;\n"
+    assert "const module_one = (() => {\nasync function a() {}\nconst c = 1;\nreturn { a, c };\n})();" in script()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_script_is_valid(tmp_path):
+    for name, text in [*((name, static(name)) for name in modules()), ("all.js", script())]:
+        (tmp_path / f"{name}.mjs").write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            ["node", "--check", tmp_path / f"{name}.mjs"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_page_needs_no_heavy_library():
+    import sys
+
+    imports = "import qkscope.page.write, sys; print(' '.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"matplotlib", "torch", "transformers"} & {name.split(".")[0] for name in loaded}
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def test_report_tells_the_page_and_leaves_out_what_it_is_told(tmp_path, monkeypatch, capsys):
+    invented(tmp_path, 2)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", ".", "--no-figures"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("page: report.html (")
+    assert "figures:" not in shown
+    assert not (tmp_path / "figures").exists()
+    first = (tmp_path / "report.html").read_bytes()
+    assert main(["report", ".", "--no-figures"]) == 0
+    assert (tmp_path / "report.html").read_bytes() == first
+    (tmp_path / "report.html").unlink()
+    assert main(["report", ".", "--no-page"]) == 0
+    assert not (tmp_path / "report.html").exists()
+    assert (tmp_path / "figures/01_position_signal/figure.png").exists()
+    assert main(["report", ".", "--no-page", "--serve"]) == 2
+    assert "--no-page leaves nothing to do" in capsys.readouterr().err
+
+
+def test_serving_stays_on_this_machine(tmp_path):
+    (tmp_path / "report.html").write_text("here")
+    (tmp_path.parent / "secret.txt").write_text("secret")
+    with report_server(tmp_path, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert server.server_address[0] == ADDRESS == "127.0.0.1"
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        assert urllib.request.urlopen(f"{base}/report.html").read() == b"here"
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{base}/../secret.txt")
+        with pytest.raises(InputError, match="another port"):
+            report_server(tmp_path, server.server_address[1])
+        server.shutdown()
+    with pytest.raises(InputError, match="--serve 99999"):
+        report_server(tmp_path, 99999)
