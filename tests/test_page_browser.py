@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import os
-import shutil
 import struct
 import xml.etree.ElementTree as ElementTree
 from contextlib import contextmanager
@@ -15,19 +13,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from browser import axe_script
 from published_table import write_published
 from qkscope.analysis.results import load_results
 from qkscope.analysis.summary_tables import build_tables
 from qkscope.pipeline.execute import run_study
 from qkscope.report.write import write_report
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = os.environ.get("QKSCOPE_CHROMIUM") or shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-
-AXE = Path(__file__).parent.parent / ".cache/node/node_modules/axe-core/axe.min.js"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run"]  # fmt: skip
 HOSTILE = [
     "<img src=x onerror=document.title='owned'>",
     "</script><script>document.title='owned'</script>",
@@ -38,22 +30,14 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture(scope="session")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
 @pytest.fixture
-def visit(browser):
+def visit(chromium):
     """Opens a page from disk; afterwards there must have been no error and no request but the file itself."""
 
     @contextmanager
     def opened(path, fragment="", **context):
         settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
-        place = browser.new_context(**settings)
+        place = chromium.new_context(**settings)
         page = place.new_page()
         problems, requests = [], []
         page.on(
@@ -598,12 +582,11 @@ def test_print_is_light_and_without_controls(visit, published):
         assert page.pdf()[:5] == b"%PDF-"
 
 
-@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed in .cache/node")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_serious_accessibility_violation(visit, published, scheme):
     with visit(published / "report.html", "#head=4.3", color_scheme=scheme) as page:
         page.locator("#filters summary").click()
-        page.evaluate(AXE.read_text(encoding="utf-8"))
+        page.evaluate(axe_script().read_text(encoding="utf-8"))
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
         serious = [
             (v["id"], [node["html"][:160] for node in v["nodes"][:3]])

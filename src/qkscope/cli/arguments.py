@@ -1,0 +1,357 @@
+"""The command line's words: every command, its options, and help that teaches. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from qkscope._version import __version__
+from qkscope.cli.estimate import add_cluster_options
+
+DESCRIPTION = """\
+See how the attention heads of a language model learn position.
+
+A study file names checkpoints and documents. qkscope runs each checkpoint over the documents, sums
+exact second moments of every head's post-RoPE queries and keys while the model runs, and writes one
+table: which components of which heads go with token position, in queries (r_q) and in keys (r_k).
+"""
+
+EPILOG = """\
+start here:
+  qkscope demo                       train ten tiny checkpoints and analyze them, no network, three minutes
+  qkscope inspect STUDY              what a run would do and cost, before it does it
+  qkscope run STUDY                  capture and analyze; results in results/<study>/; goes on where it stopped
+  qkscope status RESULTS             how far a run is, and how long it will take
+  qkscope report RESULTS             draw the figures, their cards and the interactive page
+  qkscope compare RESULTS --with X   whether it reproduces published numbers or another run
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    parser = argparse.ArgumentParser(
+        prog="qkscope",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"qkscope {__version__}")
+    parser.set_defaults(command=None, debug=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (
+        _add_run,
+        _add_status,
+        _add_report,
+        _add_compare,
+        _add_inspect,
+        _add_plan,
+        _add_shard,
+        _add_capture,
+        _add_analyze,
+        _add_demo,
+    ):
+        add(commands)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, run: str, summary: str, description: str, epilog: str = ""
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
+    parser.set_defaults(command=_later(run))
+    return parser
+
+
+def _later(function: str) -> Callable[[argparse.Namespace], int]:
+    """Import the command's module only when it runs."""
+
+    def run(options: argparse.Namespace) -> int:
+        from qkscope.cli import commands
+
+        result: int = getattr(commands, function)(options)
+        return result
+
+    return run
+
+
+def _add_run(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "run",
+        "run",
+        "capture every checkpoint of a study and write its tables",
+        "Capture every checkpoint of a study and write qk.csv, qk_matched.csv, qk_windows.csv and provenance.json.\n"
+        "What is already there and still holds is used again: a run that was stopped or killed goes on where it was,\n"
+        "and running it twice costs nothing. The tables are the same bytes with any engine and number of workers.",
+        "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
+        "  qkscope run study.yaml --workers 8                  eight processes, one per GPU\n"
+        "  qkscope run study.yaml --engine ray --ray-address auto   on the Ray cluster of this machine",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    _add_capture_options(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code that lies with a checkpoint, which can then do anything you can do on this machine "
+        "(default: refuse such checkpoints); it is recorded in the provenance",
+    )
+
+
+def _add_capture_options(parser: argparse.ArgumentParser) -> None:
+    _add_trust(parser)
+    parser.add_argument(
+        "--evict",
+        action="store_true",
+        help="delete a checkpoint's files from the Hub cache once its moments are safe (ten 3B checkpoints are 60 GB)",
+    )
+    parser.add_argument(
+        "--vectors",
+        type=float,
+        nargs="?",
+        const=0.0,
+        metavar="RATE",
+        help="also keep raw vectors of this share of tokens, one parquet file per head, in <results>/vectors/ "
+        "(without RATE: one token in as many as a position bucket has)",
+    )
+    _add_skip_option(parser)
+    _add_engine_options(parser)
+
+
+def _add_skip_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--skip-bad-documents",
+        action="store_true",
+        help="leave out documents that make the model fail instead of stopping; they are listed in the provenance",
+    )
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--engine", default="local", metavar="NAME", help="local (default) or ray (pip install 'qkscope[ray]')"
+    )
+    where.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="local: so many processes, which share the GPUs and cores (default: 1, in this process); "
+        "ray: so many workers (default: as many as the cluster has room for)",
+    )
+    where.add_argument(
+        "--ray-address", metavar="ADDRESS", help="a running Ray cluster: auto, host:port or ray://host:port"
+    )
+    where.add_argument("--cpus-per-worker", type=float, metavar="N", help="ray: default 1 beside a GPU, else a node's")
+    where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _add_status(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "status",
+        "status",
+        "how far a run is: shards done, running, left, and the time left",
+        "Read from the results folder alone: works beside a run, after it died, and for shards that run elsewhere\n"
+        "on a shared disk.",
+        "example:\n  qkscope status results/smollm3",
+    )
+    parser.add_argument("results", metavar="RESULTS", help="the results folder of a started run")
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "plan",
+        "plan",
+        "the shards of a study as commands, for a batch system",
+        "Print one `qkscope shard` command per shard, in plan order; run them anywhere that sees the results folder,\n"
+        "in any order, with any number at a time, then `qkscope run` to make the tables.",
+        "examples:\n  qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml\n"
+        "  qkscope plan study.yaml --estimate --devices 8\n"
+        "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
+        "$SLURM_ARRAY_TASK_ID",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    parser.add_argument("--count", action="store_true", help="print only the number of shards")
+    parser.add_argument("--left", action="store_true", help="only shards that are not there yet")
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="instead: device hours, memory, disk, network and wall time on a cluster, and what limits it",
+    )
+    _add_trust(parser)
+    add_cluster_options(parser)
+
+
+def _add_shard(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "shard",
+        "shard",
+        "run exactly one shard of a study",
+        "Run one shard of the plan and write its moments; the last shard of a checkpoint also merges it.\n"
+        "A shard that is there already costs nothing. `qkscope plan` lists them, `qkscope run` makes the tables.",
+        "example:\n  qkscope shard study.yaml 12 --out results/smollm3",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    _add_skip_option(parser)
+    _add_trust(parser)
+
+
+def _add_report(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "report",
+        "report",
+        "draw the figures of a results folder, their cards, and the interactive page",
+        "Draw every figure that the tables allow into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
+        "README.md whose numbers and claims are computed from this study. Tables behind them go to RESULTS/tables/.\n"
+        "RESULTS/report.html is the interactive page: one file, opened by double click, without network.",
+        "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
+    )
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument("--no-figures", action="store_true", help="leave the figures alone; write tables and page only")
+    parser.add_argument("--no-page", action="store_true", help="do not write report.html")
+    parser.add_argument(
+        "--serve",
+        type=int,
+        nargs="?",
+        const=8737,
+        metavar="PORT",
+        help="then serve the folder on this machine only (127.0.0.1) and open the page (default port: 8737)",
+    )
+
+
+def _add_compare(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "compare",
+        "compare",
+        "whether results reproduce published numbers, or another results folder",
+        "Compare a results folder, number by number, with published values that ship with qkscope or with another\n"
+        "results folder (then also head by head). Writes a table, a picture and a card into RESULTS/comparison/.\n"
+        "Exit code 0: reproduced within the stated tolerances; 1: not; 2: nothing to compare.",
+        "examples:\n  qkscope compare results/smollm3_training_progress --with published:smollm3-3b\n"
+        "  qkscope compare results/today --with results/yesterday --tolerance 1e-4",
+    )
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument(
+        "--with", dest="reference", metavar="REFERENCE", required=True, help="published:NAME, or a results folder"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, metavar="X", help="largest difference that still counts as reproduced"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="where the comparison goes (default: RESULTS/comparison/<reference>)"
+    )
+
+
+def _add_capture(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "capture",
+        "capture",
+        "only the moments: run the models, no tables",
+        "Run the models of a study and write their moments, one file per checkpoint.\n"
+        "`qkscope analyze` makes the tables.",
+        "example:\n  qkscope capture study.yaml --checkpoint stage1-step-40000",
+    )
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint (may be repeated)"
+    )
+    _add_capture_options(parser)
+
+
+def _add_analyze(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "analyze",
+        "analyze",
+        "make the tables from moments, without any model",
+        "Make the tables again from moments on disk: a results folder with its study.yaml, or single moments files;\n"
+        "or make qk.csv from a dataset of raw vectors.\n"
+        "No model, no GPU, no documents are needed.",
+        "examples:\n  qkscope analyze results/demo\n"
+        "  qkscope analyze a.safetensors b.safetensors --window 1024 --out tables\n"
+        "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables",
+    )
+    parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
+    parser.add_argument(
+        "--vectors",
+        metavar="[NAME=]DIR|HUB_ID[@REV]",
+        action="append",
+        default=[],
+        help="a dataset of raw vectors (one folder l00h00q, l00h00k, ... per head) instead; may be repeated",
+    )
+    parser.add_argument(
+        "--group-size", type=int, metavar="N", help="query heads per key head, where a dataset of vectors leaves doubt"
+    )
+    parser.add_argument(
+        "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset of vectors lacks the last"
+    )
+    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
+    parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
+    parser.add_argument(
+        "--window", type=int, metavar="TOKENS", help="common window of qk_matched.csv (default: the shortest context)"
+    )
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "inspect",
+        "inspect",
+        "what a model's attention is, or what a study would do and cost",
+        "Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading\n"
+        "weights; or check a whole study and show its tokens, memory and disk before anything runs.",
+        "examples:\n  qkscope inspect HuggingFaceTB/SmolLM2-135M --context 8192 --documents 100\n"
+        "  qkscope inspect studies/smollm3_training_progress.yaml",
+    )
+    parser.add_argument("target", metavar="MODEL|STUDY", help="Hub id, model directory, .gguf file, or study file")
+    parser.add_argument("--revision", metavar="REV", help="the Hub revision of a model")
+    parser.add_argument(
+        "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
+    )
+    parser.add_argument("--documents", type=int, default=100, metavar="N", help="documents to cost (default: 100)")
+    _add_trust(parser)
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        "demo",
+        "the whole product in three minutes, without network",
+        "Train a small SmolLM3 on the sources of Python's standard library through pre-training stages and two\n"
+        "long-context phases, save ten checkpoints, and run the ordinary study on them.\n"
+        "Run again, it uses the checkpoints that are there.",
+        "examples:\n  qkscope demo\n  qkscope demo --steps 0.25 --out quick-demo",
+    )
+    parser.add_argument("--out", metavar="DIR", default="results/demo", help="results folder (default: results/demo)")
+    parser.add_argument(
+        "--steps", type=float, default=1.0, metavar="FACTOR", help="train so many times the usual steps (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and data order (default: 0)")
