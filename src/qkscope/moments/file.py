@@ -21,10 +21,10 @@ from qkscope.errors import MomentsFileError
 from qkscope.files import replacing
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import SecondMoments
+from qkscope.moments.second import Kind, SecondMoments
 
 if TYPE_CHECKING:
-    from qkscope.moments.moments import Kind, LayerMoments, Moments
+    from qkscope.moments.moments import LayerMoments, Moments
 
 SCHEMA = 1
 MAX_HEADER = 64 * 1024 * 1024  # bytes; a 1000-layer model's header is far below
