@@ -231,6 +231,10 @@ class Moments:
         whole._host = dict(moments)
         return whole
 
+    def settle(self) -> None:
+        """Move live sums to the host now, rather than at the first read-out."""
+        self._settled()
+
     # -- the two homes of the sums ------------------------------------------------------------------------
 
     def _settled(self) -> dict[int, LayerMoments]:
