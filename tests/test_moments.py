@@ -132,6 +132,76 @@ def test_low_precision_activations_are_summed_in_float64(dtype):
     assert_statistics(found, 0, q[:, 0].double().numpy().reshape(-1, 6), np.tile(np.arange(32.0), 2), tolerance=1e-11)
 
 
+def wide(rows, tokens, mean, width=64):
+    """Head-sized float32 vectors: spread 1, a drift of one spread over the tokens, a common mean."""
+    rng = np.random.default_rng(0)
+    x = mean + rng.normal(size=(rows, 4, tokens, width)) + np.arange(tokens)[:, None] / tokens
+    return torch.from_numpy(x.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0])
+def test_float32_products_lose_nothing_that_counts(monkeypatch, dtype, mean):
+    """1500 tokens in one bucket: products of 64 tokens, with several additions in float64."""
+    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    layout = Layout((0, 1500), groups=1)
+    q = wide(2, 1500, mean).to(dtype)
+    moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
+    moments.add(0, q, q)
+    found = moments.window(0, "q").statistics(layout.scale)
+    x, t = q[:, 0].double().numpy().reshape(-1, 64), np.tile(np.arange(1500.0), 2)
+    mean_x, cov, cov_t, _ = brute(x, t)
+    largest = cov.max()
+    np.testing.assert_allclose(found.mean_x[0], mean_x, atol=4e-7 * np.sqrt(largest), rtol=0)
+    np.testing.assert_allclose(found.cov_xx[0], cov, atol=2e-7 * largest, rtol=0)
+    np.testing.assert_allclose(found.cov_xt[0], cov_t, atol=4e-7 * np.abs(cov_t).max(), rtol=0)
+
+
+def test_the_first_tokens_are_multiplied_in_float64():
+    layout = Layout((0, 1024, 2048), groups=1)
+    q = wide(1, 2048, mean=10.0)
+    moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
+    moments.add(0, q, q)
+    found = moments.window(0, "q").statistics(layout.scale)
+    assert_statistics(found, 0, q[0, 0].double().numpy(), np.arange(2048.0))
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_products_are_float64_where_torch_may_round_float32(monkeypatch, precision):
+    """With TF32 or bfloat16 products allowed, float32 products would keep three digits."""
+    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    q = wide(2, 32, mean=100.0)
+    moments = Moments(LAYOUT, [LayerFacts(0, 4, 4, 64)])
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        moments.add(0, q, q)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    found = moments.window(0, "q").statistics(LAYOUT.scale)
+    assert_statistics(found, 0, q[:, 0].double().numpy().reshape(-1, 64), np.tile(np.arange(32.0), 2), tolerance=1e-11)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7])
+def test_any_width(width):
+    """Odd widths have unequal halves, width 1 an empty one."""
+    q, k = (x[..., :1].repeat(width, axis=-1) + 0.1 * np.arange(width) for x in vectors(2, 32))
+    q += 0.3 * np.random.default_rng(1).normal(size=q.shape)
+    moments = Moments(LAYOUT, [LayerFacts(0, 4, 2, width)])
+    moments.add(0, q, k)
+    found = moments.window(0, "q").statistics(LAYOUT.scale)
+    assert_statistics(found, 3, q[:, 3].reshape(-1, width), np.tile(np.arange(32.0), 2))
+
+
+def test_numbers_too_large_to_square_are_reported(monkeypatch):
+    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    q = wide(2, 32, mean=0.0)
+    bad = q.clone()
+    bad[1, 2, 9, 4] = 1e30
+    with pytest.raises(ActivationError, match=r"1\.0\d*e\+30 in a query of layer 0, head 2, position 9"):
+        Moments(LAYOUT, [LayerFacts(0, 4, 4, 64)]).add(0, bad, q)
+
+
 def same(a: Moments, b: Moments, tolerance=1e-11):
     for kind in ("q", "k"):
         for window in LAYOUT.edges[1:]:

@@ -64,8 +64,7 @@ def test_predicted_memory_is_what_the_live_sums_hold():
     held = sum(
         tensor.numel() * tensor.element_size()
         for live in moments._live.values()
-        for sums in live.values()
-        for tensor in (sums.x, sums.xu, sums.xx, sums.pivot)
+        for tensor in (live.pivot, *(part for of in (live._buckets, live._groups) for part in (of.lower, of.corner)))
     )
     assert held == predict_sizes(LAYOUT, LAYERS).memory
 

@@ -6,15 +6,22 @@ goes with position. One batched eigendecomposition per layer; nothing here sees 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from os import cpu_count
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from qkscope.moments.second import Statistics
 
 Array = NDArray[np.float64]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 WEAK_R_Q = 0.05  # below this r_q carries no usable sign, and r_k decides the orientation instead
 NO_VARIANCE = 1e-12  # of the pool's variance: what rounding leaves of a projection that does not vary
@@ -59,6 +66,18 @@ def head_components(q: Statistics, k: Statistics, components: int) -> HeadCompon
     )
 
 
+def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:
+    """`analyse` of each layer, on all cores: small eigenproblems share out well, but not within one of them."""
+    with _blas().limit(limits=1, user_api="blas"), ThreadPoolExecutor(cpu_count()) as pool:
+        return list(pool.map(analyse, layers))
+
+
+@lru_cache(maxsize=1)
+def _blas() -> ThreadpoolController:
+    """The loaded BLAS libraries; looking for them takes longer than a layer's eigenvectors."""
+    return ThreadpoolController()
+
+
 def _pooled(q: Statistics, k: Statistics) -> tuple[Array, Array]:
     """Covariance (heads, d, d) of queries and keys together about their common mean, and its trace."""
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -77,7 +96,7 @@ def _top_eigen(pool: Array, components: int) -> tuple[Array, Array]:
     vectors = np.full((heads, width, kept), np.nan)
     known = np.isfinite(pool).all(axis=(1, 2))
     if known.any():
-        with threadpool_limits(limits=1, user_api="blas"):  # threads only wait for each other at these sizes
+        with _blas().limit(limits=1, user_api="blas"):  # threads only wait for each other at these sizes
             rising, axes = np.linalg.eigh(pool[known])
         values[known] = np.maximum(rising[:, ::-1][:, :kept], 0.0)  # rounding can leave -1e-17
         vectors[known] = axes[:, :, ::-1][:, :, :kept]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analysis.heads import HeadSample, LayerChoice, choose_heads
-from qkscope.analysis.pca import HeadComponents, head_components
+from qkscope.analysis.pca import HeadComponents, head_components, over_layers
 from qkscope.analysis.schema import QK_COLUMNS
 from qkscope.errors import QkscopeWarning
 from qkscope.layers import LayerFacts
@@ -31,11 +31,12 @@ def qk_table(
     """One checkpoint's rows: every chosen head and component over the first `window` positions (all by default)."""
     chosen = choose_heads(moments.layers.values(), heads, layers)
     n_layers = int(moments.provenance.get("n_layers", max(moments.layers) + 1))
-    frames = []
-    for layer, of_layer in chosen.items():
-        found = layer_components(moments, layer, of_layer, window, components)
-        frames.append(layer_rows(moments.layers[layer], of_layer, found, n_layers))
-    table = pd.concat(frames, ignore_index=True)
+    moments.settle()  # before threads read it
+    found = over_layers(lambda layer: layer_components(moments, layer, chosen[layer], window, components), chosen)
+    table = join_layers(
+        layer_columns(moments.layers[layer], chosen[layer], each, n_layers)
+        for layer, each in zip(chosen, found, strict=True)
+    )
     table["model"] = model
     table["window"] = window or moments.layout.context
     warn_undefined(table, model)
@@ -69,31 +70,42 @@ def layer_components(
     return head_components(q.take(np.array(heads)), k.take(key_heads), components)
 
 
-def layer_rows(facts: LayerFacts, heads: Sequence[int], found: HeadComponents, n_layers: int) -> pd.DataFrame:
-    """One row per head and component of a layer, without the columns that are the same for a whole table."""
+def layer_columns(facts: LayerFacts, heads: Sequence[int], found: HeadComponents, n_layers: int) -> dict[str, Any]:
+    """One entry per head and component of a layer, without the columns that are the same for a whole table."""
     count = found.r_q.shape[1]
+    rows = len(heads) * count
     per_head = {
         "head": np.array(heads),
         "kv_head": np.array([facts.kv_head(head) for head in heads]),
         "n_q": found.n_q.astype(np.int64),
         "n_k": found.n_k.astype(np.int64),
     }
-    names = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "alpha", "beta")
-    columns: Mapping[str, Any] = {
-        **{name: np.repeat(values, count) for name, values in per_head.items()},
-        **{name: getattr(found, name).ravel() for name in names},
-        "pc": np.tile(np.arange(count), len(heads)),
+    per_layer = {
         "layer": facts.layer,
         "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
         "rotary": facts.rotary,
         "head_dim": facts.head_dim,
         "attention": facts.attention,
+        "rotary_dims": facts.rotary_dims,
+        "attention_window": facts.attention_window,
     }
-    rows = pd.DataFrame(columns)
+    names = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "alpha", "beta")
+    return {
+        **{name: np.repeat(values, count) for name, values in per_head.items()},
+        **{name: getattr(found, name).ravel() for name in names},
+        "pc": np.tile(np.arange(count), len(heads)),
+        **{name: [value] * rows for name, value in per_layer.items()},
+    }
+
+
+def join_layers(layers: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Layers' columns one below the other, as one table (made once: a table per layer costs more than its numbers)."""
+    parts = list(layers)
+    table = pd.DataFrame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
     for name in ("rotary_dims", "attention_window"):
-        rows[name] = pd.array([getattr(facts, name)] * len(rows), dtype="Int64")
-    return rows
+        table[name] = pd.array([value for part in parts for value in part[name]], dtype="Int64")
+    return table
 
 
 def warn_undefined(table: pd.DataFrame, model: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.analysis.qk_table import COMPONENTS, layer_components, layer_rows, warn_undefined
+from qkscope.analysis.qk_table import COMPONENTS, join_layers, layer_columns, layer_components, warn_undefined
 from qkscope.analysis.schema import QK_COLUMNS
 from qkscope.moments.moments import Moments
 from qkscope.vectors.read import Reading, layers_from_vectors, open_vectors
@@ -26,13 +26,13 @@ def table_from_vectors(
 ) -> pd.DataFrame:
     """One row per present query head and component, over the first `window` positions (all by default)."""
     found = open_vectors(folder, replace(reading, groups=1))  # groups only serve error bars
-    frames = []
+    layers = []
     for facts, sums in layers_from_vectors(found):
         moments = Moments.from_layers(found.layout, [facts], {facts.layer: sums}, {})
         heads = sorted(found.pairs[facts.layer])
         components_of = layer_components(moments, facts.layer, heads, window, components)
-        frames.append(layer_rows(facts, heads, components_of, found.n_layers))
-    table = pd.concat(frames, ignore_index=True)
+        layers.append(layer_columns(facts, heads, components_of, found.n_layers))
+    table = join_layers(layers)
     table["model"] = model
     table["window"] = window or found.layout.context
     warn_undefined(table, model)

@@ -33,10 +33,10 @@ from qkscope.moments.header import (
     read_header,
 )
 from qkscope.moments.header import SCHEMA as SCHEMA
-from qkscope.moments.second import SecondMoments
+from qkscope.moments.second import Kind, SecondMoments
 
 if TYPE_CHECKING:
-    from qkscope.moments.moments import Kind, LayerMoments, Moments
+    from qkscope.moments.moments import LayerMoments, Moments
 
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions

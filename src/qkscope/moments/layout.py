@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from qkscope.layers import whole_number
 
-PIECE_TOKENS = 4096  # tokens turned to float64 at once: bounds the tap's own memory, whatever the context
+PIECE_TOKENS = 2048  # tokens centred at once: bounds the tap's own memory, whatever the context
 PADDING = -1  # the position of a token that is not part of any document
 # Bounds of what a file may claim; a study is bounded far below (16M tokens, 1024 buckets, 256 groups).
 LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**31, 65_536, 65_536
@@ -75,6 +76,11 @@ class Layout:
         """Positions are summed as t / scale, to stay in [0, 1)."""
         return float(self.context)
 
+    @property
+    def middles(self) -> tuple[float, ...]:
+        """The middle position of each bucket: halves of integers, exact in any precision."""
+        return tuple((left + right - 1) / 2 for left, right in pairwise(self.edges))
+
     def windows(self) -> tuple[int, ...]:
         """The prefix windows that double from the first edge up to the whole context."""
         doubled = []
@@ -107,6 +113,12 @@ class Piece:
     buckets: slice
     group: int
     u: NDArray[np.float64]  # (buckets, rows × width): scaled positions
+    steps: NDArray[np.float32]  # the same in tokens, from the bucket's middle: exact and small
+
+    @cached_property
+    def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Σ1, Σu and Σu² per bucket."""
+        return np.full(len(self.u), float(self.u.shape[1])), self.u.sum(axis=1), (self.u**2).sum(axis=1)
 
 
 def place(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
@@ -138,9 +150,9 @@ def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> 
             end = min(bucket + per_piece, last)
             begin = start + (bucket - first) * width
             stop = begin + (end - bucket) * width
-            u = np.arange(begin, stop).reshape(end - bucket, 1, width) / layout.scale
-            u = np.repeat(u, len(rows), axis=1).reshape(end - bucket, -1)
-            yield Piece(rows, slice(begin, stop), slice(bucket, end), group, u)
+            of_row = np.arange(begin, stop).reshape(end - bucket, 1, width)
+            t = np.repeat(of_row, len(rows), axis=1).reshape(end - bucket, -1)
+            yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
 
 
 def _runs(layout: Layout, length: int) -> Iterator[tuple[int, int, int, int]]:
@@ -172,5 +184,16 @@ def _scattered_pieces(layout: Layout, row: int, positions: NDArray[np.int64], gr
         tokens = kept[buckets == bucket]
         for begin in range(0, len(tokens), PIECE_TOKENS):
             part = tokens[begin : begin + PIECE_TOKENS]
-            u = positions[part][None] / layout.scale
-            yield Piece([row], part, slice(int(bucket), int(bucket) + 1), group, u)
+            yield _piece(layout, [row], part, slice(int(bucket), int(bucket) + 1), group, positions[part][None])
+
+
+def _piece(
+    layout: Layout,
+    rows: list[int],
+    tokens: slice | NDArray[np.intp],
+    buckets: slice,
+    group: int,
+    t: NDArray[np.int64],
+) -> Piece:
+    middles = np.array(layout.middles[buckets])[:, None]
+    return Piece(rows, tokens, buckets, group, t / layout.scale, (t - middles).astype(np.float32))

@@ -1,102 +1,246 @@
 """Running sums on the device where a layer runs; they move to the host once, at the end.
 
-Products are float64: exact to rounding for float32 and bfloat16 activations, and the sums stay exact over any
-number of tokens. The pivot is the mean of the first tokens seen, so that what is squared is the spread.
+One layer's queries and keys go through the same few calls: subtract the pivot into a workspace that also holds a
+column of ones and one of positions, multiply, add to the sums. What is kept is float64. So are the products of a
+layer's first FLOAT64_TOKENS tokens; later ones of float32 (or half-precision) activations are float32 over at most
+BLOCK_TOKENS tokens each. Products stay float64 for float64 activations, for heads so narrow that it costs nothing, and
+where torch is allowed to round float32 products to fewer bits. The pivot is near the mean of the first tokens
+seen, so that what is squared is the spread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qkscope.moments.layout import Layout, Piece
-from qkscope.moments.second import SecondMoments, triangle
+from qkscope.moments.second import Kind, SecondMoments, triangle
+
+# The rounding that float32 products leave in a covariance goes as block / sqrt(tokens): a layer's first tokens are
+# multiplied in float64, so small captures are exact, and by the time float32 takes over there is enough to average.
+FLOAT64_TOKENS = 4096
+BLOCK_TOKENS = 64  # tokens in one float32 product
+BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
+NARROW = 32  # below this width BLAS has other, less exact kernels for tiny matrices
 
 
 class NonFinite(Exception):
-    """A NaN or infinite activation, at (row, head, token) of the tensor that was added."""
+    """A NaN or infinite activation, at (kind, row, head, token) of the tensors that were added."""
 
-    def __init__(self, row: int, head: int, token: int, value: float) -> None:
-        super().__init__(f"{value} in row {row}, head {head}, token {token}")
-        self.row, self.head, self.token, self.value = row, head, token, value
+    def __init__(self, kind: str, row: int, head: int, token: int, value: float) -> None:
+        super().__init__(f"{value} in {kind} row {row}, head {head}, token {token}")
+        self.kind, self.row, self.head, self.token, self.value = kind, row, head, token, value
+
+
+class Workspace:
+    """Buffers that every layer uses in turn: fresh ones would cost as much as the products (page by page)."""
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+        self._filled: tuple[Piece, Tensor] | None = None
+
+    def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A contiguous tensor of `shape`; what it holds is whatever was left there."""
+        key, size = (name, like.device, like.dtype), int(np.prod(shape))
+        flat = self._flat.get(key)
+        if flat is None or flat.numel() < size:
+            flat = self._flat[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return flat[:size].view(*shape)
+
+    def vectors(self, piece: Piece, heads: int, width: int, like: Tensor) -> Tensor:
+        """(heads, buckets, tokens, width + 2) with the last two columns, ones and positions, filled in."""
+        buckets, tokens = piece.steps.shape
+        columns = self.buffer("vectors", (heads, buckets, tokens, width + 2), like)
+        # All layers of a batch bring the same pieces, mostly one: then the columns are still there.
+        if self._filled is None or self._filled[0] is not piece or not self._filled[1].is_set_to(columns):
+            columns[..., width] = 1.0
+            columns[..., width + 1] = torch.from_numpy(piece.steps).to(like.device)
+            self._filled = (piece, columns)
+        return columns
 
 
 class LiveSums:
-    """Sums of one kind (queries or keys) of one layer, per bucket and per group."""
+    """Sums of one layer's queries and keys, per bucket and per group.
 
-    def __init__(self, layout: Layout, heads: int, width: int, device: torch.device) -> None:
-        # Cells 0 … buckets-1 are the buckets, the rest are the groups: one array, one move to the host.
-        self.cells = layout.buckets + layout.groups
-        self._buckets = layout.buckets
+    With x = [a | b] in halves, the symmetric Σxxᵀ is kept as Σbxᵀ and Σaaᵀ: three quarters of the work and memory. The
+    rows of Σbxᵀ are followed by Σx and Σxs, where s counts positions from the bucket's middle (for a group: from 0).
+    """
+
+    def __init__(self, layout: Layout, heads: Mapping[Kind, int], width: int, device: torch.device) -> None:
+        self._layout = layout
+        self._heads = dict(heads)  # "q" and "k", in the order in which they lie in the sums
+        self.width, self.half = width, width // 2
         # Apple's GPUs have no float64; the sums then live on the host.
         self.device = torch.device("cpu") if device.type == "mps" else device
         self.pivot: Tensor | None = None
-        self.x = torch.zeros(heads, self.cells, width, dtype=torch.float64, device=self.device)
-        self.xu = torch.zeros(heads, self.cells, width, dtype=torch.float64, device=self.device)
-        self.xx = torch.zeros(heads, self.cells, width, width, dtype=torch.float64, device=self.device)
-        # Positions are known on the host and the same for all heads.
-        self.n, self.u, self.uu = np.zeros(self.cells), np.zeros(self.cells), np.zeros(self.cells)
+        count, lower = sum(heads.values()), (width - self.half + 2, width)
+        self._buckets = _Cells(count, layout.buckets, lower, self.half, self.device)
+        self._groups = _Cells(count, layout.groups, lower, self.half, self.device)
+        self._middles = torch.tensor(layout.middles, dtype=torch.float64, device=self.device)
 
-    def add(self, vectors: Tensor, pieces: Sequence[Piece]) -> None:
-        """Add (rows, heads, tokens, width) as placed; raises NonFinite before anything of the piece is added."""
+    @property
+    def tokens(self) -> int:
+        """Tokens added so far."""
+        return int(self._buckets.n.sum())
+
+    def add(self, vectors: Mapping[Kind, Tensor], pieces: Sequence[Piece], workspace: Workspace) -> None:
+        """Add (rows, heads, tokens, width) of each kind as placed; raises NonFinite before anything bad is added."""
         for piece in pieces:
-            x = self._centred(vectors, piece)  # (heads, buckets, tokens, width)
-            u = torch.from_numpy(piece.u).to(self.device)[None, :, None, :]  # (1, buckets, 1, tokens)
-            total = x.sum(dim=2)
-            if not bool(torch.isfinite(total).all()):
-                raise _locate(vectors, piece)
-            self._accumulate(piece, total, (u @ x).squeeze(2), x.transpose(2, 3) @ x)
+            columns = self._centred(vectors, piece, workspace)
+            heads, buckets, tokens, _ = columns.shape
+            columns = columns.view(heads * buckets, tokens, -1)
+            at_once = tokens if columns.dtype == torch.float64 else BLOCK_TOKENS * BLOCKS_IN_FLOAT32
+            for start in range(0, tokens, at_once):
+                lower, corner = self._products(columns[:, start : start + at_once], workspace)
+                apart = (part.view(heads, buckets, *part.shape[1:]) for part in (lower, corner))
+                self._accumulate(vectors, piece, *apart)
+            self._buckets.count(piece.buckets, piece.counts)
+            self._groups.count(slice(piece.group, piece.group + 1), [part.sum() for part in piece.counts])
 
-    def _centred(self, vectors: Tensor, piece: Piece) -> Tensor:
-        heads, width = vectors.shape[1], vectors.shape[3]
-        rows = _rows(vectors, piece.rows)
-        tokens = piece.tokens if isinstance(piece.tokens, slice) else torch.from_numpy(piece.tokens)
-        buckets = piece.buckets.stop - piece.buckets.start
-        chosen = rows[:, :, tokens].to(self.device)
-        x = chosen.reshape(len(piece.rows), heads, buckets, -1, width).permute(1, 2, 0, 3, 4)
+    def _centred(self, vectors: Mapping[Kind, Tensor], piece: Piece, workspace: Workspace) -> Tensor:
+        """(heads of all kinds, buckets, tokens, width + 2): vectors about the pivot, ones, positions."""
+        chosen = [_chosen(vectors[kind], piece).to(self.device) for kind in self._heads]
+        dtype = self._product_dtype(chosen[0].dtype)
         if self.pivot is None:
-            mean = x.to(torch.float64).mean(dim=(1, 2, 3))
-            self.pivot = torch.where(torch.isfinite(mean), mean, 0.0)
-        # float32 - float64 promotes inside the one pass that also makes the copy contiguous.
-        return (x - self.pivot[:, None, None, None, :]).reshape(heads, buckets, -1, width)
+            self.pivot = torch.cat([_pivot(x) for x in chosen])
+        pivot = self.pivot.to(dtype)[:, None, None, None, :]
+        columns = workspace.vectors(piece, len(pivot), self.width, pivot)
+        first = 0
+        for x in chosen:
+            last = first + len(x)
+            target = columns[first:last].view(*x.shape[:4], -1)[..., : self.width]
+            torch.sub(x, pivot[first:last], out=target)  # one pass: promotes, centres and lays out for the products
+            first = last
+        return columns
 
-    def _accumulate(self, piece: Piece, x: Tensor, xu: Tensor, xx: Tensor) -> None:
-        group = self._buckets + piece.group
-        for target, part in ((self.x, x), (self.xu, xu), (self.xx, xx)):
-            target[:, piece.buckets] += part
-            target[:, group] += part.sum(dim=1)
-        for known, each in ((self.n, np.ones_like(piece.u)), (self.u, piece.u), (self.uu, piece.u**2)):
-            known[piece.buckets] += each.sum(axis=1)
-            known[group] += each.sum()
+    def _product_dtype(self, activations: torch.dtype) -> torch.dtype:
+        exact = activations == torch.float64 or self.width < NARROW or self.tokens < FLOAT64_TOKENS
+        exact = exact or torch.get_float32_matmul_precision() != "highest"
+        return torch.float64 if exact else torch.float32
 
-    def to_host(self) -> tuple[SecondMoments, SecondMoments]:
-        """(per bucket, per group) as numpy, packed."""
+    def _products(self, columns: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+        """Σ[b, 1, s]xᵀ and Σaaᵀ of (cells, tokens, [a | b | 1 | s]), block by block."""
+        cells, tokens, _ = columns.shape
+        x, a, rest = columns[..., : self.width], columns[..., : self.half], columns[..., self.half :]
+        lower = workspace.buffer("lower", (cells, rest.shape[2], self.width), columns)
+        corner = workspace.buffer("corner", (cells, self.half, self.half), columns)
+        block = tokens if columns.dtype == torch.float64 else BLOCK_TOKENS
+        for start in range(0, tokens, block):
+            here = slice(start, start + block)
+            for left, right, product in ((rest, x, lower), (a, a, corner)):
+                transposed = left[:, here].transpose(1, 2)
+                if start == 0:
+                    torch.bmm(transposed, right[:, here], out=product)
+                else:
+                    torch.baddbmm(product, transposed, right[:, here], out=product)
+        return lower, corner
+
+    def _accumulate(self, vectors: Mapping[Kind, Tensor], piece: Piece, lower: Tensor, corner: Tensor) -> None:
+        in_group = lower.sum(dim=1), corner.sum(dim=1)
+        if not all(bool(torch.isfinite(part.sum())) for part in in_group):
+            raise _locate(vectors, piece)
+        self._buckets.lower[:, piece.buckets] += lower
+        self._buckets.corner[:, piece.buckets] += corner
+        self._groups.lower[:, piece.group] += in_group[0]
+        self._groups.corner[:, piece.group] += in_group[1]
+        self._groups.lower[:, piece.group, -1] += self._middles[piece.buckets] @ lower[:, :, -2].to(torch.float64)
+
+    def to_host(self) -> dict[Kind, tuple[SecondMoments, SecondMoments]]:
+        """For each kind (per bucket, per group) as numpy, packed."""
         if self.pivot is None:
             raise ValueError("nothing was added")
-        heads, _, width = self.x.shape
-        rows, columns = (torch.from_numpy(index).to(self.device) for index in triangle(width))
-        arrays = [part.cpu().numpy() for part in (self.x, self.xu, self.xx[:, :, rows, columns])]
-        known = [np.broadcast_to(part, (heads, self.cells)) for part in (self.n, self.u, self.uu)]
-        pivot = self.pivot.cpu().numpy()
-        every = [*known, *arrays]
-        return (
-            SecondMoments(pivot, *(np.ascontiguousarray(part[:, : self._buckets]) for part in every)),
-            SecondMoments(pivot, *(np.ascontiguousarray(part[:, self._buckets :]) for part in every)),
-        )
+        pivot, middles = self.pivot.cpu().numpy(), self._middles.cpu().numpy()
+        found: dict[Kind, tuple[SecondMoments, SecondMoments]] = {}
+        first = 0
+        for kind, count in self._heads.items():
+            heads = slice(first, first + count)
+            found[kind] = (
+                self._buckets.packed(heads, pivot[heads], middles, self._layout.scale),
+                self._groups.packed(heads, pivot[heads], np.zeros(self._layout.groups), self._layout.scale),
+            )
+            first += count
+        return found
 
 
-def _rows(vectors: Tensor, rows: list[int]) -> Tensor:
-    """The chosen rows, as a view wherever possible: a padded or sampled batch asks once per row and bucket."""
-    if len(rows) == vectors.shape[0]:
-        return vectors
-    return vectors[rows[0] : rows[0] + 1] if len(rows) == 1 else vectors[rows]
+class _Cells:
+    """The sums of buckets or of groups: (heads, cells, ...)."""
+
+    def __init__(self, heads: int, cells: int, lower: tuple[int, int], half: int, device: torch.device) -> None:
+        self.lower = torch.zeros(heads, cells, *lower, dtype=torch.float64, device=device)
+        self.corner = torch.zeros(heads, cells, half, half, dtype=torch.float64, device=device)
+        # Positions are known on the host and the same for all heads.
+        self.n, self.u, self.uu = np.zeros(cells), np.zeros(cells), np.zeros(cells)
+
+    def count(self, cells: slice, counts: Sequence[NDArray[np.float64]]) -> None:
+        for known, part in zip((self.n, self.u, self.uu), counts, strict=True):
+            known[cells] += part
+
+    def packed(
+        self, heads: slice, pivot: NDArray[np.float64], middles: NDArray[np.float64], scale: float
+    ) -> SecondMoments:
+        width, half = pivot.shape[1], self.corner.shape[2]
+        lower, corner = self.lower[heads].cpu().numpy(), self.corner[heads].cpu().numpy()
+        x, xs = lower[:, :, -2].copy(), lower[:, :, -1]
+        xu = (middles[:, None] * x + xs) / scale
+        xx = np.empty((*x.shape[:2], width * (width + 1) // 2))
+        in_corner, of_corner, in_lower, of_lower = _places(width, half)
+        xx[:, :, in_corner] = corner.reshape(*x.shape[:2], -1)[:, :, of_corner]
+        xx[:, :, in_lower] = lower.reshape(*x.shape[:2], -1)[:, :, of_lower]
+        n, u, uu = (np.repeat(part[None], len(pivot), axis=0) for part in (self.n, self.u, self.uu))
+        return SecondMoments(pivot, n, u, uu, x, xu, xx)
 
 
-def _locate(vectors: Tensor, piece: Piece) -> NonFinite:
-    tokens = np.arange(vectors.shape[2])[piece.tokens]
-    chosen = vectors[piece.rows][:, :, torch.from_numpy(tokens)]
-    row, head, token, width = (int(i) for i in (~torch.isfinite(chosen)).nonzero()[0])
-    return NonFinite(piece.rows[row], head, int(tokens[token]), float(chosen[row, head, token, width]))
+@lru_cache(maxsize=16)
+def _places(width: int, half: int) -> tuple[NDArray[np.intp], ...]:
+    """Where entries of the packed triangle are in Σaaᵀ and in Σbxᵀ: (packed, flat) indices of each."""
+    rows, columns = triangle(width)
+    corner = columns < half  # row <= column, so both are in the first half
+    (in_corner,), (in_lower,) = np.nonzero(corner), np.nonzero(~corner)
+    of_corner = rows[corner] * half + columns[corner]
+    of_lower = (columns[~corner] - half) * width + rows[~corner]
+    return in_corner, of_corner, in_lower, of_lower
+
+
+def _pivot(x: Tensor) -> Tensor:
+    """The mean of (heads, buckets, rows, tokens, width), to within half a standard deviation.
+
+    A pivot of few bits leaves the vectors on the grid of their own precision: subtracting it rounds almost nothing
+    away, and products of half-precision vectors about it need little rounding either.
+    """
+    deviation, mean = torch.std_mean(x.to(torch.float64), dim=(1, 2, 3), correction=0)
+    grid = torch.exp2(torch.floor(torch.log2(deviation)))
+    coarse = torch.where(grid > 0, torch.round(mean / grid) * grid, mean)
+    return torch.where(torch.isfinite(coarse), coarse, 0.0).to(torch.float32).to(torch.float64)
+
+
+def _chosen(vectors: Tensor, piece: Piece) -> Tensor:
+    """The piece's vectors as (heads, buckets, rows, tokens, width), a view wherever its tokens are a slice."""
+    rows = vectors
+    if len(piece.rows) != vectors.shape[0]:
+        rows = vectors[piece.rows[0] : piece.rows[0] + 1] if len(piece.rows) == 1 else vectors[piece.rows]
+    tokens = piece.tokens if isinstance(piece.tokens, slice) else torch.from_numpy(piece.tokens)
+    count, heads, width = rows.shape[0], rows.shape[1], rows.shape[3]
+    return rows[:, :, tokens].view(count, heads, len(piece.u), -1, width).permute(1, 2, 0, 3, 4)
+
+
+def _locate(vectors: Mapping[Kind, Tensor], piece: Piece) -> NonFinite:
+    """The first NaN or infinity, or where all are finite the largest number: its square is not."""
+    tokens = np.arange(next(iter(vectors.values())).shape[2])[piece.tokens]
+    largest: NonFinite | None = None
+    for kind, of_kind in vectors.items():
+        chosen = of_kind[piece.rows][:, :, torch.from_numpy(tokens)]
+        bad = (~torch.isfinite(chosen)).nonzero()
+        place = bad[0] if len(bad) else torch.stack(torch.unravel_index(chosen.abs().argmax(), chosen.shape))
+        row, head, token, width = (int(i) for i in place)
+        found = NonFinite(kind, piece.rows[row], head, int(tokens[token]), float(chosen[row, head, token, width]))
+        if len(bad):
+            return found
+        if largest is None or abs(found.value) > abs(largest.value):
+            largest = found
+    assert largest is not None  # there are two kinds
+    return largest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,16 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, Piece, place
-from qkscope.moments.second import SecondMoments
+from qkscope.moments.second import Kind, SecondMoments
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from qkscope.moments.live import LiveSums
+    from qkscope.moments.live import LiveSums, Workspace
 
-Kind = Literal["q", "k"]
 KINDS: tuple[Kind, Kind] = ("q", "k")
 
 
@@ -53,7 +52,8 @@ class Moments:
         self.layers = {facts.layer: facts for facts in sorted(layers, key=lambda facts: facts.layer)}
         self.provenance: dict[str, Any] = dict(provenance or {})
         self._host: dict[int, LayerMoments] = {}
-        self._live: dict[int, dict[Kind, LiveSums]] = {}
+        self._live: dict[int, LiveSums] = {}
+        self._workspace: Workspace | None = None
         self._placed: tuple[Any, list[Piece]] | None = None
         self._broken: str | None = None
 
@@ -78,37 +78,33 @@ class Moments:
         vectors: dict[Kind, Tensor] = {"q": _tensor(queries), "k": _tensor(keys)}
         self._check_shapes(facts, vectors)
         pieces = self._pieces(vectors["q"].shape[0], vectors["q"].shape[2], positions, groups)
-        live = self._live.get(layer) or self._start_layer(facts, vectors)
-        for kind in KINDS:
-            self._add_kind(live[kind], kind, layer, vectors[kind], pieces, positions)
+        self._add_pieces(self._live.get(layer) or self._start_layer(facts, vectors), layer, vectors, pieces, positions)
 
-    def _add_kind(
+    def _add_pieces(
         self,
         live: LiveSums,
-        kind: Kind,
         layer: int,
-        vectors: Tensor,
+        vectors: Mapping[Kind, Tensor],
         pieces: list[Piece],
         positions: ArrayLike | None,
     ) -> None:
-        from qkscope.moments.live import NonFinite
+        from qkscope.moments.live import NonFinite, Workspace
 
+        self._workspace = self._workspace or Workspace()
         try:
-            live.add(vectors, pieces)
+            live.add(vectors, pieces, self._workspace)
         except NonFinite as bad:
             position = bad.token if positions is None else _row_positions(positions, bad.row)[bad.token]
-            name = "query" if kind == "q" else "key"
+            name = "query" if bad.kind == "q" else "key"
             self._broken = f"layer {layer} {name} head {bad.head} had a non-finite value"
             raise NonFiniteActivation(layer, name, bad.head, bad.row, int(position), bad.value) from None
 
-    def _start_layer(self, facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> dict[Kind, LiveSums]:
+    def _start_layer(self, facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> LiveSums:
         from qkscope.moments.live import LiveSums
 
-        started = {
-            kind: LiveSums(self.layout, vectors[kind].shape[1], facts.head_dim, vectors[kind].device) for kind in KINDS
-        }
-        self._live[facts.layer] = started
-        return started
+        heads = {kind: vectors[kind].shape[1] for kind in KINDS}
+        self._live[facts.layer] = LiveSums(self.layout, heads, facts.head_dim, vectors["q"].device)
+        return self._live[facts.layer]
 
     def _pieces(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> list[Piece]:
         of_rows = [groups] * rows if isinstance(groups, int) else list(groups)
@@ -183,8 +179,13 @@ class Moments:
 
     def tokens(self) -> dict[int, int]:
         """Tokens summed per layer; a whole capture has the same number in each."""
-        settled = self._settled()
-        return {layer: int(settled[layer].buckets["q"].n[0].sum()) if layer in settled else 0 for layer in self.layers}
+        self._require_whole()
+        counts = dict.fromkeys(self.layers, 0)
+        for layer, held in self._host.items():
+            counts[layer] += int(held.buckets["q"].n[0].sum())
+        for layer, live in self._live.items():  # counted where they are: the sums need not move for that
+            counts[layer] += live.tokens
+        return counts
 
     def require_complete(self) -> int:
         """The tokens per layer, after checking that all layers saw the same ones (a sample draws per layer)."""
@@ -230,16 +231,21 @@ class Moments:
         whole._host = dict(moments)
         return whole
 
+    def settle(self) -> None:
+        """Move live sums to the host now, rather than at the first read-out."""
+        self._settled()
+
     # -- the two homes of the sums ------------------------------------------------------------------------
 
     def _settled(self) -> dict[int, LayerMoments]:
         """Move live sums to the host, once."""
         self._require_whole()
         for layer, live in self._live.items():
-            parts = {kind: live[kind].to_host() for kind in KINDS}
+            parts = live.to_host()
             moved = LayerMoments({k: parts[k][0] for k in KINDS}, {k: parts[k][1] for k in KINDS})
             self._host[layer] = self._host[layer] + moved if layer in self._host else moved
         self._live.clear()
+        self._workspace = None
         return self._host
 
     def _layer(self, layer: int) -> LayerMoments:

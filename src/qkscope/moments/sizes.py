@@ -24,9 +24,9 @@ def predict_sizes(layout: Layout, layers: Iterable[LayerFacts]) -> Sizes:
     memory = file = 0
     for facts in layers:
         heads, width = facts.q_heads + facts.kv_heads, facts.head_dim
-        square, packed = width * width, width * (width + 1) // 2
+        half, packed = width // 2, width * (width + 1) // 2
         cells = layout.buckets + layout.groups
-        memory += heads * FLOAT64 * (cells * (square + 2 * width) + width)
+        memory += heads * FLOAT64 * (cells * ((width - half + 2) * width + half * half) + width)
         per_bucket = FLOAT64 * (packed + 2 * width + 3)
         per_group = FLOAT32 * (packed + 2 * width) + FLOAT64 * 3
         file += heads * (layout.buckets * per_bucket + layout.groups * per_group + FLOAT64 * width)

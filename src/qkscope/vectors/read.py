@@ -19,8 +19,8 @@ import numpy as np
 from qkscope.errors import QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, bucket_edges, place
-from qkscope.moments.moments import KINDS, Kind, LayerMoments, Moments
-from qkscope.moments.second import SecondMoments
+from qkscope.moments.moments import KINDS, LayerMoments, Moments
+from qkscope.moments.second import Kind, SecondMoments
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import HeadName, VectorFolders, find_vectors
 from qkscope.vectors.pairing import GroupSize, infer_group_size, pair_heads, size_of_layer
@@ -194,20 +194,22 @@ def _sum_head(scan: HeadScan, layout: Layout) -> tuple[SecondMoments, SecondMome
     """One head's sums (per bucket, per group), batch by batch."""
     import torch
 
-    from qkscope.moments.live import LiveSums
+    from qkscope.moments.live import LiveSums, Workspace
 
-    live = LiveSums(layout, 1, scan.width, torch.device("cpu"))
+    kind: Kind = scan.name.kind
+    live, workspace = LiveSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Workspace()
     for batch in vector_batches(scan):
         of_row = batch.example_id % layout.groups
         for group in np.unique(of_row):
             rows = np.flatnonzero(of_row == group)
-            vectors = torch.from_numpy(batch.vectors[rows])[None, None]  # (1 row, 1 head, tokens, width)
-            live.add(vectors, place(layout, batch.position[rows][None], [int(group)]))
+            # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
+            vectors = torch.from_numpy(batch.vectors[rows]).to(torch.float64)[None, None]
+            live.add({kind: vectors}, place(layout, batch.position[rows][None], [int(group)]), workspace)
     if live.pivot is None:
         raise VectorsError(
             f"{scan.files[0].parent}: all its positions are below skip_positions {layout.skip_positions}"
         )
-    return live.to_host()
+    return live.to_host()[kind]
 
 
 def _stacked(of_head: Mapping[int, SecondMoments], count: int) -> SecondMoments:
