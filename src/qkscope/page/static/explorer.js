@@ -181,7 +181,7 @@ export function explorer(app) {
   store.subscribe((changed) => changed.has("brush") && (clear.hidden = !store.state.brush));
   clear.hidden = true;
   app.motion.onFrame = () => {
-    if (view.seen) view.draw();
+    if (view.seen && view.width >= 40) view.paint();
     else view.stale = true;
   };
   return view;

@@ -25,7 +25,7 @@ export function initialState(data) {
     component: 0,
     reading: "own",
     measure: "category",
-    trail: "3",
+    trail: data.nHeads > 1000 ? "0" : "3", // thousands of trails are a haze
     head: null,
     hover: null,
     playing: false,

@@ -13,7 +13,7 @@ export class View {
   // spec: id, title, about (text), surface ("svg" | "canvas"), uses (keys of the state), height(width), draw(g) -> hits,
   // label() for screen readers, table(), card (name of its card), options (nodes), attach(view) for own interaction
   constructor(app, spec) {
-    Object.assign(this, { app, spec, hits: [], seen: false, stale: true, width: 0 });
+    Object.assign(this, { app, spec, hits: [], seen: false, stale: true, width: 0, height: 0 });
     this.surface = spec.surface === "canvas" ? element("canvas") : svgElement("svg");
     this.surface.setAttribute("class", "surface");
     if (!spec.attach) this.surface.setAttribute("role", "img");
@@ -59,10 +59,9 @@ export class View {
   // Take the room that the drawing will need, so that nothing moves when it comes into view.
   reserve() {
     this.width = this.holder.clientWidth;
-    const height = this.spec.height(this.width, this.app);
-    this.surface.style.height = `${height}px`;
+    this.height = this.spec.height(this.width, this.app);
+    this.surface.style.height = `${this.height}px`;
     this.note.textContent = this.spec.note ? this.spec.note(this.app) : "";
-    return height;
   }
 
   // Draw in the next frame; what cannot be seen waits until it can.
@@ -78,12 +77,17 @@ export class View {
 
   draw() {
     const { spec, app } = this;
-    const height = this.reserve();
+    this.reserve();
     if (this.width < 40) return;
-    const g = { pen: this.#pen(this.width, height), width: this.width, height, theme: app.theme(), app, still: false };
-    this.hits = spec.draw(g) ?? [];
+    this.paint();
     this.stale = false;
     if (spec.label) this.surface.setAttribute("aria-label", spec.label(app));
+  }
+
+  // Only the drawing: what a moving picture does many times a second.
+  paint() {
+    const { spec, app, width, height } = this;
+    this.hits = spec.draw({ pen: this.#pen(width, height), width, height, theme: app.theme(), app, still: false }) ?? [];
   }
 
   #pen(width, height) {
