@@ -219,7 +219,7 @@ For L layers, h query and g key heads of width d, context T, n documents, B buck
 | matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, of routed experts those a token visits |
 | attention | 4 · h · d · (pairs the mask allows) FLOPs per layer and document; full causal: T(T+1)/2 pairs |
 | sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token, in float64: an upper bound |
-| sums, memory | 8 · (h + g) · ((B + G) · (d² + 2d) + d) bytes per layer, whatever the number of tokens |
+| sums, memory | 8 · (h + g) · ((B + G) · (¾d² + 2d) + d) bytes per layer, whatever the number of tokens |
 | moments file | (h + g) · (B · 8 · (s + 3) + G · (4s + 24) + 8d) bytes per layer, s = d(d+1)/2 + 2d; and a header |
 | disk at most | all moments files, shard files of as many checkpoints as there are workers, tables, downloads |
 | downloads | each checkpoint once; with `--evict` they stay only while they are needed |

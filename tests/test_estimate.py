@@ -94,8 +94,9 @@ def test_flops_by_hand():
 
 
 def test_bytes_by_hand():
-    # Memory: 3 heads x 8 bytes x (2 buckets + 1 group) x (16 + 8), and 4 for the pivot: 1824 per layer.
-    assert work().sizes.memory == 2 * 3 * 8 * (3 * 24 + 4) == 3648
+    # Memory: 3 heads x 8 bytes x (2 buckets + 1 group) x 20, and 4 for the pivot: 1536 per layer. The 20: of the 4 x 4
+    # products the lower half (2 x 4) and the upper left corner (2 x 2), and two rows of 4 for sums.
+    assert work().sizes.memory == 2 * 3 * 8 * (3 * 20 + 4) == 3072
     # File: 10 + 8 + 3 numbers of 8 bytes per bucket; 18 of 4 and 3 of 8 per group; 4 of 8 for the pivot.
     assert work().sizes.file == 2 * 3 * (2 * 168 + 96 + 32) == 2784
     one, two = device_memory(work(), 1), device_memory(work(), 2)
@@ -241,8 +242,14 @@ def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
     layout = Layout(bucket_edges(LENGTH, 4), 2)
     batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 1, 0], list("abc"), [0, 1, 2])
     collect_moments(model, [batch], layout)
-    tensors = [value for sums in made for value in vars(sums).values() if isinstance(value, torch.Tensor)]
-    assert len(made) == 2 * 4
+    parts = [part for sums in made for part in (sums, sums._buckets, sums._groups)]
+    tensors = [
+        value
+        for part in parts
+        for name, value in vars(part).items()
+        if isinstance(value, torch.Tensor) and name != "_middles"  # a number per bucket, the same for all heads
+    ]
+    assert len(made) == 4
     planned = real_work(model, layout=layout)
     assert device_memory(planned, 1).sums == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

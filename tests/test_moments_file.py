@@ -1,5 +1,6 @@
 """Moments on disk: what is written is read, and anything damaged, foreign or old is refused by name."""
 
+import errno
 import json
 import struct
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from qkscope.errors import MomentsFileError
+from qkscope.errors import MomentsFileError, StorageError
 from qkscope.layers import LayerFacts
 from qkscope.moments.file import _checksum, read_provenance
 from qkscope.moments.layout import Layout, bucket_edges
@@ -140,10 +141,10 @@ def test_an_unfinished_write_leaves_the_old_file(path, monkeypatch):
     before = path.read_bytes()
 
     def fail(*_, **__):
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("safetensors.numpy.save_file", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StorageError, match="No space left"):
         example().save(path)
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ["a.safetensors"]

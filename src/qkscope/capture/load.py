@@ -85,6 +85,13 @@ def _require_safe_hub_index(source: ModelSource) -> None:
         require_safe_index(Path(found))
 
 
+def find_custom_code() -> None:
+    """Let configs of checkpoints with their own code be unpacked in this process; runs none of it."""
+    from transformers.dynamic_module_utils import init_hf_modules
+
+    init_hf_modules()
+
+
 def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
     """The tokenizer, without a length limit of its own (the study sets the context), and its pinned source."""
     from transformers import AutoTokenizer

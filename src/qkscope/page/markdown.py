@@ -5,6 +5,7 @@ below a number), `**strong**`, code spans and backslash escapes. Everything else
 """
 
 import re
+import string
 from typing import Any
 
 Inline = list[list[str]]  # [kind, text] with kind text | strong | code
@@ -13,7 +14,7 @@ Block = dict[str, Any]
 _HEADING = re.compile(r"(#{1,6}) (.*)")
 _NUMBER = re.compile(r"\d+\. (.*)")
 _BULLET = re.compile(r"( *)- (.*)")
-_ESCAPABLE = frozenset("\\`*_{}[]<>#|~$&!")
+_ESCAPABLE = frozenset(string.punctuation)  # as Markdown has it
 
 
 def inline(text: str) -> Inline:

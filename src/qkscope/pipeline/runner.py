@@ -160,6 +160,8 @@ class ShardRunner:
         return f"document {failure.name} is left out: {failure.reason}; shard {shard.number} starts again without it"
 
     def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
+        from qkscope.capture.devices import release_memory
+
         if attempt.batch_tokens < 2 * plan.context or not restartable:
             raise OutOfMemory(
                 f"{error}, with one document of {plan.context} tokens at a time; use a device with more memory, more "
@@ -167,7 +169,7 @@ class ShardRunner:
             ) from None
         smaller = attempt.batch_tokens // 2
         self._batch_tokens = attempt.batch_tokens = smaller
-        _release_memory()
+        release_memory()
         return f"{error}: batches are halved to {smaller} tokens from here on (batch_tokens in the study sets it)"
 
 
@@ -182,16 +184,6 @@ def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Sha
         if reason is not None:
             return DocumentFailure.of(window.index, window.name, reason)
     raise error
-
-
-def _release_memory() -> None:
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _watch(writer: VectorWriter, call: AttentionCall, batch: Batch) -> None:

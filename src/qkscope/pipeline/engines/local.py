@@ -70,6 +70,8 @@ class _Pool:
         self._schedule = Schedule(job.tasks)
         self._size = min(job.workers or 1, len(job.tasks))
         self._packed = pack(job.plans)
+        from qkscope.capture.devices import visible_gpus
+
         self._gpus = visible_gpus()
         self._members: list[_Member] = []
         self._failure: BaseException | None = None
@@ -173,16 +175,6 @@ def _ended(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def visible_gpus() -> list[str]:
-    """The names (as CUDA_VISIBLE_DEVICES has them) of the GPUs this process may use."""
-    import torch
-
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if asked is not None:
-        return [name.strip() for name in asked.split(",") if name.strip()]
-    return [str(index) for index in range(torch.cuda.device_count())]
-
-
 def share_of_gpus(gpus: list[str], number: int, workers: int) -> list[str]:
     """A worker's GPUs: disjoint blocks where there are enough, else one each, in turn."""
     if not gpus:
@@ -225,12 +217,10 @@ class _Failed:
 
 def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
     """Run tasks until the run goes away."""
-    if setting.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setting.gpus)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
+    from qkscope.capture.devices import take_share
 
-    torch.set_num_threads(setting.threads)
+    take_share(setting.threads, setting.gpus)
     _send_warnings(connection)
     worker = Worker(unpack(packed), setting.folder, connection.send, skip_bad_documents=setting.skip_bad_documents)
     while (task := connection.recv()) is not None:

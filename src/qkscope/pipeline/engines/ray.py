@@ -224,9 +224,9 @@ class _Actor:
     """The worker's side; one process somewhere in the cluster."""
 
     def __init__(self, packed: bytes, marker: str, skip_bad_documents: bool, threads: int) -> None:
-        import torch
+        from qkscope.capture.devices import take_share
 
-        torch.set_num_threads(threads)
+        take_share(threads, [])  # Ray has chosen the GPUs
         self._reports: list[Report] = []
         # The folder is shared if the run's marker is there; another machine may well have a folder of that name.
         self._shared = Path(marker).is_file()

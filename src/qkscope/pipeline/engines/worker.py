@@ -71,8 +71,8 @@ def pack(plans: Sequence[CheckpointPlan]) -> bytes:
 
 def unpack(packed: bytes) -> list[CheckpointPlan]:
     """Plans from the process that started this one."""
-    from transformers.dynamic_module_utils import init_hf_modules
+    from qkscope.capture.load import find_custom_code
 
-    init_hf_modules()  # configs of custom code can only be unpacked where that code is found
+    find_custom_code()
     plans: list[CheckpointPlan] = pickle.loads(packed)
     return plans
