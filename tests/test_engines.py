@@ -342,3 +342,45 @@ def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, clus
 def test_no_cluster_answers(study, tmp_path):
     with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: no Ray cluster answers there"):
         run_study(study(), tmp_path / "out", options=CaptureOptions(engine="ray", address="127.0.0.1:1"))
+
+
+@pytest.mark.slow
+def test_without_a_shared_folder_sums_come_through_the_object_store(study, tmp_path, expected, cluster, monkeypatch):
+    """The workers look for the run's marker where no such folder is, as on another machine."""
+    from contextlib import contextmanager
+
+    from qkscope.pipeline.engines import ray as engine
+
+    @contextmanager
+    def elsewhere(folder):
+        yield tmp_path / "another machine" / "moments" / ".shared"
+
+    monkeypatch.setattr(engine, "_marked", elsewhere)
+    made, _ = cluster(1)
+    out = run_study(study(), tmp_path / "out", options=on_ray(made))
+    assert (out / "qk.csv").read_bytes() == expected
+    assert not (tmp_path / "another machine").exists()
+    with pytest.raises(InputError, match="--vectors needs a results folder that every worker sees"):
+        run_study(
+            study(),
+            tmp_path / "vectors",
+            options=CaptureOptions(engine="ray", address=made.address, vectors=VectorSample()),
+        )
+
+
+def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
+    """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
+    from qkscope.pipeline import execute
+    from qkscope.pipeline.engines.base import BaseEngine
+    from qkscope.pipeline.engines.worker import Worker, pack, unpack
+
+    class Backwards(BaseEngine):
+        def run(self, job, told, stop):
+            for task in reversed(job.tasks):
+                plans = unpack(pack(job.plans))
+                Worker(plans, tmp_path / "nowhere", told, skip_bad_documents=False, shared=False).run(task)
+
+    monkeypatch.setattr(execute, "find_engine", lambda name: Backwards())
+    out = run_study(study(), tmp_path / "out")
+    assert (out / "qk.csv").read_bytes() == expected
+    assert not (tmp_path / "nowhere").exists()
