@@ -14,7 +14,7 @@ import pytest
 
 from qkscope.errors import InputError
 from qkscope.pipeline.engines import engine_names, find_engine
-from qkscope.pipeline.engines.base import Task
+from qkscope.pipeline.engines.base import Placement, Task
 from qkscope.pipeline.engines.local import share_of_gpus
 from qkscope.pipeline.engines.schedule import Schedule, WorkerLost
 from qkscope.pipeline.events import Events
@@ -23,7 +23,7 @@ from qkscope.pipeline.plan import Shard
 from qkscope.pipeline.runner import VectorSample
 from qkscope.pipeline.status import read_status
 
-TWO_WORKERS = CaptureOptions(workers=2)
+TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_two_workers_make_the_same_bytes(study, tmp_path, expected):
 
 
 def test_vectors_are_kept_by_workers_too(study, tmp_path):
-    options = CaptureOptions(vectors=VectorSample(0.5), workers=2)
+    options = CaptureOptions(vectors=VectorSample(0.5), placement=Placement(workers=2))
     here = run_study(study(), tmp_path / "here", options=CaptureOptions(vectors=VectorSample(0.5)))
     there = run_study(study(), tmp_path / "there", options=options)
     names = sorted(path.relative_to(here) for path in (here / "vectors").rglob("*.parquet"))
@@ -306,7 +306,7 @@ def cluster():
 
 
 def on_ray(cluster):
-    return CaptureOptions(engine="ray", address=cluster.address)
+    return CaptureOptions(engine="ray", placement=Placement(address=cluster.address))
 
 
 @pytest.mark.slow
@@ -341,7 +341,9 @@ def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, clus
 
 def test_no_cluster_answers(study, tmp_path):
     with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: no Ray cluster answers there"):
-        run_study(study(), tmp_path / "out", options=CaptureOptions(engine="ray", address="127.0.0.1:1"))
+        run_study(
+            study(), tmp_path / "out", options=CaptureOptions(engine="ray", placement=Placement(address="127.0.0.1:1"))
+        )
 
 
 @pytest.mark.slow
@@ -364,7 +366,7 @@ def test_without_a_shared_folder_sums_come_through_the_object_store(study, tmp_p
         run_study(
             study(),
             tmp_path / "vectors",
-            options=CaptureOptions(engine="ray", address=made.address, vectors=VectorSample()),
+            options=CaptureOptions(engine="ray", placement=Placement(address=made.address), vectors=VectorSample()),
         )
 
 

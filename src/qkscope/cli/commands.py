@@ -30,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
+    from qkscope.pipeline.engines.base import Placement
     from qkscope.pipeline.execute import CaptureOptions
     from qkscope.pipeline.runner import VectorSample
 
@@ -45,10 +46,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
         vectors=sample,
         skip_bad_documents=options.skip_bad_documents,
         engine=options.engine,
-        workers=options.workers,
-        address=options.ray_address,
-        cpus_per_worker=options.cpus_per_worker,
-        gpus_per_worker=options.gpus_per_worker,
+        placement=Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker),
     )
 
 

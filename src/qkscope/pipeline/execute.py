@@ -11,7 +11,7 @@ from pathlib import Path
 from qkscope.errors import InputError, located
 from qkscope.files import remove_unfinished, require_writable, write_bytes, writing
 from qkscope.pipeline.engines import find_engine
-from qkscope.pipeline.engines.base import Advanced, Finished, Job, Report, Started, Task
+from qkscope.pipeline.engines.base import Advanced, Finished, Job, Placement, Report, Started, Task
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.lock import beside_others, holding, only_run
 from qkscope.pipeline.plan import CheckpointPlan, Plan, Shard, make_plan
@@ -44,10 +44,7 @@ class CaptureOptions:
     vectors: VectorSample | None = None  # keep a sample of raw vectors in the predecessor's layout
     skip_bad_documents: bool = False  # go on without documents that make the model fail
     engine: str = "local"
-    workers: int | None = None
-    address: str | None = None  # of a Ray cluster
-    cpus_per_worker: float | None = None
-    gpus_per_worker: float | None = None
+    placement: Placement = Placement()  # noqa: RUF009 - frozen
 
 
 def run_study(
@@ -196,11 +193,8 @@ class _Run:
             plans=self._plans,
             tasks=tasks,
             folder=self._folder,
-            workers=options.workers,
+            placement=options.placement,
             skip_bad_documents=options.skip_bad_documents,
-            address=options.address,
-            cpus_per_worker=options.cpus_per_worker,
-            gpus_per_worker=options.gpus_per_worker,
         )
 
     def _told(self, report: Report) -> None:

@@ -27,18 +27,25 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """How many workers, and where; None is what the engine finds sensible."""
+
+    workers: int | None = None
+    address: str | None = None  # of a cluster
+    cpus_per_worker: float | None = None
+    gpus_per_worker: float | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """All that is left to do of a run, and how."""
 
     plans: Sequence[CheckpointPlan]
     tasks: Sequence[Task]
     folder: Path
-    workers: int | None = None  # None: what the engine finds sensible
+    placement: Placement = Placement()
     skip_bad_documents: bool = False
     held: bool = False  # the caller holds the lock of the one shard there is
-    address: str | None = None  # of a cluster
-    cpus_per_worker: float | None = None
-    gpus_per_worker: float | None = None
 
 
 @dataclass(frozen=True)

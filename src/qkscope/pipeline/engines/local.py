@@ -38,7 +38,7 @@ class Engine(BaseEngine):
 
     def run(self, job: Job, told: Told, stop: Stop) -> None:
         """Run every task of the job."""
-        if (job.workers or 1) > 1:
+        if (job.placement.workers or 1) > 1:
             _Pool(job, told, stop).run()
             return
         worker = Worker(job.plans, job.folder, told, skip_bad_documents=job.skip_bad_documents, held=job.held)
@@ -68,7 +68,7 @@ class _Pool:
     def __init__(self, job: Job, told: Told, stop: Stop) -> None:
         self._job, self._told, self._stop = job, told, stop
         self._schedule = Schedule(job.tasks)
-        self._size = min(job.workers or 1, len(job.tasks))
+        self._size = min(job.placement.workers or 1, len(job.tasks))
         self._packed = pack(job.plans)
         from qkscope.capture.devices import visible_gpus
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.files import write_text
-from qkscope.pipeline.engines.base import BaseEngine, Job, Noted, Report, Started, Task, Told
+from qkscope.pipeline.engines.base import BaseEngine, Job, Noted, Placement, Report, Started, Task, Told
 from qkscope.pipeline.engines.schedule import Schedule
 from qkscope.pipeline.engines.worker import Worker, pack, unpack
 from qkscope.pipeline.stopping import Stop
@@ -34,7 +34,7 @@ class Engine(BaseEngine):
 
     def run(self, job: Job, told: Told, stop: Stop) -> None:
         """Run every task of the job."""
-        with _connected(job.address) as ray, _marked(job.folder) as marker:
+        with _connected(job.placement.address) as ray, _marked(job.folder) as marker:
             _Crew(ray, job, told, stop, marker).run()
 
 
@@ -98,8 +98,9 @@ class _Crew:
     def __init__(self, ray: Any, job: Job, told: Told, stop: Stop, marker: Path) -> None:
         self._ray, self._job, self._told, self._stop = ray, job, told, stop
         self._schedule = Schedule(job.tasks)
-        self._gpus = _gpus_per_worker(ray, job)
-        self._cpus = _cpus_per_worker(ray, self._gpus) if job.cpus_per_worker is None else job.cpus_per_worker
+        asked = job.placement
+        self._gpus = _gpus_per_worker(ray, asked)
+        self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
         self._plans = ray.put(pack(job.plans))  # once per node, however many workers it has
         self._arguments = (self._plans, str(marker), job.skip_bad_documents, max(1, int(self._cpus)))
         self._members: list[_Member] = []
@@ -107,7 +108,7 @@ class _Crew:
         self._alone = 0.0  # seconds without a ready worker
 
     def run(self) -> None:
-        workers = min(self._job.workers or self._room(), len(self._job.tasks))
+        workers = min(self._job.placement.workers or self._room(), len(self._job.tasks))
         try:
             self._members = [self._start() for _ in range(workers)]
             while self._hand_out():
@@ -193,9 +194,9 @@ class _Crew:
             )
 
 
-def _gpus_per_worker(ray: Any, job: Job) -> float:
-    if job.gpus_per_worker is not None:
-        return job.gpus_per_worker
+def _gpus_per_worker(ray: Any, asked: Placement) -> float:
+    if asked.gpus_per_worker is not None:
+        return asked.gpus_per_worker
     return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
 
 
