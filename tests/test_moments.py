@@ -142,7 +142,7 @@ def wide(rows, tokens, mean, width=64):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0])
 def test_float32_products_lose_nothing_that_counts(monkeypatch, dtype, mean):
-    """1500 tokens in one bucket: products of 64 tokens, with several additions in float64."""
+    """1500 tokens in one bucket: products of 32 tokens, with several additions in float64."""
     monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
     layout = Layout((0, 1500), groups=1)
     q = wide(2, 1500, mean).to(dtype)

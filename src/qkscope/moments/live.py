@@ -24,7 +24,7 @@ from qkscope.moments.second import Kind, SecondMoments, triangle
 # The rounding that float32 products leave in a covariance goes as block / sqrt(tokens): a layer's first tokens are
 # multiplied in float64, so small captures are exact, and by the time float32 takes over there is enough to average.
 FLOAT64_TOKENS = 4096
-BLOCK_TOKENS = 64  # tokens in one float32 product
+BLOCK_TOKENS = 32  # tokens in one float32 product
 BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
 NARROW = 32  # below this width BLAS has other, less exact kernels for tiny matrices
 
@@ -148,7 +148,8 @@ class LiveSums:
         self._buckets.corner[:, piece.buckets] += corner
         self._groups.lower[:, piece.group] += in_group[0]
         self._groups.corner[:, piece.group] += in_group[1]
-        self._groups.lower[:, piece.group, -1] += self._middles[piece.buckets] @ lower[:, :, -2].to(torch.float64)
+        # A group's positions count from 0, not from the middle of each bucket.
+        self._groups.lower[:, piece.group, -1] += (self._middles[piece.buckets, None] * lower[:, :, -2]).sum(dim=1)
 
     def to_host(self) -> dict[Kind, tuple[SecondMoments, SecondMoments]]:
         """For each kind (per bucket, per group) as numpy, packed."""

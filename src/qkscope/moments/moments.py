@@ -240,11 +240,10 @@ class Moments:
     def _settled(self) -> dict[int, LayerMoments]:
         """Move live sums to the host, once."""
         self._require_whole()
-        for layer, live in self._live.items():
-            parts = live.to_host()
+        for layer in list(self._live):  # one after the other, so that both homes are never full at once
+            parts = self._live.pop(layer).to_host()
             moved = LayerMoments({k: parts[k][0] for k in KINDS}, {k: parts[k][1] for k in KINDS})
             self._host[layer] = self._host[layer] + moved if layer in self._host else moved
-        self._live.clear()
         self._workspace = None
         return self._host
 

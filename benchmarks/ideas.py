@@ -1,0 +1,181 @@
+"""Alternatives side by side, in turn and in one process: what was tried for the tap, the sums and the analysis.
+
+`python benchmarks/ideas.py [products] [accuracy] [thread] [eigen] [load]` prints medians of processor time (of all
+threads) and of wall-clock time; `accuracy` prints distances from float64 instead.
+"""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from common import WORK, document_ids, layout_of, load_model, one_document_batches
+
+from qkscope.analysis.qk_table import qk_table
+from qkscope.layers import LayerFacts
+from qkscope.moments import live
+from qkscope.moments.collect import collect_moments
+from qkscope.moments.moments import Moments
+
+HEADS, BUCKETS, TOKENS, WIDTH = 12, 16, 128, 64  # one layer of SmolLM2-135M, 2048 tokens
+
+
+def compare(title: str, cases: dict, repeats: int = 15) -> None:
+    spent = {name: [] for name in cases}
+    for _ in range(repeats):
+        for name, run in cases.items():
+            wall, processor = time.perf_counter(), time.process_time()
+            run()
+            spent[name].append((time.process_time() - processor, time.perf_counter() - wall))
+    print(f"\n{title} (median ms: processor, wall)")
+    for name, both in spent.items():
+        processor, wall = 1000 * np.median(both, axis=0)
+        print(f"  {name:58s} {processor:9.2f} {wall:9.2f}")
+
+
+def products() -> None:
+    cells = HEADS * BUCKETS
+    x32 = torch.randn(cells, TOKENS, WIDTH)
+    x64, a = x32.double(), x32[..., : WIDTH // 2]
+    ones, steps = torch.ones(cells, TOKENS, 1), torch.randn(cells, TOKENS, 1)
+    wide = torch.cat([x32, ones, steps], dim=2)
+    rest = wide[..., WIDTH // 2 :]
+    out32, out64 = torch.empty(cells, WIDTH, WIDTH), torch.empty(cells, WIDTH, WIDTH, dtype=torch.float64)
+    square = torch.empty(cells, WIDTH + 2, WIDTH + 2)
+    lower, corner = torch.empty(cells, WIDTH // 2 + 2, WIDTH), torch.empty(cells, WIDTH // 2, WIDTH // 2)
+    array = x64.numpy()
+    numpy_out = np.empty((cells, WIDTH, WIDTH))
+
+    def halves():
+        torch.bmm(rest.transpose(1, 2), wide[..., :WIDTH], out=lower)
+        torch.bmm(a.transpose(1, 2), a, out=corner)
+
+    def per_bucket():
+        by_bucket = x32.view(HEADS, BUCKETS, TOKENS, WIDTH)
+        for bucket in range(BUCKETS):
+            torch.bmm(by_bucket[:, bucket].transpose(1, 2), by_bucket[:, bucket])
+
+    compare(
+        "products of one layer's queries and keys",
+        {
+            "float64, one batched product": lambda: torch.bmm(x64.transpose(1, 2), x64, out=out64),
+            "float64, numpy (symmetric: half the work, one thread)": lambda: np.matmul(
+                array.transpose(0, 2, 1), array, out=numpy_out
+            ),
+            "float32, one batched product": lambda: torch.bmm(x32.transpose(1, 2), x32, out=out32),
+            "float32, one product per bucket": per_bucket,
+            "float32, queries and keys apart": lambda: (
+                torch.bmm(x32[:144].transpose(1, 2), x32[:144]),
+                torch.bmm(x32[144:].transpose(1, 2), x32[144:]),
+            ),
+            "float32, ones and positions on both sides": lambda: torch.bmm(wide.transpose(1, 2), wide, out=square),
+            "float32, concatenated each time": lambda: torch.bmm(
+                torch.cat([x32, ones, steps], dim=2).transpose(1, 2), x32
+            ),
+            "float32, halves, ones and positions on one side (chosen)": halves,
+        },
+    )
+
+
+def accuracy() -> None:
+    """Distance of qk.csv from float64 throughout, real activations: block lengths, with and without a float64 start."""
+    ids, kept = document_ids(8, 2048)[:4], {}
+
+    def keep(call, batch):
+        kept.setdefault(call.layer, []).append((call.query.clone(), call.key.clone()))
+
+    moments = collect_moments(load_model(), one_document_batches(ids), layout_of(2048), watch=keep)
+
+    def table(dtype):
+        again = Moments(moments.layout, moments.layers.values(), moments.provenance)
+        for layer, pairs in kept.items():
+            for number, (q, k) in enumerate(pairs):
+                again.add(layer, q.to(dtype), k.to(dtype), groups=number)
+        return qk_table(again, model="m")
+
+    exact = table(torch.float64)
+    for start in (live.FLOAT64_TOKENS, 0):
+        for block in (16, 32, 64, 128):
+            live.FLOAT64_TOKENS, live.BLOCK_TOKENS = start, block
+            found = table(torch.float32)
+            off = {name: (found[name].abs() - exact[name].abs()).abs().max() for name in ("r_q", "r_k")}
+            text = ", ".join(f"{name} {value:.1e}" for name, value in off.items())
+            print(f"first {start} tokens float64, then blocks of {block}: {text}")
+
+
+def thread() -> None:
+    """Sums on a side thread while the next layer runs, or in between."""
+    heads, moments = (9, 3), Moments(layout_of(2048), [LayerFacts(0, 9, 3, 64)])
+    q, k = (torch.randn(1, 2048, count, 64).transpose(1, 2) for count in heads)
+    hidden, weight = torch.randn(2048, 576), torch.randn(576, 6144)
+    pool = ThreadPoolExecutor(1)
+
+    def layer():
+        for _ in range(3):
+            hidden @ weight
+
+    def inline():
+        for _ in range(5):
+            moments.add(0, q, k)
+            layer()
+
+    def aside():
+        waiting = []
+        for _ in range(5):
+            waiting.append(pool.submit(moments.add, 0, q, k))
+            layer()
+        for each in waiting:
+            each.result()
+
+    inline()
+    compare(f"five layers and their sums, {torch.get_num_threads()} threads", {"in between": inline, "aside": aside})
+
+
+def eigen() -> None:
+    import scipy.linalg
+
+    x = np.random.default_rng(0).normal(size=(270, 300, 64))
+    pools = np.einsum("hnd,hne->hde", x, x)
+    tensor = torch.from_numpy(pools)
+    pool = ThreadPoolExecutor()
+    compare(
+        "eigenvectors of 270 heads, d = 64",
+        {
+            "numpy, batched": lambda: np.linalg.eigh(pools),
+            "numpy, batched, a thread per core (chosen)": lambda: list(
+                pool.map(np.linalg.eigh, np.array_split(pools, 30))
+            ),
+            "torch, batched": lambda: torch.linalg.eigh(tensor),
+            "scipy, top 10 (syevr)": lambda: [
+                scipy.linalg.eigh(m, subset_by_index=(54, 63), driver="evr") for m in pools
+            ],
+        },
+        5,
+    )
+
+
+def load() -> None:
+    from safetensors import safe_open
+
+    moments = Moments(layout_of(2048), [LayerFacts(layer, 9, 3, 64) for layer in range(30)], {"n_layers": 30})
+    for layer in range(30):
+        moments.add(layer, torch.randn(1, 9, 2048, 64), torch.randn(1, 3, 2048, 64))
+    path = WORK / "ideas.safetensors"
+    moments.save(path)
+
+    def mapped():
+        with safe_open(path, framework="numpy") as file:
+            return [file.get_tensor(name) for name in file.keys() if name.endswith("buckets.xx")]  # noqa: SIM118
+
+    compare(
+        "a 128 MB moments file",
+        {"read, checked (chosen)": lambda: Moments.load(path), "bucket sums only, through a memory map": mapped},
+        5,
+    )
+
+
+if __name__ == "__main__":
+    parts = {"products": products, "accuracy": accuracy, "thread": thread, "eigen": eigen, "load": load}
+    for name in sys.argv[1:] or parts:
+        parts[name]()

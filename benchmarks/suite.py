@@ -1,0 +1,394 @@
+"""The sub-benchmarks. Each returns rows for the page and may be run alone: `python benchmarks/bench.py NAME ...`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from common import (
+    BENCH_PYTHON,
+    MODEL,
+    WORK,
+    Found,
+    document_ids,
+    layout_of,
+    load_model,
+    one_document_batches,
+    seconds_of,
+    spread,
+)
+from torch import Tensor
+
+from qkscope.analysis.qk_table import qk_table
+from qkscope.capture.backbone import evaluation, run_backbone, text_config
+from qkscope.capture.prerope import open_tap
+from qkscope.capture.probe import probe_model
+from qkscope.layers import LayerFacts
+from qkscope.moments import live
+from qkscope.moments.collect import _Collector, collect_moments
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.moments import Moments
+
+
+def interleaved(model, ids: np.ndarray, rounds: int) -> tuple[list[float], list[float], float]:
+    """Tapped over plain, document by document in turn: one ratio per round, one per document, seconds of the tap."""
+    probe = probe_model(model)
+    rounds_found, documents_found, beyond = [], [], []
+    for turn in range(rounds):
+        moments = Moments(layout_of(ids.shape[1]), probe.layers, {"n_layers": probe.n_layers})
+        collector = _Collector(moments, text_config(model), None, None)
+        totals = {"plain": 0.0, "tapped": 0.0}
+
+        def plain(batch):
+            run_backbone(model, torch.from_numpy(batch.ids))
+
+        def tapped(batch, collector=collector):
+            with open_tap(model, collector.observe, "post_rope"):
+                collector.start(batch)
+                run_backbone(model, torch.from_numpy(batch.ids))
+
+        with evaluation(model):
+            for number, batch in enumerate(one_document_batches(ids)):
+                order = (("plain", plain), ("tapped", tapped))[:: 1 if (turn + number) % 2 else -1]
+                here = {name: seconds_of(lambda run=run, batch=batch: run(batch)) for name, run in order}
+                documents_found.append(here["tapped"] / here["plain"])
+                totals = {name: totals[name] + here[name] for name in totals}
+        rounds_found.append(totals["tapped"] / totals["plain"])
+        beyond.append(totals["tapped"] - totals["plain"])
+    return rounds_found, documents_found, float(np.median(beyond))
+
+
+def capture(quick: bool) -> Found:
+    found = Found()
+    ids = document_ids(8, 2048)[: 4 if quick else 8]
+    rounds, documents, beyond = interleaved(load_model(), ids, 1 if quick else 3)
+    ratio = float(np.median(rounds))
+    name = f"capture ÷ plain forward, {len(ids)} × 2048 tokens, float32, all heads, 16 buckets, 8 groups"
+    found.row(name, spread(rounds), "≤ 1.04, aim 1.02", ratio <= 1.04)
+    found.row("the same, median over single documents", spread(documents))
+    found.notes.append(f"The tap adds {beyond:.2f} s to {len(ids)} documents, first touch of its memory included.")
+    return found
+
+
+def capture_long(quick: bool) -> Found:
+    found = Found()
+    ids = document_ids(2, 8192)[:1]
+    if quick:
+        ids = ids[:, :4096]
+    rounds, _, _ = interleaved(load_model(), np.repeat(ids, 1 if quick else 2, axis=0), 1)
+    found.row(f"capture ÷ plain forward, {ids.shape[1]} tokens", spread(rounds), "≤ 1.02", np.median(rounds) <= 1.02)
+    return found
+
+
+def real_shape(quick: bool) -> Found:
+    """Four layers of SmolLM3-3B's width with random weights."""
+    from transformers import SmolLM3Config, SmolLM3Model
+
+    config = SmolLM3Config(num_hidden_layers=4, vocab_size=4096, pad_token_id=0)
+    torch.manual_seed(0)
+    model = SmolLM3Model(config).to(torch.float32)
+    facts = probe_model(model).layers[0]
+    tokens = 1024 if quick else 4096
+    ids = np.random.default_rng(0).integers(0, 4096, (1 if quick else 4, tokens))
+    _, documents, _ = interleaved(model, ids, 1)
+    found = Found()
+    shape = f"hidden {config.hidden_size}, {facts.q_heads} + {facts.kv_heads} heads, d = {facts.head_dim}"
+    found.row(f"capture ÷ plain forward, 4 layers of SmolLM3-3B's shape ({shape}), {tokens} tokens", spread(documents))
+    return found
+
+
+def paths(quick: bool) -> Found:
+    """Whole paths side by side, each in its own process, in turn."""
+    ids = document_ids(8, 2048)[:2] if quick else document_ids(8, 2048)
+    np.save(WORK / "ids.npy", ids)
+    variants = ["plain", "qkscope", "predecessor", "transformer-lens", "nnsight"]
+    results: dict[str, list[dict]] = {}
+    found = Found()
+    for _ in range(1 if quick else 2):
+        for variant in list(variants):
+            try:
+                results.setdefault(variant, []).append(run_path(variant))
+            except (subprocess.CalledProcessError, OSError) as error:
+                last = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+                found.notes.append(f"{variant} failed and is left out: {' '.join(last)}")
+                variants.remove(variant)
+    compare_paths(found, results, len(ids))
+    compare_answers(found, [v for v in variants if v not in ("plain", "qkscope")])
+    return found
+
+
+def run_path(variant: str) -> dict:
+    here = Path(__file__).parent
+    ids, out = str(WORK / "ids.npy"), str(WORK / f"{variant}.csv")
+    if variant in ("transformer-lens", "nnsight"):
+        command = [str(BENCH_PYTHON), str(here / "tools.py"), variant, str(MODEL), ids, out]
+    else:
+        command = [sys.executable, str(here / "paths.py"), variant, ids, out]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(run.stdout.strip().splitlines()[-1])
+
+
+def compare_paths(found: Found, results: dict[str, list[dict]], documents: int) -> None:
+    def middle(variant, key):
+        return float(np.median([run["seconds"][key] for run in results[variant]]))
+
+    total = {variant: middle(variant, "total") for variant in results}
+    memory = {variant: float(np.median([run["peak_mb"] for run in results[variant]])) for variant in results}
+    ours = total["qkscope"] - total["plain"]
+    for variant, runs in results.items():
+        phases = {key: middle(variant, key) for key in runs[0]["seconds"] if key not in ("total", "disk_mb")}
+        parts = ", ".join(f"{key} {value:.2f} s" for key, value in phases.items())
+        seconds = spread([run["seconds"]["total"] for run in runs], 1)
+        disk = f", {middle(variant, 'disk_mb'):.0f} MB on disk" if "disk_mb" in runs[0]["seconds"] else ""
+        found.notes.append(
+            f"`{variant}`: {seconds} s in all ({parts or 'the model alone'}), {memory[variant]:.0f} MB beyond the "
+            f"loaded model{disk}."
+        )
+    if "predecessor" in results:
+        theirs = total["predecessor"] - total["plain"]
+        text = f"{theirs / ours:.0f} times less ({ours:.2f} s against {theirs:.1f} s)"
+        found.row(
+            f"everything beyond the plain forward, against (a) tuned, {documents} documents",
+            text,
+            "≥ 40 times less",
+            theirs >= 40 * ours,
+        )
+        slow, fast = middle("predecessor", "analysis"), middle("qkscope", "analysis")
+        text = f"{slow / fast:.0f} times faster ({1000 * fast:.0f} ms against {slow:.1f} s)"
+        found.row(
+            "analysis of all heads from the sums, against (a) tuned", text, "≥ 100 times faster", slow >= 100 * fast
+        )
+    for tool in ("transformer-lens", "nnsight"):
+        if tool in results:
+            ratio = total[tool] / total["qkscope"]
+            text = f"{ratio:.2f} times faster, {memory[tool] - memory['qkscope']:+.0f} MB for {tool}"
+            found.row(f"whole path, against (b) {tool}", text, "faster", ratio > 1)
+
+
+def compare_answers(found: Found, variants: list[str]) -> None:
+    table = pd.read_csv(WORK / "qkscope.csv")
+    for variant in variants:
+        both = table.merge(pd.read_csv(WORK / f"{variant}.csv"), on=["layer", "head", "pc"], suffixes=("", "_other"))
+        assert len(both) == len(table)
+        off = {name: (both[name] - both[f"{name}_other"]).abs() for name in ("explained_variance", "r_q", "r_k")}
+        text = ", ".join(f"{name} {value[both['pc'] == 0].max():.1e}" for name, value in off.items())
+        worst = max(value.max() for value in off.values())
+        found.notes.append(f"Largest difference from `{variant}` on PC0: {text}; over all components {worst:.1e}.")
+
+
+def accuracy(quick: bool) -> Found:
+    """Every component of every head against covariances of the raw vectors in float64."""
+    ids = document_ids(8, 2048)[: 3 if quick else 8]
+    model, kept = load_model(), {}
+
+    def keep(call, batch):
+        kept.setdefault(call.layer, []).append((call.query[0].clone(), call.key[0].clone()))
+
+    moments = collect_moments(model, one_document_batches(ids), layout_of(2048), watch=keep)
+    table = qk_table(moments, model="m").sort_values(["layer", "head", "pc"])
+    t = torch.arange(2048, dtype=torch.float64).repeat(len(ids))
+    expected = torch.cat([brute_layer(kept.pop(layer), t) for layer in sorted(kept)]).numpy()  # (rows, 3)
+    off = np.abs(np.abs(table[["explained_variance", "r_q", "r_k"]].to_numpy()) - np.abs(expected)).max(axis=0)
+    found = Found()
+    text = f"explained variance {off[0]:.1e}, r_q {off[1]:.1e}, r_k {off[2]:.1e}"
+    name = f"largest difference from float64 brute force, all {len(table)} components, {len(ids)} × 2048 tokens"
+    found.row(name, text, "≤ 1e-6", off.max() <= 1e-6)
+    return found
+
+
+def brute_layer(pairs: list[tuple[Tensor, Tensor]], t: Tensor) -> Tensor:
+    q, k = (torch.cat([pair[i] for pair in pairs], dim=1).to(torch.float64) for i in (0, 1))
+    rows = []
+    for head in range(len(q)):
+        x, y = q[head], k[head // (len(q) // len(k))]
+        pool = torch.cat([x, y])
+        pool = pool - pool.mean(0)
+        values, vectors = torch.linalg.eigh(pool.T @ pool)
+        top = vectors.flip(1)[:, :10]
+        r = [torch.corrcoef(torch.cat([t[None], (z @ top).T]))[0, 1:] for z in (x, y)]
+        rows.append(torch.stack([values.flip(0)[:10] / values.sum(), *r], dim=1))
+    return torch.cat(rows)
+
+
+def products(quick: bool) -> Found:
+    """The whole tap of one layer over its matrix products alone, at the same shapes, in turn."""
+    found = Found()
+    for width, q_heads, kv_heads, tokens in ((64, 9, 3, 2048), (128, 16, 4, 4096)):
+        ratios, alone = [], []
+        q, k = (torch.randn(1, tokens, heads, width).transpose(1, 2) for heads in (q_heads, kv_heads))
+        moments = Moments(layout_of(tokens), [LayerFacts(0, q_heads, kv_heads, width)])
+        x = torch.randn((q_heads + kv_heads) * 16, tokens // 16, width)
+        out = torch.empty(len(x), width, width)
+        while moments.tokens()[0] < live.FLOAT64_TOKENS:
+            moments.add(0, q, k)
+        for _ in range(10 if quick else 40):
+            isolated = seconds_of(lambda x=x, out=out: torch.bmm(x.transpose(1, 2), x, out=out))
+            ratios.append(seconds_of(lambda moments=moments, q=q, k=k: moments.add(0, q, k)) / isolated)
+            alone.append(isolated)
+        text = f"{spread(ratios, 2)}; the products alone {1000 * np.median(alone):.2f} ms"
+        found.row(
+            f"tap ÷ its products alone, d = {width}, {q_heads} + {kv_heads} heads, {tokens} tokens",
+            text,
+            "≤ 2",
+            np.median(ratios) <= 2,
+        )
+    return found
+
+
+MEMORY_SCRIPT = """
+import sys
+sys.path[:0] = [{here!r}]
+import numpy as np
+from common import document_ids, load_model, peak_mb
+from paths import saved_size
+model = load_model()
+before = peak_mb()
+moments, size = saved_size(document_ids(64, 512)[:int(sys.argv[1])], model)
+print(peak_mb() - before, size)
+"""
+
+
+def growth_with_documents(quick: bool) -> Found:
+    document_ids(64, 512)
+    script = MEMORY_SCRIPT.format(here=str(Path(__file__).parent))
+    few, many = 8, 24 if quick else 64
+    peaks, sizes = {}, {}
+    for count in (few, many):
+        run = subprocess.run([sys.executable, "-c", script, str(count)], check=True, capture_output=True, text=True)
+        peaks[count], sizes[count] = (float(part) for part in run.stdout.split()[-2:])
+    growth = 100 * (peaks[many] / peaks[few] - 1)
+    found = Found()
+    text = f"{peaks[few]:.0f} → {peaks[many]:.0f} MB ({growth:+.1f} %)"
+    found.row(f"peak memory beyond the model, {few} → {many} documents of 512 tokens", text, "grows < 5 %", growth < 5)
+    # The header holds provenance, whose length may differ by a digit.
+    text = f"{sizes[few] / 1e6:.2f} → {sizes[many] / 1e6:.2f} MB"
+    found.row(f"disk, {few} → {many} documents", text, "does not grow", sizes[many] - sizes[few] < 1000)
+    return found
+
+
+def growth_of_analysis(quick: bool) -> Found:
+    """Analysis seconds over heads (at d = 64) and over d (at 64 heads), four sizes each, fitted on a log scale."""
+    found = Found()
+    for name, sizes in (
+        ("heads", [(heads, 64) for heads in (64, 128, 256, 512)]),
+        ("d", [(64, width) for width in (32, 64, 128, 256)]),
+    ):
+        seconds = []
+        for heads, width in sizes:
+            moments = random_moments(heads // 8, width)
+            qk_table(moments, model="m")
+            seconds.append(float(np.median([seconds_of(lambda m=moments: qk_table(m, model="m")) for _ in range(3)])))
+        x = np.log([heads if name == "heads" else width for heads, width in sizes])
+        exponent = np.polyfit(x, np.log(seconds), 1)[0]
+        measured = ", ".join(
+            f"{heads if name == 'heads' else width}: {1000 * each:.0f} ms"
+            for (heads, width), each in zip(sizes, seconds, strict=True)
+        )
+        found.row(f"analysis growth with {name}", f"exponent {exponent:.2f} ({measured})", "stated")
+    return found
+
+
+def random_moments(layers: int, width: int) -> Moments:
+    """Layers of 8 + 2 heads with real sums of random vectors."""
+    torch.manual_seed(0)
+    layout = Layout(bucket_edges(512, 16), 2)
+    moments = Moments(layout, [LayerFacts(layer, 8, 2, width) for layer in range(layers)], {"n_layers": layers})
+    q, k = torch.randn(1, 8, 512, width), torch.randn(1, 2, 512, width)
+    for layer in range(layers):
+        moments.add(layer, q, k)
+    moments.settle()
+    return moments
+
+
+def startup(quick: bool) -> Found:
+    commands = {
+        "numpy": [sys.executable, "-c", "import numpy"],
+        "help": [sys.executable, "-m", "qkscope", "--help"],
+    }
+    seconds = {name: [] for name in commands}
+    for _ in range(3 if quick else 11):
+        for name, command in commands.items():
+            run = seconds_of(lambda command=command: subprocess.run(command, check=True, capture_output=True))
+            seconds[name].append(run)
+    ratio = float(np.median(seconds["help"]) / np.median(seconds["numpy"]))
+    found = Found()
+    text = f"{ratio:.2f} ({spread(seconds['help'], 2)} s against {spread(seconds['numpy'], 2)} s)"
+    found.row("`qkscope --help` ÷ `python -c 'import numpy'`", text, "≤ 3", ratio <= 3)
+    return found
+
+
+REPORT_SCRIPT = """
+import sys, time, resource
+import qkscope.report.write as report
+begun = time.perf_counter()
+written = report.write_report(sys.argv[1])
+print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, len(written))
+"""
+
+
+def report(quick: bool) -> Found:
+    found = Found()
+    for models, layers, heads, components in ((10, 36, 16, 10), (20, 64, 32, 1) if quick else (200, 64, 32, 1)):
+        folder = WORK / f"report-{models}"
+        folder.mkdir(parents=True, exist_ok=True)
+        random_table(models, layers, heads, components).to_csv(folder / "qk.csv", index=False)
+        command = [sys.executable, "-c", REPORT_SCRIPT, str(folder)]
+        run = subprocess.run(command, check=True, capture_output=True, text=True)
+        seconds, peak, files = (float(part) for part in run.stdout.split()[-3:])
+        name = f"report of {models} checkpoints × {layers * heads} heads × {components} components"
+        found.row(name, f"{seconds:.1f} s, {peak:.0f} MB peak, {files:.0f} files", "stated")
+    return found
+
+
+def random_table(models: int, layers: int, heads: int, components: int) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    names = [f"step-{number:04d}" for number in range(models)]
+    index = pd.MultiIndex.from_product(
+        [names, range(layers), range(heads), range(components)], names=["model", "layer", "head", "pc"]
+    )
+    table = index.to_frame(index=False)
+    table["explained_variance"] = 0.4 / (1 + table["pc"])
+    table["r_q"], table["r_k"] = rng.uniform(0, 1, len(table)), rng.uniform(-1, 1, len(table))
+    return table
+
+
+def gpu(quick: bool) -> Found:
+    """What the sums would cost on a GPU, from counts alone; peak numbers are the vendors' data sheets."""
+    tokens, hidden, layers, heads, d, parameters = 4096, 2048, 36, 20, 128, 3.08e9
+    half = d // 2
+    flops = 2 * heads * ((d - half + 2) * d + half * half) * layers  # per token
+    model = 2 * parameters + 2 * 2 * hidden * tokens * layers / 2  # per token: weights, and causal attention
+    cells = heads * 16 * ((d - half + 2) * d + half * half) * layers
+    moved = tokens * heads * layers * (d * 2 + (d + 2) * 4 * 2) + cells * (4 * 2 + 8 * 2)  # bytes per document
+    found = Found()
+    found.notes.append(
+        f"GPU, an estimate (nothing was run): {tokens} tokens of SmolLM3-3B need {tokens * model / 1e12:.1f} "
+        f"TFLOP for the model and {tokens * flops / 1e9:.0f} GFLOP ({100 * flops / model:.2f} %) for the sums, which "
+        f"move {moved / 1e9:.1f} GB."
+    )
+    for name, bf16, fp32, bandwidth in (("A100 80GB", 312e12, 19.5e12, 2.0e12), ("RTX 4090", 165e12, 82.6e12, 1.0e12)):
+        base, ours = tokens * model / (0.5 * bf16), max(tokens * flops / (0.5 * fp32), moved / bandwidth)
+        found.row(
+            f"estimate, {name} (bf16 model and float32 products at half of peak)",
+            f"about {100 * ours / base:.1f} % of the forward pass",
+            "an estimate",
+        )
+    return found
+
+
+SUITE = {
+    "capture": capture,
+    "capture_long": capture_long,
+    "real_shape": real_shape,
+    "paths": paths,
+    "accuracy": accuracy,
+    "products": products,
+    "growth_with_documents": growth_with_documents,
+    "growth_of_analysis": growth_of_analysis,
+    "startup": startup,
+    "report": report,
+    "gpu": gpu,
+}

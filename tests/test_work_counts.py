@@ -1,0 +1,97 @@
+"""The tap's work is counted, not timed: products launched, their floating-point operations, memory allocated."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from qkscope.layers import LayerFacts
+from qkscope.moments import live
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.moments import Moments
+
+Q_HEADS, KV_HEADS, WIDTH, CONTEXT = 9, 3, 64, 2048  # a layer of SmolLM2-135M
+HEADS = Q_HEADS + KV_HEADS
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations that torch is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def activations(tokens=CONTEXT):
+    """Queries and keys as a model lays them out: tokens before heads in memory."""
+    torch.manual_seed(0)
+    return [torch.randn(1, tokens, heads, WIDTH).transpose(1, 2) for heads in (Q_HEADS, KV_HEADS)]
+
+
+@pytest.fixture
+def warm():
+    """Moments of one layer past their float64 start, workspace in place."""
+    moments = Moments(Layout(bucket_edges(CONTEXT, 16), 8), [LayerFacts(0, Q_HEADS, KV_HEADS, WIDTH)])
+    q, k = activations()
+    while moments.tokens()[0] <= live.FLOAT64_TOKENS:
+        moments.add(0, q, k)
+    return moments
+
+
+def test_a_layer_takes_two_products_per_block_whatever_its_heads_and_buckets(warm):
+    q, k = activations()
+    with Calls() as calls:
+        warm.add(0, q, k, groups=3)
+    blocks = (CONTEXT // 16) // live.BLOCK_TOKENS
+    assert calls.counts["bmm"] + calls.counts["baddbmm"] == 2 * blocks
+    assert calls.counts["sub"] == 2  # queries and keys: the only pass over the vectors besides the products
+    assert calls.counts["cat"] == calls.counts["clone"] == 0
+
+
+def test_products_do_three_quarters_of_the_square(warm):
+    q, k = activations()
+    with FlopCounterMode(display=False) as flops:
+        warm.add(0, q, k)
+    by_product = flops.get_flop_counts()["Global"]
+    done = sum(count for of, count in by_product.items() if of.__name__ in ("bmm", "baddbmm"))
+    square = 2 * HEADS * CONTEXT * WIDTH * WIDTH
+    # By hand: (32 + 2) x 64 + 32 x 32 = 3200 multiplications per token and head, against 64 x 64 = 4096.
+    assert done == square * 3200 // 4096
+
+
+def test_memory_allocated_per_layer_does_not_hold_the_vectors(warm):
+    """Vectors, products and sums have their places; what is allocated is the float64 copy of the products."""
+    q, k = activations()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        warm.add(0, q, k)
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in found.events())
+    products = HEADS * 16 * 3200
+    of_one_group = HEADS * 3200
+    assert allocated <= 8 * products + 3 * 8 * of_one_group + 100_000
+
+
+def test_the_sums_do_not_grow_with_tokens(warm):
+    def held():
+        sums = warm._live[0]
+        return sum(part.numel() for of in (sums._buckets, sums._groups) for part in (of.lower, of.corner))
+
+    before, flat = held(), {key: part.numel() for key, part in warm._workspace._flat.items()}
+    for _ in range(3):
+        warm.add(0, *activations())
+    assert held() == before
+    assert {key: part.numel() for key, part in warm._workspace._flat.items()} == flat
+
+
+@pytest.mark.parametrize("context", [4096, 16384])
+def test_the_workspace_is_bounded_whatever_the_context(context):
+    moments = Moments(Layout(bucket_edges(context, 16), 8), [LayerFacts(0, Q_HEADS, KV_HEADS, WIDTH)])
+    moments.add(0, *activations(context))
+    largest = max(part.numel() for part in moments._workspace._flat.values())
+    assert largest <= HEADS * 2048 * (WIDTH + 2)  # PIECE_TOKENS
