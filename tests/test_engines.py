@@ -317,7 +317,7 @@ def test_ray_makes_the_same_bytes(study, tmp_path, expected, cluster, nodes):
     out = run_study(study(), tmp_path / "out", told, options=on_ray(made))
     assert (out / "qk.csv").read_bytes() == expected
     assert sorted(told.started_names) == ["one", "two"]
-    assert told.notes == []
+    assert not [note for note in told.notes if "died" in note]
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_bytes_by_hand():
     # File: 10 + 8 + 3 numbers of 8 bytes per bucket; 18 of 4 and 3 of 8 per group; 4 of 8 for the pivot.
     assert work().sizes.file == 2 * 3 * (2 * 168 + 96 + 32) == 2784
     one, two = device_memory(work(), 1), device_memory(work(), 2)
-    assert (one.weights, one.sums) == (1000 * 2, 3648)
+    assert (one.weights, one.sums) == (1000 * 2, 3072)
     assert (two.weights, two.sums) == ((200 + 400) * 2, 1824)  # the embedding is on the first device
 
 

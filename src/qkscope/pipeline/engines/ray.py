@@ -26,7 +26,7 @@ from qkscope.pipeline.stopping import Stop
 
 ANSWER = 20.0  # seconds for a cluster to accept a connection
 POLL = 0.5  # seconds between looks at whether the run was asked to stop
-PATIENCE = 30.0  # seconds without any worker before the user is told that the cluster has no room
+PATIENCE = 120.0  # seconds without any worker before the user is told; importing torch takes some of them
 
 
 class Engine(BaseEngine):
