@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from qkscope.errors import InputError
 
 if TYPE_CHECKING:
+    from qkscope.pipeline.events import Events
     from qkscope.pipeline.execute import CaptureOptions
+    from qkscope.pipeline.plan import Plan
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,21 +66,17 @@ def plan(options: argparse.Namespace) -> int:
     from qkscope.cli.estimate import cluster_of, estimate_lines
     from qkscope.cli.progress import progress
     from qkscope.pipeline.execute import results_folder
-    from qkscope.pipeline.plan import make_plan
     from qkscope.pipeline.shards import look
-    from qkscope.study.load import load_study
 
-    quiet_libraries()
-    file = load_study(options.study)
     with progress() as events:
-        made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
+        made = planned(options, events)
     if options.estimate:
         print("\n".join(estimate_lines(made, cluster_of(options))))
         return 0
     numbered = made.numbered_shards()
     numbers = list(range(len(numbered)))
     if options.left:
-        states = [look(each, results_folder(file, options.out)) for each in made.checkpoints]
+        states = [look(each, results_folder(made.file, options.out)) for each in made.checkpoints]
         missing = {(state.plan.checkpoint.name, shard.number) for state in states for shard in state.left}
         numbers = [k for k in numbers if (numbered[k][0].checkpoint.name, numbered[k][1].number) in missing]
     if options.count:
@@ -90,19 +88,24 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def shard(options: argparse.Namespace) -> int:
-    """`qkscope shard`."""
-    from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import CaptureOptions, capture_shard, results_folder
+def planned(options: argparse.Namespace, events: Events) -> Plan:
+    """The plan of the study that was named."""
     from qkscope.pipeline.plan import make_plan
     from qkscope.study.load import load_study
 
     quiet_libraries()
-    file = load_study(options.study)
+    return make_plan(load_study(options.study), events.surveying, trust_remote_code=options.trust_remote_code)
+
+
+def shard(options: argparse.Namespace) -> int:
+    """`qkscope shard`."""
+    from qkscope.cli.progress import progress
+    from qkscope.pipeline.execute import CaptureOptions, capture_shard, results_folder
+
     with progress() as events:
-        made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
+        made = planned(options, events)
         chosen = CaptureOptions(skip_bad_documents=options.skip_bad_documents)
-        capture_shard(made, options.number, results_folder(file, options.out), events, chosen)
+        capture_shard(made, options.number, results_folder(made.file, options.out), events, chosen)
     return 0
 
 
