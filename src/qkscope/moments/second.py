@@ -83,17 +83,14 @@ class SecondMoments:
 
     def statistics(self, scale: float) -> Statistics:
         """Means and covariances, with positions back in tokens."""
-        rows, columns = triangle(self.width)
         with np.errstate(invalid="ignore", divide="ignore"):
             inverse = np.where(self.n > 0, 1.0 / self.n, np.nan)
             x = self.x * inverse[..., None]
             u = self.u * inverse
-            upper = self.xx * inverse[..., None] - x[..., rows] * x[..., columns]
+            cov_xx = np.take(self.xx * inverse[..., None], square(self.width), axis=-1)
+            cov_xx -= x[..., :, None] * x[..., None, :]
             cov_xu = self.xu * inverse[..., None] - x * u[..., None]
             var_u = self.uu * inverse - u * u
-        cov_xx = np.empty((*x.shape, self.width))
-        cov_xx[..., rows, columns] = upper
-        cov_xx[..., columns, rows] = upper
         return Statistics(self.n, self.pivot + x, u * scale, cov_xx, cov_xu * scale, var_u * scale**2)
 
 
@@ -102,3 +99,12 @@ def triangle(width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Row and column of each entry of a packed upper triangle."""
     rows, columns = np.triu_indices(width)
     return rows, columns
+
+
+@lru_cache(maxsize=16)
+def square(width: int) -> NDArray[np.intp]:
+    """Where each entry of a symmetric matrix (width, width) is in its packed upper triangle."""
+    rows, columns = triangle(width)
+    places = np.empty((width, width), dtype=np.intp)
+    places[rows, columns] = places[columns, rows] = np.arange(len(rows))
+    return places
