@@ -166,6 +166,44 @@ def test_the_first_tokens_are_multiplied_in_float64():
     assert_statistics(found, 0, q[0, 0].double().numpy(), np.arange(2048.0))
 
 
+@pytest.mark.parametrize(
+    ("seen", "block"),
+    [(0, 32), (16_383, 32), (16_384, 64), (65_535, 64), (65_536, 128), (262_144, 256), (10**9, 256)],
+)
+def test_blocks_grow_as_the_square_root_of_what_was_seen(seen, block):
+    """Their rounding, relative to the covariance, goes as block / sqrt(tokens): at most 32 / sqrt(4096) = 1/2."""
+    from qkscope.moments.live import FLOAT64_TOKENS, _block
+
+    assert _block(seen) == block
+    assert block <= max(32, np.sqrt(seen) / 2)
+    assert np.sqrt(FLOAT64_TOKENS) / 2 == 32
+
+
+def test_long_blocks_lose_nothing_that_counts():
+    """90,000 tokens: float64, then blocks of 32, 64 and 128."""
+    layout = Layout((0, 1500), groups=1)
+    moments, x = Moments(layout, [LayerFacts(0, 4, 4, 64)]), []
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        q = torch.from_numpy(3.0 + rng.normal(size=(1, 4, 1500, 64)).astype(np.float32))
+        moments.add(0, q, q)
+        x.append(q[0, 0].double().numpy())
+    found = moments.window(0, "q").statistics(layout.scale)
+    _, cov, _, _ = brute(np.concatenate(x), np.tile(np.arange(1500.0), 60))
+    np.testing.assert_allclose(found.cov_xx[0], cov, atol=1e-7 * cov.max(), rtol=0)
+
+
+def test_the_pivot_is_near_the_mean_though_it_looks_at_some_tokens(monkeypatch):
+    """Means a thousand times the spread: a pivot ten spreads away would cost float32 products two digits."""
+    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    layout = Layout((0, 1024, 2048), groups=1)
+    q = wide(1, 2048, mean=1000.0)
+    moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
+    moments.add(0, q, q)
+    off = moments._live[0].pivot[:4].numpy() - q[0].double().mean(dim=1).numpy()
+    assert np.abs(off).max() < 1.0
+
+
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_products_are_float64_where_torch_may_round_float32(monkeypatch, precision):
     """With TF32 or bfloat16 products allowed, float32 products would keep three digits."""

@@ -55,6 +55,38 @@ def test_a_layer_takes_two_products_per_block_whatever_its_heads_and_buckets(war
     assert calls.counts["cat"] == calls.counts["clone"] == 0
 
 
+def test_later_tokens_take_fewer_products(warm):
+    q, k = activations()
+    while warm.tokens()[0] < live.LONGER_BLOCKS:
+        warm.add(0, q, k)
+    with Calls() as calls:
+        warm.add(0, q, k)
+    assert calls.counts["bmm"] + calls.counts["baddbmm"] == (CONTEXT // 16) // live.BLOCK_TOKENS
+
+
+def test_layers_share_the_plan_of_their_products():
+    """What is cut up for one layer serves the next: cutting would take as long as centring."""
+    facts = [LayerFacts(layer, Q_HEADS, KV_HEADS, WIDTH) for layer in range(2)]
+    moments = Moments(Layout(bucket_edges(CONTEXT, 16), 8), facts)
+    q, k = activations()
+    counts = []
+    for layer in range(2):
+        with Calls() as calls:
+            moments.add(layer, q, k)
+        counts.append(calls.counts["transpose"])
+    assert counts == [2, 0]
+
+
+def test_the_pivot_looks_at_few_tokens():
+    """Means and spreads of all tokens in float64 took longer than all products of a document."""
+    q, k = activations()
+    moments = Moments(Layout(bucket_edges(CONTEXT, 16), 8), [LayerFacts(0, Q_HEADS, KV_HEADS, WIDTH)])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        moments.add(0, q, k)
+    in_copies = sum(max(0, e.self_cpu_memory_usage) for e in found.events() if e.name == "aten::empty_strided")
+    assert in_copies < 8 * HEADS * WIDTH * CONTEXT // 4
+
+
 def test_products_do_three_quarters_of_the_square(warm):
     q, k = activations()
     with FlopCounterMode(display=False) as flops:

@@ -10,8 +10,9 @@ seen, so that what is squared is the spread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import isfinite
 
 import numpy as np
 import torch
@@ -23,9 +24,13 @@ from qkscope.moments.second import Kind, SecondMoments, triangle
 
 # The rounding that float32 products leave in a covariance goes as block / sqrt(tokens): a layer's first tokens are
 # multiplied in float64, so small captures are exact, and by the time float32 takes over there is enough to average.
+# For the same reason blocks may grow with what has been seen; longer ones are cheaper.
 FLOAT64_TOKENS = 4096
-BLOCK_TOKENS = 32  # tokens in one float32 product
+BLOCK_TOKENS = 32  # tokens in the first float32 products
+LONGER_BLOCKS = 16384  # tokens after which a block is twice as long; four times as many double it again
+LONGEST_BLOCK = 256
 BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
+PIVOT_TOKENS = 256  # tokens, evenly taken from the first ones, that decide on the pivot
 NARROW = 32  # below this width BLAS has other, less exact kernels for tiny matrices
 
 
@@ -43,6 +48,7 @@ class Workspace:
     def __init__(self) -> None:
         self._flat: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
         self._filled: tuple[Piece, Tensor] | None = None
+        self._planned: tuple[int, Tensor, Products] | None = None
 
     def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """A contiguous tensor of `shape`; what it holds is whatever was left there."""
@@ -62,6 +68,49 @@ class Workspace:
             columns[..., width + 1] = torch.from_numpy(piece.steps).to(like.device)
             self._filled = (piece, columns)
         return columns
+
+    def products(self, columns: Tensor, width: int, block: int) -> Products:
+        """The products of these columns; layers that use the same buffer share one plan."""
+        if self._planned is None or self._planned[0] != block or not self._planned[1].is_set_to(columns):
+            self._planned = (block, columns, Products(self, columns, width, block))
+        return self._planned[2]
+
+
+class Products:
+    """Σ[b, 1, s]xᵀ and Σaaᵀ of columns (heads, buckets, tokens, [a | b | 1 | s]), planned once and run for each layer.
+
+    Cutting up tensors costs Python as much as the centring pass costs the processor, so the cuts are kept.
+    """
+
+    def __init__(self, workspace: Workspace, columns: Tensor, width: int, block: int) -> None:
+        heads, buckets, tokens, all_columns = columns.shape
+        half, cells = width // 2, columns.view(heads * buckets, tokens, all_columns)
+        lower = workspace.buffer("lower", (len(cells), all_columns - half, width), columns)
+        corner = workspace.buffer("corner", (len(cells), half, half), columns)
+        self.lower, self.corner = (part.view(heads, buckets, *part.shape[1:]) for part in (lower, corner))
+        a, rest, x = cells[..., :half], cells[..., half:], cells[..., :width]
+        factors = ((rest.transpose(1, 2), x, lower), (a.transpose(1, 2), a, corner))
+        if columns.dtype == torch.float64:
+            block = tokens
+        at_once = block * BLOCKS_IN_FLOAT32
+        self._turns = [
+            [
+                (left[:, :, start : start + block], right[:, start : start + block], product, start == first)
+                for start in range(first, min(first + at_once, tokens), block)
+                for left, right, product in factors
+            ]
+            for first in range(0, tokens, at_once)
+        ]
+
+    def run(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums over as many tokens as the precision carries, to be added up before the next are asked for."""
+        for turn in self._turns:
+            for left, right, product, fresh in turn:
+                if fresh:
+                    torch.bmm(left, right, out=product)
+                else:
+                    torch.baddbmm(product, left, right, out=product)
+            yield self.lower, self.corner
 
 
 class LiveSums:
@@ -92,13 +141,8 @@ class LiveSums:
         """Add (rows, heads, tokens, width) of each kind as placed; raises NonFinite before anything bad is added."""
         for piece in pieces:
             columns = self._centred(vectors, piece, workspace)
-            heads, buckets, tokens, _ = columns.shape
-            columns = columns.view(heads * buckets, tokens, -1)
-            at_once = tokens if columns.dtype == torch.float64 else BLOCK_TOKENS * BLOCKS_IN_FLOAT32
-            for start in range(0, tokens, at_once):
-                lower, corner = self._products(columns[:, start : start + at_once], workspace)
-                apart = (part.view(heads, buckets, *part.shape[1:]) for part in (lower, corner))
-                self._accumulate(vectors, piece, *apart)
+            for lower, corner in workspace.products(columns, self.width, _block(self.tokens)).run():
+                self._accumulate(vectors, piece, lower, corner)
             self._buckets.count(piece.buckets, piece.counts)
             self._groups.count(slice(piece.group, piece.group + 1), [part.sum() for part in piece.counts])
 
@@ -114,7 +158,10 @@ class LiveSums:
         for x in chosen:
             last = first + len(x)
             target = columns[first:last].view(*x.shape[:4], -1)[..., : self.width]
-            torch.sub(x, pivot[first:last], out=target)  # one pass: promotes, centres and lays out for the products
+            if x.dtype == dtype:
+                torch.sub(x, pivot[first:last], out=target)  # one pass centres and lays out for the products
+            else:
+                target.copy_(x).sub_(pivot[first:last])  # subtracting into another type would copy all of x first
             first = last
         return columns
 
@@ -123,33 +170,17 @@ class LiveSums:
         exact = exact or torch.get_float32_matmul_precision() != "highest"
         return torch.float64 if exact else torch.float32
 
-    def _products(self, columns: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-        """Σ[b, 1, s]xᵀ and Σaaᵀ of (cells, tokens, [a | b | 1 | s]), block by block."""
-        cells, tokens, _ = columns.shape
-        x, a, rest = columns[..., : self.width], columns[..., : self.half], columns[..., self.half :]
-        lower = workspace.buffer("lower", (cells, rest.shape[2], self.width), columns)
-        corner = workspace.buffer("corner", (cells, self.half, self.half), columns)
-        block = tokens if columns.dtype == torch.float64 else BLOCK_TOKENS
-        for start in range(0, tokens, block):
-            here = slice(start, start + block)
-            for left, right, product in ((rest, x, lower), (a, a, corner)):
-                transposed = left[:, here].transpose(1, 2)
-                if start == 0:
-                    torch.bmm(transposed, right[:, here], out=product)
-                else:
-                    torch.baddbmm(product, transposed, right[:, here], out=product)
-        return lower, corner
-
     def _accumulate(self, vectors: Mapping[Kind, Tensor], piece: Piece, lower: Tensor, corner: Tensor) -> None:
         in_group = lower.sum(dim=1), corner.sum(dim=1)
-        if not all(bool(torch.isfinite(part.sum())) for part in in_group):
+        if not isfinite(float(in_group[0].sum() + in_group[1].sum())):
             raise _locate(vectors, piece)
-        self._buckets.lower[:, piece.buckets] += lower
-        self._buckets.corner[:, piece.buckets] += corner
-        self._groups.lower[:, piece.group] += in_group[0]
-        self._groups.corner[:, piece.group] += in_group[1]
+        self._buckets.lower[:, piece.buckets].add_(lower)
+        self._buckets.corner[:, piece.buckets].add_(corner)
+        self._groups.corner[:, piece.group].add_(in_group[1])
+        of_group = self._groups.lower[:, piece.group]
+        of_group.add_(in_group[0])
         # A group's positions count from 0, not from the middle of each bucket.
-        self._groups.lower[:, piece.group, -1] += (self._middles[piece.buckets, None] * lower[:, :, -2]).sum(dim=1)
+        of_group[:, -1].add_((self._middles[piece.buckets, None] * lower[:, :, -2]).sum(dim=1))
 
     def to_host(self) -> dict[Kind, tuple[SecondMoments, SecondMoments]]:
         """For each kind (per bucket, per group) as numpy, packed."""
@@ -184,36 +215,40 @@ class _Cells:
     def packed(
         self, heads: slice, pivot: NDArray[np.float64], middles: NDArray[np.float64], scale: float
     ) -> SecondMoments:
-        width, half = pivot.shape[1], self.corner.shape[2]
         lower, corner = self.lower[heads].cpu().numpy(), self.corner[heads].cpu().numpy()
         x, xs = lower[:, :, -2].copy(), lower[:, :, -1]
         xu = (middles[:, None] * x + xs) / scale
-        xx = np.empty((*x.shape[:2], width * (width + 1) // 2))
-        in_corner, of_corner, in_lower, of_lower = _places(width, half)
-        xx[:, :, in_corner] = corner.reshape(*x.shape[:2], -1)[:, :, of_corner]
-        xx[:, :, in_lower] = lower.reshape(*x.shape[:2], -1)[:, :, of_lower]
+        both = np.concatenate([part.reshape(*x.shape[:2], -1) for part in (lower, corner)], axis=2)
+        xx = np.take(both, _places(pivot.shape[1]), axis=2)
         n, u, uu = (np.repeat(part[None], len(pivot), axis=0) for part in (self.n, self.u, self.uu))
         return SecondMoments(pivot, n, u, uu, x, xu, xx)
 
 
+def _block(tokens: int) -> int:
+    """Tokens in one float32 product once `tokens` have been seen."""
+    doublings = ((tokens // LONGER_BLOCKS).bit_length() + 1) // 2
+    return min(BLOCK_TOKENS << doublings, LONGEST_BLOCK)
+
+
 @lru_cache(maxsize=16)
-def _places(width: int, half: int) -> tuple[NDArray[np.intp], ...]:
-    """Where entries of the packed triangle are in Σaaᵀ and in Σbxᵀ: (packed, flat) indices of each."""
+def _places(width: int) -> NDArray[np.intp]:
+    """Where the entries of a packed triangle are in Σ[b, 1, s]xᵀ followed by Σaaᵀ, both flat."""
+    half = width // 2
     rows, columns = triangle(width)
-    corner = columns < half  # row <= column, so both are in the first half
-    (in_corner,), (in_lower,) = np.nonzero(corner), np.nonzero(~corner)
-    of_corner = rows[corner] * half + columns[corner]
-    of_lower = (columns[~corner] - half) * width + rows[~corner]
-    return in_corner, of_corner, in_lower, of_lower
+    in_lower, in_corner = (columns - half) * width + rows, (width - half + 2) * width + rows * half + columns
+    return np.where(columns < half, in_corner, in_lower)  # row <= column: then both are in the first half
 
 
 def _pivot(x: Tensor) -> Tensor:
-    """The mean of (heads, buckets, rows, tokens, width), to within half a standard deviation.
+    """The mean of (heads, buckets, rows, tokens, width), to within a standard deviation or so: some tokens will do.
 
     A pivot of few bits leaves the vectors on the grid of their own precision: subtracting it rounds almost nothing
     away, and products of half-precision vectors about it need little rounding either.
     """
-    deviation, mean = torch.std_mean(x.to(torch.float64), dim=(1, 2, 3), correction=0)
+    every = max(1, x.shape[1] * x.shape[2] * x.shape[3] // PIVOT_TOKENS)
+    some = x[:, :, :, ::every].to(torch.float64).flatten(1, 3)
+    mean = some.mean(dim=1)
+    deviation = (some - mean[:, None]).square_().mean(dim=1).sqrt_()  # torch's own takes three times as long
     grid = torch.exp2(torch.floor(torch.log2(deviation)))
     coarse = torch.where(grid > 0, torch.round(mean / grid) * grid, mean)
     return torch.where(torch.isfinite(coarse), coarse, 0.0).to(torch.float32).to(torch.float64)
