@@ -1,6 +1,7 @@
 """One whole path, from a loaded model to the table, in a process of its own: prints seconds and memory as JSON.
 
-`python benchmarks/paths.py plain|qkscope|predecessor IDS.npy OUT.csv`; for the other tools see tools.py.
+`python benchmarks/paths.py plain|qkscope|predecessor|predecessor-uncompressed IDS.npy OUT.csv`; for the other tools
+see tools.py. "beyond" is the time that is not the model's own: for qkscope with what was spent inside its tap.
 """
 
 import json
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +31,16 @@ def main() -> None:
     with evaluation(model):
         run_backbone(model, torch.from_numpy(ids[:1, :256]))  # lazy initialisation is nobody's cost
     before, begun = peak_mb(), time.perf_counter()
-    seconds = {"plain": plain, "qkscope": qkscope_path, "predecessor": predecessor}[variant](model, batches, ids, out)
+    run = {
+        "plain": plain,
+        "qkscope": qkscope_path,
+        "predecessor": predecessor,
+        "predecessor-uncompressed": partial(predecessor, compressed=False),
+    }[variant]
+    seconds = run(model, batches, ids, out)
     seconds["total"] = time.perf_counter() - begun
+    if "capture" in seconds:
+        seconds["beyond"] = seconds["total"] - seconds["capture"] + seconds.get("tap", 0.0)
     print(json.dumps({"seconds": seconds, "peak_mb": peak_mb() - before}))
 
 
@@ -42,6 +52,14 @@ def plain(model, batches, ids, out) -> dict:
 
 
 def qkscope_path(model, batches, ids, out) -> dict:
+    spent, add = [], Moments.add
+
+    def timed(*given, **named):
+        begun = time.perf_counter()
+        add(*given, **named)
+        spent.append(time.perf_counter() - begun)
+
+    Moments.add = timed
     marks = [time.perf_counter()]
     probe = probe_model(model)
     marks.append(time.perf_counter())
@@ -52,10 +70,11 @@ def qkscope_path(model, batches, ids, out) -> dict:
     table = qk_table(moments, model="smollm2")
     marks.append(time.perf_counter())
     table.to_csv(out, index=False)
-    return dict(zip(("probe", "capture", "settle", "analysis"), np.diff(marks).tolist(), strict=True))
+    phases = dict(zip(("probe", "capture", "settle", "analysis"), np.diff(marks).tolist(), strict=True))
+    return {**phases, "tap": sum(spent)}
 
 
-def predecessor(model, batches, ids, out) -> dict:
+def predecessor(model, batches, ids, out, compressed=True) -> dict:
     """Keep every vector, write one parquet file per head, analyse them by a pool of processes."""
     folder = WORK / "predecessor"
     shutil.rmtree(folder, ignore_errors=True)
@@ -66,7 +85,7 @@ def predecessor(model, batches, ids, out) -> dict:
         for batch in batches:
             run_backbone(model, torch.from_numpy(batch.ids))
     marks.append(time.perf_counter())
-    write_vectors(folder, kept, np.tile(np.arange(ids.shape[1]), len(ids)))
+    write_vectors(folder, kept, np.tile(np.arange(ids.shape[1]), len(ids)), compressed)
     marks.append(time.perf_counter())
     disk = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     analysis = [sys.executable, str(Path(__file__).parent / "predecessor.py"), str(folder), str(out)]
@@ -78,14 +97,14 @@ def predecessor(model, batches, ids, out) -> dict:
     }
 
 
-def write_vectors(folder: Path, kept: dict, t: np.ndarray) -> None:
+def write_vectors(folder: Path, kept: dict, t: np.ndarray, compressed: bool) -> None:
     from predecessor import write_head
 
     for layer in sorted(kept):
         for kind, which in (("q", 0), ("k", 1)):
             heads = torch.cat([pair[which][0] for pair in kept[layer]], dim=1).numpy()  # (heads, tokens, width)
             for head, vectors in enumerate(heads):
-                write_head(folder / f"l{layer}{kind}{head}.parquet", vectors, t)
+                write_head(folder / f"l{layer}{kind}{head}.parquet", vectors, t, compressed)
         shape = {"layers": len(kept), "q_heads": kept[layer][0][0].shape[1], "kv_heads": len(heads)}
         kept[layer] = None if layer < max(kept) else kept[layer]
     (folder / "shape.json").write_text(json.dumps(shape))

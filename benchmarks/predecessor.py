@@ -20,12 +20,12 @@ from sklearn_step import COLUMNS, head_rows
 from threadpoolctl import threadpool_limits
 
 
-def write_head(path: Path, vectors: np.ndarray, t: np.ndarray) -> None:
-    """One head's (tokens, width) vectors with their positions."""
+def write_head(path: Path, vectors: np.ndarray, t: np.ndarray, compressed: bool) -> None:
+    """One head's (tokens, width) vectors with their positions; compressed as parquet is by default, or not at all."""
     values = pa.array(np.ascontiguousarray(vectors).reshape(-1))
     column = pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
-    # No compression and no dictionary: fastest for what hardly compresses.
-    pq.write_table(pa.table({"position": t, "vector": column}), path, compression="none", use_dictionary=False)
+    options = {} if compressed else {"compression": "none", "use_dictionary": False}
+    pq.write_table(pa.table({"position": t, "vector": column}), path, **options)
 
 
 def load_tuned(path: Path) -> tuple[np.ndarray, np.ndarray]:

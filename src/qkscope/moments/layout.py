@@ -120,6 +120,11 @@ class Piece:
         """Σ1, Σu and Σu² per bucket."""
         return np.full(len(self.u), float(self.u.shape[1])), self.u.sum(axis=1), (self.u**2).sum(axis=1)
 
+    @cached_property
+    def totals(self) -> tuple[NDArray[np.float64], ...]:
+        """The same over all buckets: every layer asks again."""
+        return tuple(part.sum(keepdims=True) for part in self.counts)
+
 
 def place(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
     """Split a batch with `positions` (rows, tokens; PADDING where there is none) into pieces."""

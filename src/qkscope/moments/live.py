@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, prod
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class Workspace:
 
     def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """A contiguous tensor of `shape`; what it holds is whatever was left there."""
-        key, size = (name, like.device, like.dtype), int(np.prod(shape))
+        key, size = (name, like.device, like.dtype), prod(shape)
         flat = self._flat.get(key)
         if flat is None or flat.numel() < size:
             flat = self._flat[key] = torch.empty(size, dtype=like.dtype, device=like.device)
@@ -127,15 +127,11 @@ class LiveSums:
         # Apple's GPUs have no float64; the sums then live on the host.
         self.device = torch.device("cpu") if device.type == "mps" else device
         self.pivot: Tensor | None = None
+        self.tokens = 0  # added so far
         count, lower = sum(heads.values()), (width - self.half + 2, width)
         self._buckets = _Cells(count, layout.buckets, lower, self.half, self.device)
         self._groups = _Cells(count, layout.groups, lower, self.half, self.device)
         self._middles = torch.tensor(layout.middles, dtype=torch.float64, device=self.device)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens added so far."""
-        return int(self._buckets.n.sum())
 
     def add(self, vectors: Mapping[Kind, Tensor], pieces: Sequence[Piece], workspace: Workspace) -> None:
         """Add (rows, heads, tokens, width) of each kind as placed; raises NonFinite before anything bad is added."""
@@ -144,7 +140,8 @@ class LiveSums:
             for lower, corner in workspace.products(columns, self.width, _block(self.tokens)).run():
                 self._accumulate(vectors, piece, lower, corner)
             self._buckets.count(piece.buckets, piece.counts)
-            self._groups.count(slice(piece.group, piece.group + 1), [part.sum() for part in piece.counts])
+            self._groups.count(slice(piece.group, piece.group + 1), piece.totals)
+            self.tokens += piece.u.size
 
     def _centred(self, vectors: Mapping[Kind, Tensor], piece: Piece, workspace: Workspace) -> Tensor:
         """(heads of all kinds, buckets, tokens, width + 2): vectors about the pivot, ones, positions."""
