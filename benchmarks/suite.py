@@ -3,12 +3,12 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+from capture_cost import capture, capture_long, real_shape
 from common import (
     BENCH_PYTHON,
     MODEL,
@@ -24,92 +24,11 @@ from common import (
 from torch import Tensor
 
 from qkscope.analysis.qk_table import qk_table
-from qkscope.capture.backbone import evaluation, run_backbone, text_config
-from qkscope.capture.prerope import open_tap
-from qkscope.capture.probe import probe_model
 from qkscope.layers import LayerFacts
 from qkscope.moments import live
-from qkscope.moments.collect import _Collector, collect_moments
+from qkscope.moments.collect import collect_moments
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-
-
-def interleaved(model, ids: np.ndarray, rounds: int) -> tuple[list[float], list[float], list[float], float]:
-    """Tapped over plain in turn: ratios per round, per document, per document in processor time; the tap's seconds."""
-    probe = probe_model(model)
-    rounds_found, documents_found, processor, beyond = [], [], [], []
-    for turn in range(rounds):
-        moments = Moments(layout_of(ids.shape[1]), probe.layers, {"n_layers": probe.n_layers})
-        collector = _Collector(moments, text_config(model), None, None)
-        totals = {"plain": 0.0, "tapped": 0.0}
-
-        def plain(batch):
-            run_backbone(model, torch.from_numpy(batch.ids))
-
-        def tapped(batch, collector=collector):
-            with open_tap(model, collector.observe, "post_rope"):
-                collector.start(batch)
-                run_backbone(model, torch.from_numpy(batch.ids))
-
-        with evaluation(model):
-            for number, batch in enumerate(one_document_batches(ids)):
-                order = (("plain", plain), ("tapped", tapped))[:: 1 if (turn + number) % 2 else -1]
-                here = {name: both_clocks(lambda run=run, batch=batch: run(batch)) for name, run in order}
-                documents_found.append(here["tapped"][0] / here["plain"][0])
-                processor.append(here["tapped"][1] / here["plain"][1])
-                here = {name: wall for name, (wall, _) in here.items()}
-                totals = {name: totals[name] + here[name] for name in totals}
-        rounds_found.append(totals["tapped"] / totals["plain"])
-        beyond.append(totals["tapped"] - totals["plain"])
-    return rounds_found, documents_found, processor, float(np.median(beyond))
-
-
-def both_clocks(action) -> tuple[float, float]:
-    """Wall-clock and processor seconds."""
-    processor = time.process_time()
-    wall = seconds_of(action)
-    return wall, time.process_time() - processor
-
-
-def capture(quick: bool) -> Found:
-    found = Found()
-    ids = document_ids(8, 2048)[: 4 if quick else 8]
-    rounds, documents, processor, beyond = interleaved(load_model(), ids, 1 if quick else 5)
-    ratio = float(np.median(rounds))
-    name = f"capture ÷ plain forward, {len(ids)} × 2048 tokens, float32, all heads, 16 buckets, 8 groups"
-    found.row(name, spread(rounds), "≤ 1.04, aim 1.02", ratio <= 1.04)
-    found.row("the same, median over single documents", spread(documents))
-    found.row("the same, single documents, in processor time of all threads", spread(processor))
-    found.notes.append(f"The tap adds {beyond:.2f} s to {len(ids)} documents, first touch of its memory included.")
-    return found
-
-
-def capture_long(quick: bool) -> Found:
-    found = Found()
-    ids = document_ids(2, 8192)[:1]
-    if quick:
-        ids = ids[:, :4096]
-    rounds, _, _, _ = interleaved(load_model(), np.repeat(ids, 1 if quick else 2, axis=0), 1 if quick else 3)
-    found.row(f"capture ÷ plain forward, {ids.shape[1]} tokens", spread(rounds), "≤ 1.02", np.median(rounds) <= 1.02)
-    return found
-
-
-def real_shape(quick: bool) -> Found:
-    """Four layers of SmolLM3-3B's width with random weights."""
-    from transformers import SmolLM3Config, SmolLM3Model
-
-    config = SmolLM3Config(num_hidden_layers=4, vocab_size=4096, pad_token_id=0)
-    torch.manual_seed(0)
-    model = SmolLM3Model(config).to(torch.float32)
-    facts = probe_model(model).layers[0]
-    tokens = 1024 if quick else 4096
-    ids = np.random.default_rng(0).integers(0, 4096, (1 if quick else 4, tokens))
-    _, documents, _, _ = interleaved(model, ids, 1)
-    found = Found()
-    shape = f"hidden {config.hidden_size}, {facts.q_heads} + {facts.kv_heads} heads, d = {facts.head_dim}"
-    found.row(f"capture ÷ plain forward, 4 layers of SmolLM3-3B's shape ({shape}), {tokens} tokens", spread(documents))
-    return found
-
 
 PREDECESSORS = {
     "predecessor": "tuned, parquet as it is written by default",
