@@ -80,7 +80,10 @@ def load_model():
     import torch
     from transformers import AutoModel
 
-    return AutoModel.from_pretrained(export_model(), dtype=torch.float32)
+    model = AutoModel.from_pretrained(export_model(), dtype=torch.float32)
+    for weights in model.parameters():
+        weights.sum()  # they are read from the file, page by page, when they are first used: that is the model's memory
+    return model
 
 
 def layout_of(context: int):

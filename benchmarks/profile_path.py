@@ -16,7 +16,10 @@ from common import BENCH_PYTHON, ROOT, WORK
 PARTS = {
     "_centred (": "tap: centring",
     "run (qkscope/moments/live.py": "tap: products",
-    "_accumulate (": "tap: adding to the sums",
+    "add (qkscope/moments/live.py": "tap: adding to the sums",
+    "_in_group (": "tap: adding to the sums",
+    "_add_to_group (": "tap: adding to the sums",
+    "widened (": "tap: adding to the sums",
     "_pivot (": "tap: choosing the pivot",
     "see (qkscope/capture/tap.py": "tap: the rest",
     "probe_model (": "probe",

@@ -190,15 +190,15 @@ sys.path[:0] = [{here!r}]
 import numpy as np
 from common import document_ids, load_model, peak_mb
 from paths import saved_size
-model = load_model()
+model, ids = load_model(), document_ids(64, 1024)
 before = peak_mb()
-moments, size = saved_size(document_ids(64, 512)[:int(sys.argv[1])], model)
+moments, size = saved_size(ids[:int(sys.argv[1])], model)
 print(peak_mb() - before, size)
 """
 
 
 def growth_with_documents(quick: bool) -> Found:
-    document_ids(64, 512)
+    document_ids(64, 1024)
     script = MEMORY_SCRIPT.format(here=str(Path(__file__).parent))
     few, many = 8, 24 if quick else 64
     peaks, sizes = {}, {}
@@ -208,7 +208,7 @@ def growth_with_documents(quick: bool) -> Found:
     growth = 100 * (peaks[many] / peaks[few] - 1)
     found = Found()
     text = f"{peaks[few]:.0f} → {peaks[many]:.0f} MB ({growth:+.1f} %)"
-    found.row(f"peak memory beyond the model, {few} → {many} documents of 512 tokens", text, "grows < 5 %", growth < 5)
+    found.row(f"peak memory beyond the model, {few} → {many} documents of 1024 tokens", text, "grows < 5 %", growth < 5)
     # The header holds provenance, whose length may differ by a digit.
     text = f"{sizes[few] / 1e6:.2f} → {sizes[many] / 1e6:.2f} MB"
     found.row(f"disk, {few} → {many} documents", text, "does not grow", sizes[many] - sizes[few] < 1000)

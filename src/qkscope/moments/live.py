@@ -46,15 +46,16 @@ class Workspace:
     """Buffers that every layer uses in turn: fresh ones would cost as much as the products (page by page)."""
 
     def __init__(self) -> None:
-        self._flat: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+        self._flat: dict[tuple[str, torch.device], Tensor] = {}
         self._filled: tuple[Piece, Tensor] | None = None
         self._planned: tuple[int, Tensor, Products] | None = None
 
     def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """A contiguous tensor of `shape`; what it holds is whatever was left there."""
-        key, size = (name, like.device, like.dtype), prod(shape)
+        key, size = (name, like.device), prod(shape)
         flat = self._flat.get(key)
-        if flat is None or flat.numel() < size:
+        # One type at a time: what the float64 start used is freed when float32 takes over.
+        if flat is None or flat.numel() < size or flat.dtype != like.dtype:
             flat = self._flat[key] = torch.empty(size, dtype=like.dtype, device=like.device)
         return flat[:size].view(*shape)
 
@@ -68,6 +69,13 @@ class Workspace:
             columns[..., width + 1] = torch.from_numpy(piece.steps).to(like.device)
             self._filled = (piece, columns)
         return columns
+
+    def widened(self, products: Tensor) -> Tensor:
+        """The same in float64; adding float32 to float64 would make such a copy too, but a new one each time."""
+        if products.dtype == torch.float64:
+            return products
+        like = torch.empty(0, dtype=torch.float64, device=products.device)
+        return self.buffer("widened", products.shape, like).copy_(products)
 
     def products(self, columns: Tensor, width: int, block: int) -> Products:
         """The products of these columns; layers that use the same buffer share one plan."""
@@ -138,7 +146,10 @@ class LiveSums:
         for piece in pieces:
             columns = self._centred(vectors, piece, workspace)
             for lower, corner in workspace.products(columns, self.width, _block(self.tokens)).run():
-                self._accumulate(vectors, piece, lower, corner)
+                in_group = self._in_group(vectors, piece, lower, corner)
+                for state, part in ((self._buckets.lower, lower), (self._buckets.corner, corner)):
+                    state[:, piece.buckets].add_(workspace.widened(part))
+                self._add_to_group(piece, lower, *in_group)
             self._buckets.count(piece.buckets, piece.counts)
             self._groups.count(slice(piece.group, piece.group + 1), piece.totals)
             self.tokens += piece.u.size
@@ -167,15 +178,19 @@ class LiveSums:
         exact = exact or torch.get_float32_matmul_precision() != "highest"
         return torch.float64 if exact else torch.float32
 
-    def _accumulate(self, vectors: Mapping[Kind, Tensor], piece: Piece, lower: Tensor, corner: Tensor) -> None:
+    def _in_group(
+        self, vectors: Mapping[Kind, Tensor], piece: Piece, lower: Tensor, corner: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The products over all buckets, found to be finite."""
         in_group = lower.sum(dim=1), corner.sum(dim=1)
         if not isfinite(float(in_group[0].sum() + in_group[1].sum())):
             raise _locate(vectors, piece)
-        self._buckets.lower[:, piece.buckets].add_(lower)
-        self._buckets.corner[:, piece.buckets].add_(corner)
-        self._groups.corner[:, piece.group].add_(in_group[1])
+        return in_group
+
+    def _add_to_group(self, piece: Piece, lower: Tensor, lower_in_group: Tensor, corner_in_group: Tensor) -> None:
+        self._groups.corner[:, piece.group].add_(corner_in_group)
         of_group = self._groups.lower[:, piece.group]
-        of_group.add_(in_group[0])
+        of_group.add_(lower_in_group)
         # A group's positions count from 0, not from the middle of each bucket.
         of_group[:, -1].add_((self._middles[piece.buckets, None] * lower[:, :, -2]).sum(dim=1))
 
