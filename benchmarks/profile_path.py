@@ -4,6 +4,7 @@
 """
 
 import argparse
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ PARTS = {
     "run_backbone (": "model: the rest",
     "load_model (": "loading the model",
 }
+CLASS = re.compile(r"^[\w.]+\.(?=\w+ \()")
 OUTSIDE = ("loading the model", "start-up")
 
 
@@ -63,7 +65,7 @@ def shares(collapsed: str) -> Counter[str]:
     counts: Counter[str] = Counter()
     for line in collapsed.splitlines():
         stack, _, count = line.rpartition(" ")
-        frames = [frame for frame in reversed(stack.split(";")) if frame]
+        frames = [CLASS.sub("", frame) for frame in reversed(stack.split(";"))]
         found = (part for frame in frames for start, part in PARTS.items() if frame.startswith(start))
         counts[next(found, "start-up")] += int(count)
     return counts
