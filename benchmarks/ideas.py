@@ -1,7 +1,7 @@
 """Alternatives side by side, in turn and in one process: what was tried for the tap, the sums and the analysis.
 
-`python benchmarks/ideas.py [products] [accuracy] [thread] [eigen] [load]` prints medians of processor time (of all
-threads) and of wall-clock time; `accuracy` prints distances from float64 instead.
+`python benchmarks/ideas.py [products] [tap] [accuracy] [thread] [eigen] [load]` prints medians of processor time (of
+all threads) and of wall-clock time; `accuracy` prints distances from float64 instead.
 """
 
 import sys
@@ -51,6 +51,20 @@ def products() -> None:
         torch.bmm(rest.transpose(1, 2), wide[..., :WIDTH], out=lower)
         torch.bmm(a.transpose(1, 2), a, out=corner)
 
+    together = torch.empty(cells, lower[0].numel() + corner[0].numel())
+    of_lower = together[:, : lower[0].numel()].view(lower.shape)
+    of_corner = together[:, lower[0].numel() :].view(corner.shape)
+
+    def cell_by_cell():
+        torch.bmm(rest.transpose(1, 2), wide[..., :WIDTH], out=of_lower)
+        torch.bmm(a.transpose(1, 2), a, out=of_corner)
+
+    def blocks(block=32):
+        for start in range(0, TOKENS, block):
+            here = slice(start, start + block)
+            for left, right, out in ((rest, wide[..., :WIDTH], lower), (a, a, corner)):
+                torch.baddbmm(out, left[:, here].transpose(1, 2), right[:, here], beta=start > 0, out=out)
+
     def per_bucket():
         by_bucket = x32.view(HEADS, BUCKETS, TOKENS, WIDTH)
         for bucket in range(BUCKETS):
@@ -74,7 +88,40 @@ def products() -> None:
                 torch.cat([x32, ones, steps], dim=2).transpose(1, 2), x32
             ),
             "float32, halves, ones and positions on one side (chosen)": halves,
+            "the same in blocks of 32 tokens (chosen at first)": blocks,
+            "the same, both into one buffer cell by cell": cell_by_cell,
         },
+    )
+
+
+def tap() -> None:
+    """A document's 30 layers through the tap: the first one with its pivots, and later ones with and without a plan."""
+    facts = [LayerFacts(layer, 9, 3, WIDTH) for layer in range(30)]
+    q, k = (torch.randn(1, 2048, count, WIDTH).transpose(1, 2) for count in (9, 3))
+
+    def document(moments, planned=True):
+        for layer in range(30):
+            if not planned:
+                moments._workspace._planned = None
+            moments.add(layer, q, k)
+
+    def first(pivot_tokens):
+        kept, live.PIVOT_TOKENS = live.PIVOT_TOKENS, pivot_tokens
+        document(Moments(layout_of(2048), facts))
+        live.PIVOT_TOKENS = kept
+
+    later = Moments(layout_of(2048), facts)
+    while later.tokens()[0] <= live.FLOAT64_TOKENS:
+        document(later)
+    compare(
+        "one document's 30 layers",
+        {
+            "first document, pivot from 256 tokens (chosen)": lambda: first(256),
+            "first document, pivot from all tokens": lambda: first(10**9),
+            "later document, products cut up once (chosen)": lambda: document(later),
+            "later document, cut up for each layer": lambda: document(later, planned=False),
+        },
+        5,
     )
 
 
@@ -134,25 +181,37 @@ def thread() -> None:
 
 def eigen() -> None:
     import scipy.linalg
+    from scipy.linalg import lapack
+    from threadpoolctl import threadpool_limits
 
     x = np.random.default_rng(0).normal(size=(270, 300, 64))
     pools = np.einsum("hnd,hne->hde", x, x)
     tensor = torch.from_numpy(pools)
     pool = ThreadPoolExecutor()
-    compare(
-        "eigenvectors of 270 heads, d = 64",
-        {
-            "numpy, batched": lambda: np.linalg.eigh(pools),
-            "numpy, batched, a thread per core (chosen)": lambda: list(
-                pool.map(np.linalg.eigh, np.array_split(pools, 30))
-            ),
-            "torch, batched": lambda: torch.linalg.eigh(tensor),
-            "scipy, top 10 (syevr)": lambda: [
-                scipy.linalg.eigh(m, subset_by_index=(54, 63), driver="evr") for m in pools
-            ],
-        },
-        5,
-    )
+
+    def tridiagonal(matrix):
+        reduced, diagonal, beside, tau, _ = lapack.dsytrd(matrix, lower=1, lwork=2048)
+        _, values, vectors, _ = lapack.dstemr(diagonal, np.append(beside, 0.0), 2, 0.0, 0.0, 55, 64, compute_v=1)
+        turned, _, _ = lapack.dormqr("L", "N", reduced[1:, :-1], tau, vectors[1:, :10], 320)
+        return values[:10], np.concatenate([vectors[:1, :10], turned])
+
+    with threadpool_limits(1, user_api="blas"):
+        compare(
+            "eigenvectors of 270 heads, d = 64",
+            {
+                "numpy, batched": lambda: np.linalg.eigh(pools),
+                "numpy, batched, a thread per core (chosen)": lambda: list(
+                    pool.map(np.linalg.eigh, np.array_split(pools, 30))
+                ),
+                "scipy, dsytrd and dstemr for the top 10": lambda: [tridiagonal(m) for m in pools],
+                "the same, a thread per core": lambda: list(pool.map(tridiagonal, pools)),
+                "torch, batched": lambda: torch.linalg.eigh(tensor),
+                "scipy, top 10 (syevr)": lambda: [
+                    scipy.linalg.eigh(m, subset_by_index=(54, 63), driver="evr") for m in pools
+                ],
+            },
+            5,
+        )
 
 
 def load() -> None:
@@ -176,6 +235,6 @@ def load() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"products": products, "accuracy": accuracy, "thread": thread, "eigen": eigen, "load": load}
+    parts = {"products": products, "tap": tap, "accuracy": accuracy, "thread": thread, "eigen": eigen, "load": load}
     for name in sys.argv[1:] or parts:
         parts[name]()
