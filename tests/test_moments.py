@@ -204,6 +204,15 @@ def test_the_pivot_is_near_the_mean_though_it_looks_at_some_tokens(monkeypatch):
     assert np.abs(off).max() < 1.0
 
 
+def test_the_pivot_is_not_made_of_first_tokens():
+    """64 rows in buckets of 8: every eighth token would be a first one in a quarter of the cases, not in one of 32."""
+    q = wide(64, 128, mean=0.0)
+    q[:, :, 0] += 50.0
+    moments = Moments(Layout(bucket_edges(128, 16), groups=1), [LayerFacts(0, 4, 4, 64)])
+    moments.add(0, q, q)
+    assert moments._live[0].pivot.abs().max() < 50 / 8
+
+
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_products_are_float64_where_torch_may_round_float32(monkeypatch, precision):
     """With TF32 or bfloat16 products allowed, float32 products would keep three digits."""
