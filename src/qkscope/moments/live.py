@@ -3,9 +3,9 @@
 One layer's queries and keys go through the same few calls: subtract the pivot into a workspace that also holds a
 column of ones and one of positions, multiply, add to the sums. What is kept is float64. So are the products of a
 layer's first FLOAT64_TOKENS tokens; later ones of float32 (or half-precision) activations are float32 over blocks of
-tokens, at first of BLOCK_TOKENS. Products stay float64 for float64 activations, for heads so narrow that it costs nothing, and
-where torch is allowed to round float32 products to fewer bits. The pivot is near the mean of the first tokens
-seen, so that what is squared is the spread.
+tokens, at first of BLOCK_TOKENS. Products stay float64 for float64 activations, for heads so narrow that it costs
+nothing, and where torch is allowed to round float32 products to fewer bits. The pivot is near the mean of the first
+tokens seen, so that what is squared is the spread.
 """
 
 from __future__ import annotations
@@ -260,7 +260,8 @@ def _pivot(x: Tensor) -> Tensor:
     tokens = x.shape[1] * x.shape[2] * x.shape[3]
     # An odd step: an even one could take a row's first token each time, which is unlike the others.
     places = np.unravel_index(np.arange(0, tokens, tokens // PIVOT_TOKENS | 1), x.shape[1:4])
-    some = x[(slice(None), *(torch.from_numpy(place) for place in places))].to(torch.float64)
+    bucket, row, token = (torch.from_numpy(place) for place in places)
+    some = x[:, bucket, row, token].to(torch.float64)
     mean = some.mean(dim=1)
     deviation = (some - mean[:, None]).square_().mean(dim=1).sqrt_()  # torch's own takes three times as long
     grid = torch.exp2(torch.floor(torch.log2(deviation)))
