@@ -20,6 +20,7 @@ HEADINGS = {
     "capture_long": "Capture",
     "real_shape": "Capture",
     "paths": "Side by side",
+    "more_documents": "Side by side",
     "accuracy": "Exactness",
     "products": "Against the products alone",
     "growth_with_documents": "Growth",

@@ -102,7 +102,7 @@ def tap() -> None:
     def document(moments, planned=True):
         for layer in range(30):
             if not planned:
-                moments._workspace._planned = None
+                moments._workspace._plan = None
             moments.add(layer, q, k)
 
     def first(pivot_tokens):

@@ -15,12 +15,11 @@ from common import BENCH_PYTHON, ROOT, WORK
 
 # The innermost of these decides; frames look like "add (qkscope/moments/live.py:142)".
 PARTS = {
-    "_centred (": "tap: centring",
-    "run (qkscope/moments/live.py": "tap: products",
+    "centre (qkscope/moments/workspace.py": "tap: centring",
+    "run (qkscope/moments/workspace.py": "tap: products",
     "add (qkscope/moments/live.py": "tap: adding to the sums",
-    "_in_group (": "tap: adding to the sums",
+    "_add_to_buckets (": "tap: adding to the sums",
     "_add_to_group (": "tap: adding to the sums",
-    "widened (": "tap: adding to the sums",
     "_pivot (": "tap: choosing the pivot",
     "see (qkscope/capture/tap.py": "tap: the rest",
     "probe_model (": "probe",

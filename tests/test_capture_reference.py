@@ -13,6 +13,8 @@ import torch
 from families import tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.tap import Tap
+from qkscope.moments.collect import collect_moments, make_batch
+from qkscope.moments.layout import Layout
 
 
 def attention_inputs(backbone, modules, ids):
@@ -121,6 +123,23 @@ def test_captured_queries_and_keys_are_the_rotated_projections(kind):
         for got, want in zip(found[layer], expected, strict=True):
             scale = np.abs(want).max()
             np.testing.assert_allclose(got, want, atol=3e-6 * scale, rtol=0, err_msg=f"{kind} layer {layer}")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_what_is_summed_as_queries_are_the_queries(kind):
+    """With as many key heads as query heads no shape would tell them apart; their means do."""
+    model = tiny(kind, **({} if kind == "gpt_neox" else {"num_key_value_heads": 4}))
+    backbone, ids = text_backbone(model), tokens()
+    attention = {i: getattr(block, "self_attn", None) or block.attention for i, block in enumerate(backbone.layers)}
+    inputs = attention_inputs(backbone, attention, ids)
+    batch = make_batch(list(ids.numpy()), [0] * len(ids), [str(row) for row in range(len(ids))], [*range(len(ids))])
+    moments = collect_moments(model, [batch], Layout((0, ids.shape[1]), 1))
+    for layer, module in attention.items():
+        for name, want in zip("qk", reference(kind, model.config, module, layer, inputs[layer]), strict=True):
+            assert want.shape[1] == 4
+            found = moments.window(layer, name).statistics(moments.layout.scale)
+            mean = want.mean(axis=(0, 2))
+            np.testing.assert_allclose(found.mean_x, mean, atol=1e-5 * np.abs(want).max(), rtol=0)
 
 
 def test_the_reference_rotation_is_a_real_one():

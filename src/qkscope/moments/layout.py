@@ -113,17 +113,18 @@ class Piece:
     buckets: slice
     group: int
     u: NDArray[np.float64]  # (buckets, rows × width): scaled positions
-    steps: NDArray[np.float32]  # the same in tokens, from the bucket's middle: exact and small
+    middles: NDArray[np.float64]  # (buckets, 1): each bucket's middle, in tokens
+    steps: NDArray[np.float32]  # positions in tokens, from the bucket's middle: exact and small
 
     @cached_property
-    def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Σ1, Σu and Σu² per bucket."""
-        return np.full(len(self.u), float(self.u.shape[1])), self.u.sum(axis=1), (self.u**2).sum(axis=1)
+    def counts(self) -> NDArray[np.float64]:
+        """Σ1, Σu and Σu² per bucket; every layer asks again, for this and for the totals."""
+        return np.stack([np.full(len(self.u), float(self.u.shape[1])), self.u.sum(axis=1), (self.u**2).sum(axis=1)])
 
     @cached_property
-    def totals(self) -> tuple[NDArray[np.float64], ...]:
-        """The same over all buckets: every layer asks again."""
-        return tuple(part.sum(keepdims=True) for part in self.counts)
+    def totals(self) -> NDArray[np.float64]:
+        """The same over all buckets."""
+        return np.asarray(self.counts.sum(axis=1, keepdims=True))
 
 
 def place(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
@@ -201,4 +202,4 @@ def _piece(
     t: NDArray[np.int64],
 ) -> Piece:
     middles = np.array(layout.middles[buckets])[:, None]
-    return Piece(rows, tokens, buckets, group, t / layout.scale, (t - middles).astype(np.float32))
+    return Piece(rows, tokens, buckets, group, t / layout.scale, middles, (t - middles).astype(np.float32))

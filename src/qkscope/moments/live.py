@@ -10,9 +10,9 @@ tokens seen, so that what is squared is the spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import isfinite, prod
+from math import isfinite
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from qkscope.moments.layout import Layout, Piece
 from qkscope.moments.second import Kind, SecondMoments, triangle
+from qkscope.moments.workspace import Plan, Shape, Workspace
 
 # The rounding that float32 products leave in a covariance goes as block / sqrt(tokens): a layer's first tokens are
 # multiplied in float64, so small captures are exact, and by the time float32 takes over there is enough to average.
@@ -29,7 +30,6 @@ FLOAT64_TOKENS = 4096
 BLOCK_TOKENS = 32  # tokens in the first float32 products
 LONGER_BLOCKS = 16384  # tokens after which a block is twice as long; four times as many double it again
 LONGEST_BLOCK = 256
-BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
 PIVOT_TOKENS = 256  # tokens, evenly taken from the first ones, that decide on the pivot
 NARROW = 32  # below this width BLAS has other, less exact kernels for tiny matrices
 
@@ -40,85 +40,6 @@ class NonFinite(Exception):
     def __init__(self, kind: str, row: int, head: int, token: int, value: float) -> None:
         super().__init__(f"{value} in {kind} row {row}, head {head}, token {token}")
         self.kind, self.row, self.head, self.token, self.value = kind, row, head, token, value
-
-
-class Workspace:
-    """Buffers that every layer uses in turn: fresh ones would cost as much as the products (page by page)."""
-
-    def __init__(self) -> None:
-        self._flat: dict[tuple[str, torch.device], Tensor] = {}
-        self._filled: tuple[Piece, Tensor] | None = None
-        self._planned: tuple[int, Tensor, Products] | None = None
-
-    def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """A contiguous tensor of `shape`; what it holds is whatever was left there."""
-        key, size = (name, like.device), prod(shape)
-        flat = self._flat.get(key)
-        # One type at a time: what the float64 start used is freed when float32 takes over.
-        if flat is None or flat.numel() < size or flat.dtype != like.dtype:
-            flat = self._flat[key] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return flat[:size].view(*shape)
-
-    def vectors(self, piece: Piece, heads: int, width: int, like: Tensor) -> Tensor:
-        """(heads, buckets, tokens, width + 2) with the last two columns, ones and positions, filled in."""
-        buckets, tokens = piece.steps.shape
-        columns = self.buffer("vectors", (heads, buckets, tokens, width + 2), like)
-        # All layers of a batch bring the same pieces, mostly one: then the columns are still there.
-        if self._filled is None or self._filled[0] is not piece or not self._filled[1].is_set_to(columns):
-            columns[..., width] = 1.0
-            columns[..., width + 1] = torch.from_numpy(piece.steps).to(like.device)
-            self._filled = (piece, columns)
-        return columns
-
-    def widened(self, products: Tensor) -> Tensor:
-        """The same in float64; adding float32 to float64 would make such a copy too, but a new one each time."""
-        if products.dtype == torch.float64:
-            return products
-        like = torch.empty(0, dtype=torch.float64, device=products.device)
-        return self.buffer("widened", products.shape, like).copy_(products)
-
-    def products(self, columns: Tensor, width: int, block: int) -> Products:
-        """The products of these columns; layers that use the same buffer share one plan."""
-        if self._planned is None or self._planned[0] != block or not self._planned[1].is_set_to(columns):
-            self._planned = (block, columns, Products(self, columns, width, block))
-        return self._planned[2]
-
-
-class Products:
-    """Σ[b, 1, s]xᵀ and Σaaᵀ of columns (heads, buckets, tokens, [a | b | 1 | s]), planned once and run for each layer.
-
-    Cutting up tensors costs Python as much as the centring pass costs the processor, so the cuts are kept.
-    """
-
-    def __init__(self, workspace: Workspace, columns: Tensor, width: int, block: int) -> None:
-        heads, buckets, tokens, all_columns = columns.shape
-        half, cells = width // 2, columns.view(heads * buckets, tokens, all_columns)
-        lower = workspace.buffer("lower", (len(cells), all_columns - half, width), columns)
-        corner = workspace.buffer("corner", (len(cells), half, half), columns)
-        self.lower, self.corner = (part.view(heads, buckets, *part.shape[1:]) for part in (lower, corner))
-        a, rest, x = cells[..., :half], cells[..., half:], cells[..., :width]
-        factors = ((rest.transpose(1, 2), x, lower), (a.transpose(1, 2), a, corner))
-        if columns.dtype == torch.float64:
-            block = tokens
-        at_once = block * BLOCKS_IN_FLOAT32
-        self._turns = [
-            [
-                (left[:, :, start : start + block], right[:, start : start + block], product, start == first)
-                for start in range(first, min(first + at_once, tokens), block)
-                for left, right, product in factors
-            ]
-            for first in range(0, tokens, at_once)
-        ]
-
-    def run(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Sums over as many tokens as the precision carries, to be added up before the next are asked for."""
-        for turn in self._turns:
-            for left, right, product, fresh in turn:
-                if fresh:
-                    torch.bmm(left, right, out=product)
-                else:
-                    torch.baddbmm(product, left, right, out=product)
-            yield self.lower, self.corner
 
 
 class LiveSums:
@@ -136,69 +57,63 @@ class LiveSums:
         self.device = torch.device("cpu") if device.type == "mps" else device
         self.pivot: Tensor | None = None
         self.tokens = 0  # added so far
+        self._pivots: dict[torch.dtype, tuple[Tensor, ...]] = {}  # the same, for each kind, as they are subtracted
         count, lower = sum(heads.values()), (width - self.half + 2, width)
         self._buckets = _Cells(count, layout.buckets, lower, self.half, self.device)
         self._groups = _Cells(count, layout.groups, lower, self.half, self.device)
-        self._middles = torch.tensor(layout.middles, dtype=torch.float64, device=self.device)
 
     def add(self, vectors: Mapping[Kind, Tensor], pieces: Sequence[Piece], workspace: Workspace) -> None:
         """Add (rows, heads, tokens, width) of each kind as placed; raises NonFinite before anything bad is added."""
         for piece in pieces:
-            columns = self._centred(vectors, piece, workspace)
-            for lower, corner in workspace.products(columns, self.width, _block(self.tokens)).run():
-                in_group = self._in_group(vectors, piece, lower, corner)
-                for state, part in ((self._buckets.lower, lower), (self._buckets.corner, corner)):
-                    state[:, piece.buckets].add_(workspace.widened(part))
-                self._add_to_group(piece, lower, *in_group)
+            plan = self._centred(vectors, piece, workspace)
+            for _ in plan.run():
+                in_group = [part.sum(dim=1) for part in plan.products]
+                if not isfinite(float(in_group[0].sum() + in_group[1].sum())):
+                    raise _locate(vectors, piece)
+                self._add_to_buckets(piece, plan)
+                self._add_to_group(piece, plan, in_group)
             self._buckets.count(piece.buckets, piece.counts)
             self._groups.count(slice(piece.group, piece.group + 1), piece.totals)
             self.tokens += piece.u.size
 
-    def _centred(self, vectors: Mapping[Kind, Tensor], piece: Piece, workspace: Workspace) -> Tensor:
-        """(heads of all kinds, buckets, tokens, width + 2): vectors about the pivot, ones, positions."""
+    def _centred(self, vectors: Mapping[Kind, Tensor], piece: Piece, workspace: Workspace) -> Plan:
+        """The plan, holding these vectors about the pivot."""
         chosen = [_chosen(vectors[kind], piece).to(self.device) for kind in self._heads]
-        dtype = self._product_dtype(chosen[0].dtype)
         if self.pivot is None:
             self.pivot = torch.cat([_pivot(x) for x in chosen])
-        pivot = self.pivot.to(dtype)[:, None, None, None, :]
-        columns = workspace.vectors(piece, len(pivot), self.width, pivot)
-        first = 0
-        for x in chosen:
-            last = first + len(x)
-            target = columns[first:last].view(*x.shape[:4], -1)[..., : self.width]
-            if x.dtype == dtype:
-                torch.sub(x, pivot[first:last], out=target)  # one pass centres and lays out for the products
-            else:
-                target.copy_(x).sub_(pivot[first:last])  # subtracting into another type would copy all of x first
-            first = last
-        return columns
+        dtype, heads = self._product_dtype(chosen[0].dtype), tuple(self._heads.values())
+        _, buckets, rows, tokens, width = chosen[0].shape
+        shape = Shape(heads, buckets, rows, tokens, width, _block(self.tokens), dtype, self.device)
+        plan = workspace.plan(shape, piece)
+        if dtype not in self._pivots:
+            self._pivots[dtype] = torch.split(self.pivot.to(dtype)[:, None, None, None, :], list(heads))
+        plan.centre(chosen, self._pivots[dtype])
+        return plan
 
     def _product_dtype(self, activations: torch.dtype) -> torch.dtype:
         exact = activations == torch.float64 or self.width < NARROW or self.tokens < FLOAT64_TOKENS
         exact = exact or torch.get_float32_matmul_precision() != "highest"
         return torch.float64 if exact else torch.float32
 
-    def _in_group(
-        self, vectors: Mapping[Kind, Tensor], piece: Piece, lower: Tensor, corner: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The products over all buckets, found to be finite."""
-        in_group = lower.sum(dim=1), corner.sum(dim=1)
-        if not isfinite(float(in_group[0].sum() + in_group[1].sum())):
-            raise _locate(vectors, piece)
-        return in_group
+    def _add_to_buckets(self, piece: Piece, plan: Plan) -> None:
+        for state, part, widened in zip(self._buckets.parts, plan.products, plan.widened, strict=True):
+            if widened is not part:
+                widened.copy_(part)  # adding float32 to float64 would make such a copy too, but a new one each time
+            of_piece = state if widened.shape == state.shape else state[:, piece.buckets]
+            of_piece.add_(widened)
 
-    def _add_to_group(self, piece: Piece, lower: Tensor, lower_in_group: Tensor, corner_in_group: Tensor) -> None:
-        self._groups.corner[:, piece.group].add_(corner_in_group)
-        of_group = self._groups.lower[:, piece.group]
-        of_group.add_(lower_in_group)
+    def _add_to_group(self, piece: Piece, plan: Plan, in_group: Sequence[Tensor]) -> None:
+        lower, corner = (part[:, piece.group] for part in self._groups.parts)
+        lower.add_(in_group[0])
+        corner.add_(in_group[1])
         # A group's positions count from 0, not from the middle of each bucket.
-        of_group[:, -1].add_((self._middles[piece.buckets, None] * lower[:, :, -2]).sum(dim=1))
+        lower[:, -1].add_((plan.middles * plan.totals).sum(dim=1))
 
     def to_host(self) -> dict[Kind, tuple[SecondMoments, SecondMoments]]:
         """For each kind (per bucket, per group) as numpy, packed."""
         if self.pivot is None:
             raise ValueError("nothing was added")
-        pivot, middles = self.pivot.cpu().numpy(), self._middles.cpu().numpy()
+        pivot, middles = self.pivot.cpu().numpy(), np.array(self._layout.middles)
         found: dict[Kind, tuple[SecondMoments, SecondMoments]] = {}
         first = 0
         for kind, count in self._heads.items():
@@ -217,12 +132,11 @@ class _Cells:
     def __init__(self, heads: int, cells: int, lower: tuple[int, int], half: int, device: torch.device) -> None:
         self.lower = torch.zeros(heads, cells, *lower, dtype=torch.float64, device=device)
         self.corner = torch.zeros(heads, cells, half, half, dtype=torch.float64, device=device)
-        # Positions are known on the host and the same for all heads.
-        self.n, self.u, self.uu = np.zeros(cells), np.zeros(cells), np.zeros(cells)
+        self.parts = self.lower, self.corner
+        self._counts = np.zeros((3, cells))  # Σ1, Σu, Σu²: known on the host and the same for all heads
 
-    def count(self, cells: slice, counts: Sequence[NDArray[np.float64]]) -> None:
-        for known, part in zip((self.n, self.u, self.uu), counts, strict=True):
-            known[cells] += part
+    def count(self, cells: slice, counts: NDArray[np.float64]) -> None:
+        self._counts[:, cells] += counts
 
     def packed(
         self, heads: slice, pivot: NDArray[np.float64], middles: NDArray[np.float64], scale: float
@@ -232,7 +146,7 @@ class _Cells:
         xu = (middles[:, None] * x + xs) / scale
         both = np.concatenate([part.reshape(*x.shape[:2], -1) for part in (lower, corner)], axis=2)
         xx = np.take(both, _places(pivot.shape[1]), axis=2)
-        n, u, uu = (np.repeat(part[None], len(pivot), axis=0) for part in (self.n, self.u, self.uu))
+        n, u, uu = (np.repeat(part[None], len(pivot), axis=0) for part in self._counts)
         return SecondMoments(pivot, n, u, uu, x, xu, xx)
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from qkscope.moments.live import LiveSums, Workspace
+    from qkscope.moments.live import LiveSums
+    from qkscope.moments.workspace import Workspace
 
 KINDS: tuple[Kind, Kind] = ("q", "k")
 
@@ -88,7 +89,8 @@ class Moments:
         pieces: list[Piece],
         positions: ArrayLike | None,
     ) -> None:
-        from qkscope.moments.live import NonFinite, Workspace
+        from qkscope.moments.live import NonFinite
+        from qkscope.moments.workspace import Workspace
 
         self._workspace = self._workspace or Workspace()
         try:

@@ -194,7 +194,8 @@ def _sum_head(scan: HeadScan, layout: Layout) -> tuple[SecondMoments, SecondMome
     """One head's sums (per bucket, per group), batch by batch."""
     import torch
 
-    from qkscope.moments.live import LiveSums, Workspace
+    from qkscope.moments.live import LiveSums
+    from qkscope.moments.workspace import Workspace
 
     kind: Kind = scan.name.kind
     live, workspace = LiveSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Workspace()
