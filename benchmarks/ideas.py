@@ -1,7 +1,7 @@
 """Alternatives side by side, in turn and in one process: what was tried for the tap, the sums and the analysis.
 
-`python benchmarks/ideas.py [products] [tap] [accuracy] [thread] [eigen] [load]` prints medians of processor time (of
-all threads) and of wall-clock time; `accuracy` prints distances from float64 instead.
+`python benchmarks/ideas.py [products] [sums] [tap] [accuracy] [thread] [eigen] [load]` prints medians of processor
+time (of all threads) and of wall-clock time; `accuracy` prints distances from float64 instead.
 """
 
 import sys
@@ -14,7 +14,7 @@ from common import WORK, document_ids, layout_of, load_model, one_document_batch
 
 from qkscope.analysis.qk_table import qk_table
 from qkscope.layers import LayerFacts
-from qkscope.moments import live
+from qkscope.moments import live, workspace
 from qkscope.moments.collect import collect_moments
 from qkscope.moments.moments import Moments
 
@@ -94,6 +94,37 @@ def products() -> None:
     )
 
 
+def sums() -> None:
+    """Products added to 30 layers' float64 sums, or straight into float32 ones that float64 would take over later."""
+    cells, layers, blocks = HEADS * BUCKETS, 30, TOKENS // 32
+    columns = torch.randn(cells, TOKENS, WIDTH + 2)
+    shapes = ((cells, WIDTH // 2 + 2, WIDTH), (cells, WIDTH // 2, WIDTH // 2))
+    products = [torch.empty(shape) for shape in shapes]
+    widened = [torch.empty(shape, dtype=torch.float64) for shape in shapes]
+    in_float64 = [[torch.zeros(shape, dtype=torch.float64) for shape in shapes] for _ in range(layers)]
+    in_float32 = [[torch.zeros(shape) for shape in shapes] for _ in range(layers)]
+    half, x = columns[..., : WIDTH // 2], columns[..., :WIDTH]
+    factors = ((columns[..., WIDTH // 2 :].transpose(1, 2), x), (half.transpose(1, 2), half))
+
+    def multiply(into, fresh):
+        for block in range(blocks):
+            here = slice(32 * block, 32 * (block + 1))
+            for (left, right), out in zip(factors, into, strict=True):
+                torch.baddbmm(out, left[..., here], right[:, here], beta=block > 0 or not fresh, out=out)
+
+    def float64():
+        for state in in_float64:
+            multiply(products, True)
+            for total, copy, product in zip(state, widened, products, strict=True):
+                total.add_(copy.copy_(product))
+
+    def float32():
+        for state in in_float32:
+            multiply(state, False)
+
+    compare("one document's products and 30 layers' sums", {"float64 (chosen)": float64, "float32": float32})
+
+
 def tap() -> None:
     """A document's 30 layers through the tap: the first one with its pivots, and later ones with and without a plan."""
     facts = [LayerFacts(layer, 9, 3, WIDTH) for layer in range(30)]
@@ -134,21 +165,27 @@ def accuracy() -> None:
 
     moments = collect_moments(load_model(), one_document_batches(ids), layout_of(2048), watch=keep)
 
-    def table(dtype):
+    def table(dtype, together=1):
         again = Moments(moments.layout, moments.layers.values(), moments.provenance)
         for layer, pairs in kept.items():
-            for number, (q, k) in enumerate(pairs):
-                again.add(layer, q.to(dtype), k.to(dtype), groups=number)
+            for first in range(0, len(pairs), together):
+                q, k = (torch.cat(part).to(dtype) for part in zip(*pairs[first : first + together], strict=True))
+                again.add(layer, q, k)
         return qk_table(again, model="m")
+
+    def show(what, found):
+        off = {name: (found[name].abs() - exact[name].abs()).abs().max() for name in ("r_q", "r_k")}
+        print(what, ", ".join(f"{name} {value:.1e}" for name, value in off.items()))
 
     exact = table(torch.float64)
     for start in (live.FLOAT64_TOKENS, 0):
         for block in (16, 32, 64, 128):
             live.FLOAT64_TOKENS, live.BLOCK_TOKENS = start, block
-            found = table(torch.float32)
-            off = {name: (found[name].abs() - exact[name].abs()).abs().max() for name in ("r_q", "r_k")}
-            text = ", ".join(f"{name} {value:.1e}" for name, value in off.items())
-            print(f"first {start} tokens float64, then blocks of {block}: {text}")
+            show(f"first {start} tokens float64, then blocks of {block}:", table(torch.float32))
+    live.FLOAT64_TOKENS, live.BLOCK_TOKENS, workspace.BLOCKS_IN_FLOAT32 = 0, 32, 64
+    for together in (1, 2, 4):
+        found = table(torch.float32, together)
+        show(f"no float64 start, blocks of 32, {together} documents added up in float32:", found)
 
 
 def thread() -> None:
@@ -235,6 +272,6 @@ def load() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"products": products, "tap": tap, "accuracy": accuracy, "thread": thread, "eigen": eigen, "load": load}
+    parts = {part.__name__: part for part in (products, sums, tap, accuracy, thread, eigen, load)}
     for name in sys.argv[1:] or parts:
         parts[name]()

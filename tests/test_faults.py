@@ -78,9 +78,11 @@ class Told(Events):
 
 # Runs are forked off a process that has imported everything, so that twenty of them take seconds, not minutes.
 KILLED = """
-import os, random, signal, time
+import os, random, signal, threading, time
+from tqdm import tqdm
 from qkscope.pipeline.execute import run_study
 
+tqdm.set_lock(threading.RLock())  # its own is shared by forks: whoever is killed with it would stop all that follow
 run_study("study.yaml", "whole")
 begun = time.monotonic()
 run_study("study.yaml", "again")
