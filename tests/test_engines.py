@@ -248,7 +248,8 @@ def test_a_shard_that_is_not_in_the_plan(study, tmp_path):
     assert "shard 4: the plan has shards 0 to 3" in found.stderr
 
 
-def test_status_while_it_runs_and_after_it_died(long_study, tmp_path):
+@pytest.mark.parametrize("vectors", [None, VectorSample(0.5)])
+def test_status_while_it_runs_and_after_it_died(long_study, tmp_path, vectors):
     seen = []
 
     def look():
@@ -258,7 +259,7 @@ def test_status_while_it_runs_and_after_it_died(long_study, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(long_study(), tmp_path / "out", Told(look))
+        run_study(long_study(), tmp_path / "out", Told(look), options=CaptureOptions(vectors=vectors))
     assert all(status.alive for status in seen)
     assert seen[0].seconds_left() is None
     first = seen[0].checkpoints[0]

@@ -7,8 +7,7 @@ that attempt are thrown away and the shard starts again, without the document or
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -217,13 +216,3 @@ def _keep(plan: CheckpointPlan) -> Keep:
         )
 
     return keep
-
-
-def run_with_vectors(
-    runner: ShardRunner, plan: CheckpointPlan, shards: list[Shard], folder: Path, sample: VectorSample
-) -> Generator[tuple[Shard, Moments]]:
-    """All shards of a checkpoint, one after the other, with a sample of their vectors kept in `folder`."""
-    with ExitStack() as stack:
-        writer = stack.enter_context(runner.writer(plan, folder, sample))
-        for shard in shards:
-            yield shard, runner.run(plan, shard, writer)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.engines.base import Advanced, Finished, Noted, Report, Task
 from qkscope.pipeline.plan import CheckpointPlan, Shard
-from qkscope.pipeline.runner import Hearing, ShardRunner, run_with_vectors
+from qkscope.pipeline.runner import Hearing, ShardRunner
 from qkscope.pipeline.shards import running_shard, shard_path, vectors_path
+
+if TYPE_CHECKING:
+    from qkscope.vectors.write import VectorWriter
 
 
 class Worker:
@@ -43,15 +47,15 @@ class Worker:
         """Run all shards of the task; without a shared folder their moments are told as bytes."""
         self._checkpoint = task.checkpoint
         plan = self._plans[task.checkpoint]
-        if task.vectors is not None:
-            kept = vectors_path(self._folder, task.name)
-            with closing(run_with_vectors(self._runner, plan, list(task.shards), kept, task.vectors)) as parts:
-                for shard, moments in parts:
-                    self._deliver(task, shard, moments)
-            return
-        for shard in task.shards:
-            with running_shard(self._folder, task.name, shard) if self._lock else nullcontext():
-                self._deliver(task, shard, self._runner.run(plan, shard))
+        with self._writer(task) as writer:
+            for shard in task.shards:
+                with running_shard(self._folder, task.name, shard) if self._lock else nullcontext():
+                    self._deliver(task, shard, self._runner.run(plan, shard, writer))
+
+    def _writer(self, task: Task) -> AbstractContextManager[VectorWriter | None]:
+        if task.vectors is None:
+            return nullcontext()
+        return self._runner.writer(self._plans[task.checkpoint], vectors_path(self._folder, task.name), task.vectors)
 
     def _deliver(self, task: Task, shard: Shard, moments: Moments) -> None:
         contents = None
