@@ -1,5 +1,7 @@
 """The same study through every engine: other places, other orders, the same bytes."""
 
+import contextlib
+import io
 import multiprocessing
 import os
 import signal
@@ -12,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.pipeline.engines import engine_names, find_engine
 from qkscope.pipeline.engines.base import Placement, Task
@@ -207,45 +210,46 @@ def test_workers_end_with_a_run_that_is_killed(long_study, tmp_path):
 # -- batch systems ----------------------------------------------------------------------------------------
 
 
-def qkscope(folder, *arguments, **options):
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(
-        ["qkscope", *arguments], cwd=folder, env=environment, text=True, capture_output=True, check=False, **options
-    )
+def qkscope(folder, *arguments):
+    """(exit code, standard output, standard error) of a command, here: this process has imported everything."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return code, out.getvalue(), err.getvalue()
 
 
 def test_shards_through_xargs(study, tmp_path, expected):
     study()
-    plan = qkscope(tmp_path, "plan", "study.yaml", "--out", "out")
-    assert plan.stdout.splitlines() == [f"qkscope shard study.yaml {k} --out out" for k in range(4)]
-    assert qkscope(tmp_path, "plan", "study.yaml", "--count").stdout == "4\n"
+    _, plan, _ = qkscope(tmp_path, "plan", "study.yaml", "--out", "out")
+    assert plan.splitlines() == [f"qkscope shard study.yaml {k} --out out" for k in range(4)]
+    assert qkscope(tmp_path, "plan", "study.yaml", "--count")[1] == "4\n"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run(
         ["xargs", "-P", "2", "-I{}", "sh", "-c", "{}"],
-        input=plan.stdout,
+        input=plan,
         cwd=tmp_path,
         env=environment,
         text=True,
         check=True,
     )
-    assert qkscope(tmp_path, "plan", "study.yaml", "--out", "out", "--left").stdout == ""
-    status = qkscope(tmp_path, "status", "out").stdout
+    assert qkscope(tmp_path, "plan", "study.yaml", "--out", "out", "--left")[1] == ""
+    _, status, _ = qkscope(tmp_path, "status", "out")
     assert "all shards are there; `qkscope run` makes the tables" in status
     assert sorted(path.name for path in (tmp_path / "out/moments").glob("[!.]*")) == [
         "one.safetensors",
         "two.safetensors",
     ]
-    run = qkscope(tmp_path, "run", "study.yaml", "--out", "out")
-    assert run.stderr.count("moments are there already") == 2
+    _, _, said = qkscope(tmp_path, "run", "study.yaml", "--out", "out")
+    assert said.count("moments are there already") == 2
     assert (tmp_path / "out/qk.csv").read_bytes() == expected
-    assert "finished" in qkscope(tmp_path, "status", "out").stdout
+    assert "finished" in qkscope(tmp_path, "status", "out")[1]
 
 
 def test_a_shard_that_is_not_in_the_plan(study, tmp_path):
     study()
-    found = qkscope(tmp_path, "shard", "study.yaml", "4")
-    assert found.returncode == 2
-    assert "shard 4: the plan has shards 0 to 3" in found.stderr
+    code, _, said = qkscope(tmp_path, "shard", "study.yaml", "4")
+    assert code == 2
+    assert "shard 4: the plan has shards 0 to 3" in said
 
 
 @pytest.mark.parametrize("vectors", [None, VectorSample(0.5)])

@@ -87,14 +87,15 @@ def one_checkpoint(world, model, **changes):
     return world(checkpoints=[{"name": "one", "model": model, "context": 64, **changes}])
 
 
-def test_code_of_a_checkpoint_runs_with_the_flag_only(world, tmp_path, own_code):
+def test_code_of_a_checkpoint_runs_with_the_flag_only(world, tmp_path, own_code, monkeypatch, capsys):
     one_checkpoint(world, "own")
+    monkeypatch.chdir(tmp_path)
     for arguments in (["run", "study.yaml", "--out", "out"], ["inspect", "study.yaml"], ["inspect", "own"]):
-        refused = run(tmp_path, *arguments)
-        assert refused.returncode == 2, refused.stderr
-        assert "needs remote code" in refused.stderr
-        assert "--trust-remote-code" in refused.stderr
-        assert "anything you can do on this machine" in refused.stderr
+        assert main(arguments) == 2
+        refused = capsys.readouterr().err
+        assert "needs remote code" in refused
+        assert "--trust-remote-code" in refused
+        assert "anything you can do on this machine" in refused
     assert not own_code.exists()
     assert not (tmp_path / "out").exists()
     done = run(tmp_path, "run", "study.yaml", "--out", "out", "--trust-remote-code")
