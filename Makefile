@@ -88,7 +88,7 @@ $(BENCH_VENV)/.installed: benchmarks/requirements.txt constraints.txt
 	$(BENCH_VENV)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/requirements.txt
 	touch $@
 
-bench: $(WEIGHTS) $(BENCH_VENV)/.installed  ## time qkscope against what it replaces (about half an hour); writes docs/performance.md
+bench: $(WEIGHTS) $(BENCH_VENV)/.installed  ## time qkscope against what it replaces (about an hour); writes docs/performance.md
 	$(BIN)/python benchmarks/bench.py
 
 clean:  ## remove the environment and all results
