@@ -125,6 +125,15 @@ def test_buckets_wider_than_a_piece(monkeypatch):
     assert_statistics(found, 0, q[:, 0].reshape(-1, 6), np.tile(np.arange(32.0), 3))
 
 
+def test_groups_know_the_positions_of_every_piece(monkeypatch):
+    """Pieces of one shape but other buckets share a plan; a group's positions must be those of its own pieces."""
+    monkeypatch.setattr("qkscope.moments.layout.PIECE_TOKENS", 8)
+    q, k = vectors(3, 32)
+    moments = moments_of(q, k, groups=[0, 1, 1])
+    found = moments.without_group(0, "q", 0).statistics(LAYOUT.scale)
+    assert_statistics(found, 2, q[1:, 2].reshape(-1, 6), np.tile(np.arange(32.0), 2), tolerance=1e-11)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_low_precision_activations_are_summed_in_float64(dtype):
     q, k = (torch.from_numpy(x).to(dtype) for x in vectors(2, 32, mean=100.0))
