@@ -60,8 +60,10 @@ def main() -> None:
         try:
             install(PACKAGES)
             find_chromium()
-        except (CannotInstall, BrowserMissing) as failed:
-            sys.exit(f"make browser: {failed}; {ADVICE}")
+        except CannotInstall as why:
+            sys.exit(f"make browser: no browser, and none can be installed ({why}): {ADVICE}")
+        except BrowserMissing as failed:
+            sys.exit(f"make browser: {failed}")
 
 
 if __name__ == "__main__":
