@@ -38,7 +38,7 @@ class Case:
     then: str  # what the figures say
 
 
-def work(name, found, config, context, documents, window, *, text=None, shard_tokens=None, heads=None):
+def work(name, found, config, context, documents, window, *, shard_tokens=None, heads=None):
     """One checkpoint with the defaults of a study file."""
     edges = bucket_edges(context, DEFAULTS["buckets"], also=[window])
     every = sum(facts.q_heads for facts in found.probe.layers)
@@ -49,7 +49,6 @@ def work(name, found, config, context, documents, window, *, text=None, shard_to
         weights=described_weights(found, config, name),
         shards=shard_documents(documents, context, shard_tokens or DEFAULTS["shard_tokens"]),
         batch_tokens=DEFAULTS["batch_tokens"],
-        text_tokens=documents * (text or context),
         heads=min(every, heads or every),
         components=DEFAULTS["components"],
     )
@@ -67,7 +66,6 @@ def smollm3() -> Case:
             checkpoint.context,
             study.documents.limit,
             study.common_window(),
-            text=2**17,
             heads=study.heads.sample,
         )
         for checkpoint in study.resolved_checkpoints()
@@ -75,14 +73,13 @@ def smollm3() -> Case:
     return Case(
         "SmolLM3-3B, ten checkpoints",
         "`studies/smollm3_training_progress.yaml`: 500 documents, cut to 4096 tokens at six checkpoints, to 32768 at "
-        "two and to 65536 at two. Texts are taken to have 128K tokens each.",
+        "two and to 65536 at two.",
         works,
         {"1 GPU": Cluster(devices=1), "8 GPUs": Cluster(devices=8)},
         f"The two checkpoints at 65536 tokens compute {duration(2 * computing(works[-1]))} of the "
         f"{duration(sum(map(computing, works)))} in all. A checkpoint at 4096 tokens computes "
-        f"{duration(computing(works[0]))}, but its texts take {duration(tokenizing(works[0]))} to tokenize, because "
-        "each is tokenized whole before it is cut; the survey at the start takes as long again. Texts cut beforehand "
-        "to 65536 tokens halve that.",
+        f"{duration(computing(works[0]))}. Documents are tokenized once for all, as far as the longest context: "
+        f"{duration(tokenizing(works))}, before anything else runs.",
     )
 
 
@@ -238,7 +235,9 @@ transformers gives torch's SDPA a mask of T² entries instead; its memory is cou
 are not counted as FLOPs. Raw vectors (`--vectors`) are not counted.
 
 Workers are taken to run shards in plan order, one unbroken run of them each, divided as evenly as whole shards allow;
-the link to the Hub and the storage of the results are shared. `waiting` is what uneven runs leave idle.
+the link to the Hub and the storage of the results are shared. `waiting` is what uneven runs leave idle. The tokens that
+the plan keeps in the folder for temporary files (4 bytes for each token of the longest context, removed at the end) are
+taken to be seen by all workers; one on another machine reads and tokenizes its documents again.
 """
 
 BOTTLENECKS = """## What becomes the bottleneck, and what to change
@@ -286,8 +285,8 @@ def computing(each: CheckpointWork) -> float:
     return estimate([each], Cluster()).busy_hours * 3600
 
 
-def tokenizing(each: CheckpointWork) -> float:
-    return each.text_tokens / Cluster().tokenize
+def tokenizing(works: list[CheckpointWork]) -> float:
+    return estimate(works, Cluster()).seconds["tokenizing"]
 
 
 def row(name: str, cells: list[str]) -> str:

@@ -1,6 +1,10 @@
 """Documents from every kind of file, and each way in which they can be wrong."""
 
+import gc
 import json
+import os
+import pickle
+import tempfile
 
 import numpy as np
 import pandas as pd
@@ -8,9 +12,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from qkscope.documents.encode import encode
 from qkscope.documents.sources import read_documents
-from qkscope.documents.tokens import batches, encode, group_of, survey
-from qkscope.errors import DocumentError
+from qkscope.documents.tokens import batches, group_of, survey
+from qkscope.errors import DocumentError, QkscopeWarning, StorageError
 from qkscope.study.schema import Documents
 
 
@@ -93,6 +98,36 @@ def test_an_empty_glob(tmp_path):
         texts(tmp_path, files="missing.txt")
 
 
+def test_a_folder_is_not_its_files(tmp_path):
+    (tmp_path / "docs/deep").mkdir(parents=True)
+    (tmp_path / "docs/deep/a.txt").write_text("x")
+    for folder in ("docs", "docs/", str(tmp_path / "docs")):
+        with pytest.raises(
+            DocumentError, match=r"is a folder; name its files, for instance '.*docs/\*' or, .*docs/\*\*/\*'"
+        ):
+            texts(tmp_path, files=folder)
+    assert texts(tmp_path, files="docs/**/*") == [("docs/deep/a.txt", "x")]
+
+
+def test_hidden_files_are_read_only_where_they_are_named(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/config.txt").write_text("secret")
+    (tmp_path / ".DS_Store").write_bytes(b"\xff")
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    (tmp_path / "a.txt").write_text("plain")
+    assert texts(tmp_path, files="*") == [("a.txt", "plain")]
+    assert texts(tmp_path, files="**/*.txt") == [("a.txt", "plain")]
+    assert texts(tmp_path, files=str(tmp_path / "*")) == [("a.txt", "plain")]
+    assert texts(tmp_path, files=".h*") == [(".hidden.txt", "hidden")]
+    assert texts(tmp_path, files=".git/*.txt") == [(".git/config.txt", "secret")]
+    assert texts(tmp_path, files=[".hidden.txt", "a.txt"]) == [(".hidden.txt", "hidden"), ("a.txt", "plain")]
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/b.txt").write_text("below a hidden folder")
+    assert texts(tmp_path / ".cache", files="*.txt") == [("b.txt", "below a hidden folder")]
+    with pytest.raises(DocumentError, match="nothing matches"):
+        texts(tmp_path, files="*Store")
+
+
 def test_special_tokens_are_explicit():
     tokenizer = byte_tokenizer(bos_token="<s>")
     plain = encode(tokenizer, "aé", "none")
@@ -107,7 +142,10 @@ def test_special_tokens_are_explicit():
 def corpus(tmp_path):
     for i, length in enumerate([10, 300, 5, 200]):
         (tmp_path / f"{i}.txt").write_text("x" * length)
-    return survey(Documents(files="*.txt", special_tokens="none"), tmp_path, byte_tokenizer())
+    return survey(Documents(files="*.txt", special_tokens="none"), tmp_path, byte_tokenizer(), CONTEXTS)
+
+
+CONTEXTS = [5, 8, 9, 10, 200, 301]
 
 
 def test_short_documents_are_left_out(corpus):
@@ -120,7 +158,13 @@ def test_short_documents_are_left_out(corpus):
 
 def test_min_tokens_gives_every_context_the_same_documents(tmp_path, corpus):
     settings = corpus.settings.model_copy(update={"min_tokens": 250})
-    assert survey(settings, tmp_path, byte_tokenizer()).usable(10) == [1]
+    assert survey(settings, tmp_path, byte_tokenizer(), [10]).usable(10) == [1]
+
+
+def test_tokens_are_counted_only_as_far_as_a_study_needs(tmp_path, corpus):
+    assert [d.tokens for d in survey(corpus.settings, tmp_path, byte_tokenizer(), [8, 20]).documents] == [10, 20, 5, 20]
+    settings = corpus.settings.model_copy(update={"min_tokens": 250})
+    assert [d.tokens for d in survey(settings, tmp_path, byte_tokenizer(), [8]).documents] == [10, 250, 5, 200]
 
 
 def test_windows_are_the_first_tokens(corpus):
@@ -134,26 +178,123 @@ def test_a_document_that_changes_or_vanishes_is_noticed(tmp_path, corpus):
     with pytest.raises(DocumentError, match=r"3\.txt changed"):
         list(corpus.windows(byte_tokenizer(), 8, [3]))
     (tmp_path / "3.txt").unlink()
-    with pytest.raises(DocumentError, match="1 documents vanished"):
+    with pytest.raises(DocumentError, match="1 document vanished"):
         list(corpus.windows(byte_tokenizer(), 8, [3]))
 
 
+def test_a_file_that_was_touched_but_says_the_same_is_no_change(tmp_path, corpus):
+    os.utime(tmp_path / "3.txt", ns=(1, 1))
+    assert len(next(corpus.windows(byte_tokenizer(), 8, [3])).ids) == 8
+
+
+class NoTokenizer:
+    """Stands where nothing may be tokenized."""
+
+    bos_token_id = None
+
+    def __call__(self, text, **options):
+        raise AssertionError("tokenized again")
+
+
+def test_what_the_survey_tokenized_is_not_tokenized_again(corpus):
+    for context in (5, 8, 200):
+        chosen = corpus.usable(context)
+        for copy in (corpus, pickle.loads(pickle.dumps(corpus))):  # as another process gets it
+            windows = list(copy.windows(NoTokenizer(), context, chosen))
+            assert [(w.index, len(w.ids)) for w in windows] == [(index, context) for index in chosen]
+
+
+def test_a_process_that_does_not_see_the_kept_tokens_reads_the_documents(corpus):
+    kept = list(corpus.windows(NoTokenizer(), 8, [0, 1]))
+    corpus.kept.path.unlink()  # as on another machine
+    elsewhere = pickle.loads(pickle.dumps(corpus))
+    read = list(elsewhere.windows(byte_tokenizer(), 8, [0, 1]))
+    assert [(w.index, w.name, w.ids.tolist()) for w in read] == [(w.index, w.name, w.ids.tolist()) for w in kept]
+
+
+def test_kept_tokens_that_somebody_wrote_over_are_refused(corpus):
+    corpus.kept.path.write_bytes(bytes(corpus.kept.path.stat().st_size))
+    with pytest.raises(StorageError, match="was changed while the study was running"):
+        list(corpus.windows(NoTokenizer(), 8, [0]))
+
+
+def temporary_files(folder):
+    return list(folder.glob("qkscope-*.tokens"))
+
+
+@pytest.fixture
+def temporary(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_kept_tokens_are_removed_with_the_last_that_needs_them(tmp_path, temporary):
+    (tmp_path / "a.txt").write_text("x" * 20)
+    corpus = survey(Documents(files="a.txt", special_tokens="none"), tmp_path, byte_tokenizer(), [8])
+    assert temporary_files(temporary) == [corpus.kept.path]
+    copy = pickle.loads(pickle.dumps(corpus))
+    del copy  # a worker's copy is not what the file belongs to
+    gc.collect()
+    assert len(temporary_files(temporary)) == 1
+    del corpus
+    gc.collect()
+    assert not temporary_files(temporary)
+
+
+def test_kept_tokens_are_removed_when_a_survey_fails(tmp_path, temporary):
+    (tmp_path / "a.txt").write_text("fine")
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    with pytest.raises(DocumentError, match="not UTF-8"):
+        survey(Documents(files="*.txt", special_tokens="none"), tmp_path, byte_tokenizer(), [2])
+    assert not temporary_files(temporary)
+
+
+def test_kept_tokens_stay_at_a_place_of_their_own(tmp_path, temporary):
+    (tmp_path / "a.txt").write_text("x" * 20)
+    settings = Documents(files="a.txt", special_tokens="none")
+    corpus = survey(settings, tmp_path, byte_tokenizer(), [8], keep_in=tmp_path / "tokens")
+    assert len(next(corpus.windows(NoTokenizer(), 8, [0])).ids) == 8
+    del corpus
+    gc.collect()
+    assert (tmp_path / "tokens").stat().st_size == 8 * 4
+    assert not temporary_files(temporary)
+
+
+def test_without_room_for_tokens_documents_are_tokenized_again(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x" * 20)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.warns(QkscopeWarning, match=r"tokens cannot be kept .*No such file.*TMPDIR"):
+        corpus = survey(Documents(files="a.txt", special_tokens="none"), tmp_path, byte_tokenizer(), [8])
+    assert len(next(corpus.windows(byte_tokenizer(), 8, [0])).ids) == 8
+
+
 def test_fingerprints_follow_text_and_tokenizer(tmp_path, corpus):
-    again = survey(corpus.settings, tmp_path, byte_tokenizer())
+    again = survey(corpus.settings, tmp_path, byte_tokenizer(), CONTEXTS)
     assert (again.fingerprint, again.tokens_fingerprint(10)) == (corpus.fingerprint, corpus.tokens_fingerprint(10))
     assert corpus.tokens_fingerprint(10) != corpus.tokens_fingerprint(9)
     with_bos = corpus.settings.model_copy(update={"special_tokens": "bos"})
-    other = survey(with_bos, tmp_path, byte_tokenizer(bos_token="<s>"))
+    other = survey(with_bos, tmp_path, byte_tokenizer(bos_token="<s>"), CONTEXTS)
     assert other.fingerprint == corpus.fingerprint
     assert other.tokens_fingerprint(10) != corpus.tokens_fingerprint(10)
     (tmp_path / "0.txt").write_text("z" * 10)
-    assert survey(corpus.settings, tmp_path, byte_tokenizer()).fingerprint != corpus.fingerprint
+    assert survey(corpus.settings, tmp_path, byte_tokenizer(), CONTEXTS).fingerprint != corpus.fingerprint
+
+
+def test_a_fingerprint_of_tokens_depends_on_what_is_shown_alone(tmp_path, corpus):
+    other_contexts = survey(corpus.settings, tmp_path, byte_tokenizer(), [8, 11])
+    assert other_contexts.tokens_fingerprint(8, [1, 3]) == corpus.tokens_fingerprint(8, [1, 3])
+    (tmp_path / "1.txt").write_text("x" * 8 + "and now something else")
+    changed_behind = survey(corpus.settings, tmp_path, byte_tokenizer(), [8, 9])
+    assert changed_behind.tokens_fingerprint(8, [1, 3]) == corpus.tokens_fingerprint(8, [1, 3])
+    assert changed_behind.tokens_fingerprint(9, [1, 3]) != corpus.tokens_fingerprint(9, [1, 3])
+    assert changed_behind.fingerprint != corpus.fingerprint
 
 
 def test_batches_hold_one_group_each_and_lose_nothing(tmp_path):
     for i in range(23):
         (tmp_path / f"{i:02}.txt").write_text("x" * 16)
-    corpus = survey(Documents(files="*.txt", special_tokens="none"), tmp_path, byte_tokenizer())
+    corpus = survey(Documents(files="*.txt", special_tokens="none"), tmp_path, byte_tokenizer(), [8])
     windows = corpus.windows(byte_tokenizer(), 8, range(23))
     found = list(batches(windows, context=8, batch_tokens=16, groups=4))
     assert all(len({group_of(w.index, 4) for w in batch}) == 1 and len(batch) <= 2 for batch in found)
@@ -163,7 +304,7 @@ def test_batches_hold_one_group_each_and_lose_nothing(tmp_path):
 def test_no_documents_at_all(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DocumentError, match="no documents found"):
-        survey(Documents(files="*.jsonl"), tmp_path, byte_tokenizer())
+        survey(Documents(files="*.jsonl"), tmp_path, byte_tokenizer(), [8])
 
 
 def test_ids_are_what_the_text_is(corpus):

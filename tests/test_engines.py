@@ -155,7 +155,7 @@ def test_an_error_in_a_worker_keeps_its_type_and_what_is_finished(study, tmp_pat
         def planned(self, plan):
             (tmp_path / "docs/zz.txt").unlink()
 
-    with pytest.raises(InputError, match="1 documents vanished while the study was running"):
+    with pytest.raises(InputError, match="1 document vanished while the study was running"):
         run_study(path, tmp_path / "out", Remover(), options=TWO_WORKERS)
     out = run_study(path, tmp_path / "out", options=TWO_WORKERS)
     assert (out / "qk.csv").read_bytes() == expected

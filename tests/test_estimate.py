@@ -67,7 +67,6 @@ def work(shards=(3, 1), context=4, layers=None, **changes) -> CheckpointWork:
         "weights": WEIGHTS,
         "shards": tuple(shards),
         "batch_tokens": 8,
-        "text_tokens": sum(shards) * context,
         "heads": 4,
         "components": 3,
         **changes,
@@ -349,8 +348,6 @@ def test_work_is_read_off_a_plan(world, checkpoints):
     assert (one.tokens, two.tokens) == (6 * 64, 6 * 256)
     assert (one.rows, two.rows) == (1, 1)
     assert one.heads == 5
-    # Byte tokens: whole texts are tokenized, though only 64 tokens of each are used.
-    assert one.text_tokens == sum(path.stat().st_size for path in (checkpoints_docs(world)) if path.stat().st_size > 64)
     assert not one.weights.remote
     saved = sum(path.stat().st_size for path in (checkpoints / "short").glob("*.safetensors"))
     assert one.weights.stored == saved
@@ -362,8 +359,11 @@ def test_work_is_read_off_a_plan(world, checkpoints):
     assert shard_documents(2, 256, 100) == (1, 1)  # a document is never split
 
 
-def checkpoints_docs(world) -> list[Path]:
-    return sorted((world().parent / "docs").glob("*.txt"))
+def test_documents_are_tokenized_once_and_as_far_as_the_longest_context(world):
+    plan = make_plan(load_study(study(world)))
+    bytes_of = [path.stat().st_size for path in (world().parent / "docs").glob("*.txt")]  # a byte is a token
+    found = estimate_plan(plan, Cluster(devices=1, tokenize=10))
+    assert found.seconds["tokenizing"] == sum(min(size, 256) for size in bytes_of) / 10
 
 
 # -- properties -------------------------------------------------------------------------------------------

@@ -79,10 +79,11 @@ def token_windows(
     tokenizer: Any, texts: Iterable[str], context: int, special_tokens: str = "default"
 ) -> list[list[int]]:
     """The first `context` tokens of each text that has so many; shorter texts are left out."""
-    from qkscope.documents.tokens import encode
+    from qkscope.documents.encode import Encoder
 
-    encoded = (encode(tokenizer, text, special_tokens) for text in texts)
-    return [ids[:context] for ids in encoded if len(ids) >= context]
+    encoder = Encoder(tokenizer, special_tokens)
+    encoded = (encoder.first(text, context, f"text {number}") for number, text in enumerate(texts))
+    return [ids for ids in encoded if len(ids) == context]
 
 
 def analyze(

@@ -92,3 +92,19 @@ def located(where: str) -> Iterator[None]:
         yield
     except QkscopeError as error:
         raise error.within(where) from error
+
+
+class LibraryPanic(Exception):
+    """A library written in Rust gave up (a bug of it, or input it was not made for); never seen by users as such."""
+
+
+@contextmanager
+def panics_raised() -> Iterator[None]:
+    """Turn a panic of Rust code into an exception: PyO3 derives it from BaseException, which passes every handler."""
+    try:
+        yield
+    except BaseException as error:
+        # The class is made anew by each library and can be imported from none.
+        if type(error).__name__ != "PanicException" or isinstance(error, Exception):
+            raise
+        raise LibraryPanic(str(error)) from error

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,38 @@ SHOWN = 200  # characters of column names in a message
 
 
 @dataclass(frozen=True)
+class SourceFile:
+    """A file as it was just before it was read."""
+
+    path: Path
+    size: int
+    changed: int  # nanoseconds, as the file system has it
+
+    @classmethod
+    def of(cls, path: Path) -> SourceFile:
+        """The file at this path."""
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
+        return cls(path, state.st_size, state.st_mtime_ns)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the file is there with the same size and time."""
+        try:
+            return SourceFile.of(self.path) == self
+        except DocumentError:
+            return False
+
+
+@dataclass(frozen=True)
 class Document:
     """One text, named by where it was found."""
 
     name: str
     text: str
+    file: SourceFile | None = None
 
     @property
     def digest(self) -> str:
@@ -53,40 +81,64 @@ def describe_source(settings: Documents) -> str:
 def matching_files(settings: Documents, folder: Path) -> list[Path]:
     """The files that the globs name, sorted; an empty glob is an error."""
     globs = [settings.files] if isinstance(settings.files, str) else settings.files or []
-    found: set[Path] = set()
-    for pattern in globs:
-        try:
-            absolute = Path(pattern).expanduser()
-            base, relative = (
-                (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor)))
-                if (absolute.is_absolute())
-                else (folder, pattern)
-            )
-            matched = [path for path in base.glob(relative) if path.is_file()]
-        except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
-            raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
-        if not matched:
-            raise DocumentError(f"documents.files: nothing matches {pattern!r} in {base}")
-        found.update(matched)
-    return sorted(found)
+    return sorted({path for pattern in globs for path in _matching(pattern, folder)})
+
+
+def _matching(pattern: str, folder: Path) -> list[Path]:
+    """Files of one glob; hidden ones only where the pattern itself names them by a dot, as shells do."""
+    try:
+        absolute = Path(pattern).expanduser()
+        base, relative = (
+            (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor)))
+            if absolute.is_absolute()
+            else (folder, pattern)
+        )
+        named = [part for part in Path(relative).parts if part.startswith(".")]
+        found = [path for path in base.glob(relative) if not _hidden(path.relative_to(base), named)]
+        matched = [path for path in found if path.is_file()]
+    except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
+        raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
+    if not matched and found:
+        raise DocumentError(
+            f"documents.files: {pattern!r} is a folder; name its files, for instance {_within(pattern)!r} or, with "
+            f"those in folders of it, {_within(pattern, '**')!r}"
+        )
+    if not matched:
+        raise DocumentError(f"documents.files: nothing matches {pattern!r} in {base}")
+    return matched
+
+
+def _hidden(path: Path, named: list[str]) -> bool:
+    """Whether a part of the path starts with a dot that no part of the pattern stands for."""
+    return any(
+        part.startswith(".") and not any(fnmatchcase(part, each) for each in named)
+        for part in path.parts
+        if part != ".."
+    )
+
+
+def _within(pattern: str, *parts: str) -> str:
+    return "/".join([pattern.rstrip("/"), *parts, "*"])
 
 
 def _from_files(settings: Documents, folder: Path) -> Iterator[Document]:
     for path in matching_files(settings, folder):
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+        file = SourceFile.of(path)
         if path.suffix.lower() in JSON_LINES:
-            yield from _json_lines(path, name, settings.text)
+            yield from _json_lines(file, name, settings.text)
         elif path.suffix.lower() in PARQUET:
-            yield from _parquet(path, name, settings.text)
+            yield from _parquet(file, name, settings.text)
         else:
-            yield _plain(path, name)
+            yield _plain(file, name)
 
 
-def _plain(path: Path, name: str) -> Document:
+def _plain(file: SourceFile, name: str) -> Document:
+    path = file.path
     try:
-        if path.stat().st_size > MAX_DOCUMENT:
+        if file.size > MAX_DOCUMENT:
             raise DocumentError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB; is it one document?")
-        return Document(name, path.read_text(encoding="utf-8"))
+        return Document(name, path.read_text(encoding="utf-8"), file)
     except UnicodeDecodeError as error:
         raise DocumentError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it, or narrow documents.files"
@@ -95,12 +147,13 @@ def _plain(path: Path, name: str) -> Document:
         raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
+def _json_lines(file: SourceFile, name: str, column: str) -> Iterator[Document]:
+    path = file.path
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield Document(f"{name}:{number}", _json_text(path, number, line, column))
+                    yield Document(f"{name}:{number}", _json_text(path, number, line, column), file)
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:
@@ -118,20 +171,21 @@ def _json_text(path: Path, number: int, line: str, column: str) -> str:
     return _text_of(row[column], f"{path}, line {number}", column)
 
 
-def _parquet(path: Path, name: str, column: str) -> Iterator[Document]:
+def _parquet(file: SourceFile, name: str, column: str) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
 
+    path = file.path
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        columns = file.schema_arrow.names
+        table = pyarrow.parquet.ParquetFile(path)
+        columns = table.schema_arrow.names
         if column not in columns:
             raise DocumentError(f"{path}: no text column {column!r} (there is: {_listed(columns)}); set documents.text")
         row = 0
         # Small batches: a row can hold a book, and only one batch is in memory at a time.
-        for batch in file.iter_batches(batch_size=16, columns=[column]):
+        for batch in table.iter_batches(batch_size=16, columns=[column]):
             for value in batch.column(0):
-                yield Document(f"{name}:{row}", _text_of(value.as_py(), f"{path}, row {row}", column))
+                yield Document(f"{name}:{row}", _text_of(value.as_py(), f"{path}, row {row}", column), file)
                 row += 1
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DocumentError(f"{path}: not a readable parquet file ({str(error)[:SHOWN]})") from None

@@ -1,34 +1,27 @@
 """Texts to token windows: each document that is long enough gives its first `context` tokens.
 
-A survey tokenizes every document once per tokenizer to learn its length and fingerprint; the windows themselves
-are made again, one at a time, when a checkpoint runs, so that memory does not grow with the corpus.
+A survey reads and tokenizes every document once per tokenizer, as far as the study's longest context needs it, and
+keeps the ids in a temporary file. Windows come from there one at a time, so that memory does not grow with the corpus.
+Where the file is not to be seen (a worker on another machine), or a document's file is not as it was, the documents
+are read and tokenized again and compared with what the survey saw.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.documents.sources import Document, describe_source, read_documents
-from qkscope.errors import DocumentError
+from qkscope.documents.encode import Encoder, Tokenizer
+from qkscope.documents.kept import ID, KeptTokens, TokenWriter
+from qkscope.documents.sources import Document, SourceFile, describe_source, read_documents
+from qkscope.errors import DocumentError, StorageError
 from qkscope.study.schema import Documents
-
-SpecialTokens = str  # default | none | bos, see the study schema
-
-
-class Tokenizer(Protocol):
-    """What is needed of a tokenizer; transformers' own fit."""
-
-    bos_token_id: int | None
-
-    def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool) -> Any:
-        """Encode one text; the ids are under "input_ids"."""
+from qkscope.text import counted
 
 
 @dataclass(frozen=True)
@@ -36,18 +29,21 @@ class Surveyed:
     """A document as the survey saw it."""
 
     name: str
-    digest: str  # of the text
-    tokens: int
-    ids_digest: str  # of the token ids: changes with the tokenizer and the special tokens
+    digest: str  # of the text, all of it
+    tokens: int  # all there are, or as many as were looked for
+    prefixes: Mapping[int, str]  # digest of the first ids, for each context of the study that the document fills
+    file: SourceFile | None = None
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All documents of a study under one tokenizer, with their lengths; re-readable, never held in memory."""
+    """All documents of a study under one tokenizer; their ids are in a file, never all in memory."""
 
     settings: Documents
     folder: Path
     documents: tuple[Surveyed, ...]
+    looked_for: int  # tokens: a document that has so many may have more
+    kept: KeptTokens | None = None
 
     @property
     def source(self) -> str:
@@ -62,40 +58,57 @@ class Corpus:
     def usable(self, context: int) -> list[int]:
         """Indices of documents with at least `context` tokens (and `min_tokens`); an error if there is none."""
         needed = max(context, self.settings.min_tokens or 0)
+        if needed > self.looked_for:
+            raise ValueError(f"{needed} tokens are asked for, but the survey counted to {self.looked_for}")
         indices = [i for i, document in enumerate(self.documents) if document.tokens >= needed]
         if not indices:
-            longest = max(self.documents, key=lambda document: document.tokens, default=None)
-            found = (
-                f"the longest of {len(self.documents)}, {longest.name}, has {longest.tokens}"
-                if longest
-                else "there are no documents at all"
-            )
+            longest = max(self.documents, key=lambda document: document.tokens)
             raise DocumentError(
-                f"no document has the {needed} tokens that are needed: {found}; "
-                "give longer documents or a shorter context"
+                f"no document has the {counted(needed, 'token')} that are needed: the longest of "
+                f"{len(self.documents)}, {longest.name}, has {longest.tokens}; give longer documents or a shorter "
+                "context"
             )
         return indices
 
     def tokens_fingerprint(self, context: int, indices: Sequence[int] | None = None) -> str:
-        """sha256 of what a checkpoint with this context is shown: token ids of all usable documents, or of some."""
+        """sha256 of what a checkpoint with this context is shown of all usable documents, or of some: nothing else."""
         chosen = self.usable(context) if indices is None else indices
-        return _digest_of([str(context), *(f"{i} {self.documents[i].ids_digest}" for i in chosen)])
+        return _digest_of([str(context), *(f"{i} {self.documents[i].prefixes[context]}" for i in chosen)])
 
     def windows(self, tokenizer: Tokenizer, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
-        """The token windows of the chosen documents, in order; a document that changed is an error."""
+        """The token windows of the chosen documents, in order; a document that changed is an error.
+
+        Kept ids are used if every file that the documents came from has the size and time that it had before. Rows of a
+        dataset, which lie in a cache, are taken to be the same.
+        """
+        files = {self.documents[index].file for index in indices}
+        if self.kept is not None and self.kept.there and all(file is None or file.unchanged for file in files):
+            return self._kept_windows(self.kept, context, indices)
+        return self._read_windows(tokenizer, context, indices)
+
+    def _kept_windows(self, kept: KeptTokens, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
+        for index in sorted(set(indices)):
+            document = self.documents[index]
+            ids = kept.ids(index, context)
+            if _ids_digest(ids) != document.prefixes[context]:
+                raise StorageError(f"{kept.path} was changed while the study was running; start again")
+            yield TokenWindow(index, document.name, ids)
+
+    def _read_windows(self, tokenizer: Tokenizer, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
         wanted = set(indices)
+        encoder = Encoder(tokenizer, self.settings.special_tokens)
         for index, document in enumerate(read_documents(self.settings, self.folder)):
             if index not in wanted:
                 continue
             if document.digest != self.documents[index].digest:
                 raise DocumentError(f"{document.name} changed while the study was running; start again")
-            ids = encode(tokenizer, document.text, self.settings.special_tokens)
-            yield TokenWindow(index, document.name, np.asarray(ids[:context], dtype=np.int64))
+            ids = encoder.first(document.text, context, document.name)
+            yield TokenWindow(index, document.name, np.asarray(ids, dtype=np.int64))
             wanted.discard(index)
             if not wanted:
                 return
         if wanted:
-            raise DocumentError(f"{len(wanted)} documents vanished while the study was running; start again")
+            raise DocumentError(f"{counted(len(wanted), 'document')} vanished while the study was running; start again")
 
 
 @dataclass(frozen=True)
@@ -111,28 +124,42 @@ def survey(
     settings: Documents,
     folder: Path,
     tokenizer: Tokenizer,
+    contexts: Iterable[int],
     seen: Callable[[Document], None] = lambda document: None,
+    keep_in: Path | None = None,
 ) -> Corpus:
-    """Read and tokenize every document once to learn lengths and fingerprints."""
+    """Read every document once and tokenize it as far as `contexts` (and `min_tokens`) need.
+
+    The ids are kept in a temporary file, or in the file `keep_in`, which then stays.
+    """
+    lengths = sorted(set(contexts))
+    looked_for = max(*lengths, settings.min_tokens or 0, 1)
+    encoder = Encoder(tokenizer, settings.special_tokens)
     documents = []
-    for document in read_documents(settings, folder):
-        ids = encode(tokenizer, document.text, settings.special_tokens)
-        digest = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).hexdigest()
-        documents.append(Surveyed(document.name, document.digest, len(ids), digest))
-        seen(document)
-    if not documents:
-        raise DocumentError(f"no documents found in {describe_source(settings)}")
-    return Corpus(settings, folder, tuple(documents))
+    with TokenWriter(keep_in) as writer:
+        for document in read_documents(settings, folder):
+            ids = encoder.first(document.text, looked_for, document.name)
+            shown = [length for length in lengths if max(length, settings.min_tokens or 0) <= len(ids)]
+            writer.append(ids[: max(shown, default=0)])
+            prefixes = _prefix_digests(ids, shown)
+            documents.append(Surveyed(document.name, document.digest, len(ids), prefixes, document.file))
+            seen(document)
+        if not documents:
+            raise DocumentError(f"no documents found in {describe_source(settings)}")
+        return Corpus(settings, folder, tuple(documents), looked_for, writer.finish())
 
 
-def encode(tokenizer: Tokenizer, text: str, special_tokens: SpecialTokens) -> list[int]:
-    """Token ids of a text; special tokens only as the study says."""
-    ids: list[int] = tokenizer(text, add_special_tokens=special_tokens == "default", verbose=False)["input_ids"]
-    if special_tokens != "bos":
-        return ids
-    if tokenizer.bos_token_id is None:
-        raise DocumentError("special_tokens: bos, but the tokenizer has no BOS token; use none or default")
-    return [tokenizer.bos_token_id, *ids]
+def _prefix_digests(ids: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
+    """Digests of the first ids, one for each of the growing lengths."""
+    digest, done, found = hashlib.sha256(), 0, {}
+    for length in lengths:
+        digest.update(np.asarray(ids[done:length], dtype=ID).tobytes())
+        done, found[length] = length, digest.hexdigest()
+    return found
+
+
+def _ids_digest(ids: NDArray[np.int64]) -> str:
+    return hashlib.sha256(ids.astype(ID).tobytes()).hexdigest()
 
 
 def batches(
@@ -155,7 +182,7 @@ def group_of(index: int, groups: int) -> int:
     return index % groups
 
 
-def _digest_of(parts: Any) -> str:
+def _digest_of(parts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part}\n".encode())

@@ -37,8 +37,8 @@ ADVICE = {
     "long as there are shards for them",
     "sums": "devices with faster float64 and memory; larger batch_tokens and fewer buckets move fewer bytes; "
     "protocol: published sums a sample of tokens",
-    "tokenizing": "cut the texts to little more than the longest context beforehand, because whole texts are tokenized "
-    "for every checkpoint and, before, for the plan; more workers share the former",
+    "tokenizing": "every document is tokenized once, on one core, as far as the longest context: fewer documents, or a "
+    "shorter longest context; more devices do not help",
     "loading": "fewer, larger shards or fewer workers, so that fewer workers load each model; weights on faster disks",
     "downloads": "more devices do not help: fetch the checkpoints once to storage near the devices and name local "
     "folders, or study fewer checkpoints; more documents per checkpoint are nearly free",
@@ -135,7 +135,7 @@ def estimate_plan(plan: Plan, cluster: Cluster) -> Estimate:
 
 
 def estimate(works: Sequence[CheckpointWork], cluster: Cluster, surveyed: int | None = None) -> Estimate:
-    """What checkpoints cost; `surveyed` tokens are tokenized for the plan (the longest of their texts by default)."""
+    """What checkpoints cost; `surveyed` tokens are tokenized for the plan (by default those of the longest context)."""
     per_model = cluster.per_model or _fewest_devices(works, cluster)
     workers = cluster.devices // per_model
     flops = Flops(sum(map(linear_flops, works)), sum(map(attention_flops, works)), sum(map(sums_flops, works)))
@@ -143,7 +143,7 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, surveyed: int | 
     storage = sum(work.sizes.file * (2 * len(work.shards) + 2) for work in works)
     network = Network(weights=sum(fetched.values()), storage=storage)
     memory = max((device_memory(work, per_model) for work in works), key=lambda memory: memory.total)
-    survey = max(work.text_tokens for work in works) if surveyed is None else surveyed
+    survey = max(work.tokens for work in works) if surveyed is None else surveyed
     return Estimate(
         cluster=cluster,
         checkpoints=len(works),
@@ -201,7 +201,6 @@ def _seconds(
     for number, work in enumerate(works):
         for name, of_all in _computing(work, cluster).items():
             seconds[name] += of_all / workers
-        seconds["tokenizing"] += work.text_tokens / cluster.tokenize / workers
         seconds["loading"] += found.loads[number] * _loading(work, cluster) / workers
         seconds["downloads"] += found.loads[number] * _download(work, cluster) / workers
         seconds["saving"] += (_file(work, cluster) * len(work.shards) + _merging(work, cluster)) / workers
@@ -209,7 +208,7 @@ def _seconds(
     # The link and the storage are shared: they may need longer than the workers themselves.
     _stretch(seconds, "downloads", network.weights / cluster.download)
     _stretch(seconds, "saving", network.storage / cluster.storage_bandwidth)
-    seconds["tokenizing"] += survey / cluster.tokenize
+    seconds["tokenizing"] = survey / cluster.tokenize
     seconds["tables"] = sum(eigen_flops(work) / cluster.host_flops + _file(work, cluster) for work in works)
     return seconds
 
@@ -226,10 +225,8 @@ def _items(works: Sequence[CheckpointWork], cluster: Cluster) -> list[Item]:
         setup = _loading(work, cluster) + _download(work, cluster)
         # Each size of shard by itself, not its share of the whole: the batches at a shard's end are not full.
         alone = {n: sum(_computing(replace(work, shards=(n,)), cluster).values()) for n in set(work.shards)}
-        tokenizing = work.text_tokens / work.documents / cluster.tokenize
         for documents in work.shards:
-            seconds = alone[documents] + documents * tokenizing + _file(work, cluster)
-            items.append(Item(seconds, number, setup))
+            items.append(Item(alone[documents] + _file(work, cluster), number, setup))
         items.append(Item(_merging(work, cluster)))
     return items
 

@@ -21,6 +21,7 @@ from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
+from qkscope.text import are, counted
 from qkscope.vectors.sample import published_rate
 
 
@@ -137,8 +138,8 @@ class Plan:
         left_out = len(fewest.corpus.documents) - len(fewest.documents)
         if left_out:
             notes.append(
-                f"{left_out} of {len(fewest.corpus.documents)} documents are left out at checkpoint "
-                f"{fewest.checkpoint.name!r}, because they have fewer than its {fewest.context} tokens"
+                f"{left_out} of {counted(len(fewest.corpus.documents), 'document')} {are(left_out)} left out at "
+                f"checkpoint {fewest.checkpoint.name!r} for having fewer than its {counted(fewest.context, 'token')}"
             )
         counts = {len(plan.documents) for plan in self.checkpoints}
         if len(counts) > 1:
@@ -149,8 +150,8 @@ class Plan:
         short = [plan for plan in self.checkpoints if len(plan.documents) < self.study.groups]
         if short:
             notes.append(
-                f"{len(short[0].documents)} documents fill only as many of the {self.study.groups} document groups: "
-                "error bars will rest on fewer"
+                f"checkpoint {short[0].checkpoint.name!r} sees {counted(len(short[0].documents), 'document')}, fewer "
+                f"than the {counted(self.study.groups, 'document group')}: error bars will rest on fewer groups"
             )
         return notes
 
@@ -169,6 +170,9 @@ def make_plan(
         with located(f"checkpoint {checkpoint.name!r}"):
             models.append(_model(checkpoint, file.folder, trust_remote_code))
     corpora = _Corpora(file, surveyed)
+    for checkpoint, (source, _, _) in zip(checkpoints, models, strict=True):
+        with located(f"checkpoint {checkpoint.name!r}"):
+            corpora.need(_tokenizer_source(checkpoint, source, file.folder), checkpoint.context or 0)
     plans = []
     for checkpoint, (source, config, layers) in zip(checkpoints, models, strict=True):
         with located(f"checkpoint {checkpoint.name!r}"):
@@ -194,15 +198,7 @@ def _plan_one(
     study: Study, checkpoint: Checkpoint, source: ModelSource, config: Any, layers: Any, corpora: _Corpora
 ) -> CheckpointPlan:
     context = checkpoint.context or 0
-    tokenizer_source = source
-    if checkpoint.tokenizer is not None:
-        tokenizer_source = find_source(
-            checkpoint.tokenizer,
-            checkpoint.tokenizer_revision,
-            corpora.folder,
-            trust_remote_code=source.trust_remote_code,
-        )
-    tokenizer, tokenizer_source, corpus = corpora.under(tokenizer_source)
+    tokenizer, tokenizer_source, corpus = corpora.under(_tokenizer_source(checkpoint, source, corpora.folder))
     edges = bucket_edges(context, study.buckets, also=[study.common_window()])
     return CheckpointPlan(
         checkpoint=checkpoint,
@@ -218,6 +214,14 @@ def _plan_one(
     )
 
 
+def _tokenizer_source(checkpoint: Checkpoint, source: ModelSource, folder: Path) -> ModelSource:
+    if checkpoint.tokenizer is None:
+        return source
+    return find_source(
+        checkpoint.tokenizer, checkpoint.tokenizer_revision, folder, trust_remote_code=source.trust_remote_code
+    )
+
+
 def _layout(study: Study, edges: tuple[int, ...]) -> Layout:
     """The sums' axes; the published protocol keeps one token in as many as a bucket has positions."""
     seed = study.sample_seed()
@@ -227,30 +231,41 @@ def _layout(study: Study, edges: tuple[int, ...]) -> Layout:
 
 
 class _Corpora:
-    """The documents measured under each tokenizer, once, however many checkpoints share it."""
+    """The documents measured under each tokenizer, once, however many checkpoints share it.
+
+    All contexts are named first (`need`), so that the documents are tokenized only once, as far as the longest of them.
+    """
 
     def __init__(self, file: StudyFile, surveyed: Callable[[int], None]) -> None:
         self.folder = file.folder
         self._settings = file.study.documents
         self._surveyed = surveyed
-        self._by_source: dict[ModelSource, tuple[Any, ModelSource, Corpus]] = {}
-        self._by_vocabulary: dict[str, tuple[Any, Corpus]] = {}
+        self._by_source: dict[ModelSource, tuple[str, ModelSource]] = {}  # digest of the tokenizer, its exact source
+        # By digest: ten checkpoints in ten folders usually carry the same tokenizer ten times.
+        self._tokenizers: dict[str, Any] = {}
+        self._contexts: dict[str, set[int]] = {}
+        self._corpora: dict[str, Corpus] = {}
         self._count = 0
 
-    def under(self, source: ModelSource) -> tuple[Any, ModelSource, Corpus]:
-        """The tokenizer of `source`, the source at its commit, and the corpus measured with it."""
+    def need(self, source: ModelSource, context: int) -> None:
+        """A checkpoint with the tokenizer of `source` will be shown so many tokens of each document."""
         from qkscope.capture.load import load_tokenizer
 
         if source not in self._by_source:
             tokenizer, exact = load_tokenizer(source)
-            # Ten checkpoints in ten folders usually carry the same tokenizer ten times.
             same = tokenizer_digest(tokenizer)
-            if same not in self._by_vocabulary:
-                corpus = survey(self._settings, self.folder, tokenizer, lambda document: self._seen())
-                self._by_vocabulary[same] = (tokenizer, corpus)
-            first, corpus = self._by_vocabulary[same]
-            self._by_source[source] = (first, exact, corpus)
-        return self._by_source[source]
+            self._tokenizers.setdefault(same, tokenizer)
+            self._by_source[source] = (same, exact)
+        self._contexts.setdefault(self._by_source[source][0], set()).add(context)
+
+    def under(self, source: ModelSource) -> tuple[Any, ModelSource, Corpus]:
+        """The tokenizer of `source`, the source at its commit, and the corpus measured with it."""
+        same, exact = self._by_source[source]
+        tokenizer = self._tokenizers[same]
+        if same not in self._corpora:
+            contexts = self._contexts[same]
+            self._corpora[same] = survey(self._settings, self.folder, tokenizer, contexts, lambda _: self._seen())
+        return tokenizer, exact, self._corpora[same]
 
     def _seen(self) -> None:
         self._count += 1

@@ -50,7 +50,6 @@ class CheckpointWork:
     weights: Weights
     shards: tuple[int, ...]  # documents of each
     batch_tokens: int
-    text_tokens: int  # of the documents' whole texts, which are tokenized before they are cut
     heads: int  # query heads that the tables show
     components: int
 
@@ -97,7 +96,6 @@ def planned_work(plan: CheckpointPlan) -> CheckpointWork:
         weights=_planned_weights(plan),
         shards=tuple(len(shard.documents) for shard in plan.shards()),
         batch_tokens=study.batch_tokens,
-        text_tokens=sum(plan.corpus.documents[index].tokens for index in plan.documents),
         heads=every if study.heads == "all" else min(every, study.heads.sample),
         components=study.components,
     )

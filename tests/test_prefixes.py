@@ -1,0 +1,228 @@
+"""The first tokens of a text without tokenizing all of it: those of the whole text, for every kind of tokenizer."""
+
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+from qkscope.documents.cuts import EXPRESSIONS, find_cuts
+from qkscope.documents.encode import Encoder, encode
+from qkscope.errors import DocumentError
+
+TEXT = [
+    "The quick brown fox's friend didn't jump over 12 lazy dogs, did it? No  it\n\ndid not\nat all. " * 3,
+    "中文的文字，没有空格。第二句话、还有更多的字\n新的一行 以及 空格 ü Straße Ελλάδα Привет мир 한국어 문장 " * 3,
+    "def f(x):\n    return x+1  # naïve café ﬁne Ａｂ ½ 🙂 e\u0301 x y z\n" * 3,
+]
+LLAMA_3 = next(each for each in EXPRESSIONS if each.startswith("(?i:") and "{1,3}" in each and r"\p{M}" not in each)
+GPT_4O = next(each for each in EXPRESSIONS if r"\p{Lu}" in each and "'s" in each and "{1,3}" in each)
+DEEPSEEK = next(each for each in EXPRESSIONS if "A-Za-z" in each)
+
+
+def trained(model, trainer, normalizer=None, pre_tokenizer=None, post_processor=None, added=()):
+    backend = Tokenizer(model)
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    backend.train_from_iterator(TEXT, trainer)
+    backend.add_tokens(list(added))
+    if post_processor is not None:
+        backend.post_processor = post_processor
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def byte_level(pre_tokenizer, **options):
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    return trained(models.BPE(), trainer, pre_tokenizer=pre_tokenizer, **options)
+
+
+def split_by(expression, *before, behavior="isolated"):
+    parts = [pre_tokenizers.Split(Regex(expression), behavior, invert=behavior == "removed")]
+    return pre_tokenizers.Sequence([*before, *parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def sentencepiece_bpe():
+    """As Llama 2: spaces become marks, nothing is split, unknown characters become bytes."""
+    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    learnt = trained(
+        models.BPE(),
+        trainers.BpeTrainer(vocab_size=300, show_progress=False),
+        pre_tokenizer=pre_tokenizers.Metaspace(),
+    )
+    vocabulary = learnt.get_vocab()
+    for byte in range(256):
+        vocabulary.setdefault(f"<0x{byte:02X}>", len(vocabulary))
+    merges = [(a, b) for a in vocabulary for b in vocabulary if a + b in vocabulary and len(a + b) < 6]
+    backend = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizer
+    backend.post_processor = processors.TemplateProcessing(
+        "<a> $A <b> <b>", special_tokens=[("<a>", vocabulary["e"]), ("<b>", vocabulary["d"])]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def unigram(pre_tokenizer, normalizer=None):
+    trainer = trainers.UnigramTrainer(vocab_size=260, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    return trained(models.Unigram(), trainer, normalizer=normalizer, pre_tokenizer=pre_tokenizer)
+
+
+def word_piece():
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False)
+    return trained(
+        models.WordPiece(unk_token="[UNK]"),
+        trainer,
+        normalizer=normalizers.BertNormalizer(),
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        post_processor=processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1)),
+    )
+
+
+def characters():
+    letters = sorted(set("".join(TEXT)))
+    backend = Tokenizer(models.BPE({c: i for i, c in enumerate([*letters, "<unk>"])}, [], unk_token="<unk>"))
+    backend.normalizer = normalizers.NFKC()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+KINDS = {
+    "gpt-2": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "smollm": lambda: byte_level(
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    ),
+    "llama-3": lambda: byte_level(split_by(LLAMA_3), normalizer=normalizers.NFC()),
+    "llama-3 inverted": lambda: byte_level(split_by(LLAMA_3, behavior="removed")),
+    "gpt-4o": lambda: byte_level(split_by(GPT_4O), post_processor=processors.ByteLevel()),
+    "deepseek": lambda: byte_level(
+        split_by(DEEPSEEK, pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated")), normalizer=normalizers.Sequence([])
+    ),
+    "bytes": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+    "added tokens": lambda: byte_level(
+        pre_tokenizers.ByteLevel(),
+        added=[AddedToken("fox", lstrip=True), AddedToken("mir", rstrip=True, single_word=True), "  ", "<|x|>"],
+    ),
+    "llama-2": sentencepiece_bpe,
+    "metaspace unigram": lambda: unigram(pre_tokenizers.Metaspace(), normalizers.NFKC()),
+    "unigram, nothing split": lambda: unigram(
+        pre_tokenizers.Metaspace(split=False),
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]),
+    ),
+    "wordpiece": word_piece,
+    "characters": characters,
+    "some words joined by their model": lambda: trained(
+        models.BPE(), trainers.BpeTrainer(vocab_size=200, show_progress=False)
+    ),
+}
+WITHOUT_CUTS = {
+    "another expression": lambda: byte_level(split_by(r"[a-z]+ [a-z]+|.")),
+    "an added token with a space": lambda: byte_level(
+        pre_tokenizers.ByteLevel(), added=["quick brown", "a\nb", "字，字", "字。字", "字、字"]
+    ),
+    "dropout": lambda: trained(
+        models.BPE(dropout=0.5),
+        trainers.BpeTrainer(vocab_size=100, show_progress=False),
+        pre_tokenizer=pre_tokenizers.Whitespace(),
+    ),
+}
+
+
+@cache
+def made(kind):
+    return {**KINDS, **WITHOUT_CUTS}[kind]()
+
+
+pieces = st.sampled_from(
+    [*"abexyzÜé字文한ЖΩ019 \n\n\t.,'’-_/，。、！🙂ﬁ½Ａ\u0301\u00a0\u3000▁Ġ", "  ", " \n", "'s", "'ll", "\r\n",
+     "fox", " the ", "word", "mir", "<|x|>", "quick brown", "a" * 40, "字" * 30, "🙂" * 9, "The quick brown fox's",
+     "e\u0301", "👩\u200d👩\u200d👧", "İ", "ς"]
+)  # fmt: skip
+texts = st.lists(pieces, max_size=120).map("".join) | st.text(max_size=200) | st.sampled_from(TEXT)
+
+
+@pytest.mark.parametrize("special_tokens", ["default", "none"])
+@pytest.mark.parametrize("kind", [*KINDS, *WITHOUT_CUTS.keys() - {"dropout"}])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(texts, min_size=1, max_size=4).map(" ".join), st.integers(1, 40))
+def test_the_first_tokens_are_those_of_the_whole_text(kind, special_tokens, text, needed):
+    tokenizer = made(kind)
+    whole = encode(tokenizer, text, special_tokens)
+    assert Encoder(tokenizer, special_tokens).first(text, needed) == whole[:needed]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(texts, min_size=1, max_size=3).map(" ".join))
+def test_every_cut_is_sound_wherever_it_lies(kind, text):
+    tokenizer = made(kind)
+    cuts = find_cuts(tokenizer)
+    whole = encode(tokenizer, text, "none")
+    for cut in cuts.from_place(text, 0):
+        before = encode(tokenizer, text[:cut], "none")
+        assert before == whole[: len(before)], (text[:cut], text[cut:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_these_tokenizers_do_not_read_on(kind):
+    """What is far behind the needed tokens is not even looked at: there it would make the tokenizer fail."""
+
+    class Fails:
+        bos_token_id = None
+
+        def __getattr__(self, name):
+            return getattr(made(kind), name)
+
+        def __call__(self, text, **options):
+            assert len(text) < 5000
+            return made(kind)(text, **options)
+
+    Fails.__module__ = "transformers.tokenization_utils_base"  # it encodes as its tokenizer does
+    text = "Plain words that follow one another " * 10_000
+    assert Encoder(Fails(), "none").first(text, 64) == encode(made(kind), text[:5000], "none")[:64]
+
+
+@pytest.mark.parametrize("kind", WITHOUT_CUTS)
+def test_where_nothing_is_known_to_be_sound_there_is_no_cut(kind):
+    cuts = find_cuts(made(kind))
+    assert cuts is None or not list(cuts.from_place(TEXT[0], 0))
+
+
+def test_a_tokenizer_that_changes_texts_itself_is_not_cut():
+    class Own(PreTrainedTokenizerFast):
+        def _encode_plus(self, text, *args, **kwargs):
+            return super()._encode_plus(text[::-1], *args, **kwargs)
+
+    plain = made("gpt-2")
+    own = Own(tokenizer_object=plain.backend_tokenizer)
+    assert find_cuts(plain) is not None
+    assert find_cuts(own) is None
+    assert Encoder(own, "none").first(TEXT[0], 4) == encode(own, TEXT[0], "none")[:4]
+
+
+def test_a_tokenizer_that_panics_names_the_document_and_itself():
+    backend = Tokenizer(models.BPE({c: i for i, c in enumerate("xy")}, []))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"(x+x+)+y"), "isolated")
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path="org/evil")
+    with pytest.raises(DocumentError, match=r"a\.txt: the tokenizer org/evil fails on it \(LibraryPanic: "):
+        Encoder(tokenizer, "none").first("x" * 5000, 8, "a.txt")
+
+
+def test_other_errors_of_a_tokenizer_are_told_alike():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="?")))
+    with pytest.raises(DocumentError, match=r"b\.txt: the tokenizer \w+ fails on it \(Exception: WordLevel error"):
+        Encoder(tokenizer, "none").first("b", 8, "b.txt")
