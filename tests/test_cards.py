@@ -300,7 +300,7 @@ def test_cards_say_where_the_two_readings_differ(published):
 def test_production_states_the_provenance(published):
     text = section(published.text("position_signal"), "How It Was Produced")
     for fact in (
-        "results/smollm3_training_progress/qk.csv",
+        "**Data source**: `qk.csv`, filtered",
         "`pc == 0`",
         "HuggingFaceTB/SmolLM3-3B-checkpoints",
         "36 layers (9 of them without rotary position), 16 query heads, 4 KV heads",

@@ -27,7 +27,6 @@ from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import run_study
 from qkscope.pipeline.makespan import Item, schedule
 from qkscope.pipeline.plan import make_plan
-from qkscope.pipeline.shards import shard_path
 from qkscope.pipeline.work import (
     CheckpointWork,
     Weights,
@@ -41,6 +40,7 @@ from qkscope.pipeline.work import (
     shard_documents,
     sums_flops,
 )
+from qkscope.results.folder import shard_path
 from qkscope.study.load import load_study
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

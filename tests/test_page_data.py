@@ -204,7 +204,7 @@ def test_the_first_screen_says_what_was_measured(published):
     assert {"position_signal", "taxonomy_evolution", "rq_rk_scatter_grid", "window_dependence"} <= figures
     assert about["commands"] == [
         ["the tables", "qkscope run study.yaml"],
-        ["this page", f"qkscope report {published}"],
+        ["this page, in its folder", "qkscope report ."],
     ]
 
 

@@ -13,7 +13,7 @@ from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import run_study
 from qkscope.pipeline.lock import only_run
 from qkscope.pipeline.plan import make_plan
-from qkscope.pipeline.shards import shard_path
+from qkscope.results.folder import shard_path
 from qkscope.study.load import load_study
 
 

@@ -1,17 +1,24 @@
-"""Files that are there whole or not at all: written under a temporary name, made durable, then renamed."""
+"""Files that are there whole or not at all: written under a temporary name, made durable, then renamed.
+
+They are made as the user's umask says. Whoever writes a temporary file holds a lock on it, so that what a killed
+process left behind can be told from what somebody is writing now.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-import tempfile
+import re
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from qkscope.errors import InputError, StorageError
+from qkscope.errors import StorageError
+from qkscope.foreign import BINARY, NO_FOLLOW, NO_WAIT
 
-TEMPORARY = ".tmp"  # how the name of an unfinished file ends; it starts with a dot
+TEMPORARY = re.compile(r"\.(.+)\.[A-Za-z0-9_]{1,16}\.tmp")  # the name of an unfinished file, with the name it will get
+NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS}  # of a file system that cannot lock
 
 
 @contextmanager
@@ -19,17 +26,72 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write; it takes the name `path` when the block is left without an error."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
-        os.close(handle)
+        descriptor, temporary = _new_beside(path)
         try:
-            yield Path(name)
-            _make_durable(Path(name))
-            os.chmod(name, 0o644)  # mkstemp makes files private
-            os.replace(name, path)
+            yield temporary
+            _make_durable(temporary)
+            os.replace(temporary, path)
             _make_durable(path.parent)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
+        finally:
+            os.close(descriptor)
+
+
+def _new_beside(path: Path) -> tuple[int, Path]:
+    """A new file next to `path`, locked by us; the system gives it the rights that the umask leaves."""
+    while True:
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+        with suppress(FileExistsError):
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW | BINARY, 0o666)
+            claim(descriptor, alone=True)
+            if is_at(descriptor, temporary):
+                return descriptor, temporary
+            os.close(descriptor)  # between these lines somebody took it for abandoned
+
+
+def claim(descriptor: int, *, alone: bool) -> bool | None:
+    """Try to lock an open file until it is closed; False: somebody else has it, None: it cannot be locked here."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one that has this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def temporary_of(name: str) -> str | None:
+    """The name that a temporary file would have got; None for any other file."""
+    found = TEMPORARY.fullmatch(name)
+    return found[1] if found else None
+
+
+def is_abandoned(temporary: Path) -> bool:
+    """Whether nobody writes this temporary file any more; never where that cannot be known."""
+    try:
+        descriptor = os.open(temporary, os.O_RDONLY | NO_FOLLOW | NO_WAIT | BINARY)
+    except OSError:
+        return False
+    try:
+        return claim(descriptor, alone=False) is True
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -38,7 +100,17 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}); {_advice(error)}") from error
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}); {_advice(error, path)}") from error
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there; a link goes, not what it stands for."""
+    try:
+        path.unlink(missing_ok=True)
+    except NotADirectoryError:
+        return
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be removed ({error.strerror or error}); see to it and run again") from error
 
 
 def require_writable(folder: Path) -> None:
@@ -47,8 +119,9 @@ def require_writable(folder: Path) -> None:
     with writing(folder):
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
-        if not os.access(there, os.W_OK | os.X_OK) or _read_only(there):
-            raise PermissionError(errno.EACCES, f"{there} is read-only")
+        effective = os.access in os.supports_effective_ids
+        if not os.access(there, os.W_OK | os.X_OK, effective_ids=effective) or _read_only(there):
+            raise PermissionError(errno.EACCES, f"{there} is read-only{_of_whom(there)}")
 
 
 def _read_only(folder: Path) -> bool:
@@ -56,10 +129,21 @@ def _read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY) if hasattr(os, "statvfs") else False
 
 
-def _advice(error: OSError) -> str:
+def _of_whom(path: Path) -> str:
+    """` for you and belongs to anna`, where that is the reason."""
+    with suppress(OSError, KeyError, NotImplementedError):
+        if path.stat().st_uid != os.geteuid():
+            return f" for you and belongs to {path.owner()}"
+    return ""
+
+
+def _advice(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "what is finished is kept: free some space and run the same command again"
-    return "what is finished is kept: see to the folder (or give another --out) and run the same command again"
+    whole = "what is finished is kept: see to the folder (or give another --out) and run the same command again"
+    if isinstance(error, PermissionError) and _of_whom(path if path.exists() else path.parent):
+        return f"its owner can share it with the group: chmod -R g+w, and umask 002 for what comes; {whole}"
+    return whole
 
 
 def write_bytes(path: Path, contents: bytes) -> None:
@@ -72,22 +156,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
-
-
-def folder_within(root: Path, *parts: str) -> Path:
-    """A folder below `root`, made if it is not there; refused where a link on the way leads out of `root`."""
-    folder = root.joinpath(*parts)
-    if not folder.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{folder} is a link that leads out of {root}; nothing is written there: remove it")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def remove_unfinished(*folders: Path) -> None:
-    """Remove what killed runs left unfinished; only for whoever knows that no living run is writing there."""
-    for folder in folders:
-        for temporary in folder.glob(f".*{TEMPORARY}"):
-            temporary.unlink(missing_ok=True)
 
 
 def _make_durable(path: Path) -> None:

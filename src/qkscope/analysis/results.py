@@ -7,7 +7,6 @@ not doubt a column; what cannot be used is refused with the file, the line and w
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,8 @@ import pandas as pd
 from qkscope.analysis import schema
 from qkscope.analysis.depth import depth_of_layers
 from qkscope.errors import TableError
+from qkscope.foreign import Missing, Unreadable, lines_of, opened, parse_json, read_bytes
+from qkscope.results.folder import results_file
 
 # What the checkpoints of a study span, as titles say it.
 DURING_TRAINING = "during training"
@@ -35,6 +36,7 @@ _SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
 _TEXT_COLUMNS = ("model", "rotary", "attention")
 _MOST = 10_000  # layers, heads and components; more is damage
 _LONGEST = 2**31  # tokens of a window
+_MAX_TABLE = 16 * 2**30  # bytes; 1000 checkpoints of 80 layers with 64 heads and 10 components have 12 GB
 _MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer model have 60 MB
 
 
@@ -92,12 +94,12 @@ class Results:
 def load_results(folder: Path | str) -> Results:
     """Read and check a results folder. Raises TableError when something that is needed is not there."""
     folder = Path(folder)
-    heads = _read_pc0(folder / schema.QK_CSV)
-    provenance = _read_provenance(folder / schema.PROVENANCE_JSON)
+    heads = _read_pc0(results_file(folder, schema.QK_CSV))
+    provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
     checkpoints, unmeasured = _order_checkpoints(heads, provenance)
     heads = _fill_window(heads, checkpoints)
     names = [c.name for c in checkpoints]
-    matched = _read_optional(folder / schema.QK_MATCHED_CSV, names)
+    matched = _read_optional(results_file(folder, schema.QK_MATCHED_CSV), names)
     if matched is not None:
         matched = _fill_matched_window(matched, provenance)
         if _windows_of(matched) == _windows_of(heads):
@@ -112,19 +114,19 @@ def load_results(folder: Path | str) -> Results:
         different_models=different,
         span=_span(checkpoints, different),
     )
-    windows = _read_optional(folder / schema.QK_WINDOWS_CSV, names, extra_key=["window"])
+    windows = _read_optional(results_file(folder, schema.QK_WINDOWS_CSV), names, extra_key=["window"])
     return Results(folder, study, heads, matched, windows, provenance, unmeasured)
 
 
 def load_components(results: Results) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Every component of `qk.csv`, and of `qk_matched.csv` where it is a reading of its own; checked as PC0 is."""
-    path = results.folder / schema.QK_CSV
+    path = results_file(results.folder, schema.QK_CSV)
     own = _read_table(path)
     _refuse_repeated(own, _KEY, path)
     own = _fill_window(_with_layer_columns(own, path), results.study.checkpoints)
     if results.matched is None:
         return own, None
-    path = results.folder / schema.QK_MATCHED_CSV
+    path = results_file(results.folder, schema.QK_MATCHED_CSV)
     matched = _read_table(path)
     _refuse_repeated(matched, _KEY, path)
     return own, _fill_matched_window(_with_layer_columns(matched, path), results.provenance)
@@ -228,20 +230,26 @@ def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> Non
 
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        header = pd.read_csv(path, nrows=0, encoding="utf-8")
+        header = _parse_csv(path, nrows=0)
         empty = {c: _EMPTY for c in header.columns if c != "model"}  # a checkpoint may be called "NA"
         text: dict[str, type] = {c: str for c in _TEXT_COLUMNS if c in header.columns}
-        table = pd.read_csv(
-            path, dtype=text, keep_default_na=False, na_values=empty, encoding="utf-8", low_memory=False
-        )
-    except FileNotFoundError:
+        table = _parse_csv(path, dtype=text, keep_default_na=False, na_values=empty, low_memory=False)
+    except Missing:
         raise TableError(f"{path}: not found; `qkscope run STUDY` writes it") from None
+    except Unreadable as error:
+        raise TableError(f"{path}: {error}") from None
     except pd.errors.EmptyDataError:
         raise TableError(f"{path}: is empty") from None
     except (pd.errors.ParserError, ValueError, OverflowError, OSError) as error:
         raise TableError(f"{path}: cannot be read as a table: {error}") from error
     if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
         raise TableError(f"{path}: cannot be read as a table: its rows have more cells than its header")
+    return table
+
+
+def _parse_csv(path: Path, **options: Any) -> pd.DataFrame:
+    with opened(path, _MAX_TABLE) as file:
+        table: pd.DataFrame = pd.read_csv(lines_of(file), encoding="utf-8", **options)
     return table
 
 
@@ -307,17 +315,12 @@ def _fill_matched_window(matched: pd.DataFrame, provenance: Mapping[str, Any]) -
 
 
 def _read_provenance(path: Path) -> Mapping[str, Any]:
-    if not path.exists():
-        return {}
     try:
-        if path.stat().st_size > _MAX_PROVENANCE:
-            raise TableError(f"{path}: is larger than {_MAX_PROVENANCE // 2**20} MiB, which no provenance is")
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise TableError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise TableError(f"{path}: expected a JSON object")
-    return record
+        return parse_json(read_bytes(path, _MAX_PROVENANCE))
+    except Missing:
+        return {}
+    except Unreadable as error:
+        raise TableError(f"{path}: {error}") from None
 
 
 def _order_checkpoints(

@@ -4,6 +4,12 @@
 table at the study's common window, `qk_windows.csv` has component 0 at several prefix windows.
 """
 
+# The files of these tables, for whoever speaks about them.
+from qkscope.results.folder import PROVENANCE_JSON as PROVENANCE_JSON
+from qkscope.results.folder import QK_CSV as QK_CSV
+from qkscope.results.folder import QK_MATCHED_CSV as QK_MATCHED_CSV
+from qkscope.results.folder import QK_WINDOWS_CSV as QK_WINDOWS_CSV
+
 # Who: `model` is the checkpoint's name, `depth` is layer / (number of layers - 1).
 IDENTITY_COLUMNS = ("model", "layer", "depth", "head", "kv_head", "pc")
 # What method section 2 defines; a correlation that does not exist is empty in the file (NaN), never 0.
@@ -21,9 +27,3 @@ REQUIRED_COLUMNS = ("model", "layer", "head", "pc", "explained_variance", "r_q",
 
 ROTARY, NOPE, UNKNOWN = "rotary", "nope", "unknown"
 FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
-
-# File names inside a results folder.
-QK_CSV = "qk.csv"
-QK_MATCHED_CSV = "qk_matched.csv"
-QK_WINDOWS_CSV = "qk_windows.csv"
-PROVENANCE_JSON = "provenance.json"

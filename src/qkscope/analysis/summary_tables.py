@@ -14,9 +14,9 @@ import pandas as pd
 from qkscope.analysis import depth, taxonomy, trajectory
 from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.results import Results, Study
-from qkscope.files import folder_within
+from qkscope.results.folder import table_path
+from qkscope.results.remove import remove_table
 
-TABLES_FOLDER = "tables"
 MATCHED_SUFFIX = "_matched"
 
 
@@ -103,11 +103,11 @@ def all_file_names() -> list[str]:
 def write_tables(tables: SummaryTables, results_folder: Path) -> list[Path]:
     """Write `tables/*.csv`, remove tables of an earlier run that no longer apply, and return what was
     written."""
-    folder = folder_within(results_folder, TABLES_FOLDER)
     written = []
     for name, table in tables.by_file_name():
-        write_csv(table, folder / name)
-        written.append(folder / name)
+        path = table_path(results_folder, name)
+        write_csv(table, path)
+        written.append(path)
     for name in set(all_file_names()) - {path.name for path in written}:
-        (folder / name).unlink(missing_ok=True)
+        remove_table(results_folder, name)
     return written

@@ -231,6 +231,11 @@ def _add_report(commands: Any) -> None:
         "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write there and leave RESULTS as it is (default: RESULTS)",
+    )
     parser.add_argument("--no-figures", action="store_true", help="leave the figures alone; write tables and page only")
     parser.add_argument("--no-page", action="store_true", help="do not write report.html")
     parser.add_argument(
@@ -239,7 +244,7 @@ def _add_report(commands: Any) -> None:
         nargs="?",
         const=8737,
         metavar="PORT",
-        help="then serve the folder on this machine only (127.0.0.1) and open the page (default port: 8737)",
+        help="then serve the report on this machine only (127.0.0.1) and open the page (default port: 8737)",
     )
 
 

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qkscope.cli.visible import visible_line
 from qkscope.errors import InputError
+from qkscope.results.folder import figures_folder, moments_folder
 
 if TYPE_CHECKING:
     from qkscope.pipeline.events import Events
@@ -57,7 +59,7 @@ def status(options: argparse.Namespace) -> int:
     from qkscope.cli.describe import describe_status
     from qkscope.pipeline.status import read_status
 
-    print("\n".join(describe_status(read_status(Path(options.results)))))
+    print("\n".join(map(visible_line, describe_status(read_status(Path(options.results))))))
     return 0
 
 
@@ -113,13 +115,12 @@ def report(options: argparse.Namespace) -> int:
     """`qkscope report`."""
     if options.no_page and (options.no_figures or options.serve is not None):
         raise InputError("--no-page leaves nothing to do: drop it, or drop --no-figures and --serve")
-    folder = Path(options.results)
-    draw_report(folder, figures=not options.no_figures, page=not options.no_page)
+    folder, out = Path(options.results), Path(options.out) if options.out else None
+    draw_report(folder, figures=not options.no_figures, page=not options.no_page, out=out)
     if options.serve is not None:
         from qkscope.cli.serve import serve
-        from qkscope.page.write import PAGE
 
-        serve(folder, PAGE, options.serve)
+        serve(out or folder, options.serve)
     return 0
 
 
@@ -134,14 +135,14 @@ def compare(options: argparse.Namespace) -> int:
     return 0 if found.reproduced else 1
 
 
-def draw_report(folder: Path, *, figures: bool = True, page: bool = True) -> None:
+def draw_report(folder: Path, *, figures: bool = True, page: bool = True, out: Path | None = None) -> None:
     """Figures, cards, tables and page of a results folder; says where they are."""
     from qkscope.report.write import write_report
 
     print("drawing figures ..." if figures else "writing the page ...", file=sys.stderr, flush=True)
-    written = write_report(folder, figures=figures, page=page)
+    written = write_report(folder, figures=figures, page=page, out=out)
     if figures:
-        _tell_figures(folder, written)
+        _tell_figures(out or folder, written)
     if page:
         print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
 
@@ -150,7 +151,7 @@ def _tell_figures(folder: Path, written: list[Path]) -> None:
     figures = sorted({path.parent for path in written if path.name == "figure.png"})
     for figure in figures:
         print(f"wrote {figure}/", file=sys.stderr)
-    print(f"figures: {folder}/figures/ ({len(figures)} figures, each with a README.md that says what it shows)")
+    print(f"figures: {figures_folder(folder)}/ ({len(figures)} figures, each with a README.md that says what it shows)")
 
 
 def capture(options: argparse.Namespace) -> int:
@@ -170,7 +171,7 @@ def capture(options: argparse.Namespace) -> int:
         made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
         events.planned(made)
         capture_plan(made, folder, events, capture_options(options))
-    print(f"moments: {folder}/moments/")
+    print(f"moments: {moments_folder(folder)}/")
     return 0
 
 

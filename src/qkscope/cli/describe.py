@@ -79,9 +79,7 @@ def describe_status(status: Status) -> list[str]:
 def _status_words(status: Status, whole: bool) -> list[str]:
     running = sum(each.running for each in status.checkpoints)
     if status.alive:
-        who = "process {pid} on {host}, since {since}".format(
-            **{"pid": "?", "host": "?", "since": "?", **status.holder}
-        )
+        who = status.holder or "the lock does not say by whom"
         state = f"running: {running} shards at a time ({who})" if running else f"in use ({who})"
     elif whole:
         state = "finished" if status.tables else "all shards are there; `qkscope run` makes the tables"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qkscope.cli.arguments import build_parser
+from qkscope.cli.visible import visible
 from qkscope.errors import QkscopeError, QkscopeWarning
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C; SIGTERM brings its own code
@@ -52,8 +53,3 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
     """Our own warnings are for the user; others are for developers of other packages."""
     if issubclass(category, QkscopeWarning):
         print(f"qkscope: note: {visible(str(message))}", file=sys.stderr)
-
-
-def visible(text: str) -> str:
-    """Messages quote what files say: what would steer a terminal is shown as what it is, `\\x1b`."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

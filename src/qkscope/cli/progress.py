@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from qkscope.cli.describe import clock, cost_line, count, plan_summary, size
+from qkscope.cli.visible import visible
 from qkscope.pipeline.events import Events
 
 if TYPE_CHECKING:
@@ -102,12 +103,15 @@ class PlainEvents(Events):
     """One line per event, and one every ten seconds of long work."""
 
     def __init__(self, say: Callable[[str], None], every: float = LINE_SECONDS) -> None:
-        self._say = say
+        self._print = say
         self._every = every
         self._meter = _Meter()
         self._next = time.monotonic() + every
         self._documents: Counter[str] = Counter()
         self._numbers: dict[str, str] = {}
+
+    def _say(self, line: str) -> None:
+        self._print(visible(line))  # lines quote names of files
 
     def surveying(self, documents: int) -> None:
         """A line now and then."""

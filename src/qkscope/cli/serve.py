@@ -1,43 +1,119 @@
-"""`qkscope report --serve`: the report folder on this machine only, in the reader's browser."""
+"""`qkscope report --serve`: the report on this machine only, in the reader's browser.
+
+Only what a report is made of is served: the page, pictures, cards and tables, by their names; nothing is listed and no
+link is followed. A page of another site could have its own name point to this machine (rebinding) and read along, so
+requests must be for a name of this machine; and nothing that is served may load anything from anywhere.
+"""
 
 from __future__ import annotations
 
-import functools
 import http.server
+import shutil
 import threading
 import webbrowser
 from pathlib import Path
+from urllib.parse import unquote
 
 from qkscope.errors import InputError
+from qkscope.foreign import opened
+from qkscope.results.folder import REPORT_HTML, served_file
 
 ADDRESS = "127.0.0.1"  # never another machine's business
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+LARGEST = 2**30  # bytes of a page or a picture
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".md": "text/plain; charset=utf-8",
+    ".csv": "text/csv; charset=utf-8",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+}
+NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PICTURE = f"{NOTHING}; style-src 'unsafe-inline'; img-src data:; sandbox"  # SVG has its styles inside
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, says nothing, and is not kept by the browser."""
+class ReportServer(http.server.ThreadingHTTPServer):
+    """Serves one report folder."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        from qkscope.page.assemble import page_policy
+
+        super().__init__((ADDRESS, port), _Handler)
+        self.folder = folder
+        self.page_policy = f"{page_policy()}; frame-ancestors 'none'"
+
+    def knows_itself_as(self, host: str) -> bool:
+        """Whether a request's Host is a name of this machine, with our port."""
+        port = self.server_address[1]
+        names = {f"{name}:{port}" for name in HOSTS} | (set(HOSTS) if port == 80 else set())  # browsers leave out 80
+        return host.strip().lower() in names
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: ReportServer
+    _policy = NOTHING
+
+    def do_GET(self) -> None:
+        """One file of the report."""
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        """The same without its contents."""
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        self._policy = NOTHING
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or not self.server.knows_itself_as(hosts[0]):
+            self.send_error(403, "this report is served to this machine only")
+            return
+        place = unquote(self.path.partition("?")[0].removeprefix("/")) or REPORT_HTML
+        try:
+            path = served_file(self.server.folder, place)
+            if path is None:
+                raise InputError("no part of the report")
+            with opened(path, LARGEST) as file:
+                self._policy = self.server.page_policy if path.name == REPORT_HTML else PICTURE
+                self.send_response(200)
+                self.send_header("Content-Type", TYPES[path.suffix])
+                self.send_header("Content-Length", str(file.seek(0, 2)))
+                self.end_headers()
+                file.seek(0)
+                if body:
+                    shutil.copyfileobj(file, self.wfile)
+        except InputError:
+            self.send_error(404, "not a part of the report")
+
+    def end_headers(self) -> None:
+        """What holds for every answer, errors included."""
+        self.send_header("Content-Security-Policy", self._policy)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Cache-Control", "no-store")  # a report that was drawn again should be seen
+        super().end_headers()
+
+    def version_string(self) -> str:
+        """Nobody needs to know which Python this is."""
+        return "qkscope"
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Requests are nobody's news."""
 
-    def end_headers(self) -> None:
-        """A report that was drawn again should be seen."""
-        self.send_header("Cache-Control", "no-store")
-        super().end_headers()
 
-
-def report_server(folder: Path, port: int) -> http.server.ThreadingHTTPServer:
+def report_server(folder: Path, port: int) -> ReportServer:
     """A server of this folder; port 0 takes any that is free."""
-    handler = functools.partial(_Quiet, directory=str(folder))
     try:
-        return http.server.ThreadingHTTPServer((ADDRESS, port), handler)
+        return ReportServer(folder, port)
     except (OSError, OverflowError) as error:
         raise InputError(f"--serve {port}: cannot listen there ({error}); give another port, or 0 for any") from None
 
 
-def serve(folder: Path, page: str, port: int, *, open_browser: bool = True) -> None:
+def serve(folder: Path, port: int, *, open_browser: bool = True) -> None:
     """Serve until interrupted."""
     with report_server(folder, port) as server:
-        address = f"http://{ADDRESS}:{server.server_address[1]}/{page}"
+        address = f"http://{ADDRESS}:{server.server_address[1]}/{REPORT_HTML}"
         print(f"serving: {address} (this machine only; Ctrl-C ends it)", flush=True)
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import InputError
+from qkscope.foreign import Unreadable, parse_json, read_bytes
 
 RECORD = "demo.json"
 MAKER = "qkscope demo"
+LARGEST = 16 * 1024 * 1024  # bytes of a record; ours have a few kilobytes
 ADVICE = "move what is yours elsewhere, or choose another folder for the demo"
 
 
@@ -92,12 +94,12 @@ def files_in(folder: Path) -> dict[str, int]:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The folder's record, or None if the demo did not make it."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = parse_json(read_bytes(folder / RECORD, LARGEST))
+    except Unreadable:
         return None
-    if not isinstance(record, dict) or record.get("made_by") != MAKER or not {"made_from", "files"} <= set(record):
+    if record.get("made_by") != MAKER or not {"made_from", "files"} <= set(record):
         return None
-    return record
+    return record if isinstance(record["files"], dict | None) else None
 
 
 def write_record(folder: Path, made_from: str, files: dict[str, int] | None) -> None:

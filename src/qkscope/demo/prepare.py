@@ -20,13 +20,16 @@ from qkscope.demo.corpus import DemoCorpus, load_corpus, write_documents
 from qkscope.demo.settings import CheckpointPlan, DemoProgress, DemoSettings
 from qkscope.errors import InputError
 from qkscope.files import write_text
+from qkscope.foreign import Unreadable, read_bytes
+from qkscope.results.folder import STUDY_YAML, results_file
+from qkscope.study.load import MAX_BYTES
 
 STUDY_HEADER = "# Made by `qkscope demo`. Copy it before you change it: the demo writes it anew.\n"
 
 
 def prepare_demo(folder: Path, settings: DemoSettings, progress: Callable[[DemoProgress], None] | None = None) -> Path:
     """Make or reuse the demo's checkpoints, documents and study file; the path of the study file."""
-    study_file, documents, checkpoints = folder / "study.yaml", folder / "documents", folder / "checkpoints"
+    study_file, documents, checkpoints = results_file(folder, STUDY_YAML), folder / "documents", folder / "checkpoints"
     plans = settings.checkpoints()
     corpus = load_corpus(settings)
     made_from = hashlib.sha256(f"{settings.fingerprint} {corpus.digest}".encode()).hexdigest()[:16]
@@ -51,8 +54,18 @@ def refuse_foreign_study(path: Path) -> None:
     for parent in (path.parent, path.parent / "checkpoints"):
         if parent.exists() and not parent.is_dir():
             raise InputError(f"demo: {parent} is not a folder; {made.ADVICE}")
-    if path.exists() and not (path.is_file() and path.read_bytes().startswith(STUDY_HEADER.encode())):
+    if (path.parent / "checkpoints").is_symlink():
+        raise InputError(f"demo: {path.parent / 'checkpoints'} is a symbolic link; {made.ADVICE}")
+    if path.exists() and not study_there(path).startswith(STUDY_HEADER.encode()):
         raise InputError(f"demo: {path} was not made by the demo; {made.ADVICE}")
+
+
+def study_there(path: Path) -> bytes:
+    """What the study file says; nothing where it is none."""
+    try:
+        return read_bytes(path, MAX_BYTES)
+    except Unreadable:
+        return b""
 
 
 def train_checkpoints(
@@ -96,6 +109,6 @@ def study_text(plans: list[CheckpointPlan]) -> str:
 
 def write_study(path: Path, text: str) -> None:
     """Write the file in one go, and only if it changes."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
+    if study_there(path) == text.encode():
         return
     write_text(path, text)

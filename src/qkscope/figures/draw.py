@@ -14,10 +14,8 @@ from matplotlib.figure import Figure
 from qkscope.analysis.results import Study
 from qkscope.analysis.summary_tables import MATCHED_SUFFIX, SummaryTables
 from qkscope.figures import curves, heatmaps, layer_kinds, portraits, signs, stacks, style, windows
-from qkscope.files import folder_within
-
-FIGURES_FOLDER = "figures"
-FILES = ("figure.png", "figure.svg", "README.md")
+from qkscope.results.folder import figure_folder
+from qkscope.results.remove import remove_figure
 
 Draw = Callable[[Study, SummaryTables, bool], Figure | None]
 
@@ -100,7 +98,7 @@ def write_figure(
     figure = draw_figure(spec, study, tables, matched)
     if figure is None:
         return None
-    folder = folder_within(results_folder, FIGURES_FOLDER, spec.folder(matched))
+    folder = figure_folder(results_folder, spec.folder(matched))
     style.save(figure, folder)
     return DrawnFigure(spec, matched, folder)
 
@@ -114,15 +112,5 @@ def write_figures(study: Study, tables: SummaryTables, results_folder: Path) -> 
             if written is not None:
                 drawn.append(written)
             else:
-                _remove(results_folder, spec.folder(matched))
+                remove_figure(results_folder, spec.folder(matched))
     return drawn
-
-
-def _remove(results_folder: Path, name: str) -> None:
-    """Take away our files of a figure that is no longer drawn; anything else in the folder stays."""
-    if (results_folder / FIGURES_FOLDER / name).is_dir():
-        folder = folder_within(results_folder, FIGURES_FOLDER, name)
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()

@@ -7,7 +7,7 @@ file, that the layout and the layers it claims stand for. Only then is anything 
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import MomentsFileError
+from qkscope.foreign import Unreadable, opened, parse_json
 from qkscope.layers import MOST_LAYERS, LayerFacts, whole_number
 from qkscope.moments.layout import Layout
 
 SCHEMA = 1
 FORMAT = "qkscope-moments"
+MAX_FILE = 64 * 2**40  # bytes; 400 layers of 128 heads of width 512 have 2 TB
 MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
 MAX_ABOUT = 8 * 1024 * 1024  # characters of what it says of itself, of which provenance is the most
 COUNTS, SUMS = ("n", "u", "uu"), ("x", "xu", "xx")
@@ -70,15 +72,15 @@ def expected_arrays(
 
 
 def _raw_header(path: Path) -> tuple[int, bytes]:
-    if not path.is_file():
-        raise MomentsFileError("there is no such file")
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with opened(path, MAX_FILE, follow=True) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, MAX_HEADER):
                 raise MomentsFileError("not a safetensors file, or truncated: capture it again")
             return size, file.read(length)
+    except Unreadable as error:
+        raise MomentsFileError(str(error)) from None
     except OSError as error:
         raise MomentsFileError(f"cannot be read ({error.strerror or error})") from None
 
@@ -86,19 +88,9 @@ def _raw_header(path: Path) -> tuple[int, bytes]:
 def _strict_json(text: str | bytes) -> dict[str, Any]:
     """A JSON object whose keys are all different; anything else is damage."""
     try:
-        parsed = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise MomentsFileError(f"its header is damaged ({str(error)[:80]}): capture it again") from None
-    if not isinstance(parsed, dict):
-        raise MomentsFileError("its header is damaged (not a JSON object): capture it again")
-    return parsed
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is given twice")
-    return found
+        return parse_json(text)
+    except Unreadable as error:
+        raise MomentsFileError(f"its header is damaged ({error}): capture it again") from None
 
 
 def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:
@@ -145,6 +137,9 @@ def _provenance(stored: Any, layers: tuple[LayerFacts, ...]) -> dict[str, Any]:
     seconds = stored.get("seconds", 0.0)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e15:
         raise ValueError("seconds should be a number")
+    skipped = stored.get("documents_skipped")
+    if skipped is not None and not (isinstance(skipped, list) and all(isinstance(each, dict) for each in skipped)):
+        raise ValueError("documents_skipped should be a list of objects")
     return stored
 
 

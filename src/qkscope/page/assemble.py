@@ -80,9 +80,18 @@ def policy(code: str, style: str) -> str:
     )
 
 
+def page_policy() -> str:
+    """The policy of the page that this version writes."""
+    return policy(*_code_and_style())
+
+
+def _code_and_style() -> tuple[str, str]:
+    return f"\n{script()}", f"\n{static('page.css')}"
+
+
 def assemble(about: dict[str, Any], packed: str) -> str:
     """The page."""
-    code, style = f"\n{script()}", f"\n{static('page.css')}"
+    code, style = _code_and_style()
     filled = {
         "policy": policy(code, style),
         "style": style,

@@ -45,10 +45,10 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _model(results: Results) -> str:
-    kinds = _distinct(c.record.get("model_type") for c in results.study.checkpoints)
+    kinds = _distinct(str(c.record["model_type"]) for c in results.study.checkpoints if c.record.get("model_type"))
     layers = _numbers(results, "n_layers")
     name = results.study.title
-    shown = [str(kind) for kind in kinds[:LISTED]] + ([f"{len(kinds) - LISTED} more"] if len(kinds) > LISTED else [])
+    shown = kinds[:LISTED] + ([f"{len(kinds) - LISTED} more"] if len(kinds) > LISTED else [])
     parts = [", ".join(shown)] if shown else []
     parts += [f"{_span(layers)} layers"] if layers else []
     return f"{name} ({'; '.join(parts)})" if parts else name

@@ -14,13 +14,14 @@ from qkscope.analysis.taxonomy import CATEGORIES, HIGH, LOW
 from qkscope.analysis.trajectory import CONCORDANCE
 from qkscope.figures import palette
 from qkscope.files import write_text
+from qkscope.foreign import is_finite
 from qkscope.page.arrays import add_tables
 from qkscope.page.assemble import assemble
 from qkscope.page.facts import facts
 from qkscope.page.markdown import blocks, inline
 from qkscope.page.pack import Pack
+from qkscope.results.folder import REPORT_HTML, results_file
 
-PAGE = "report.html"
 FORMAT = 1
 
 
@@ -33,7 +34,7 @@ class CardText:
     markdown: str
 
 
-def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText]) -> str:
+def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText], out: Path | None = None) -> str:
     """The page as text; `lead` are the sentences of the first screen, in Markdown."""
     pack = Pack()
     data = add_tables(pack, results)
@@ -60,16 +61,16 @@ def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText]) 
         "facts": facts(results),
         "lead": [inline(text) for text in lead],
         "cards": [{"figure": c.figure, "matched": c.matched, "blocks": blocks(c.markdown)} for c in cards],
-        "commands": _commands(results),
+        "commands": _commands(results, out),
         "data": data,
     }
     return assemble(about, pack.text())
 
 
-def write_page(results: Results, lead: Sequence[str], cards: Sequence[CardText]) -> Path:
-    """Write `report.html` into the results folder."""
-    path = results.folder / PAGE
-    write_text(path, page_html(results, lead, cards))
+def write_page(results: Results, lead: Sequence[str], cards: Sequence[CardText], out: Path | None = None) -> Path:
+    """Write `report.html` into the results folder, or into another."""
+    path = results_file(out or results.folder, REPORT_HTML)
+    write_text(path, page_html(results, lead, cards, out))
     return path
 
 
@@ -77,7 +78,7 @@ def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the page shows about a checkpoint; anything that is not a plain value stays in the provenance."""
     record = checkpoint.record
     shown = {key: record.get(key) for key in ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type")}
-    plain = {key: value for key, value in shown.items() if isinstance(value, str | int | float)}
+    plain = {key: value for key, value in shown.items() if isinstance(value, str) or is_finite(value)}
     without = record.get("layers_without_attention")
     layers = [n for n in without if isinstance(n, int)] if isinstance(without, list) else []
     return {
@@ -90,8 +91,10 @@ def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _commands(results: Results) -> list[list[str]]:
-    """What makes the numbers, and what makes the page from them."""
+def _commands(results: Results, out: Path | None) -> list[list[str]]:
+    """What made the numbers, and what makes the page from them wherever the folder is now."""
     made = results.provenance.get("command")
-    page = shlex.join(["qkscope", "report", str(results.folder)])
-    return [*([["the tables", made]] if isinstance(made, str) and made else []), ["this page", page]]
+    page = ["this page, in its folder", "qkscope report ."]
+    if out is not None:
+        page = ["this page", shlex.join(["qkscope", "report", str(results.folder), "--out", str(out)])]
+    return [*([["the tables", made]] if isinstance(made, str) and made else []), page]

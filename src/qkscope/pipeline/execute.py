@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qkscope.errors import InputError, located
-from qkscope.files import remove_unfinished, require_writable, write_bytes, writing
+from qkscope.files import require_writable, write_bytes
+from qkscope.foreign import read_bytes
 from qkscope.pipeline.engines import find_engine
 from qkscope.pipeline.engines.base import Advanced, Finished, Job, Placement, Report, Started, Task
 from qkscope.pipeline.events import Events
@@ -17,19 +18,21 @@ from qkscope.pipeline.lock import beside_others, holding, only_run
 from qkscope.pipeline.plan import CheckpointPlan, Plan, Shard, make_plan
 from qkscope.pipeline.record import write_record
 from qkscope.pipeline.runner import VectorSample
-from qkscope.pipeline.shards import (
-    CheckpointState,
-    look,
-    merge_shards,
-    running_shard,
-    shard_folder,
+from qkscope.pipeline.shards import CheckpointState, look, merge_shards, running_shard, usable
+from qkscope.pipeline.stopping import Stop, Stopped, stoppable
+from qkscope.pipeline.tables import analyze_study
+from qkscope.results.folder import (
+    STUDY_YAML,
+    merging_path,
+    moments_folder,
+    moments_path,
+    refuse_links,
+    results_file,
     shard_path,
-    usable,
     vectors_path,
 )
-from qkscope.pipeline.stopping import Stop, Stopped, stoppable
-from qkscope.pipeline.tables import STUDY_YAML, analyze_study, moments_path
-from qkscope.study.load import StudyFile, load_study
+from qkscope.results.remove import remove_unfinished
+from qkscope.study.load import MAX_BYTES, StudyFile, load_study
 from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.sample import published_rate
 
@@ -58,7 +61,7 @@ def run_study(
     reports = events or Events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
-    require_writable(folder)
+    require_usable(folder)
     plan = make_plan(file, reports.surveying, trust_remote_code=options.trust_remote_code)
     reports.planned(plan)
     capture_plan(plan, folder, reports, options)
@@ -68,6 +71,13 @@ def run_study(
 def results_folder(file: StudyFile, out: Path | str | None) -> Path:
     """Where a study's results go."""
     return Path(out) if out is not None else Path("results") / file.study.study
+
+
+def require_usable(folder: Path) -> None:
+    """Refuse a results folder that a run could not write or should not: before anything runs."""
+    for each in (folder, moments_folder(folder)):
+        require_writable(each)
+    refuse_links(folder)
 
 
 def capture_plan(
@@ -121,7 +131,7 @@ def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, o
 def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
     """Merge once all shards are there; of several that finish together one merges, the others find it done."""
     begun, name = time.perf_counter(), each.checkpoint.name
-    lock = folder / "moments" / f".{name}.merging"
+    lock = merging_path(folder, name)
     with holding(lock) as mine:
         if not mine:
             return
@@ -153,8 +163,7 @@ class _Run:
         self._kept = self._shards - sum(len(task.shards) for task in tasks)
         for state in states:
             self._events.found(state)
-        names = [plan.checkpoint.name for plan in self._plans]
-        remove_unfinished(self._folder / "moments", *(shard_folder(self._folder, name) for name in names))
+        remove_unfinished(self._folder)
         for number, left in self._left.items():
             if not left:
                 self._complete(number)
@@ -248,9 +257,9 @@ def _evict(plan: CheckpointPlan, events: Events) -> None:
 
 def keep_study(plan: Plan, folder: Path) -> None:
     """Put the study file and the plan beside the results, so that these can be analyzed and watched without it."""
-    original, kept = plan.file.path, folder / STUDY_YAML
-    with writing(kept):
-        folder.mkdir(parents=True, exist_ok=True)
-        if original is not None and original.resolve() != kept.resolve():
-            shutil.copyfile(original, kept)
+    original, kept = plan.file.path, results_file(folder, STUDY_YAML)
+    if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
+        with located(str(original)):
+            contents = read_bytes(original, MAX_BYTES, follow=True)
+        write_bytes(kept, contents)
     write_record(plan, folder)

@@ -1,40 +1,57 @@
 """Who works in a results folder: locks that the operating system lets go of when their holder dies.
 
-A run holds the folder alone. `qkscope shard` commands share it with each other, and each holds its own shard.
+A run holds the folder alone. `qkscope shard` commands share it with each other, and each holds its own shard. A lock
+file is signed by whoever holds it, so it is opened with care: a link, a pipe or a file with a second name, where the
+lock should be, is refused and stays as it was.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
 
-from qkscope.errors import InputError
-from qkscope.files import writing
+from qkscope.errors import InputError, QkscopeWarning, StorageError
+from qkscope.files import claim, is_at, writing
+from qkscope.foreign import NO_FOLLOW, NO_WAIT, Missing, Unreadable, opened, parse_json, read_bytes, require_plain
+from qkscope.results.folder import lock_path
+from qkscope.study.harmless import plain_text
 
-LOCK = ".lock"
+LARGEST = 4096  # bytes of a signature; ours have about a hundred
+LONGEST_HOST = 255  # characters, as systems allow
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who signed a lock file last."""
+
+    pid: int
+    host: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
 
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
     """Hold the folder alone; refuse if a living run or shard holds it. A dead holder's lock is free again by itself."""
-    with _held(folder / LOCK, alone=True) as held:
-        if not held:
-            raise InputError(f"{folder} is in use by {_named(holder(folder / LOCK))}; wait for it, or stop it")
+    with _folder_held(folder, alone=True):
         yield
 
 
 @contextmanager
 def beside_others(folder: Path) -> Iterator[None]:
     """Hold the folder together with other shards; refuse while a run holds it alone."""
-    with _held(folder / LOCK, alone=False) as held:
-        if not held:
-            raise InputError(f"{folder} is in use by {_named(holder(folder / LOCK))}; wait for it, or stop it")
+    with _folder_held(folder, alone=False):
         yield
 
 
@@ -48,55 +65,131 @@ def holding(path: Path) -> Iterator[bool]:
 def is_held(path: Path) -> bool:
     """Whether a living process holds this lock file; never creates it."""
     try:
-        import fcntl
-
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
+        with opened(path, LARGEST) as file:
+            return claim(file.fileno(), alone=False) is False
+    except Missing:
         return False
-    return False
+    except Unreadable as error:
+        raise error.within(str(path)) from None
 
 
-def holder(path: Path) -> dict[str, Any]:
-    """What the last holder wrote about itself: pid, host, since."""
+def holder(path: Path) -> Holder | None:
+    """What the last holder wrote about itself; None where nothing that can be believed is written there."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        signed = parse_json(read_bytes(path, LARGEST))
+        pid, host, since = signed.get("pid"), signed.get("host"), signed.get("since")
+        if not isinstance(pid, int) or not isinstance(host, str) or not isinstance(since, str) or pid < 0:
+            return None
+        at = datetime.fromisoformat(since).isoformat(timespec="seconds")
+        return Holder(int(pid), plain_text(host), at) if len(host) <= LONGEST_HOST else None
+    except (Unreadable, ValueError):
+        return None
+
+
+@contextmanager
+def _folder_held(folder: Path, *, alone: bool) -> Iterator[None]:
+    path = lock_path(folder)
+    with _held(path, alone=alone) as held:
+        if not held:
+            who = holder(path)
+            raise InputError(f"{folder} is in use by another run{f' ({who})' if who else ''}; wait for it, or stop it")
+        yield
 
 
 @contextmanager
 def _held(path: Path, *, alone: bool) -> Iterator[bool]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    try:
-        import fcntl
-    except ImportError:  # no advisory locks on this platform: nothing is refused
-        yield True
+    descriptor = _acquire(path, alone=alone)
+    if descriptor is None:
+        yield False
         return
-    with file:
-        try:
-            fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        _sign(file)
+    try:
+        _sign(descriptor)
         yield True
+    finally:
+        os.close(descriptor)
 
 
-def _sign(file: IO[str]) -> None:
+def _acquire(path: Path, *, alone: bool) -> int | None:
+    """The lock file, open and locked; None where somebody else holds it."""
+    while True:
+        descriptor = _open(path)
+        try:
+            claimed = _claim(descriptor, path, alone=alone)
+            if claimed and is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if not claimed:
+            return None
+        # Otherwise its last holder removed it after we had opened it: the next one is a new file.
+
+
+def _claim(descriptor: int, path: Path, *, alone: bool) -> bool:
+    try:
+        claimed = claim(descriptor, alone=alone)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise StorageError(f"{path}: cannot be locked ({error.strerror})") from None
+        # NFS locks only what could also be written.
+        raise StorageError(
+            f"{path}: belongs to somebody else and cannot be locked; its owner can share it: chmod g+rw {path}"
+        ) from None
+    if claimed is None:
+        warnings.warn(
+            QkscopeWarning(f"{path.parent}: there are no locks here; see to it that one run at a time works in it"),
+            stacklevel=2,
+        )
+    return claimed is not False
+
+
+def _open(path: Path) -> int:
+    """The lock file, made if it is not there; refused where it is anything but a plain file with this one name."""
+    flags = NO_FOLLOW | NO_WAIT
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+    except OSError as error:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InputError(f"{path}: is not the lock file that qkscope makes: remove it") from None
+        with writing(path):
+            descriptor = _open_of_another(path, flags, error)
+    try:
+        status = os.fstat(descriptor)
+        require_plain(status)
+        if status.st_nlink > 1:
+            raise InputError("has another name too (a hard link), and that file is not to be written")
+        _share(descriptor, status, path.parent)
+    except InputError as error:
+        os.close(descriptor)
+        raise InputError(f"{path}: {error}; it is not the lock file that qkscope makes: remove it") from None
+    return descriptor
+
+
+def _open_of_another(path: Path, flags: int, refused: OSError) -> int:
+    """A lock file that we may read and not write can still be locked, though not signed."""
+    try:
+        return os.open(path, os.O_RDONLY | flags)
+    except OSError:
+        raise refused from None
+
+
+def _share(descriptor: int, status: os.stat_result, folder: Path) -> None:
+    """In a folder that its group may write, the group may lock too, whatever our umask is."""
+    shared = folder.stat()
+    ours = hasattr(os, "geteuid") and status.st_uid == os.geteuid() and status.st_gid == shared.st_gid
+    wanted = stat.S_IMODE(status.st_mode) | stat.S_IRGRP | stat.S_IWGRP
+    if ours and shared.st_mode & stat.S_IWGRP and wanted != stat.S_IMODE(status.st_mode):
+        with suppress(OSError):  # a file system without rights
+            os.fchmod(descriptor, wanted)
+
+
+def _sign(descriptor: int) -> None:
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    with suppress(OSError):  # a full disk must not keep anybody from what is there
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
-        file.flush()
-
-
-def _named(found: dict[str, Any]) -> str:
-    if not {"pid", "host", "since"} <= found.keys():
-        return "another run"
-    return f"another run (process {found['pid']} on {found['host']}, since {found['since']})"
+    signature = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+    with suppress(OSError):  # a full disk, or another's file, must not keep anybody from what is there
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, signature.encode())

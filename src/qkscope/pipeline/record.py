@@ -10,11 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qkscope.errors import InputError
 from qkscope.files import write_text
+from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.pipeline.plan import Plan
+from qkscope.results.folder import PLAN_JSON, results_file
 from qkscope.study.schema import Name
 
-PLAN_JSON = "plan.json"
 SCHEMA = 1
+# Bounds of what a file may claim, far above any run: 64 MiB hold 400 000 shards.
+LARGEST, MOST, LONGEST = 64 * 1024 * 1024, 2**31, 200
+
+Amount = Annotated[int, Field(ge=0, le=MOST)]
+Fingerprint = Annotated[str, Field(max_length=LONGEST)]
 
 
 class _Strict(BaseModel):
@@ -24,16 +30,16 @@ class _Strict(BaseModel):
 class ShardRecord(_Strict):
     """One shard: how much it is and what its file must say it was made from."""
 
-    documents: Annotated[int, Field(ge=0)]
-    fingerprint: str
+    documents: Amount
+    fingerprint: Fingerprint
 
 
 class CheckpointRecord(_Strict):
     """One checkpoint of the plan."""
 
     name: Name
-    context: Annotated[int, Field(ge=1)]
-    fingerprint: str
+    context: Annotated[int, Field(ge=1, le=MOST)]
+    fingerprint: Fingerprint
     shards: list[ShardRecord]
 
 
@@ -41,7 +47,7 @@ class PlanRecord(_Strict):
     """A whole plan."""
 
     schema_: Annotated[int, Field(alias="schema")]
-    study: str
+    study: Name
     checkpoints: list[CheckpointRecord]
 
 
@@ -59,18 +65,22 @@ def write_record(plan: Plan, folder: Path) -> None:
         for each in plan.checkpoints
     ]
     record = {"schema": SCHEMA, "study": plan.study.study, "checkpoints": checkpoints}
-    write_text(folder / PLAN_JSON, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_record(folder: Path) -> PlanRecord:
     """Read the plan of a results folder."""
-    path = folder / PLAN_JSON
+    path = results_file(folder, PLAN_JSON)
     try:
-        record = PlanRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+        record = PlanRecord.model_validate(parse_json(read_bytes(path, LARGEST)))
+    except Missing:
         raise InputError(f"{path}: no such file; `qkscope run` and `qkscope shard` write it when they start") from None
-    except (OSError, ValidationError) as error:
-        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]}); run the study again") from None
+    except Unreadable as error:
+        raise InputError(f"{path}: {error}; run the study again") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:LONGEST]
+        raise InputError(f"{path}: is not a plan ({where}: {first['msg']}); run the study again") from None
     if record.schema_ != SCHEMA:
         raise InputError(f"{path}: has plan schema {record.schema_}, this qkscope reads {SCHEMA}; run the study again")
     return record

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,42 +12,23 @@ from qkscope.errors import MomentsFileError
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.lock import holding
 from qkscope.pipeline.plan import CheckpointPlan, Shard
-from qkscope.pipeline.tables import moments_path
+from qkscope.results.folder import moments_path, running_path, shard_path
+from qkscope.results.remove import remove_empty_shards, remove_shards
 
 STALE = "made from other weights, documents or settings"
-
-
-def shard_folder(folder: Path, checkpoint: str) -> Path:
-    """Where a checkpoint's shards wait until it is whole (names are checked to be harmless in a path)."""
-    return folder / "moments" / ".shards" / checkpoint
-
-
-def shard_path(folder: Path, checkpoint: str, number: int) -> Path:
-    """The file of one shard's moments."""
-    return shard_folder(folder, checkpoint) / f"{number:06d}.safetensors"
-
-
-def running_path(folder: Path, checkpoint: str, shard: Shard) -> Path:
-    """The lock file that whoever runs a shard holds."""
-    return shard_folder(folder, checkpoint) / f"{shard.number:06d}.running"
 
 
 @contextmanager
 def running_shard(folder: Path, checkpoint: str, shard: Shard) -> Iterator[bool]:
     """Hold a shard while it runs, for `qkscope status` to see it running wherever it does; gives whether it is ours."""
-    path = running_path(folder, checkpoint, shard)
+    path = running_path(folder, checkpoint, shard.number)
     with holding(path) as ours:
         try:
             yield ours
         finally:
             if ours:
                 path.unlink(missing_ok=True)
-                _drop_if_empty(path.parent)
-
-
-def vectors_path(folder: Path, checkpoint: str) -> Path:
-    """Where a checkpoint's sample of vectors is kept."""
-    return folder / "vectors" / checkpoint
+                remove_empty_shards(folder, checkpoint)
 
 
 @dataclass(frozen=True)
@@ -117,17 +97,4 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
         documents_skipped=skipped,
     )
     merged.save(moments_path(folder, name))
-    drop_shards(folder, name)
-
-
-def drop_shards(folder: Path, checkpoint: str) -> None:
-    """Remove a checkpoint's shards, once its moments are safe."""
-    parts = shard_folder(folder, checkpoint)
-    shutil.rmtree(parts, ignore_errors=True)
-    _drop_if_empty(parts)
-
-
-def _drop_if_empty(parts: Path) -> None:
-    for each in (parts, parts.parent):
-        with suppress(OSError):  # gone, or not empty: others have shards there
-            each.rmdir()
+    remove_shards(folder, name)

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkscope.analysis.schema import QK_CSV
 from qkscope.errors import MomentsFileError
 from qkscope.moments.file import read_provenance
-from qkscope.pipeline.lock import LOCK, holder, is_held
-from qkscope.pipeline.plan import Shard
+from qkscope.pipeline.lock import Holder, holder, is_held
 from qkscope.pipeline.record import CheckpointRecord, ShardRecord, read_record
-from qkscope.pipeline.shards import running_path, shard_path
-from qkscope.pipeline.tables import moments_path
+from qkscope.results.folder import QK_CSV, lock_path, moments_path, results_file, running_path, shard_path
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Status:
     study: str
     checkpoints: list[CheckpointStatus]
     alive: bool  # whether a run or a shard holds the folder
-    holder: dict[str, Any]
+    holder: Holder | None  # who signed the lock last
     tables: bool  # whether the tables have been written
 
     def seconds_left(self) -> float | None:
@@ -62,8 +59,8 @@ def read_status(folder: Path) -> Status:
     """The state of a results folder."""
     record = read_record(folder)
     checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
-    lock = folder / LOCK
-    return Status(record.study, checkpoints, is_held(lock), holder(lock), (folder / QK_CSV).is_file())
+    lock, table = lock_path(folder), results_file(folder, QK_CSV)
+    return Status(record.study, checkpoints, is_held(lock), holder(lock), table.is_file())
 
 
 def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:
@@ -95,7 +92,7 @@ def _shard(
     folder: Path, record: CheckpointRecord, number: int, shard: ShardRecord
 ) -> tuple[dict[str, Any] | None, bool]:
     made = _made(shard_path(folder, record.name, number), shard.fingerprint)
-    return made, made is None and is_held(running_path(folder, record.name, Shard(number, ())))
+    return made, made is None and is_held(running_path(folder, record.name, number))
 
 
 def _made(path: Path, fingerprint: str) -> dict[str, Any] | None:

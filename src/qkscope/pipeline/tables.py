@@ -14,20 +14,26 @@ import pandas as pd
 from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.heads import HeadSample, LayerChoice
 from qkscope.analysis.qk_table import COMPONENTS, qk_table, stack_tables, windows_table
-from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
+from qkscope.results.folder import (
+    PROVENANCE_JSON,
+    QK_CSV,
+    QK_MATCHED_CSV,
+    QK_WINDOWS_CSV,
+    STUDY_YAML,
+    moments_path,
+    results_file,
+)
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Heads, Study
 
 if TYPE_CHECKING:
     from qkscope.pipeline.events import Events
-
-STUDY_YAML = "study.yaml"
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def analyze_folder(
     folder: Path, events: Events, command: str, *, out: Path | None = None, components: int | None, window: int | None
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
-    study = load_study(folder / STUDY_YAML).study
+    study = load_study(results_file(folder, STUDY_YAML)).study
     changes = {"components": components, "matched_window": window}
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
     return analyze_study(folder, study, events, command, out)
@@ -128,17 +134,12 @@ def write_tables(
             )
         origins.append(moments.provenance)
     for file, parts in tables.items():
-        write_csv(stack_tables(parts), out / file)
-        events.wrote(str(out / file))
+        write_csv(stack_tables(parts), results_file(out, file))
+        events.wrote(str(results_file(out, file)))
     provenance = _provenance(settings, origins, command, study)
-    write_text(out / PROVENANCE_JSON, json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
-    events.wrote(str(out / PROVENANCE_JSON))
+    write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
+    events.wrote(str(results_file(out, PROVENANCE_JSON)))
     return out
-
-
-def moments_path(folder: Path, checkpoint: str) -> Path:
-    """Where a checkpoint's moments are kept (names are checked to be harmless in a path)."""
-    return folder / "moments" / f"{checkpoint}.safetensors"
 
 
 def _provenance(

@@ -12,12 +12,12 @@ import pandas as pd
 
 from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.qk_table import COMPONENTS
-from qkscope.analysis.schema import PROVENANCE_JSON, QK_CSV
 from qkscope.analysis.vectors_table import table_from_vectors
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
 from qkscope.pipeline.events import Events
+from qkscope.results.folder import PROVENANCE_JSON, QK_CSV, results_file
 from qkscope.study.harmless import file_safe
 from qkscope.vectors.hub import download_vectors
 from qkscope.vectors.read import Reading, open_vectors
@@ -82,8 +82,8 @@ def analyze_vectors(
                 table_from_vectors(folder, model=source.name, components=kept, window=window, reading=reading)
             )
             origins.append(_origin(source, folder, reading))
-    write_csv(pd.concat(tables, ignore_index=True), out / QK_CSV)
-    events.wrote(str(out / QK_CSV))
+    write_csv(pd.concat(tables, ignore_index=True), results_file(out, QK_CSV))
+    events.wrote(str(results_file(out, QK_CSV)))
     provenance = {
         "schema": PROVENANCE_SCHEMA,
         "qkscope": environment()["qkscope"],
@@ -93,8 +93,8 @@ def analyze_vectors(
         "analysis": {"components": kept, "heads": "those in the dataset", "matched_window": None},
         "environment": environment(),
     }
-    write_text(out / PROVENANCE_JSON, json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
-    events.wrote(str(out / PROVENANCE_JSON))
+    write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
+    events.wrote(str(results_file(out, PROVENANCE_JSON)))
     return out
 
 

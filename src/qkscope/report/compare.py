@@ -25,13 +25,13 @@ from qkscope.analysis.csv_files import write_csv
 from qkscope.analysis.results import Checkpoint, Results, Study, load_results
 from qkscope.data.references import PublishedReference, load_reference, shipped_references
 from qkscope.errors import InputError
-from qkscope.files import folder_within, write_text
+from qkscope.files import write_text
 from qkscope.report.comparison_heads import HeadFacts, head_card, head_lines, head_note
 from qkscope.report.comparison_published import PublishedFacts, published_card, published_lines, published_note
+from qkscope.results.folder import CARD, comparison_folder
 
 PREFIX = "published:"
-FOLDER = "comparison"
-CELLS_CSV, HEADS_CSV, CARD = "comparison.csv", "heads.csv", "README.md"
+CELLS_CSV, HEADS_CSV = "comparison.csv", "heads.csv"
 _NAME_CHARACTERS = 60
 
 
@@ -98,7 +98,7 @@ def _with_published(
         f"Compared with {PREFIX}{reference.name}",
         published_note(facts),
     )
-    folder = out or folder_within(mine.folder, FOLDER, f"published-{reference.name}")
+    folder = out or comparison_folder(mine.folder, f"published-{reference.name}")
     return _write(folder, found, published_card(facts), published_lines(facts), partial(save_comparison, figure))
 
 
@@ -108,7 +108,7 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
     found = compare_heads(mine.heads, mine.study.names, other.heads, other.study.names, tolerance)
     facts = HeadFacts(mine, other, found)
     figure = draw_head_comparison(mine.study, found, "Compared Head by Head", head_note(facts))
-    folder = out or folder_within(mine.folder, FOLDER, folder_name(other.folder))
+    folder = out or comparison_folder(mine.folder, folder_name(other.folder))
     return _write(folder, found, head_card(facts), head_lines(facts), partial(save_comparison, figure))
 
 
@@ -129,7 +129,6 @@ def _write(
     lines: list[str],
     save: Callable[[Path], list[Path]],
 ) -> Comparison:
-    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / CELLS_CSV]
     write_csv(found.cells, files[0])
     changed = found.changed if isinstance(found, HeadComparison) else None

@@ -16,10 +16,7 @@ def produced(results: Results, table: str, steps: Sequence[tuple[str, str]]) -> 
     tables = {schema.QK_MATCHED_CSV: results.matched, schema.QK_WINDOWS_CSV: results.windows}
     rows = tables.get(table)
     amount = len(results.heads if rows is None else rows)
-    study = results.provenance.get("study")
-    name = study.get("study") if isinstance(study, Mapping) else None
-    folder = name if isinstance(name, str) and name else results.folder.resolve().name
-    data = f"{code(f'results/{folder}/{table}')}, filtered to PC0 (`pc == 0`): {amount:,} rows."
+    data = f"{code(table)}, filtered to PC0 (`pc == 0`): {amount:,} rows."
     entries = [
         ("Data source", data),
         ("Models" if results.study.different_models else "Model", _models(results.study.checkpoints)),

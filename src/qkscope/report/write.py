@@ -4,29 +4,34 @@ from pathlib import Path
 
 from qkscope.analysis.results import Results, load_results
 from qkscope.analysis.summary_tables import SummaryTables, build_tables, write_tables
-from qkscope.files import write_text
+from qkscope.files import require_writable, write_text
 from qkscope.page.write import CardText, write_page
 from qkscope.report.cards.build import WRITERS, CardWriter, card_writer
 from qkscope.report.lead import lead
+from qkscope.results.folder import CARD
+from qkscope.results.remove import remove_unfinished
 
-CARD = "README.md"
 
-
-def write_report(results_folder: Path | str, *, figures: bool = True, page: bool = True) -> list[Path]:
+def write_report(
+    results_folder: Path | str, *, figures: bool = True, page: bool = True, out: Path | None = None
+) -> list[Path]:
     """Write `tables/*.csv`, `figures/<nn>_<name>/` (picture, vector picture, card) and `report.html`; returns what
-    was written.
+    was written. `out` is another folder to write them to, where the results are to stay as they are.
 
     Raises TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
     """
     folder = Path(results_folder)
     results = load_results(folder)
+    place = out or folder
+    require_writable(place)
+    remove_unfinished(place)  # of reports that were killed
     tables = build_tables(results)
-    written = write_tables(tables, folder)
+    written = write_tables(tables, place)
     cards = card_writer(results, tables)
     if figures:
-        written += _write_figures(folder, results, tables, cards)
+        written += _write_figures(place, results, tables, cards)
     if page:
-        written.append(write_page(results, lead(cards), page_cards(cards)))
+        written.append(write_page(results, lead(cards), page_cards(cards), out))
     return written
 
 

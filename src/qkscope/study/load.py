@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from qkscope.errors import StudyError
+from qkscope.foreign import Missing, Unreadable, read_bytes
 from qkscope.study.harmless import FLAG
 from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Study
 
@@ -68,16 +69,14 @@ def _validated(settings: dict[str, Any]) -> Study:
 
 
 def _read(path: Path) -> str:
-    if not path.is_file():
-        raise StudyError("there is no such study file")
-    if path.stat().st_size > MAX_BYTES:
-        raise StudyError(f"is larger than {MAX_BYTES // 2**20} MiB, which no study file needs")
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, MAX_BYTES, follow=True).decode("utf-8")  # YAML takes any line end
+    except Missing:
+        raise StudyError("there is no such study file") from None
     except UnicodeDecodeError as error:
         raise StudyError(f"is not UTF-8 text ({error})") from None
-    except OSError as error:
-        raise StudyError(f"cannot be read ({error.strerror})") from None
+    except Unreadable as error:
+        raise StudyError(str(error)) from None
 
 
 class _StrictLoader(yaml.SafeLoader):

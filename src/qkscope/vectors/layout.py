@@ -120,6 +120,9 @@ def _parquet_files(folder: Path) -> tuple[Path, ...]:
     files = tuple(sorted(path for path in folder.glob("*.parquet") if not path.name.startswith(".")))
     if not files:
         raise VectorsError(f"{folder}: has no parquet file; download it again, or remove the folder")
+    odd = [path for path in files if not path.is_file()]  # a pipe would never end
+    if odd:
+        raise VectorsError(f"{odd[0]}: is not a plain file; download it again, or remove it")
     return files
 
 

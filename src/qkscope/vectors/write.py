@@ -73,6 +73,8 @@ class VectorWriter:
         with self._writing():
             if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
                 raise VectorsError(f"{self.folder}: is there already; give a new folder, or remove it first")
+            if self._staging.is_symlink():
+                raise VectorsError(f"{self._staging}: is a symbolic link, and nothing is written there: remove it")
             shutil.rmtree(self._staging, ignore_errors=True)  # what a killed run left
             self._spool.mkdir(parents=True)
 

@@ -23,6 +23,7 @@ from qkscope.pipeline.engines.base import BaseEngine, Job, Noted, Placement, Rep
 from qkscope.pipeline.engines.schedule import Schedule
 from qkscope.pipeline.engines.worker import Worker, pack, unpack
 from qkscope.pipeline.stopping import Stop
+from qkscope.results.folder import marker_path
 
 ANSWER = 20.0  # seconds for a cluster to accept a connection
 POLL = 0.5  # seconds between looks at whether the run was asked to stop
@@ -73,7 +74,7 @@ def _require_answer(address: str | None) -> None:
 @contextmanager
 def _marked(folder: Path) -> Iterator[Path]:
     """A file by which a worker can tell whether it sees the same results folder."""
-    marker = folder.resolve() / "moments" / f".shared-{uuid.uuid4().hex}"
+    marker = marker_path(folder.resolve(), uuid.uuid4().hex)
     write_text(marker, marker.name)
     try:
         yield marker

@@ -13,7 +13,8 @@ from qkscope.moments.moments import Moments
 from qkscope.pipeline.engines.base import Advanced, Finished, Noted, Report, Task
 from qkscope.pipeline.plan import CheckpointPlan, Shard
 from qkscope.pipeline.runner import Hearing, ShardRunner
-from qkscope.pipeline.shards import running_shard, shard_path, vectors_path
+from qkscope.pipeline.shards import running_shard
+from qkscope.results.folder import shard_path, vectors_path
 
 if TYPE_CHECKING:
     from qkscope.vectors.write import VectorWriter

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qkscope.analysis import schema
 from qkscope.analysis.results import Checkpoint, Results, Study
 from qkscope.analysis.summary_tables import Reading, SummaryTables
 from qkscope.report.findings import Agreement, Curve, compare_readings, context_changes, describe_curve
@@ -104,7 +105,7 @@ def script_step(function: str | None) -> tuple[str, str]:
 
 def table_file(given: CardInput) -> str:
     """The per-head table that the reading comes from."""
-    return "qk_matched.csv" if given.matched else "qk.csv"
+    return schema.QK_MATCHED_CSV if given.matched else schema.QK_CSV
 
 
 def window_sentence(given: CardInput) -> str:

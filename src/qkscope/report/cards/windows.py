@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from qkscope.analysis import schema
 from qkscope.analysis.results import Checkpoint
 from qkscope.analysis.taxonomy import POSITION_DOMINATED
 from qkscope.report.cards.frame import Card, CardInput, rows, script_step
@@ -62,7 +63,7 @@ def window_dependence(given: CardInput) -> Card:
         ),
         script_step(None),
     ]
-    return Card("Dependence on the Window", shows, "qk_windows.csv", steps, _takeaway(given, effects))
+    return Card("Dependence on the Window", shows, schema.QK_WINDOWS_CSV, steps, _takeaway(given, effects))
 
 
 def _last_effect(effects: list[WindowEffect]) -> list[str]:

@@ -1,0 +1,189 @@
+"""The layout of a results folder: every path in it, and the only way to get one.
+
+A results folder may come from a stranger. So each path is looked at as it is asked for: it lies below the folder, has
+only names that this tool makes, and neither it nor anything on the way to it is a symbolic link. The folder itself may
+be one: that is the choice of whoever named it. What is written, read or removed below it is therefore in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from qkscope.errors import InputError
+from qkscope.study.harmless import file_safe
+
+QK_CSV = "qk.csv"
+QK_MATCHED_CSV = "qk_matched.csv"
+QK_WINDOWS_CSV = "qk_windows.csv"
+PROVENANCE_JSON = "provenance.json"
+PLAN_JSON = "plan.json"
+STUDY_YAML = "study.yaml"
+REPORT_HTML = "report.html"
+LOCK = ".lock"
+FILES = (QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV, PROVENANCE_JSON, PLAN_JSON, STUDY_YAML, REPORT_HTML, LOCK)
+
+MOMENTS, SHARDS, VECTORS = "moments", ".shards", "vectors"
+FIGURES, TABLES, COMPARISON = "figures", "tables", "comparison"
+MOMENTS_SUFFIX = ".safetensors"
+
+CARD = "README.md"
+FIGURE_FILES = ("figure.png", "figure.svg", CARD)
+COMPARISON_FILES = ("comparison.csv", "heads.csv", "comparison.png", "comparison.svg", CARD)
+
+FIGURE = re.compile(r"[0-9]{2}_[a-z0-9_]{1,60}")
+TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
+COMPARED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}")
+MARKER = re.compile(r"\.shared-[0-9a-f]{32}")
+
+
+def results_file(folder: Path, name: str) -> Path:
+    """One of `FILES`: a table, the provenance, the plan, the study, the page."""
+    return _within(folder, _known(name, name in FILES))
+
+
+def lock_path(folder: Path) -> Path:
+    """The lock file that a run holds alone and that shards share."""
+    return results_file(folder, LOCK)
+
+
+def moments_folder(folder: Path) -> Path:
+    """Where moments are kept."""
+    return _within(folder, MOMENTS)
+
+
+def moments_path(folder: Path, checkpoint: str) -> Path:
+    """The file of a checkpoint's moments."""
+    return _within(folder, MOMENTS, f"{_name(checkpoint)}{MOMENTS_SUFFIX}")
+
+
+def merging_path(folder: Path, checkpoint: str) -> Path:
+    """The lock file that whoever merges a checkpoint's shards holds."""
+    return _within(folder, MOMENTS, f".{_name(checkpoint)}.merging")
+
+
+def marker_path(folder: Path, token: str) -> Path:
+    """A file by which another machine can tell whether it sees the same folder."""
+    name = f".shared-{token}"
+    return _within(folder, MOMENTS, _known(name, MARKER.fullmatch(name)))
+
+
+def shards_folder(folder: Path) -> Path:
+    """Where the shards of all checkpoints wait."""
+    return _within(folder, MOMENTS, SHARDS)
+
+
+def shard_folder(folder: Path, checkpoint: str) -> Path:
+    """Where a checkpoint's shards wait until it is whole."""
+    return _within(folder, MOMENTS, SHARDS, _name(checkpoint))
+
+
+def shard_path(folder: Path, checkpoint: str, number: int) -> Path:
+    """The file of one shard's moments."""
+    return _within(folder, MOMENTS, SHARDS, _name(checkpoint), f"{number:06d}{MOMENTS_SUFFIX}")
+
+
+def running_path(folder: Path, checkpoint: str, number: int) -> Path:
+    """The lock file that whoever runs a shard holds."""
+    return _within(folder, MOMENTS, SHARDS, _name(checkpoint), f"{number:06d}.running")
+
+
+def vectors_path(folder: Path, checkpoint: str) -> Path:
+    """Where a checkpoint's sample of vectors is kept; also looks at the name under which it is filled."""
+    _within(folder, VECTORS, f".{_name(checkpoint)}.partial.tmp")
+    return _within(folder, VECTORS, _name(checkpoint))
+
+
+def tables_folder(folder: Path) -> Path:
+    """Where the tables behind the figures are."""
+    return _within(folder, TABLES)
+
+
+def table_path(folder: Path, name: str) -> Path:
+    """A table behind the figures."""
+    return _within(folder, TABLES, _known(name, TABLE.fullmatch(name)))
+
+
+def figures_folder(folder: Path) -> Path:
+    """Where the figures are."""
+    return _within(folder, FIGURES)
+
+
+def figure_folder(folder: Path, figure: str) -> Path:
+    """The folder of one figure; also looks at its `FIGURE_FILES`."""
+    return _folder_of(FIGURE_FILES, folder, FIGURES, _known(figure, FIGURE.fullmatch(figure)))
+
+
+def comparisons_folder(folder: Path) -> Path:
+    """Where comparisons with references are."""
+    return _within(folder, COMPARISON)
+
+
+def comparison_folder(folder: Path, reference: str) -> Path:
+    """The folder of the comparison with one reference; also looks at its `COMPARISON_FILES`."""
+    return _folder_of(COMPARISON_FILES, folder, COMPARISON, _known(reference, COMPARED.fullmatch(reference)))
+
+
+def served_file(folder: Path, place: str) -> Path | None:
+    """The file that a browser may ask for as `place`: the page, pictures, cards, tables; None for anything else."""
+    parts = place.split("/")
+    if parts == [REPORT_HTML]:
+        return results_file(folder, REPORT_HTML)
+    if len(parts) == 2 and parts[0] == TABLES and TABLE.fullmatch(parts[1]):
+        return table_path(folder, parts[1])
+    if len(parts) == 3 and parts[0] == FIGURES and FIGURE.fullmatch(parts[1]) and parts[2] in FIGURE_FILES:
+        return _within(folder, *parts)
+    return None
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder in which a run would meet a link, before anything runs."""
+    for name in FILES:
+        _within(folder, name)
+    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,)):
+        for entry in entries(_within(folder, *parts)):
+            if entry.is_symlink():
+                _within(folder, *parts, entry.name)
+
+
+def entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing where there is none."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _within(folder: Path, *parts: str) -> Path:
+    path = folder
+    for part in parts:
+        if part in ("", ".", "..") or any(character in part for character in "/\\\0"):
+            raise InputError(f"{folder}: {part!r} is not the name of anything in a results folder")
+        path = path / part
+        if os.path.islink(path):
+            raise InputError(
+                f"{path} is a symbolic link, and nothing in a results folder may be one: put what it stands for in its "
+                "place, or remove it"
+            )
+    return path
+
+
+def _folder_of(files: tuple[str, ...], folder: Path, *parts: str) -> Path:
+    for name in files:
+        _within(folder, *parts, name)
+    return _within(folder, *parts)
+
+
+def _known(name: str, known: object) -> str:
+    if not known:
+        raise InputError(f"{name[:100]!r} is not the name of anything in a results folder")
+    return name
+
+
+def _name(checkpoint: str) -> str:
+    try:
+        return file_safe(checkpoint)
+    except ValueError as error:
+        raise InputError(f"{checkpoint[:100]!r} cannot name a file of a checkpoint: {error}") from None

@@ -1,0 +1,94 @@
+"""What may be removed from a results folder: files whose names this tool makes, one by one, and empty folders.
+
+Nothing is removed recursively and no link is followed, so that what lies in the folder and is not ours stays.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from qkscope.files import is_abandoned, remove_file, temporary_of
+from qkscope.results.folder import (
+    COMPARED,
+    COMPARISON_FILES,
+    FIGURE,
+    FIGURE_FILES,
+    FILES,
+    MARKER,
+    MOMENTS_SUFFIX,
+    TABLE,
+    comparisons_folder,
+    entries,
+    figure_folder,
+    figures_folder,
+    moments_folder,
+    shard_folder,
+    shards_folder,
+    table_path,
+    tables_folder,
+)
+from qkscope.study.harmless import NAME
+
+SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
+MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(MOMENTS_SUFFIX)}|{MARKER.pattern}")
+
+
+def remove_shards(folder: Path, checkpoint: str) -> None:
+    """Remove a checkpoint's shards, once its moments are safe."""
+    parts = shard_folder(folder, checkpoint)
+    for entry in entries(parts):
+        if SHARD.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
+            remove_file(Path(entry.path))
+    _remove_unfinished(parts, SHARD)
+    remove_empty_shards(folder, checkpoint)
+
+
+def remove_empty_shards(folder: Path, checkpoint: str) -> None:
+    """Remove the folders of a checkpoint's shards, as far as nothing is in them."""
+    for each in (shard_folder(folder, checkpoint), shards_folder(folder)):
+        with suppress(OSError):  # gone, or not empty: others have shards there
+            each.rmdir()
+
+
+def remove_figure(folder: Path, figure: str) -> None:
+    """Remove our files of a figure that is no longer drawn."""
+    place = figure_folder(folder, figure)
+    for name in FIGURE_FILES:
+        remove_file(place / name)
+    with suppress(OSError):
+        place.rmdir()
+
+
+def remove_table(folder: Path, name: str) -> None:
+    """Remove a table that no longer applies."""
+    remove_file(table_path(folder, name))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed runs and reports left under temporary names; what somebody is writing now stays."""
+    _remove_unfinished(folder, _any_of(FILES))
+    _remove_unfinished(moments_folder(folder), MOMENTS_FILE)
+    _remove_unfinished(tables_folder(folder), TABLE)
+    for entry in entries(shards_folder(folder)):
+        if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            _remove_unfinished(Path(entry.path), SHARD)
+    for entry in entries(figures_folder(folder)):
+        if FIGURE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            _remove_unfinished(Path(entry.path), _any_of(FIGURE_FILES))
+    for entry in entries(comparisons_folder(folder)):
+        if COMPARED.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            _remove_unfinished(Path(entry.path), _any_of(COMPARISON_FILES))
+
+
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, names)))
+
+
+def _remove_unfinished(folder: Path, names: re.Pattern[str]) -> None:
+    for entry in entries(folder):
+        of = temporary_of(entry.name)
+        ours = of is not None and names.fullmatch(of) and entry.is_file(follow_symlinks=False)
+        if ours and is_abandoned(Path(entry.path)):
+            remove_file(Path(entry.path))
