@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qkscope.analysis.schema import QK_CSV
 from qkscope.errors import MomentsFileError
 from qkscope.moments.file import read_provenance
+from qkscope.pipeline.finished import orphan_line, orphans
 from qkscope.pipeline.lock import LOCK, holder, is_held
 from qkscope.pipeline.plan import Shard
 from qkscope.pipeline.record import CheckpointRecord, ShardRecord, read_record
@@ -44,6 +45,7 @@ class Status:
     alive: bool  # whether a run or a shard holds the folder
     holder: dict[str, Any]
     tables: bool  # whether the tables have been written
+    notes: list[str] = field(default_factory=list)  # what else lies in the folder
 
     def seconds_left(self) -> float | None:
         """From what finished shards took, each checkpoint by its own where it has any; None where nothing is known."""
@@ -63,7 +65,9 @@ def read_status(folder: Path) -> Status:
     record = read_record(folder)
     checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
     lock = folder / LOCK
-    return Status(record.study, checkpoints, is_held(lock), holder(lock), (folder / QK_CSV).is_file())
+    found = orphans((each.name for each in record.checkpoints), folder)
+    notes = [orphan_line(found, folder)] if found else []
+    return Status(record.study, checkpoints, is_held(lock), holder(lock), (folder / QK_CSV).is_file(), notes)
 
 
 def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:
