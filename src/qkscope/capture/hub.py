@@ -20,6 +20,7 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
 
     `filename` is a small file that the source must have; it is fetched if it is not in the cache.
     """
+    from huggingface_hub.errors import EntryNotFoundError
     from transformers.utils.hub import cached_file, extract_commit_hash
 
     if source.kind != "hub":
@@ -30,7 +31,10 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
     except ModelError:
         raise
     except Exception as error:
-        raise _adapter(source, error) or explain(source, error) from error
+        missing = any(isinstance(cause, EntryNotFoundError) for cause in _causes(error))
+        raise (_adapter(source) if missing else None) or explain(source, error) from error
+    if found is None and filename == "config.json":
+        raise _adapter(source) or ModelError(f"{source} has no config.json: it is not a saved transformers model")
     commit = extract_commit_hash(found, None)
     return replace(source, revision=commit) if commit else source
 
@@ -64,13 +68,10 @@ def _unreachable(source: ModelSource) -> str:
     )
 
 
-def _adapter(source: ModelSource, error: BaseException) -> ModelError | None:
+def _adapter(source: ModelSource) -> ModelError | None:
     """The reason, if a repository has no config because it holds an adapter."""
-    from huggingface_hub.errors import EntryNotFoundError
     from transformers.utils.hub import cached_file
 
-    if not any(isinstance(cause, EntryNotFoundError) for cause in _causes(error)):
-        return None
     try:
         found = cached_file(source.location, ADAPTER, revision=source.revision or "main")
     except Exception:  # then it is something else, and the first error says what
