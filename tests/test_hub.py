@@ -1,12 +1,18 @@
 """The Hub without a network: a real cache on disk, and a server on this machine that answers as the Hub does."""
 
+import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -144,7 +150,124 @@ def test_offline_and_not_in_the_cache(world, tmp_path):
     hub_study(world)
     done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_HUB_OFFLINE="1")
     assert done.returncode == 2
-    assert "not in the cache" in done.stderr
+    assert f"HF_HUB_OFFLINE is set and it is not in the cache (nor a directory {tmp_path}/org/tiny)" in done.stderr
+
+
+def test_where_nobody_answers_both_meanings_are_told_and_nothing_is_tried_again(world, tmp_path):
+    hub_study(world)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=f"http://127.0.0.1:{port}")
+    assert done.returncode == 2
+    assert (
+        f"there is no directory {tmp_path}/org/tiny, so it was taken for a Hub id; the Hub could not be" in done.stderr
+    )
+    assert "Retrying" not in done.stderr
+
+
+class Serving(BaseHTTPRequestHandler):
+    """A repository `org/tiny` with the files of a folder at each revision, answered as the Hub does."""
+
+    revisions: ClassVar[dict[str, Path]] = {}  # branch: folder
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        path = urlsplit(self.path).path
+        if path.startswith("/api/models/org/tiny/revision/"):
+            self._answer(json.dumps(self._info(path.rpartition("/")[2])).encode())
+            return
+        if not path.startswith("/org/tiny/resolve/"):
+            self._answer(b"", 404)
+            return
+        revision, _, name = path.removeprefix("/org/tiny/resolve/").partition("/")
+        file = self._folder(revision) / name
+        if not file.is_file():
+            self._answer(b"", 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self._commit(revision)})
+            return
+        content = file.read_bytes()
+        headers = {"X-Repo-Commit": self._commit(revision), "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+        self._answer(content, 200, headers)
+
+    do_HEAD = do_GET
+
+    def _branch(self, revision):
+        return next(name for name in self.revisions if revision in (name, hashlib.sha1(name.encode()).hexdigest()))
+
+    def _folder(self, revision):
+        return self.revisions[self._branch(revision)]
+
+    def _commit(self, revision):
+        return hashlib.sha1(self._branch(revision).encode()).hexdigest()
+
+    def _info(self, revision):
+        files = sorted(self._folder(revision).iterdir())
+        siblings = [{"rfilename": file.name, "size": file.stat().st_size, "blobId": "0" * 40} for file in files]
+        for sibling, file in zip(siblings, files, strict=True):
+            if file.suffix == ".safetensors":
+                digest = hashlib.sha256(file.read_bytes()).hexdigest()
+                sibling["lfs"] = {"sha256": digest, "size": file.stat().st_size, "pointerSize": 134}
+        return {"id": "org/tiny", "sha": self._commit(revision), "siblings": siblings}
+
+    def _answer(self, content, status=200, headers=None):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving(revisions):
+    handler = type("Served", (Serving,), {"revisions": revisions, "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", handler.asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_two_commits_of_the_same_weights_are_noticed_without_a_download(world, tmp_path, checkpoints):
+    """The second commit changed nothing but a file that is not weights."""
+    shutil.copytree(checkpoints / "long", tmp_path / "edited")
+    (tmp_path / "edited/README.md").write_text("a new card")
+    world(
+        model="org/tiny",
+        checkpoints=[
+            {"name": "one", "revision": "step-1", "context": 64},
+            {"name": "two", "revision": "step-2", "context": 64},
+        ],
+    )
+    with serving({"step-1": checkpoints / "long", "step-2": tmp_path / "edited"}) as (endpoint, asked):
+        done = run(tmp_path, tmp_path / "empty", "run", "study.yaml", "--out", "out", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2
+    assert "checkpoints 'one' and 'two' have the same weights (org/tiny@" in done.stderr
+    assert not [path for path in asked if path.endswith(".safetensors")]
+
+
+def test_commits_of_different_weights_are_planned_from_the_hub(world, tmp_path, checkpoints):
+    hub_study(world)
+    with serving({"step-1": checkpoints / "short", "step-2": checkpoints / "long"}) as (endpoint, asked):
+        done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    assert "same weights" not in done.stdout
+    assert not [path for path in asked if path.endswith(".safetensors")]
+
+
+def test_an_adapter_on_the_hub_is_named(world, tmp_path):
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora/adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    world(model="org/tiny", checkpoints=[{"name": "one", "revision": "step-1", "context": 64}])
+    with serving({"step-1": tmp_path / "lora"}) as (endpoint, _):
+        done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2
+    assert "org/tiny@step-1 holds a LoRA adapter, not a whole model: merge it into 'org/base'" in done.stderr
 
 
 def test_no_request_is_made_for_a_local_study(world, tmp_path):

@@ -17,7 +17,7 @@ from qkscope.capture.tap import Tap
 from qkscope.errors import ActivationError, DocumentError, InputError, ModelError, QkscopeError, QkscopeWarning
 from qkscope.moments.file import read_provenance
 from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import run_study
+from qkscope.pipeline.execute import CaptureOptions, run_study
 from qkscope.pipeline.plan import make_plan
 from qkscope.study.load import load_study
 from reference import reference_rows
@@ -118,7 +118,11 @@ def test_running_again_uses_what_is_there_and_redoes_what_changed(world, tmp_pat
     run_study(world(), out)
     assert files == {name: (out / f"moments/{name}.safetensors").stat().st_mtime_ns for name in files}
     assert (out / "qk.csv").read_bytes() == before
-    run_study(world(skip_positions=1), out)
+    with pytest.raises(InputError, match=r"'one': .*one\.safetensors was made with skip_positions 0 \(now 1\)\n"):
+        run_study(world(skip_positions=1), out)
+    assert files == {name: (out / f"moments/{name}.safetensors").stat().st_mtime_ns for name in files}
+    assert (out / "study.yaml").read_text() == world().read_text()  # still says what the results are
+    run_study(world(skip_positions=1), out, options=CaptureOptions(overwrite=True))
     assert all((out / f"moments/{name}.safetensors").stat().st_mtime_ns != then for name, then in files.items())
     assert pd.read_csv(out / "qk.csv")["n_q"].iloc[0] == 6 * 63
 
@@ -130,7 +134,10 @@ def test_changed_weights_are_noticed(world, tmp_path, checkpoints):
     weights = load_file(tmp_path / "model/model.safetensors")
     weights["model.layers.0.self_attn.q_proj.weight"][0, 0] += 1.0
     save_file(weights, tmp_path / "model/model.safetensors", {"format": "pt"})
-    after = pd.read_csv(run_study(study, tmp_path / "out") / "qk.csv")
+    with pytest.raises(InputError, match="was made with other weights"):
+        run_study(study, tmp_path / "out")
+    replaced = run_study(study, tmp_path / "out", options=CaptureOptions(overwrite=True))
+    after = pd.read_csv(replaced / "qk.csv")
     assert not np.array_equal(before["r_q"], after["r_q"])
 
 
@@ -200,7 +207,7 @@ def one(checkpoints, **changes):
         ({"model": "missing.gguf"}, "there is no GGUF file"),
         ({"model": "docs"}, "has no config.json"),
         ({"model": "docs/tiny.txt"}, "is a file; give a directory"),
-        ({"tokenizer": "docs"}, "has no config.json|no tokenizer could be loaded"),
+        ({"tokenizer": "docs"}, "it holds no tokenizer"),
     ],
 )
 def test_checkpoints_that_are_wrong_are_refused_before_anything_runs(world, tmp_path, checkpoints, changes, message):
@@ -279,7 +286,7 @@ def test_precision_and_device_are_chosen_with_reasons():
     assert choose_dtype("bfloat16", "cuda", None) == torch.bfloat16
     with pytest.warns(QkscopeWarning, match="dtype bfloat16 on a CPU is slow"):
         assert choose_dtype("bfloat16", "cpu", None) == torch.bfloat16
-    assert choose_device("cuda:1") == "cuda:1"
+    assert choose_device("cuda:1", here=False) == "cuda:1"
     with pytest.raises(ModelError, match="device 'gpu' is none that torch knows"):
         choose_device("gpu")
 

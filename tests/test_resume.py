@@ -10,7 +10,7 @@ import pytest
 from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
 from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import run_study
+from qkscope.pipeline.execute import CaptureOptions, run_study
 from qkscope.pipeline.lock import only_run
 from qkscope.pipeline.plan import make_plan
 from qkscope.results.folder import shard_path
@@ -116,9 +116,10 @@ def test_damaged_shards_are_named_and_redone(study, tmp_path, expected, damage):
 def test_an_edited_study_keeps_what_still_holds(study, tmp_path, expected):
     interrupted(study, tmp_path)
     told = Told()
-    run_study(study(skip_positions=1), tmp_path / "out", told)
+    run_study(study(skip_positions=1), tmp_path / "out", told, options=CaptureOptions(overwrite=True))
     assert told.documents == 12
     assert len(told.reasons) == 2  # the finished checkpoint and the finished shard
+    assert all("skip_positions 0 (now 1)" in reason for reason in told.reasons)
     told = Told()
     run_study(study(skip_positions=1, components=3), tmp_path / "out", told)
     assert told.documents == 0  # other components need no new forward pass
@@ -130,7 +131,9 @@ def test_a_changed_document_touches_its_own_shard_only(study, tmp_path, expected
     last = plan.corpus.documents[plan.documents[-1]].name
     (tmp_path / last).write_text("changed " * 500)
     told = Told()
-    run_study(study(), tmp_path / "out", told)
+    with pytest.raises(InputError, match=r"'one': .*was made with other documents"):
+        run_study(study(), tmp_path / "out", told)
+    run_study(study(), tmp_path / "out", told, options=CaptureOptions(overwrite=True))
     assert told.resumed_shards == [("two", 1, 2)]
 
 

@@ -99,6 +99,23 @@ MISTAKES = {
         text(checkpoints=[{"name": "a", "context": 9}, {"name": "A", "context": 9}]),
         "2 checkpoints are named 'a'",
     ),
+    "two checkpoints of one label": (
+        text(checkpoints=[{"name": "a", "context": 9, "label": "1"}, {"name": "b", "context": 9, "label": "1"}]),
+        "checkpoints 'a' and 'b' both have the label '1'",
+    ),
+    "a label that is another's name": (
+        text(checkpoints=[{"name": "a", "context": 9}, {"name": "b", "context": 9, "label": "a"}]),
+        "checkpoints 'a' and 'b' both have the label 'a'",
+    ),
+    "a number that YAML takes for text": (
+        text(checkpoints=[{"name": "a", "context": 9, "expect": {"rope_theta": "1e4"}}]).replace("'1e4'", "1e4"),
+        r"checkpoints\[0\].expect: YAML reads 1e4 as text; write 10000.0",
+    ),
+    "such a number, nested": (
+        text(checkpoints=[{"name": "a", "context": 9, "config": {"rope_parameters": {"factor": "2.5e0"}}}]),
+        "YAML reads 2.5e0 as text; write 2.5",
+    ),
+    "such a number as a context": (checkpoint(context="4e3"), "got '4e3'.; YAML reads 4e3 as text; write 4000"),
     "sample of 0": (text(heads={"sample": 0}), "a sample of 0 heads"),
     "heads of another kind": (text(heads="most"), "should be `all` or a sample"),
     "layers of another kind": (text(layers="some"), "layers: should be `all`, `full` or a list"),

@@ -44,12 +44,18 @@ def qk_table(
 
 
 def windows_table(
-    moments: Moments, *, model: str, heads: HeadSample | None = None, layers: LayerChoice = "all"
+    moments: Moments,
+    *,
+    model: str,
+    heads: HeadSample | None = None,
+    layers: LayerChoice = "all",
+    longest: int | None = None,
 ) -> pd.DataFrame:
-    """Component 0 at every doubling from one bucket to the whole context."""
+    """Component 0 at every doubling from one bucket to the whole context, or to `longest`."""
+    whole = longest or moments.layout.context
     tables = [
         qk_table(moments, model=model, window=window, components=1, heads=heads, layers=layers)
-        for window in moments.layout.windows()
+        for window in (*(w for w in moments.layout.windows() if w < whole), whole)
     ]
     return pd.concat(tables, ignore_index=True)
 

@@ -115,6 +115,8 @@ def _on_meta(config: Any, trust_remote_code: bool) -> Any:
 
 def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:
     backbone.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at token values; shapes have none
+    if hasattr(backbone, "config"):  # a copy; without a cache masks look at token values, and trainers save it so
+        backbone.config.use_cache = True
     hooks = [
         module.register_forward_pre_hook(_track_positions, with_kwargs=True)
         for module in backbone.modules()

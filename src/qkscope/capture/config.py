@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from qkscope.capture.gguf import parsed_once
 from qkscope.capture.hub import explain, needs_code
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import require_safe_config
@@ -22,7 +24,8 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(source.location, **source.arguments)
+        with parsed_once(source.gguf_file):
+            config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except Exception as error:
         raise explain(source, error) from error
     # A type that transformers does not know comes back as a bare config whose code lives with the checkpoint.
@@ -66,6 +69,23 @@ def _require_sane(config: Any) -> None:
         found = find_value(config, key)
         if isinstance(found, int | float) and not 0 <= found <= most:
             raise ModelError(f"the config has {key} {found!r}, which no model has (at most {most})")
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    _require_sane_rope({"rope_theta": getattr(text, "rope_theta", None)})
+    _require_sane_rope(getattr(text, "rope_parameters", None))
+
+
+def _require_sane_rope(rope: Any) -> None:
+    """Angles are position / rope_theta ** x: a base of 0, or of no number at all, leaves them undefined."""
+    for key, value in rope.items() if isinstance(rope, Mapping) else ():
+        if isinstance(value, Mapping):  # kinds of layers may have parameters of their own
+            _require_sane_rope(value)
+        elif key in ("rope_theta", "factor") and value is not None:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= 0:
+                raise ModelError(
+                    f"the config has {key} {value!r}, where RoPE needs a positive, finite number; correct its "
+                    "config.json, or set it under `config:`"
+                )
 
 
 def check_config(config: Any, context: int, expect: Mapping[str, Any] | None = None) -> None:

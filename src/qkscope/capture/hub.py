@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from qkscope.capture.source import ModelSource
+from qkscope.capture.weights import ADAPTER, adapter_message
 from qkscope.errors import ModelError
 
 
@@ -18,21 +20,69 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
 
     `filename` is a small file that the source must have; it is fetched if it is not in the cache.
     """
+    from huggingface_hub.errors import EntryNotFoundError
     from transformers.utils.hub import cached_file, extract_commit_hash
 
     if source.kind != "hub":
         return source
     try:
+        _require_answer(source, filename)
         found = cached_file(source.location, filename, revision=source.revision or "main")
+    except ModelError:
+        raise
     except Exception as error:
-        raise explain(source, error) from error
+        missing = any(isinstance(cause, EntryNotFoundError) for cause in _causes(error))
+        raise (_adapter(source) if missing else None) or explain(source, error) from error
+    if found is None and filename == "config.json":
+        raise _adapter(source) or ModelError(f"{source} has no config.json: it is not a saved transformers model")
     commit = extract_commit_hash(found, None)
     return replace(source, revision=commit) if commit else source
+
+
+def _require_answer(source: ModelSource, filename: str) -> None:
+    """Ask once whether the Hub can be reached at all: what it would say is told later, but silence is told now.
+
+    huggingface_hub itself tries for half a minute when a file is not in its cache and nobody answers.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    revision = source.revision or "main"
+    if constants.HF_HUB_OFFLINE or isinstance(
+        try_to_load_from_cache(source.location, filename, revision=revision), str
+    ):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(source.location, filename, revision=revision))
+    except HfHubHTTPError:
+        return  # an answer, whatever it is
+    except Exception as error:  # of the library that asks: no address, no route, nobody there, no answer in time
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"{source} could not be had: {_unreachable(source)} ({reason[0][:200]})") from error
+
+
+def _unreachable(source: ModelSource) -> str:
+    beside = f"there is no directory {source.looked_at}, so it was taken for a Hub id; " if source.looked_at else ""
+    return (
+        f"{beside}the Hub could not be reached, and it is not in the cache (HF_HOME); check the name and the connection"
+    )
+
+
+def _adapter(source: ModelSource) -> ModelError | None:
+    """The reason, if a repository has no config because it holds an adapter."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(source.location, ADAPTER, revision=source.revision or "main")
+    except Exception:  # then it is something else, and the first error says what
+        return None
+    return ModelError(adapter_message(source, Path(found))) if found else None
 
 
 def explain(source: ModelSource, error: BaseException) -> ModelError:
     """What a failed load means for the user, and the way out."""
     import huggingface_hub.errors as hub
+    from huggingface_hub import constants
 
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
@@ -43,6 +93,10 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
     if source.kind != "hub":
         return ModelError(f"{source} cannot be loaded: {first}")
     causes = list(_causes(error))
+    offline = (
+        f"HF_HUB_OFFLINE is set and it is not in the cache{_nor_folder(source)}; check the name, unset it, or fetch "
+        "the model once with a connection"
+    )
     reasons: tuple[tuple[type[BaseException], str], ...] = (
         (
             hub.GatedRepoError,
@@ -51,22 +105,20 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         (hub.RevisionNotFoundError, f"it has no revision {source.revision!r}; check the branch, tag or commit"),
         (
             hub.RepositoryNotFoundError,
-            "there is no such repository (nor a local folder of that name), or it is private: check the id, and set "
-            "HF_TOKEN if it is private",
+            f"there is no such repository{_nor_folder(source)}, or it is private: check the id, and set HF_TOKEN if it "
+            "is private",
         ),
-        (
-            hub.OfflineModeIsEnabled,
-            "HF_HUB_OFFLINE is set and it is not in the cache; unset it, or fetch the model once with a connection",
-        ),
-        (
-            hub.LocalEntryNotFoundError,
-            "the Hub could not be reached, and it is not in the cache (HF_HOME); check the connection",
-        ),
+        (hub.OfflineModeIsEnabled, offline),
+        (hub.LocalEntryNotFoundError, offline if constants.HF_HUB_OFFLINE else _unreachable(source)),
     )
     for kind, reason in reasons:
         if any(isinstance(cause, kind) for cause in causes):
             return ModelError(f"{source} could not be had: {reason}")
     return ModelError(f"{source} could not be had: {first}")
+
+
+def _nor_folder(source: ModelSource) -> str:
+    return f" (nor a directory {source.looked_at})" if source.looked_at else ""
 
 
 def needs_code(source: ModelSource) -> ModelError:

@@ -6,24 +6,57 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from qkscope.capture.gguf import parsed_once
 from qkscope.capture.hub import explain, pinned
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, require_safe_index
 from qkscope.errors import ModelError, QkscopeWarning
 
 
-def choose_device(device: str) -> str:
-    """`auto` is the GPU if there is one, else the CPU; anything else must be a device torch knows."""
+def choose_device(device: str, *, here: bool = True) -> str:
+    """`auto` is the GPU if there is one, else the CPU; anything else must be a device, and one of this machine's.
+
+    With `here=False` the work will run on other machines, which have devices of their own.
+    """
     import torch
 
-    if device != "auto":
-        try:
-            return str(torch.device(device))
-        except RuntimeError as error:
-            raise ModelError(f"device {device!r} is none that torch knows ({error})") from None
+    if device == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ModelError(f"device {device!r} is none that torch knows; {_devices()}") from None
+    if wanted.type == "meta":
+        raise ModelError(f"device 'meta' computes nothing; {_devices()}")
+    if here and not _is_here(wanted.type, wanted.index):
+        raise ModelError(f"device {device!r} is not on this machine; {_devices()}")
+    return str(wanted)
+
+
+def _is_here(kind: str, index: int | None) -> bool:
+    import torch
+
+    if kind == "cpu":
+        return True
+    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
+    if backend is None or not hasattr(backend, "is_available") or not backend.is_available():
+        return False
+    count = backend.device_count() if hasattr(backend, "device_count") else 1
+    return index is None or index < count
+
+
+def _devices() -> str:
+    """The devices that a study may name on this machine."""
+    import torch
+
+    found = ["auto", "cpu"]
     if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+        found += ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return f"it should be one of {', '.join(found)} (`auto` takes the GPUs, if there are any)"
 
 
 def choose_dtype(dtype: str, device: str, config: Any) -> Any:
@@ -54,14 +87,15 @@ def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", devi
         _require_safe_hub_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
-        model = AutoModel.from_pretrained(
-            source.location,
-            config=config,
-            dtype=choose_dtype(dtype, chosen, config),
-            use_safetensors=None if source.gguf_file else True,
-            device_map=placement,
-            **source.arguments,
-        )
+        with parsed_once(source.gguf_file):
+            model = AutoModel.from_pretrained(
+                source.location,
+                config=config,
+                dtype=choose_dtype(dtype, chosen, config),
+                use_safetensors=None if source.gguf_file else True,
+                device_map=placement,
+                **source.arguments,
+            )
     except Exception as error:
         raise explain(source, error) from error
     return model.eval()
@@ -98,9 +132,10 @@ def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
 
     try:
         exact = pinned(source, "tokenizer_config.json")
-        tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
+        with parsed_once(exact.gguf_file):
+            tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
     except Exception as error:
-        reason = explain(source, error)
+        reason = error if isinstance(error, ModelError) else explain(source, error)
         raise ModelError(f"no tokenizer: {reason}; another one can be named with `tokenizer:`") from error
     tokenizer.model_max_length = int(1e12)  # otherwise long documents only warn
     return tokenizer, exact

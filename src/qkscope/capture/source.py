@@ -6,14 +6,20 @@ unless whoever runs qkscope says so on the command line.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.capture.weights import require_safe_weights
+from qkscope.capture.gguf import require_gguf_reader
+from qkscope.capture.weights import require_safe_weights, require_tokenizer
 from qkscope.errors import ModelError
 
+Role = Literal["model", "tokenizer"]
+
+HUB_ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)
 SAMPLE_BYTES, SAMPLES = 64 * 1024, 64  # of each weight file: telling checkpoints apart need not read 140 GB
 
 
@@ -26,6 +32,7 @@ class ModelSource:
     revision: str | None = None
     gguf_file: str | None = None  # the file's name inside `location`
     trust_remote_code: bool = False  # whether Python code that lies with the checkpoint may run
+    looked_at: str = field(default="", compare=False)  # where a directory of this name was looked for
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -42,25 +49,81 @@ class ModelSource:
         return f"{name}@{self.revision}" if self.revision and self.kind == "hub" else name
 
 
-def find_source(model: str, revision: str | None, folder: Path, *, trust_remote_code: bool = False) -> ModelSource:
-    """Tell what `model` is; paths are relative to `folder`, and anything that is not there is taken for a Hub id."""
+def find_source(
+    model: str,
+    revision: str | None,
+    folder: Path,
+    *,
+    role: Role = "model",
+    trust_remote_code: bool = False,
+) -> ModelSource:
+    """Tell what `model` (or a tokenizer) is, from paths alone: nothing is parsed and nobody is asked.
+
+    Paths are relative to `folder`. What is not there and can be the id of a repository is taken for one.
+    """
     try:
         path = folder / Path(model).expanduser()
         is_dir, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # too long a name, no such user's home, a NUL
-        raise ModelError(f"model {model[:200]!r} cannot be looked for ({error})") from None
-    if model.lower().endswith(".gguf"):
+        raise ModelError(f"{role} {model[:200]!r} cannot be looked for ({error})") from None
+    gguf = model.lower().endswith(".gguf")
+    if revision is not None and (gguf or is_dir or is_file):
+        raise ModelError(_revision_of_files(model, revision, path, role))
+    if gguf:
         if not is_file:
-            raise ModelError(f"there is no GGUF file {path}")
+            raise ModelError(f"there is no GGUF file {path}{_closest(model, path)}")
+        require_gguf_reader()
         return ModelSource("gguf", str(path.parent.resolve()), gguf_file=path.name, trust_remote_code=trust_remote_code)
     if is_dir:
-        require_safe_weights(path)
+        require_safe_weights(path) if role == "model" else require_tokenizer(path)
         return ModelSource("local", str(path.resolve()), trust_remote_code=trust_remote_code)
     if is_file:
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
+    _require_hub_id(model, path, role)
+    return ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
+
+
+def _revision_of_files(model: str, revision: str, path: Path, role: Role) -> str:
+    """Why files have no revision, and which folder was probably meant."""
+    meant = [Path(model).parent / revision, Path(model) / revision]
+    there = [each for each, at in zip(meant, (path.parent / revision, path / revision), strict=True) if at.is_dir()]
+    folder = there[0] if there else meant[0]
+    key = "revision" if role == "model" else "tokenizer_revision"
+    return (
+        f"{key} {revision!r} cannot apply to {path}: only a repository on the Hub has revisions, and these files would "
+        f"be read as they are. Remove it, and point `{role}:` at the folder of the checkpoint you mean, for instance "
+        f"`{role}: {folder.as_posix()}`"
+    )
+
+
+def _require_hub_id(model: str, path: Path, role: Role) -> None:
+    """Refuse what is a mistyped path rather than the id of a repository: asking the Hub for it would only mislead."""
+    missing = f"there is no {role} directory {path}{_closest(model, path)}"
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise ModelError(f"there is no model directory {path}")
-    return ModelSource("hub", model, revision, trust_remote_code=trust_remote_code)
+        raise ModelError(missing)
+    if not HUB_ID.fullmatch(model) or "--" in model or ".." in model:
+        raise ModelError(f"{missing}, and {model[:200]!r} cannot be the id of a repository on the Hub")
+    if "/" in model and path.parent.is_dir() and not _in_cache(model):
+        raise ModelError(
+            f"{missing}. It is taken for a path and not for a Hub id, because {path.parent} is a folder here; if it is "
+            f"on the Hub, fetch it once with `hf download {model}`, and it will be found in the cache"
+        )
+
+
+def _in_cache(model: str) -> bool:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return (Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}").is_dir()
+
+
+def _closest(model: str, path: Path) -> str:
+    """What lies beside a path that is not there and is spelt nearly the same."""
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir())
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f" (did you mean {Path(model).parent.joinpath(close[0]).as_posix()}?)" if close else ""
 
 
 def weights_fingerprint(source: ModelSource) -> str | None:

@@ -15,6 +15,9 @@ from qkscope.errors import ModelError
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 SAFE = ".safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")  # how the names of tokenizers' files start
+MAX_ADAPTER = 1024 * 1024  # bytes of an adapter's config
 MAX_INDEX = 256 * 1024 * 1024  # bytes; a model of 100 000 tensors has 10 MB
 MAX_HEADER = 100_000_000  # bytes; what the safetensors format itself allows
 CONVERT = "convert them with model.save_pretrained(folder), which writes safetensors"
@@ -22,11 +25,11 @@ CONVERT = "convert them with model.save_pretrained(folder), which writes safeten
 
 def require_safe_weights(path: Path) -> None:
     """Refuse a model directory whose weights are not safetensors files inside it."""
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json: it is not a saved transformers model")
     names = sorted(entry.name for entry in path.iterdir())
-    if "adapter_config.json" in names:
-        raise ModelError(f"{path} holds an adapter; merge it into its model and save that")
+    if ADAPTER in names:
+        raise ModelError(adapter_message(path, path / ADAPTER))
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is not a saved transformers model{_saved_inside(path)}")
     weights = [name for name in names if name.endswith(SAFE)]
     if not weights:
         pickles = [name for name in names if name.endswith(PICKLES)]
@@ -41,6 +44,35 @@ def require_safe_weights(path: Path) -> None:
         for name in require_safe_index(path / INDEX):
             if name not in weights:
                 raise ModelError(f"{path / INDEX} lists {name!r}, which is not there")
+
+
+def require_tokenizer(path: Path) -> None:
+    """Refuse a directory that holds no tokenizer; weights need not lie beside it."""
+    if not any(entry.name.startswith(TOKENIZERS) for entry in path.iterdir()):
+        raise ModelError(f"{path} has no tokenizer.json, tokenizer_config.json or vocabulary: it holds no tokenizer")
+
+
+def adapter_message(where: object, config: Path) -> str:
+    """What an adapter is, and how it becomes a model that can be measured."""
+    base, kind = "its base model", "an adapter (such as LoRA)"
+    try:
+        stated = json.loads(config.read_text(encoding="utf-8")) if config.stat().st_size < MAX_ADAPTER else {}
+        named = stated.get("base_model_name_or_path")
+        base = repr(named[:200]) if isinstance(named, str) and named else base
+        kind = "a LoRA adapter" if stated.get("peft_type") == "LORA" else kind
+    except (OSError, ValueError, AttributeError, RecursionError):
+        pass  # what it says of itself only makes the advice more exact
+    return (
+        f"{where} holds {kind}, not a whole model: merge it into {base} and save the result, with "
+        "peft.AutoPeftModelForCausalLM.from_pretrained(adapter).merge_and_unload().save_pretrained(folder), then point "
+        "`model:` at that folder"
+    )
+
+
+def _saved_inside(path: Path) -> str:
+    """The checkpoints that lie in a folder which is none itself, such as a trainer's output."""
+    inside = sorted(entry.parent.name for entry in path.glob("*/config.json"))
+    return f"; the folders in it are: {', '.join(inside)[:200]}" if inside else ""
 
 
 def require_safe_index(path: Path) -> list[str]:

@@ -135,6 +135,12 @@ def _add_skip_option(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out documents that make the model fail instead of stopping; they are listed in the provenance",
     )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace finished moments that were made from other weights, documents, settings or versions; without it "
+        "they are used where they still answer the study, and otherwise nothing is run",
+    )
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -336,7 +342,8 @@ def _add_inspect(commands: Any) -> None:
         "  qkscope inspect studies/smollm3_training_progress.yaml",
     )
     parser.add_argument("target", metavar="MODEL|STUDY", help="Hub id, model directory, .gguf file, or study file")
-    parser.add_argument("--revision", metavar="REV", help="the Hub revision of a model")
+    parser.add_argument("--revision", metavar="REV", help="the revision of a model on the Hub")
+    parser.add_argument("--out", metavar="DIR", help="a study's results folder to look at (default: results/<study>)")
     parser.add_argument(
         "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
     )

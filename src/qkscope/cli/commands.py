@@ -49,6 +49,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
         trust_remote_code=options.trust_remote_code,
         vectors=sample,
         skip_bad_documents=options.skip_bad_documents,
+        overwrite=options.overwrite,
         engine=options.engine,
         placement=Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker),
     )
@@ -71,7 +72,7 @@ def plan(options: argparse.Namespace) -> int:
     from qkscope.pipeline.shards import look
 
     with progress() as events:
-        made = planned(options, events)
+        made = planned(options, events, here=False)  # the shards may run on other machines
     if options.estimate:
         print("\n".join(estimate_lines(made, cluster_of(options))))
         return 0
@@ -90,13 +91,14 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def planned(options: argparse.Namespace, events: Events) -> Plan:
+def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -> Plan:
     """The plan of the study that was named."""
     from qkscope.pipeline.plan import make_plan
     from qkscope.study.load import load_study
 
     quiet_libraries()
-    return make_plan(load_study(options.study), events.surveying, trust_remote_code=options.trust_remote_code)
+    file, trusted = load_study(options.study), options.trust_remote_code
+    return make_plan(file, events.surveying, noted=events.noted, here=here, trust_remote_code=trusted)
 
 
 def shard(options: argparse.Namespace) -> int:
@@ -106,7 +108,7 @@ def shard(options: argparse.Namespace) -> int:
 
     with progress() as events:
         made = planned(options, events)
-        chosen = CaptureOptions(skip_bad_documents=options.skip_bad_documents)
+        chosen = CaptureOptions(skip_bad_documents=options.skip_bad_documents, overwrite=options.overwrite)
         capture_shard(made, options.number, results_folder(made.file, options.out), events, chosen)
     return 0
 
@@ -167,10 +169,17 @@ def capture(options: argparse.Namespace) -> int:
     if unknown:
         raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
     folder = results_folder(file, options.out)
+    chosen = capture_options(options)
     with progress() as events:
-        made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
+        made = make_plan(
+            file,
+            events.surveying,
+            noted=events.noted,
+            here=chosen.runs_here,
+            trust_remote_code=chosen.trust_remote_code,
+        )
         events.planned(made)
-        capture_plan(made, folder, events, capture_options(options))
+        capture_plan(made, folder, events, chosen)
     print(f"moments: {moments_folder(folder)}/")
     return 0
 
@@ -223,6 +232,7 @@ def inspect(options: argparse.Namespace) -> int:
     """`qkscope inspect`."""
     from qkscope.cli.describe import describe_model, describe_plan
     from qkscope.cli.progress import progress
+    from qkscope.pipeline.execute import results_folder
     from qkscope.pipeline.plan import make_plan
     from qkscope.study.load import load_study
 
@@ -230,11 +240,14 @@ def inspect(options: argparse.Namespace) -> int:
     trusted = options.trust_remote_code
     if options.target.lower().endswith((".yaml", ".yml")):
         with progress() as events:
-            plan = make_plan(load_study(options.target), events.surveying, trust_remote_code=trusted)
-        print("\n".join(describe_plan(plan)))
+            file = load_study(options.target)
+            plan = make_plan(file, events.surveying, noted=events.noted, trust_remote_code=trusted)
+        print("\n".join(describe_plan(plan, results_folder(file, options.out))))
     else:
         given = (options.target, options.revision, options.context, options.documents)
-        print("\n".join(describe_model(*given, trust_remote_code=trusted)))
+        with progress() as events:
+            lines = describe_model(*given, noted=events.noted, trust_remote_code=trusted)
+        print("\n".join(lines))
     return 0
 
 
@@ -243,7 +256,7 @@ def demo(options: argparse.Namespace) -> int:
     from qkscope.cli.progress import progress, training_progress
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
-    from qkscope.pipeline.execute import run_study
+    from qkscope.pipeline.execute import CaptureOptions, run_study
 
     quiet_libraries()
     settings = DemoSettings(seed=options.seed).scaled(options.steps)
@@ -251,7 +264,8 @@ def demo(options: argparse.Namespace) -> int:
     with training_progress() as told:
         study = prepare_demo(folder, settings, told)
     with progress() as events:
-        run_study(study, folder, events, command=command_line())
+        # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
+        run_study(study, folder, events, command=command_line(), options=CaptureOptions(overwrite=True))
     print(f"results: {folder}/")
     draw_report(folder)
     return 0

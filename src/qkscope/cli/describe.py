@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096  # where a config states no maximum
 
 
-def describe_plan(plan: Plan) -> list[str]:
-    """What a study will do and cost."""
+def describe_plan(plan: Plan, folder: Path) -> list[str]:
+    """What a study will do and cost, and what is in its results folder that a run would not touch."""
+    from qkscope.pipeline.finished import folder_notes
+
     study = plan.study
     lines = [f"study {study.study}: {len(plan.checkpoints)} checkpoints, {count(plan.tokens)} tokens in all"]
     first = plan.checkpoints[0]
@@ -42,16 +44,16 @@ def describe_plan(plan: Plan) -> list[str]:
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
     lines.append(f"analysis: {heads}, {study.components} components, common window {study.common_window()} tokens")
     lines.append(cost_line(plan))
-    lines += [f"note: {note}" for note in plan.notes()]
+    lines += [f"note: {note}" for note in [*plan.notes(), *folder_notes(plan.checkpoints, folder)]]
     return lines
 
 
 def cost_line(plan: Plan) -> str:
     """Memory and disk, predicted."""
-    return (
-        f"sums: {size(plan.memory)} of memory where the layers run, "
-        f"{size(max(each.sizes.file for each in plan.checkpoints))} on disk per checkpoint, {size(plan.disk)} in all"
-    )
+    sizes = [each.sizes.file for each in plan.checkpoints]
+    least, most = size(min(sizes)), size(max(sizes))
+    each = f"{most} on disk per checkpoint" if least == most else f"{least} to {most} on disk per checkpoint"
+    return f"sums: {size(plan.memory)} of memory where the layers run, {each}, {size(plan.disk)} in all"
 
 
 def describe_status(status: Status) -> list[str]:
@@ -73,6 +75,7 @@ def describe_status(status: Status) -> list[str]:
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
         lines.append(f"note: {skipped} documents were left out because the model fails on them (see the provenance)")
+    lines += [f"note: {note}" for note in status.notes]
     return [*lines, *_status_words(status, done == total)]
 
 
@@ -99,7 +102,13 @@ def clock(seconds: float) -> str:
 
 
 def describe_model(
-    model: str, revision: str | None, context: int | None, documents: int, *, trust_remote_code: bool = False
+    model: str,
+    revision: str | None,
+    context: int | None,
+    documents: int,
+    *,
+    noted: Callable[[str], None],
+    trust_remote_code: bool = False,
 ) -> list[str]:
     """A model's attention from its config, and what measuring it would cost."""
     from qkscope.capture.blueprint import blueprint
@@ -107,8 +116,10 @@ def describe_model(
     from qkscope.capture.source import find_source
     from qkscope.moments.layout import Layout, bucket_edges
     from qkscope.moments.sizes import predict_sizes
+    from qkscope.pipeline.models import tell_slow
 
     source = find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code)
+    tell_slow(source, noted)
     config = load_config(source)
     longest = find_value(config, "max_position_embeddings")
     chosen = context or (longest if isinstance(longest, int) else DEFAULT_CONTEXT)

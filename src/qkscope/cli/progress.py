@@ -138,6 +138,8 @@ class PlainEvents(Events):
             self.reused(plan)
             if state.skipped:
                 self._say(f"note: {self._name(plan)}: an earlier run left {state.skipped} bad documents out")
+            for remark in state.remarks:
+                self._say(f"note: {self._name(plan)}: {remark} (--overwrite makes it again)")
         elif state.done:
             documents = sum(len(shard.documents) for shard in state.done)
             self._documents[plan.checkpoint.name] += documents

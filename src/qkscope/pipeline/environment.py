@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from qkscope._version import __version__
 
 PROVENANCE_SCHEMA = 1
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "accelerate", "datasets")
+NUMERIC = ("torch", "transformers")
 
 
 def environment() -> dict[str, str]:
     """Versions of everything that could change a number."""
     found = {"qkscope": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    installed = {package: _installed(package) for package in PACKAGES}
+    return found | {package: number for package, number in installed.items() if number is not None}
+
+
+def numeric_versions() -> dict[str, str | None]:
+    """Versions of what computes the sums: parts made by different ones are not added up."""
+    return {"qkscope": __version__, **{package: _installed(package) for package in NUMERIC}}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -14,18 +14,18 @@ from qkscope.foreign import read_bytes
 from qkscope.pipeline.engines import find_engine
 from qkscope.pipeline.engines.base import Advanced, Finished, Job, Placement, Report, Started, Task
 from qkscope.pipeline.events import Events
+from qkscope.pipeline.finished import orphan_line, orphans, require_nothing_lost
 from qkscope.pipeline.lock import beside_others, holding, only_run
 from qkscope.pipeline.plan import CheckpointPlan, Plan, Shard, make_plan
 from qkscope.pipeline.record import write_record
 from qkscope.pipeline.runner import VectorSample
-from qkscope.pipeline.shards import CheckpointState, look, merge_shards, running_shard, usable
+from qkscope.pipeline.shards import CheckpointState, look, look_finished, merge_shards, running_shard, usable_shard
 from qkscope.pipeline.stopping import Stop, Stopped, stoppable
 from qkscope.pipeline.tables import analyze_study
 from qkscope.results.folder import (
     STUDY_YAML,
     merging_path,
     moments_folder,
-    moments_path,
     refuse_links,
     results_file,
     shard_path,
@@ -46,8 +46,14 @@ class CaptureOptions:
     trust_remote_code: bool = False  # let Python code that lies with a checkpoint run
     vectors: VectorSample | None = None  # keep a sample of raw vectors in the predecessor's layout
     skip_bad_documents: bool = False  # go on without documents that make the model fail
+    overwrite: bool = False  # replace finished moments that were made from other settings
     engine: str = "local"
     placement: Placement = Placement()  # noqa: RUF009 - frozen
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this machine does the work."""
+        return self.engine == "local"
 
 
 def run_study(
@@ -62,7 +68,13 @@ def run_study(
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     require_usable(folder)
-    plan = make_plan(file, reports.surveying, trust_remote_code=options.trust_remote_code)
+    plan = make_plan(
+        file,
+        reports.surveying,
+        noted=reports.noted,
+        here=options.runs_here,
+        trust_remote_code=options.trust_remote_code,
+    )
     reports.planned(plan)
     capture_plan(plan, folder, reports, options)
     return analyze_study(folder, file.study, reports, command)
@@ -89,7 +101,10 @@ def capture_plan(
     """Write the moments of every checkpoint that are not there yet."""
     chosen = [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
     with only_run(folder):
-        keep_study(plan, folder)
+        if not options.overwrite:
+            require_nothing_lost(chosen, folder)
+        _tell_orphans(plan, folder, events)
+        keep_study(plan, folder, overwrite=options.overwrite)
         run = _Run(chosen, folder, events, options)
         with stoppable(run.tell_stopping) as stop:
             run.go(stop)
@@ -105,11 +120,17 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
     with beside_others(folder), running_shard(folder, name, shard) as mine:
         if not mine:
             raise InputError(f"shard {number} is being run by somebody else; wait for it, or stop it")
-        keep_study(plan, folder)
-        if usable(moments_path(folder, name), each.fingerprint()) is not None:
-            events.reused(each)
+        if not options.overwrite:
+            require_nothing_lost([each], folder)
+        keep_study(plan, folder, overwrite=options.overwrite)
+        reasons: list[str] = []
+        whole = look_finished(each, folder, reasons, overwrite=options.overwrite)
+        if whole is not None:
+            events.found(whole)
             return
-        if usable(shard_path(folder, name, shard.number), each.fingerprint(shard)) is None:
+        if usable_shard(each, shard, folder, reasons) is None:
+            for reason in reasons:
+                events.noted(f"to be captured again: {reason}")
             _run_one(each, shard, folder, events, options)
         _merge_if_last(each, folder, events)
 
@@ -135,11 +156,7 @@ def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
     with holding(lock) as mine:
         if not mine:
             return
-        missing = [
-            shard
-            for shard in each.shards()
-            if usable(shard_path(folder, name, shard.number), each.fingerprint(shard)) is None
-        ]
+        missing = [shard for shard in each.shards() if usable_shard(each, shard, folder) is None]
         if not missing:
             merge_shards(each, folder)
             events.finished(each, time.perf_counter() - begun)
@@ -157,7 +174,7 @@ class _Run:
         self._kept = 0
 
     def go(self, stop: Stop) -> None:
-        states = [look(plan, self._folder) for plan in self._plans]
+        states = [look(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
         tasks = [task for number, state in enumerate(states) for task in self._tasks(number, state)]
         self._shards = sum(len(state.plan.shards()) for state in states)
         self._kept = self._shards - sum(len(task.shards) for task in tasks)
@@ -255,11 +272,17 @@ def _evict(plan: CheckpointPlan, events: Events) -> None:
         events.evicted(plan, freed)
 
 
-def keep_study(plan: Plan, folder: Path) -> None:
+def _tell_orphans(plan: Plan, folder: Path, events: Events) -> None:
+    found = orphans((each.checkpoint.name for each in plan.checkpoints), folder)
+    if found:
+        events.noted(orphan_line(found, folder))
+
+
+def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
     """Put the study file and the plan beside the results, so that these can be analyzed and watched without it."""
     original, kept = plan.file.path, results_file(folder, STUDY_YAML)
     if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
         with located(str(original)):
             contents = read_bytes(original, MAX_BYTES, follow=True)
         write_bytes(kept, contents)
-    write_record(plan, folder)
+    write_record(plan, folder, overwrite=overwrite)

@@ -10,15 +10,16 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from qkscope.capture.source import ModelSource, find_source, weights_fingerprint
+from qkscope.capture.source import ModelSource, weights_fingerprint
 from qkscope.documents.tokens import Corpus, survey
 from qkscope.errors import located
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.sizes import Sizes, predict_sizes
+from qkscope.pipeline.environment import numeric_versions
+from qkscope.pipeline.models import Model, check_equal_weights, open_models
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
 from qkscope.text import are, counted
@@ -81,6 +82,10 @@ class CheckpointPlan:
 
     def fingerprint(self, shard: Shard | None = None) -> str:
         """A hash of everything the moments (of one shard) depend on; equal means they need not be made again."""
+        facts = self._facts(shard)
+        return f"sha256:{hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()}"
+
+    def _facts(self, shard: Shard | None) -> dict[str, Any]:
         facts = {
             "schema": SCHEMA,
             "model": self.commit or weights_fingerprint(self.source),
@@ -97,7 +102,23 @@ class CheckpointPlan:
         }
         if self.trust_remote_code:
             facts["trust_remote_code"] = True
-        return f"sha256:{hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()}"
+        if shard:  # parts of one sum are made by one version of everything; a finished sum says which made it
+            facts["versions"] = numeric_versions()
+        return facts
+
+    def settings(self) -> dict[str, Any]:
+        """What the checkpoint's moments depend on, told apart: kept with them, so that a change can be named."""
+        seen = (f"{index} {self.corpus.documents[index].digest}" for index in self.documents)
+        return {
+            **self._facts(None),
+            "edges": list(self.layout.edges),
+            "context": self.context,
+            "buckets": self.study.buckets,
+            "documents": f"sha256:{hashlib.sha256(' '.join(seen).encode()).hexdigest()}",
+            "tokenizer": tokenizer_digest(self.tokenizer),
+            "special_tokens": self.corpus.settings.special_tokens,
+            "trust_remote_code": self.trust_remote_code,
+        }
 
 
 @dataclass(frozen=True)
@@ -106,6 +127,7 @@ class Plan:
 
     file: StudyFile
     checkpoints: list[CheckpointPlan]
+    remarks: list[str] = field(default_factory=list)  # what was noticed about the models
 
     @property
     def study(self) -> Study:
@@ -133,7 +155,7 @@ class Plan:
 
     def notes(self) -> list[str]:
         """What a careful reader should know before believing a comparison between checkpoints."""
-        notes = []
+        notes = list(self.remarks)
         fewest = min(self.checkpoints, key=lambda plan: len(plan.documents))
         left_out = len(fewest.corpus.documents) - len(fewest.documents)
         if left_out:
@@ -157,68 +179,46 @@ class Plan:
 
 
 def make_plan(
-    file: StudyFile, surveyed: Callable[[int], None] = lambda documents: None, *, trust_remote_code: bool = False
+    file: StudyFile,
+    surveyed: Callable[[int], None] = lambda documents: None,
+    *,
+    noted: Callable[[str], None] = lambda message: None,
+    here: bool = True,
+    trust_remote_code: bool = False,
 ) -> Plan:
-    """Resolve, check and measure everything; the first thing that is wrong is told with its checkpoint.
+    """Resolve, check and measure everything; the first thing that is wrong is an error that names its checkpoint.
 
+    `here` says that this machine will do the work, so that it must have the study's device.
     `trust_remote_code` lets Python code that lies with a checkpoint run; a study file cannot ask for it.
     """
-    study = file.study
-    checkpoints = study.resolved_checkpoints()
-    models = []
-    for checkpoint in checkpoints:
-        with located(f"checkpoint {checkpoint.name!r}"):
-            models.append(_model(checkpoint, file.folder, trust_remote_code))
+    models = open_models(file, noted, here=here, trust_remote_code=trust_remote_code)
     corpora = _Corpora(file, surveyed)
-    for checkpoint, (source, _, _) in zip(checkpoints, models, strict=True):
-        with located(f"checkpoint {checkpoint.name!r}"):
-            corpora.need(_tokenizer_source(checkpoint, source, file.folder), checkpoint.context or 0)
+    for model in models:
+        with located(f"checkpoint {model.checkpoint.name!r}"):
+            corpora.need(model.tokenizer_source, model.checkpoint.context or 0)
+    remarks = check_equal_weights(models, lambda model: corpora.digest(model.tokenizer_source))
     plans = []
-    for checkpoint, (source, config, layers) in zip(checkpoints, models, strict=True):
-        with located(f"checkpoint {checkpoint.name!r}"):
-            plans.append(_plan_one(study, checkpoint, source, config, layers, corpora))
-    return Plan(file, plans)
+    for model in models:
+        with located(f"checkpoint {model.checkpoint.name!r}"):
+            plans.append(_plan_one(file.study, model, corpora))
+    return Plan(file, plans, remarks)
 
 
-def _model(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> tuple[ModelSource, Any, Any]:
-    """Everything about the model that its config tells, checked against the study."""
-    from qkscope.capture.blueprint import blueprint
-    from qkscope.capture.config import check_config, load_config
-    from qkscope.capture.hub import pinned
-
-    # From here on the commit, not the branch: config and weights are of one moment.
-    found = find_source(checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code)
-    source = pinned(found, "config.json")
-    config = load_config(source, checkpoint.config)
-    check_config(config, checkpoint.context or 0, checkpoint.expect)
-    return source, config, blueprint(config, trust_remote_code=trust_remote_code)
-
-
-def _plan_one(
-    study: Study, checkpoint: Checkpoint, source: ModelSource, config: Any, layers: Any, corpora: _Corpora
-) -> CheckpointPlan:
-    context = checkpoint.context or 0
-    tokenizer, tokenizer_source, corpus = corpora.under(_tokenizer_source(checkpoint, source, corpora.folder))
+def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
+    context = model.checkpoint.context or 0
+    tokenizer, tokenizer_source, corpus = corpora.under(model.tokenizer_source)
     edges = bucket_edges(context, study.buckets, also=[study.common_window()])
     return CheckpointPlan(
-        checkpoint=checkpoint,
-        source=source,
-        config=config,
+        checkpoint=model.checkpoint,
+        source=model.source,
+        config=model.config,
         tokenizer=tokenizer,
         tokenizer_source=tokenizer_source,
         corpus=corpus,
         documents=corpus.usable(context),
         layout=_layout(study, edges),
-        blueprint=layers,
+        blueprint=model.blueprint,
         study=study,
-    )
-
-
-def _tokenizer_source(checkpoint: Checkpoint, source: ModelSource, folder: Path) -> ModelSource:
-    if checkpoint.tokenizer is None:
-        return source
-    return find_source(
-        checkpoint.tokenizer, checkpoint.tokenizer_revision, folder, trust_remote_code=source.trust_remote_code
     )
 
 
@@ -257,6 +257,10 @@ class _Corpora:
             self._tokenizers.setdefault(same, tokenizer)
             self._by_source[source] = (same, exact)
         self._contexts.setdefault(self._by_source[source][0], set()).add(context)
+
+    def digest(self, source: ModelSource) -> str:
+        """Equal for sources whose tokenizers encode alike."""
+        return self._by_source[source][0]
 
     def under(self, source: ModelSource) -> tuple[Any, ModelSource, Corpus]:
         """The tokenizer of `source`, the source at its commit, and the corpus measured with it."""

@@ -55,6 +55,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
         "layers": [facts.to_json() for facts in probe.layers],
         "fingerprint": plan.fingerprint(),
+        "settings": plan.settings(),
         "environment": environment(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

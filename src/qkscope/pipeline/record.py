@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
-from qkscope.pipeline.plan import Plan
+from qkscope.pipeline.finished import read_judgement
+from qkscope.pipeline.plan import CheckpointPlan, Plan
 from qkscope.results.folder import PLAN_JSON, results_file
 from qkscope.study.schema import Name
 
@@ -51,13 +52,13 @@ class PlanRecord(_Strict):
     checkpoints: list[CheckpointRecord]
 
 
-def write_record(plan: Plan, folder: Path) -> None:
+def write_record(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
     """Write the plan into the results folder."""
     checkpoints = [
         {
             "name": each.checkpoint.name,
             "context": each.context,
-            "fingerprint": each.fingerprint(),
+            "fingerprint": _fingerprint(each, folder, overwrite),
             "shards": [
                 {"documents": len(shard.documents), "fingerprint": each.fingerprint(shard)} for shard in each.shards()
             ],
@@ -66,6 +67,12 @@ def write_record(plan: Plan, folder: Path) -> None:
     ]
     record = {"schema": SCHEMA, "study": plan.study.study, "checkpoints": checkpoints}
     write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _fingerprint(plan: CheckpointPlan, folder: Path, overwrite: bool) -> str:
+    """What the checkpoint's finished moments must say they were made from: those that will do are as good."""
+    judged = None if overwrite else read_judgement(plan, folder)
+    return judged.fingerprint if judged is not None and judged.standing == "suffices" else plan.fingerprint()
 
 
 def read_record(folder: Path) -> PlanRecord:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qkscope.errors import MomentsFileError
+from qkscope.errors import InputError, MomentsFileError
 from qkscope.moments.moments import Moments
+from qkscope.pipeline.finished import judge, stale_shard
 from qkscope.pipeline.lock import holding
 from qkscope.pipeline.plan import CheckpointPlan, Shard
 from qkscope.results.folder import moments_path, running_path, shard_path
 from qkscope.results.remove import remove_empty_shards, remove_shards
-
-STALE = "made from other weights, documents or settings"
 
 
 @contextmanager
@@ -41,38 +40,60 @@ class CheckpointState:
     left: list[Shard] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)  # files that must be made again, and why
     skipped: int = 0  # documents that an earlier run left out
+    remarks: list[str] = field(default_factory=list)  # how what is used differs from what would be made now
 
 
-def look(plan: CheckpointPlan, folder: Path) -> CheckpointState:
-    """Read what is there of a checkpoint: checksums and what each file was made from."""
-    name = plan.checkpoint.name
+def look(plan: CheckpointPlan, folder: Path, *, overwrite: bool = False) -> CheckpointState:
+    """Read what is there of a checkpoint: checksums and what each file was made from.
+
+    With `overwrite`, finished moments that differ in any way from what would be made now are to be made again.
+    """
     unusable: list[str] = []
-    moments = usable(moments_path(folder, name), plan.fingerprint(), unusable)
-    if moments is not None:
-        return CheckpointState(plan, whole=True, skipped=len(moments.provenance.get("documents_skipped") or []))
+    whole = look_finished(plan, folder, unusable, overwrite=overwrite)
+    if whole is not None:
+        return whole
     done: list[Shard] = []
     left: list[Shard] = []
     for shard in plan.shards():
-        found = usable(shard_path(folder, name, shard.number), plan.fingerprint(shard), unusable)
+        found = usable_shard(plan, shard, folder, unusable)
         (left if found is None else done).append(shard)
     return CheckpointState(plan, False, done, left, unusable)
 
 
-def usable(path: Path, fingerprint: str, reasons: list[str] | None = None) -> Moments | None:
-    """The moments in a file, if it is whole and made from what the plan would make it from; else a reason."""
+def look_finished(
+    plan: CheckpointPlan, folder: Path, reasons: list[str], *, overwrite: bool = False
+) -> CheckpointState | None:
+    """The state of a checkpoint whose finished moments are used; else why they are not."""
+    path = moments_path(folder, plan.checkpoint.name)
+    moments = _loaded(path, reasons)
+    if moments is None:
+        return None
+    judged = judge(plan, moments.provenance)
+    if judged.standing == "other" or (overwrite and (judged.standing != "same" or judged.remarks)):
+        reasons.append(f"{path}: {', '.join(judged.remarks)}")
+        return None
+    skipped = len(moments.provenance.get("documents_skipped") or [])
+    return CheckpointState(plan, whole=True, skipped=skipped, remarks=judged.remarks)
+
+
+def usable_shard(plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list[str] | None = None) -> Moments | None:
+    """A shard's moments, if they are there, whole, and what the plan would make; else a reason."""
+    path, told = shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
+    moments = _loaded(path, told)
+    if moments is not None and moments.provenance.get("fingerprint") != plan.fingerprint(shard):
+        told.append(f"{path}: {stale_shard(plan, moments.provenance)}")
+        return None
+    return moments
+
+
+def _loaded(path: Path, reasons: list[str]) -> Moments | None:
     if not path.exists():
         return None
-    why: str
     try:
-        moments = Moments.load(path)
-        if moments.provenance.get("fingerprint") == fingerprint:
-            return moments
-        why = f"{path}: {STALE}"
+        return Moments.load(path)
     except MomentsFileError as error:
-        why = str(error)
-    if reasons is not None:
-        reasons.append(why)
-    return None
+        reasons.append(str(error))
+        return None
 
 
 def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
@@ -82,7 +103,7 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
     seconds = 0.0
     skipped: list[dict[str, Any]] = []
     for shard in plan.shards():
-        part = Moments.load(shard_path(folder, name, shard.number))
+        part = _part(plan, shard, folder)
         seconds += float(part.provenance.get("seconds", 0.0))
         skipped += part.provenance.get("documents_skipped") or []
         merged = part if merged is None else merged.merge(part)
@@ -90,6 +111,7 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
     merged.provenance.pop("shard", None)
     merged.provenance.update(
         fingerprint=plan.fingerprint(),
+        settings=plan.settings(),
         seconds=round(seconds, 3),
         shards=len(plan.shards()),
         documents=len(plan.documents) - len(skipped),
@@ -98,3 +120,14 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
     )
     merged.save(moments_path(folder, name))
     remove_shards(folder, name)
+
+
+def _part(plan: CheckpointPlan, shard: Shard, folder: Path) -> Moments:
+    """A shard to be added up; one that another version or other settings made on another machine is refused."""
+    reasons: list[str] = []
+    part = usable_shard(plan, shard, folder, reasons)
+    if part is None:
+        path = shard_path(folder, plan.checkpoint.name, shard.number)
+        why = reasons[0] if reasons else f"{path}: is gone"
+        raise InputError(f"{why}; it cannot be added to the others. Run again, with the same versions on all machines")
+    return part

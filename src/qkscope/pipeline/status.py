@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qkscope.errors import MomentsFileError
 from qkscope.moments.file import read_provenance
+from qkscope.pipeline.finished import orphan_line, orphans
 from qkscope.pipeline.lock import Holder, holder, is_held
 from qkscope.pipeline.record import CheckpointRecord, ShardRecord, read_record
 from qkscope.results.folder import QK_CSV, lock_path, moments_path, results_file, running_path, shard_path
@@ -41,6 +42,7 @@ class Status:
     alive: bool  # whether a run or a shard holds the folder
     holder: Holder | None  # who signed the lock last
     tables: bool  # whether the tables have been written
+    notes: list[str] = field(default_factory=list)  # what else lies in the folder
 
     def seconds_left(self) -> float | None:
         """From what finished shards took, each checkpoint by its own where it has any; None where nothing is known."""
@@ -60,7 +62,9 @@ def read_status(folder: Path) -> Status:
     record = read_record(folder)
     checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
     lock, table = lock_path(folder), results_file(folder, QK_CSV)
-    return Status(record.study, checkpoints, is_held(lock), holder(lock), table.is_file())
+    found = orphans((each.name for each in record.checkpoints), folder)
+    notes = [orphan_line(found, folder)] if found else []
+    return Status(record.study, checkpoints, is_held(lock), holder(lock), table.is_file(), notes)
 
 
 def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:

@@ -19,6 +19,7 @@ from qkscope.files import write_text
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
+from qkscope.pipeline.models import head_sample, layer_choice
 from qkscope.results.folder import (
     PROVENANCE_JSON,
     QK_CSV,
@@ -30,7 +31,7 @@ from qkscope.results.folder import (
 )
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
-from qkscope.study.schema import Heads, Study
+from qkscope.study.schema import Checkpoint, Study
 
 if TYPE_CHECKING:
     from qkscope.pipeline.events import Events
@@ -48,9 +49,7 @@ class AnalysisSettings:
     @classmethod
     def of(cls, study: Study) -> AnalysisSettings:
         """The study's own settings."""
-        sample = HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None
-        layers: LayerChoice = study.layers if isinstance(study.layers, str) else tuple(study.layers)
-        return cls(study.common_window(), study.components, sample, layers)
+        return cls(study.common_window(), study.components, head_sample(study), layer_choice(study))
 
 
 def analyze_study(folder: Path, study: Study, events: Events, command: str, out: Path | None = None) -> Path:
@@ -118,6 +117,8 @@ def write_tables(
     origins = []
     for name, path in files.items():
         moments = Moments.load(path)
+        checkpoint = _named(study, name)
+        longest = _longest(name, moments, checkpoint)
         rows = partial(
             qk_table,
             moments,
@@ -127,12 +128,12 @@ def write_tables(
             components=settings.components,
         )
         with located(f"checkpoint {name!r}"):
-            tables[QK_CSV].append(rows())
+            tables[QK_CSV].append(rows(window=longest))
             tables[QK_MATCHED_CSV].append(rows(window=settings.window))
             tables[QK_WINDOWS_CSV].append(
-                windows_table(moments, model=name, heads=settings.heads, layers=settings.layers)
+                windows_table(moments, model=name, heads=settings.heads, layers=settings.layers, longest=longest)
             )
-        origins.append(moments.provenance)
+        origins.append(_origin(moments, checkpoint, longest))
     for file, parts in tables.items():
         write_csv(stack_tables(parts), results_file(out, file))
         events.wrote(str(results_file(out, file)))
@@ -140,6 +141,36 @@ def write_tables(
     write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
     events.wrote(str(results_file(out, PROVENANCE_JSON)))
     return out
+
+
+def _named(study: Study | None, name: str) -> Checkpoint | None:
+    """The study's checkpoint of that name, resolved."""
+    found = [each for each in study.checkpoints if each.name == name] if study else []
+    return study.resolved(found[0]) if study and found else None
+
+
+def _longest(name: str, moments: Moments, checkpoint: Checkpoint | None) -> int | None:
+    """The window that stands for a checkpoint's context where its sums reach further; None where they do not."""
+    wanted, layout = checkpoint.context if checkpoint else None, moments.layout
+    if wanted is None or wanted == layout.context:
+        return None
+    if wanted not in layout.edges:
+        raise InputError(
+            f"checkpoint {name!r} has context {wanted} in the study, but its moments are of context {layout.context} "
+            "and do not answer for that; run the study again"
+        )
+    return wanted
+
+
+def _origin(moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> dict[str, Any]:
+    """What produced a checkpoint's rows, by the names the study has for it now."""
+    origin = dict(moments.provenance)
+    if checkpoint is not None:
+        origin.update(name=checkpoint.name, label=checkpoint.label, phase=checkpoint.phase)
+    if longest is not None:
+        documents = int(origin.get("documents") or 0)
+        origin.update(context=longest, captured_context=moments.layout.context, tokens=documents * longest)
+    return origin
 
 
 def _provenance(

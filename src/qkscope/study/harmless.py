@@ -21,6 +21,8 @@ LONGEST_PLACE = 4096  # what operating systems take for a path
 DEEPEST, LARGEST = 16, 64 * 1024  # of overrides: levels, and bytes of their JSON
 CODE_KEYS = ("trust_remote_code", "auto_map", "custom_pipelines", "transformers_weights")
 FLAG = "--trust-remote-code"
+# YAML 1.1 reads 1e4, 1.5e4 and 1.0e4 as text: its numbers need both a dot and a signed exponent, as in 1.0e+4.
+EXPONENT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)[eE][+-]?\d{1,3}")
 
 
 def file_safe(name: str) -> str:
@@ -59,6 +61,15 @@ def overrides(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def number_hint(text: Any) -> str:
+    """What to write instead, where YAML takes a number with an exponent for text; else nothing."""
+    if not isinstance(text, str) or not EXPONENT.fullmatch(text):
+        return ""
+    number = float(text.replace("_", ""))
+    plain = math.isfinite(number) and abs(number) < 1e15
+    return f"YAML reads {text} as text; write {number if plain else 'a dot and a signed exponent, as in 1.0e+4'}"
+
+
 def _require_json(value: Any, levels: int) -> None:
     if levels < 0:
         raise ValueError(f"is nested more than {DEEPEST} levels deep")
@@ -78,5 +89,8 @@ def _require_json(value: Any, levels: int) -> None:
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError("has a number that is not finite")
-    elif not isinstance(value, str):
+    elif isinstance(value, str):
+        if hint := number_hint(value):
+            raise ValueError(hint)
+    else:
         raise ValueError(f"has a {type(value).__name__}, which a config cannot hold; put text in quotes")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from qkscope.errors import StudyError
 from qkscope.foreign import Missing, Unreadable, read_bytes
-from qkscope.study.harmless import FLAG
+from qkscope.study.harmless import FLAG, number_hint
 from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Study
 
 MAX_BYTES = 4 * 1024 * 1024  # a study of 10 000 checkpoints is below 2 MB
@@ -142,7 +142,8 @@ def _problems(error: ValidationError) -> list[str]:
         else:
             message = problem["msg"].removeprefix("Value error, ")
             given = "" if problem["type"] == "value_error" and not location else f" (got {_short(problem['input'])})"
-            lines.append(f"{place}: {message}{given}" if place else message)
+            hint = number_hint(problem["input"])
+            lines.append(f"{place}: {message}{given}{f'; {hint}' if hint else ''}" if place else message)
     told = list(dict.fromkeys(lines))
     more = len(told) - MAX_PROBLEMS
     return [*told[:MAX_PROBLEMS], f"and {more} more mistakes"] if more > 0 else told

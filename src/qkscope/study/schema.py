@@ -143,6 +143,7 @@ class Study(_Strict):
         for name, times in Counter(checkpoint.name.lower() for checkpoint in self.checkpoints).items():
             if times > 1:
                 raise ValueError(f"{times} checkpoints are named {name!r}; every checkpoint needs a name of its own")
+        self._check_labels()
         for shown in self.figure_checkpoints or ():
             if shown not in names:
                 raise ValueError(f"figure_checkpoints names {shown!r}, which is not a checkpoint of this study")
@@ -156,6 +157,18 @@ class Study(_Strict):
             )
         return self
 
+    def _check_labels(self) -> None:
+        """Axes and sentences call a checkpoint by its label: two of one label could not be told apart."""
+        labelled: dict[str, str] = {}
+        for checkpoint in self.checkpoints:
+            label = checkpoint.label or checkpoint.name
+            if label in labelled:
+                raise ValueError(
+                    f"checkpoints {labelled[label]!r} and {checkpoint.name!r} both have the label {label!r} (the name "
+                    "where none is set), so figures and sentences could not tell them apart; give each its own"
+                )
+            labelled[label] = checkpoint.name
+
     def _check_checkpoint(self, checkpoint: Checkpoint) -> None:
         if (checkpoint.model or self.model) is None:
             raise ValueError(f"checkpoint {checkpoint.name!r} has no model, and the study names none")
@@ -163,7 +176,13 @@ class Study(_Strict):
             raise ValueError(
                 f"checkpoint {checkpoint.name!r} is in phase {checkpoint.phase!r}, which `phases` does not list"
             )
-        context = self.resolved(checkpoint).context
+        resolved = self.resolved(checkpoint)
+        if resolved.tokenizer_revision is not None and resolved.tokenizer is None:
+            raise ValueError(
+                f"checkpoint {checkpoint.name!r} has a tokenizer_revision but no `tokenizer` it could belong to; a "
+                "model's own tokenizer is of the model's `revision`"
+            )
+        context = resolved.context
         if context is None:
             raise ValueError(f"checkpoint {checkpoint.name!r} has no context, nor has its phase")
         if self.skip_positions >= context - 1:

@@ -1,0 +1,62 @@
+"""GGUF files: the extra that reads them, and one parse for config, tokenizer and weights together.
+
+transformers parses the whole file each time it wants something of it, and each parse takes seconds. While
+`parsed_once` is open, what it asks for the same file again is the reader that it got the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from qkscope.errors import ModelError
+
+KEPT = 4  # readers at a time; each holds some hundred megabytes of a vocabulary as Python objects
+
+_readers: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
+_swapping = threading.RLock()
+
+
+def require_gguf_reader() -> None:
+    """Refuse a GGUF file where the library that reads it is missing."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise ModelError("a GGUF file needs the gguf library: pip install 'qkscope[gguf]'") from None
+
+
+@contextmanager
+def parsed_once(gguf_file: str | None) -> Iterator[None]:
+    """Let transformers parse each GGUF file once in this process; does nothing where there is no such file."""
+    if gguf_file is None:
+        yield
+        return
+    import gguf
+
+    with _swapping:
+        parse = gguf.GGUFReader
+
+        def reader(path: Any, mode: str = "r") -> Any:
+            return parse(path, mode) if mode != "r" else _kept(os.path.realpath(path), parse)
+
+        gguf.GGUFReader = reader
+        try:
+            yield
+        finally:
+            gguf.GGUFReader = parse
+
+
+def _kept(path: str, parse: Any) -> Any:
+    """The reader of this file as it is now: a file that was replaced is parsed again."""
+    state = os.stat(path)
+    key = (path, state.st_mtime_ns, state.st_size)
+    if key not in _readers:
+        _readers[key] = parse(path)
+        while len(_readers) > KEPT:
+            _readers.popitem(last=False)
+    _readers.move_to_end(key)
+    return _readers[key]

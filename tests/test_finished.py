@@ -1,0 +1,199 @@
+"""Nothing finished is replaced, orphaned or mixed without a word; what still answers the study is used."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope.cli.main import main
+from qkscope.errors import InputError
+from qkscope.moments.file import read_provenance
+from qkscope.moments.moments import Moments
+from qkscope.pipeline.events import Events
+from qkscope.pipeline.execute import CaptureOptions, capture_shard, run_study
+from qkscope.pipeline.plan import make_plan
+from qkscope.pipeline.status import read_status
+from qkscope.pipeline.tables import analyze_folder
+from qkscope.study.load import load_study
+
+OVERWRITE = CaptureOptions(overwrite=True)
+
+
+class Told(Events):
+    """Keeps what it is told; stops after so many documents."""
+
+    def __init__(self, stop_after=None):
+        self.reasons, self.remarks, self.notes, self.documents = [], [], [], 0
+        self._stop_after = stop_after
+
+    def found(self, state):
+        self.reasons += state.unusable
+        self.remarks += state.remarks
+
+    def noted(self, message):
+        self.notes.append(message)
+
+    def advanced(self, plan, documents, tokens):
+        self.documents += documents
+        if self._stop_after is not None and self.documents > self._stop_after:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def study(world, checkpoints):
+    """One checkpoint of context 256 with 16 buckets of 16, and changes."""
+
+    def write(name="two", context=256, **changes):
+        return world(checkpoints=[{"name": name, "model": str(checkpoints / "long"), "context": context}], **changes)
+
+    return write
+
+
+@pytest.fixture
+def out(study, tmp_path):
+    return run_study(study(), tmp_path / "out")
+
+
+def kept(out):
+    return {path.name: path.read_bytes() for path in sorted((out / "moments").glob("*.safetensors"))}
+
+
+def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, tmp_path):
+    before, told = kept(out), Told()
+    run_study(study(context=128), out, told)
+    assert told.documents == 0
+    assert told.remarks == ["sums over context 256 are there and hold the first 128 tokens, which the tables take"]
+    assert kept(out) == before
+    fresh = run_study(study(context=128), tmp_path / "fresh")
+    for file in ("qk.csv", "qk_matched.csv"):
+        used, made = pd.read_csv(out / file), pd.read_csv(fresh / file)
+        assert set(used["window"]) == {128}
+        for column in ("r_q", "r_k", "explained_variance", "n_q"):
+            np.testing.assert_allclose(used[column], made[column], atol=1e-6, rtol=0)
+    assert sorted(set(pd.read_csv(out / "qk_windows.csv")["window"])) == [16, 32, 64, 128]
+    (origin,) = json.loads((out / "provenance.json").read_text())["checkpoints"]
+    assert (origin["context"], origin["captured_context"], origin["tokens"]) == (128, 256, 6 * 128)
+    assert [(each.done, each.shards) for each in read_status(out).checkpoints] == [(1, 1)]
+    run_study(study(), out, told)  # and back again
+    assert told.documents == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"context": 100}, r"context 256 \(now 100\)"),  # between two edges
+        ({"context": 128, "buckets": 8}, r"context 256 \(now 128\), buckets 16 \(now 8\)"),
+        ({"groups": 2}, r"groups 3 \(now 2\)"),
+        ({"stage": "pre_rope"}, r"stage post_rope \(now pre_rope\)"),
+        ({"dtype": "float32"}, r"dtype auto \(now float32\)"),
+        ({"documents": {"files": "docs/*.txt", "limit": 3, "special_tokens": "none"}}, "other documents"),
+    ],
+)
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(study, out, changes, difference):
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(InputError, match=rf"'two': .*two\.safetensors was made with {difference}\n.*--overwrite"):
+        run_study(study(**changes), out)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_overwrite_replaces_what_was_refused(study, out):
+    told = Told()
+    run_study(study(context=100), out, told, options=OVERWRITE)
+    assert told.documents == 6
+    assert "context 256 (now 100)" in told.reasons[0]
+    assert Moments.load(out / "moments/two.safetensors").layout.context == 100
+
+
+def test_other_batches_only_round_differently_and_are_used(study, out):
+    told = Told()
+    run_study(study(batch_tokens=256, shard_tokens=512), out, told)
+    assert told.documents == 0
+    assert told.remarks == ["batch_tokens 8192 (now 256)", "shard_tokens 4194304 (now 512)"]
+
+
+def test_a_finished_checkpoint_of_another_version_is_used_and_that_is_said(study, out, monkeypatch):
+    monkeypatch.setattr("qkscope.pipeline.environment.__version__", "99.0")
+    told = Told()
+    run_study(study(), out, told)
+    assert told.documents == 0
+    assert len(told.remarks) == 1
+    assert told.remarks[0].startswith("made by qkscope ")
+    assert told.remarks[0].endswith("(now 99.0)")
+    run_study(study(), out, told, options=OVERWRITE)
+    assert told.documents == 6
+
+
+def test_shards_of_another_version_are_made_again_and_that_is_said(study, tmp_path, monkeypatch):
+    cut = {"shard_tokens": 512, "batch_tokens": 256}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study(**cut), tmp_path / "out", Told(stop_after=4))
+    assert len(list((tmp_path / "out/moments/.shards/two").glob("*.safetensors"))) == 2
+    monkeypatch.setattr("qkscope.pipeline.environment.__version__", "99.0")
+    told = Told()
+    run_study(study(**cut), tmp_path / "out", told)
+    assert told.documents == 6
+    assert len(told.reasons) == 2
+    assert all("shards of different versions are not added up" in reason for reason in told.reasons)
+
+
+def test_a_shard_that_another_machine_made_with_another_version_is_not_added_up(study, tmp_path, monkeypatch):
+    from qkscope.pipeline.shards import merge_shards, shard_path
+
+    cut = study(shard_tokens=512, batch_tokens=256)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(cut, tmp_path / "out", Told(stop_after=4))
+    (plan,) = make_plan(load_study(cut)).checkpoints
+    monkeypatch.setattr("qkscope.pipeline.environment.__version__", "99.0")
+    with pytest.raises(InputError, match=r"000000\.safetensors: made by qkscope .*with the same versions"):
+        merge_shards(plan, tmp_path / "out")
+    assert shard_path(tmp_path / "out", "two", 0).exists()
+
+
+def test_one_shard_alone_refuses_and_overwrites_as_a_run_does(study, out):
+    changed = make_plan(load_study(study(skip_positions=1)))
+    with pytest.raises(InputError, match=r"was made with skip_positions 0 \(now 1\)"):
+        capture_shard(changed, 0, out, Events(), CaptureOptions())
+    capture_shard(changed, 0, out, Events(), OVERWRITE)
+    assert read_provenance(out / "moments/two.safetensors")["settings"]["skip_positions"] == 1
+
+
+def test_a_renamed_checkpoint_leaves_an_orphan_that_is_listed_and_can_be_renamed(study, out, capsys):
+    old, told = kept(out), Told()
+    run_study(study(name="renamed"), out, told)
+    assert told.documents == 6
+    assert len(told.notes) == 1
+    assert "'moments/two.safetensors'" in told.notes[0]
+    assert "neither used nor deleted" in told.notes[0]
+    assert kept(out)["two.safetensors"] == old["two.safetensors"]
+    assert main(["status", str(out)]) == 0
+    assert "'moments/two.safetensors'" in capsys.readouterr().out
+    assert main(["inspect", str(study(name="renamed")), "--out", str(out)]) == 0
+    assert "'moments/two.safetensors'" in capsys.readouterr().out
+    (out / "moments/two.safetensors").rename(out / "moments/third.safetensors")
+    (out / "moments/renamed.safetensors").unlink()
+    told = Told()
+    run_study(study(name="third"), out, told)
+    assert (told.documents, told.notes) == (0, [])
+    assert json.loads((out / "provenance.json").read_text())["checkpoints"][0]["name"] == "third"
+
+
+def test_a_new_label_needs_no_new_run(world, checkpoints, tmp_path):
+    def labelled(label):
+        return world(checkpoints=[{"name": "a", "model": str(checkpoints / "short"), "context": 64, "label": label}])
+
+    run_study(labelled("first"), tmp_path / "out")
+    run_study(labelled("second"), tmp_path / "out")
+    assert json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"][0]["label"] == "second"
+
+
+def test_inspect_says_what_a_run_would_refuse(study, out, capsys):
+    assert main(["inspect", str(study(skip_positions=1)), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "was made with skip_positions 0 (now 1); a run will not replace it unasked: --overwrite" in shown
+
+
+def test_tables_are_not_made_for_a_context_that_the_sums_do_not_hold(study, out):
+    (out / "study.yaml").write_text(study(context=100).read_text())
+    with pytest.raises(InputError, match="'two' has context 100 in the study, but its moments are of context 256"):
+        analyze_folder(out, Events(), "x", components=None, window=None)

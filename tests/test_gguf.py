@@ -1,0 +1,132 @@
+"""GGUF files: parsed once for config, tokenizer and weights, after every path has been checked, and not in silence."""
+
+import sys
+
+import gguf
+import numpy as np
+import pytest
+
+from qkscope.cli.main import main
+from qkscope.errors import ModelError
+from qkscope.pipeline.events import Events
+from qkscope.pipeline.execute import run_study
+from qkscope.pipeline.plan import make_plan
+from qkscope.study.load import load_study
+
+WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48
+
+
+def write_gguf(path, seed=0):
+    """A whole tiny model as llama.cpp would write it, with one token for each byte and two more.
+
+    Llama: of its kind transformers has no faster reader, so that the slow one is at work here.
+    """
+    from test_documents import byte_tokenizer
+
+    random = np.random.default_rng(seed)
+    bytes_alone = byte_tokenizer().get_vocab()
+    vocabulary = [*sorted(bytes_alone, key=bytes_alone.get), "th", "the"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(vocabulary))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocabulary)
+    writer.add_token_merges(["t h", "th e"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+
+    def add(name, *shape):
+        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32) * 0.2)
+
+    add("token_embd.weight", len(vocabulary), WIDTH)
+    add("output.weight", len(vocabulary), WIDTH)
+    add("output_norm.weight", WIDTH)
+    for layer in range(LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{layer}.{name}.weight", WIDTH)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{layer}.{name}.weight", WIDTH, WIDTH)
+        add(f"blk.{layer}.ffn_gate.weight", INNER, WIDTH)
+        add(f"blk.{layer}.ffn_up.weight", INNER, WIDTH)
+        add(f"blk.{layer}.ffn_down.weight", WIDTH, INNER)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def parses(monkeypatch):
+    """The files that were parsed, in order."""
+    seen = []
+
+    class Counting(gguf.GGUFReader):
+        def __init__(self, path, mode="r"):
+            seen.append(str(path))
+            super().__init__(path, mode)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counting)
+    return seen
+
+
+class Told(Events):
+    def __init__(self):
+        self.notes = []
+
+    def noted(self, message):
+        self.notes.append(message)
+
+
+def entry(name, **changes):
+    return {"name": name, "model": f"{name}.gguf", "context": 64, **changes}
+
+
+def test_a_gguf_file_is_parsed_once_by_a_whole_run_and_that_is_said(world, tmp_path, parses):
+    write_gguf(tmp_path / "a.gguf")
+    told = Told()
+    out = run_study(world(checkpoints=[entry("a")]), tmp_path / "out", told)
+    assert (out / "qk.csv").is_file()
+    assert parses == [str(tmp_path / "a.gguf")]
+    assert [note for note in told.notes if note.startswith("reading a.gguf (")]
+
+
+def test_a_gguf_file_that_was_replaced_is_parsed_again(world, tmp_path, parses):
+    write_gguf(tmp_path / "a.gguf")
+    study = world(checkpoints=[entry("a")])
+    before = make_plan(load_study(study)).checkpoints[0].fingerprint()
+    write_gguf(tmp_path / "a.gguf", seed=1)
+    assert make_plan(load_study(study)).checkpoints[0].fingerprint() != before
+    assert len(parses) == 2
+
+
+def test_every_path_is_checked_before_a_gguf_file_is_parsed(world, tmp_path, parses, checkpoints):
+    write_gguf(tmp_path / "a.gguf")
+    with pytest.raises(ModelError, match=r"'b': there is no GGUF file .*b\.gguf \(did you mean a\.gguf\?\)"):
+        make_plan(load_study(world(checkpoints=[entry("a"), entry("b")])))
+    local = {"name": "b", "model": str(checkpoints / "short"), "context": 64, "expect": {"rope_theta": 3.0}}
+    with pytest.raises(ModelError, match=r"'b': expect: rope_theta should be 3.0"):
+        make_plan(load_study(world(checkpoints=[entry("a"), local])))
+    assert parses == []
+
+
+def test_the_same_gguf_file_under_two_names_is_noticed(world, tmp_path):
+    write_gguf(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").write_bytes((tmp_path / "a.gguf").read_bytes())
+    assert main(["inspect", str(world(checkpoints=[entry("a"), entry("b")]))]) == 2
+    write_gguf(tmp_path / "b.gguf", seed=1)
+    assert make_plan(load_study(world(checkpoints=[entry("a"), entry("b")]))).remarks == []
+
+
+def test_without_the_extra_the_command_that_installs_it_is_told(world, tmp_path, monkeypatch):
+    write_gguf(tmp_path / "a.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModelError, match=r"'a': a GGUF file needs .*pip install 'qkscope\[gguf\]'"):
+        make_plan(load_study(world(checkpoints=[entry("a")])))
