@@ -223,7 +223,7 @@ def test_a_model_that_needs_remote_code(world, tmp_path, checkpoints):
     config.update(model_type="secret", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"})
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "model/evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ModelError, match=r"needs remote code: .*--trust-remote-code"):
+    with pytest.raises(ModelError, match=r"needs remote code: .*trust_remote_code=True"):
         run_study(world(checkpoints=one(checkpoints, model="model")), tmp_path / "out")
     assert not (tmp_path / "ran").exists()
 

@@ -38,7 +38,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}); {_advice(error)}") from error
+        failure = StorageError(f"{path}: cannot be written ({error.strerror or error}); what is finished is kept")
+        raise failure.advised(**_advice(error)) from error
 
 
 def require_writable(folder: Path) -> None:
@@ -56,10 +57,11 @@ def _read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY) if hasattr(os, "statvfs") else False
 
 
-def _advice(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "what is finished is kept: free some space and run the same command again"
-    return "what is finished is kept: see to the folder (or give another --out) and run the same command again"
+def _advice(error: OSError) -> dict[str, str]:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    python = "free some space" if full else "see to the folder, or choose another one"
+    command = "free some space" if full else "see to the folder (or give another --out)"
+    return {"python": f"{python}, and call it again", "command": f"{command} and run the same command again"}
 
 
 def write_bytes(path: Path, contents: bytes) -> None:

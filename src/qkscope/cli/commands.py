@@ -25,9 +25,21 @@ def run(options: argparse.Namespace) -> int:
     quiet_libraries()
     with progress() as events:
         folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
+    tell_left_out(folder, options.study)
     print(f"results: {folder}/")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
+
+
+def tell_left_out(folder: Path, study: str) -> None:
+    """Say, last of all, what the results are without."""
+    from qkscope.cli.describe import left_out_lines
+    from qkscope.pipeline.left_out import read_left_out
+    from qkscope.study.load import load_study
+
+    total = len(load_study(study).study.checkpoints)
+    for line in left_out_lines(read_left_out(folder), total):
+        print(line, file=sys.stderr)
 
 
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
@@ -47,6 +59,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
         trust_remote_code=options.trust_remote_code,
         vectors=sample,
         skip_bad_documents=options.skip_bad_documents,
+        skip_bad_checkpoints=options.skip_bad_checkpoints,
         engine=options.engine,
         placement=Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker),
     )
@@ -170,6 +183,7 @@ def capture(options: argparse.Namespace) -> int:
         made = make_plan(file, events.surveying, trust_remote_code=options.trust_remote_code)
         events.planned(made)
         capture_plan(made, folder, events, capture_options(options))
+    tell_left_out(folder, options.study)
     print(f"moments: {folder}/moments/")
     return 0
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.documents.tokens import batches, group_of
-from qkscope.errors import BatchError, DocumentFailure, OutOfMemory, located
+from qkscope.errors import (
+    BatchError,
+    CaptureError,
+    DocumentFailure,
+    EveryDocumentFails,
+    ModelError,
+    OutOfMemory,
+)
 from qkscope.pipeline.plan import CheckpointPlan, Shard
 from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positions
 
@@ -24,6 +31,18 @@ if TYPE_CHECKING:
     from qkscope.moments.collect import Batch, Keep
     from qkscope.moments.moments import Moments
     from qkscope.vectors.write import VectorWriter
+
+
+# What makes one checkpoint impossible to measure and says nothing about the others.
+BAD_CHECKPOINT = (ModelError, CaptureError, OutOfMemory, EveryDocumentFails)
+
+
+@dataclass(frozen=True)
+class Leniency:
+    """What may be left out so that the rest goes on; it is recorded."""
+
+    documents: bool = False  # that make the model fail
+    checkpoints: bool = False  # that cannot be measured
 
 
 @dataclass(frozen=True)
@@ -60,32 +79,32 @@ class Attempt:
     skipped: list[dict[str, Any]] = field(default_factory=list)
     documents: int = 0
     tokens: int = 0
+    failure: DocumentFailure | None = None  # to be raised unless every other document fails as well
 
 
 class ShardRunner:
     """Runs one shard after the other; loads a checkpoint only when it changes."""
 
-    def __init__(self, *, skip_bad_documents: bool = False, hearing: Hearing = Hearing()) -> None:  # noqa: B008
-        self._skip = skip_bad_documents
+    def __init__(self, *, leniency: Leniency = Leniency(), hearing: Hearing = Hearing()) -> None:  # noqa: B008
+        self._leniency = leniency
         self._hearing = hearing
         self._loaded: Loaded | None = None
         self._batch_tokens: int | None = None  # smaller than the study's once memory ran out
 
     def run(self, plan: CheckpointPlan, shard: Shard, writer: VectorWriter | None = None) -> Moments:
         """The shard's moments, with their provenance."""
-        with located(f"checkpoint {plan.checkpoint.name!r}"):
-            loaded = self._load(plan)
-            attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
-            begun = time.perf_counter()
+        loaded = self._load(plan)
+        attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
+        begun = time.perf_counter()
+        moments = self._collect(loaded, plan, shard, attempt, writer)
+        while moments is None:
             moments = self._collect(loaded, plan, shard, attempt, writer)
-            while moments is None:
-                moments = self._collect(loaded, plan, shard, attempt, writer)
-            moments.provenance.update(
-                seconds=round(time.perf_counter() - begun, 3),
-                batch_tokens=attempt.batch_tokens,
-                documents_skipped=attempt.skipped,
-            )
-            return moments
+        moments.provenance.update(
+            seconds=round(time.perf_counter() - begun, 3),
+            batch_tokens=attempt.batch_tokens,
+            documents_skipped=attempt.skipped,
+        )
+        return moments
 
     def writer(self, plan: CheckpointPlan, folder: Path, sample: VectorSample) -> VectorWriter:
         """A writer of a sample of the checkpoint's raw vectors."""
@@ -134,29 +153,45 @@ class ShardRunner:
             again = self._avoid(error, loaded, plan, shard, attempt, writer is None)
         # Outside the handler, so that nothing keeps the failed batch's tensors alive.
         self._hearing.advanced(-attempt.documents, -attempt.tokens)
-        self._hearing.noted(again)
+        if again is not None:
+            self._hearing.noted(again)
         return None
 
     def _advance(self, attempt: Attempt, batch: Batch) -> None:
         attempt.documents += len(batch.names)
         attempt.tokens += batch.tokens
         self._hearing.advanced(len(batch.names), batch.tokens)
+        if attempt.failure is not None:
+            raise attempt.failure  # this batch did not fail, so the fault is the document's
 
     def _avoid(
         self, error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, restartable: bool
-    ) -> str:
+    ) -> str | None:
         """Change the attempt so that it avoids the failure, and say how; re-raise what cannot be avoided."""
+        if error is attempt.failure:
+            raise error
         if isinstance(error, OutOfMemory):
             return self._halve(error, plan, attempt, restartable)
         failure = error if isinstance(error, DocumentFailure) else _culprit(error, loaded, plan, shard)
-        if not self._skip or not restartable:
-            raise failure from None
+        if not restartable or not self._may_skip(failure, attempt):
+            raise _advised(failure) from None
         attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
         if len(attempt.skipped) == len(shard.documents):
-            raise BatchError(
+            raise EveryDocumentFails(
                 f"every document of shard {shard.number} fails, hardly by the documents' fault; the last: {failure}"
             ) from None
+        if attempt.failure is not None:
+            return None
         return f"document {failure.name} is left out: {failure.reason}; shard {shard.number} starts again without it"
+
+    def _may_skip(self, failure: DocumentFailure, attempt: Attempt) -> bool:
+        """Whether to go on without the document: as asked, or to see whether the checkpoint fails on every one."""
+        if self._leniency.documents:
+            return True
+        if not self._leniency.checkpoints or attempt.documents:
+            return False
+        attempt.failure = attempt.failure or _advised(failure)
+        return True
 
     def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
         from qkscope.capture.devices import release_memory
@@ -170,6 +205,13 @@ class ShardRunner:
         self._batch_tokens = attempt.batch_tokens = smaller
         release_memory()
         return f"{error}: batches are halved to {smaller} tokens from here on (batch_tokens in the study sets it)"
+
+
+def _advised(failure: DocumentFailure) -> DocumentFailure:
+    return failure.advised(
+        python="leave it out of the study, or give CaptureOptions(skip_bad_documents=True)",
+        command="leave it out of the study, or give --skip-bad-documents",
+    )
 
 
 def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard) -> DocumentFailure:

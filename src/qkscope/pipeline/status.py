@@ -9,6 +9,7 @@ from typing import Any
 from qkscope.analysis.schema import QK_CSV
 from qkscope.errors import MomentsFileError
 from qkscope.moments.file import read_provenance
+from qkscope.pipeline.left_out import read_left_out
 from qkscope.pipeline.lock import LOCK, holder, is_held
 from qkscope.pipeline.plan import Shard
 from qkscope.pipeline.record import CheckpointRecord, ShardRecord, read_record
@@ -44,6 +45,12 @@ class Status:
     alive: bool  # whether a run or a shard holds the folder
     holder: dict[str, Any]
     tables: bool  # whether the tables have been written
+    left_out: dict[str, str]  # checkpoints that the run goes on without, and why
+
+    @property
+    def measured(self) -> list[CheckpointStatus]:
+        """The checkpoints that are not left out."""
+        return [each for each in self.checkpoints if each.name not in self.left_out]
 
     def seconds_left(self) -> float | None:
         """From what finished shards took, each checkpoint by its own where it has any; None where nothing is known."""
@@ -52,7 +59,7 @@ class Status:
             return None
         overall = sum(each.seconds for each in spent) / sum(each.tokens_done for each in spent)
         work = 0.0
-        for each in self.checkpoints:
+        for each in self.measured:
             pace = each.seconds / each.tokens_done if each in spent else overall
             work += (each.tokens - each.tokens_done) * pace
         return work / max(1, sum(each.running for each in self.checkpoints))
@@ -63,7 +70,9 @@ def read_status(folder: Path) -> Status:
     record = read_record(folder)
     checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
     lock = folder / LOCK
-    return Status(record.study, checkpoints, is_held(lock), holder(lock), (folder / QK_CSV).is_file())
+    return Status(
+        record.study, checkpoints, is_held(lock), holder(lock), (folder / QK_CSV).is_file(), read_left_out(folder)
+    )
 
 
 def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:
