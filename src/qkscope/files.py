@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from qkscope.errors import InputError, StorageError
 
@@ -38,7 +39,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = StorageError(f"{path}: cannot be written ({error.strerror or error}); what is finished is kept")
+        failure = StorageError(f"{path}: cannot be written ({error.strerror or error})")
         raise failure.advised(**_advice(error)) from error
 
 
@@ -61,7 +62,17 @@ def _advice(error: OSError) -> dict[str, str]:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     python = "free some space" if full else "see to the folder, or choose another one"
     command = "free some space" if full else "see to the folder (or give another --out)"
-    return {"python": f"{python}, and call it again", "command": f"{command} and run the same command again"}
+    return {
+        "python": f"{python}; what was finished before is kept",
+        "command": f"what is finished is kept: {command} and run the same command again",
+    }
+
+
+def as_path(given: Any, what: str) -> Path:
+    """The path that a caller gave; anything else is refused by what it should have been."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{what} should be a path, not {type(given).__name__}")
+    return Path(given)
 
 
 def write_bytes(path: Path, contents: bytes) -> None:

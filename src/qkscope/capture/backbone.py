@@ -42,7 +42,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         inner: Any = model._orig_mod if _is_compiled_wrapper(model) else model.module
         model = inner
     if not isinstance(model, nn.Module):
-        raise CaptureError(f"a {type(model).__name__} is not a model; give a transformers model that is loaded")
+        raise CaptureError(f"{type(model).__name__} is not a model; give a transformers model that is loaded")
     if any(_is_flat_sharded(module) for module in model.modules()):
         raise CaptureError(
             "the model is wrapped in FullyShardedDataParallel (FSDP1), which keeps its weights flattened and split "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkscope.errors import InputError, ModelError, located
-from qkscope.files import remove_unfinished, require_writable, write_bytes, writing
+from qkscope.files import as_path, remove_unfinished, require_writable, write_bytes, writing
 from qkscope.pipeline.engines import find_engine
 from qkscope.pipeline.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
 from qkscope.pipeline.events import Events
@@ -62,6 +62,8 @@ def run_study(
     options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
 ) -> Path:
     """Capture and analyze a whole study; returns the results folder."""
+    if not isinstance(options, CaptureOptions):
+        raise InputError(f"options should be CaptureOptions(...), not {type(options).__name__}")
     reports = events or Events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
@@ -74,7 +76,7 @@ def run_study(
 
 def results_folder(file: StudyFile, out: Path | str | None) -> Path:
     """Where a study's results go."""
-    return Path(out) if out is not None else Path("results") / file.study.study
+    return as_path(out, "the results folder") if out is not None else Path("results") / file.study.study
 
 
 def capture_plan(

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from qkscope.errors import StudyError
+from qkscope.files import as_path
 from qkscope.study.harmless import DECIDES
 from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Study
 
@@ -32,7 +33,7 @@ class StudyFile:
 
 def load_study(path: Path | str) -> StudyFile:
     """Read and check a study file; every mistake is a StudyError that names the file and the key."""
-    path = Path(path)
+    path = as_path(path, "a study file")
     try:
         return StudyFile(parse_study(_read(path)), path.parent.resolve(), path)
     except StudyError as error:
