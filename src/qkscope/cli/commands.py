@@ -37,8 +37,9 @@ def tell_left_out(folder: Path, study: str) -> None:
     from qkscope.pipeline.left_out import read_left_out
     from qkscope.study.load import load_study
 
-    total = len(load_study(study).study.checkpoints)
-    for line in left_out_lines(read_left_out(folder), total):
+    names, reasons = [each.name for each in load_study(study).study.checkpoints], read_left_out(folder)
+    left_out = {name: reasons[name] for name in names if name in reasons}
+    for line in left_out_lines(left_out, len(names)):
         print(line, file=sys.stderr)
 
 

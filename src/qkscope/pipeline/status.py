@@ -70,9 +70,9 @@ def read_status(folder: Path) -> Status:
     record = read_record(folder)
     checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
     lock = folder / LOCK
-    return Status(
-        record.study, checkpoints, is_held(lock), holder(lock), (folder / QK_CSV).is_file(), read_left_out(folder)
-    )
+    reasons = read_left_out(folder)
+    left_out = {each.name: reasons[each.name] for each in record.checkpoints if each.name in reasons}
+    return Status(record.study, checkpoints, is_held(lock), holder(lock), (folder / QK_CSV).is_file(), left_out)
 
 
 def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:
