@@ -16,6 +16,7 @@ from qkscope.errors import DocumentFailure, ModelError
 from qkscope.pipeline.engines.base import Placement
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import CaptureOptions, run_study
+from qkscope.pipeline.runner import VectorSample
 from qkscope.pipeline.status import read_status
 from test_documents import byte_tokenizer
 from test_faults import overflowing
@@ -162,26 +163,38 @@ def test_a_study_of_bad_checkpoints_alone_is_refused(world, tmp_path, diverged):
         run_study(study, tmp_path / "out", options=SKIP)
 
 
-def test_a_checkpoint_that_fails_on_every_document_is_bad(world, tmp_path, checkpoints):
+@pytest.mark.parametrize(
+    "options",
+    [
+        SKIP,
+        CaptureOptions(skip_bad_checkpoints=True, skip_bad_documents=True),
+        CaptureOptions(skip_bad_checkpoints=True, vectors=VectorSample()),
+    ],
+)
+def test_a_checkpoint_that_fails_on_every_document_is_bad(world, tmp_path, checkpoints, options):
     """Its weights are finite; its queries are not."""
     folder = overflowing(tmp_path / "overflowing")
     byte_tokenizer().save_pretrained(folder)
     models = {"one": checkpoints / "short", "bad": folder}
     listed = [{"name": name, "model": str(model), "context": 64} for name, model in models.items()]
     told = Told()
-    out = run_study(world(checkpoints=listed, batch_tokens=64), tmp_path / "out", told, options=SKIP)
+    study = world(checkpoints=listed, batch_tokens=64, shard_tokens=128)
+    out = run_study(study, tmp_path / "out", told, options=options)
     assert told.out[0][0] == "bad"
-    assert told.out[0][1].startswith("every document of shard 0 fails, hardly by the documents' fault; the last:")
+    assert told.out[0][1].startswith("every document fails, hardly by the documents' fault; the last: document docs/")
     assert set(pd.read_csv(out / "qk.csv")["model"]) == {"one"}
 
 
 @pytest.mark.parametrize("place", [0, 3])
-def test_one_bad_document_is_no_bad_checkpoint(world, tmp_path, place):
+@pytest.mark.parametrize("documents_per_shard", [1, 6])
+def test_one_bad_document_is_no_bad_checkpoint(world, tmp_path, place, documents_per_shard):
     folder = overflowing(tmp_path / "overflowing", bad_token=256)
     byte_tokenizer(additional_special_tokens=["<BAD>"]).save_pretrained(folder)
     bad = sorted((tmp_path / "docs").glob("*.txt"))[place]
     bad.write_text("<BAD>" + bad.read_text())
-    study = world(checkpoints=[{"name": "one", "model": str(folder), "context": 64}], batch_tokens=64)
+    study = world(
+        checkpoints=[{"name": "one", "model": str(folder), "context": 64}], shard_tokens=64 * documents_per_shard
+    )
     with pytest.raises(DocumentFailure, match=rf"document docs/{bad.name}: .*skip_bad_documents=True"):
         run_study(study, tmp_path / "out", options=SKIP)
 

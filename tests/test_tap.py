@@ -222,3 +222,15 @@ def test_a_tap_that_compiled_code_passes_by_says_so(compiled, how, monkeypatch):
     with pytest.raises(CaptureError, match=r"layers\.0 is compiled"):
         probe_model(model)
     assert AttentionInterface.get_interface is ORIGINAL
+
+
+def test_a_model_that_trains_with_gradient_checkpointing_is_captured_and_trains_on():
+    model = tiny("llama").train()
+    model.gradient_checkpointing_enable()
+    captured = qkscope.capture_moments(model, tokens().tolist())
+    pd.testing.assert_frame_equal(
+        qkscope.analyze(captured), qkscope.analyze(qkscope.capture_moments(tiny("llama"), tokens().tolist()))
+    )
+    assert all(module.training for module in model.modules())
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None

@@ -48,28 +48,14 @@ def capture_moments(
     tokenizer returned (whose padding is left out). Longer ones are cut to `context` (by default the longest window's
     length, which then needs them all in memory). `progress` hears the number of tokens of each finished batch.
     """
-    from qkscope.layers import Stage
     from qkscope.moments.collect import collect_moments
-    from qkscope.moments.windows import read_windows
 
-    if stage not in get_args(Stage):
-        raise InputError(f"stage should be one of {', '.join(map(repr, get_args(Stage)))}, not {stage!r}")
+    _require_stage(stage)
     if progress is not None and not callable(progress):
         raise InputError(f"progress should be a function of a number of tokens, not {type(progress).__name__}")
     batch_size = _whole("batch_size", batch_size, 1)
-    vocabulary, positions = _limits(model)
-    ids: Iterable[Window] = read_windows(windows, vocabulary)
-    if context is None:
-        ids = list(ids)
-        context = max((len(window) for window in ids), default=0)
-        if context < 2:
-            raise InputError("capturing needs at least one window of two tokens or more")
+    ids, context = _windows(model, windows, context)
     layout = _layout(context, buckets, groups, skip_positions)
-    if positions is not None and layout.context > positions:
-        raise InputError(
-            f"{layout.context} tokens are more than the model's {positions} positions; context={positions} cuts "
-            "windows to that, or raise max_position_embeddings in the model's config"
-        )
     report = progress or (lambda tokens: None)
     batches = _batches(ids, layout, batch_size)
     try:
@@ -80,6 +66,33 @@ def capture_moments(
         raise _advised(error, "leave that window out") from error
     except OutOfMemory as error:
         raise _advised(error, "give a smaller batch_size or context") from error
+
+
+def _require_stage(stage: Any) -> None:
+    from qkscope.layers import Stage
+
+    if stage not in get_args(Stage):
+        raise InputError(f"stage should be one of {', '.join(map(repr, get_args(Stage)))}, not {stage!r}")
+
+
+def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Window], int]:
+    """The windows as ids that the model has, and how many positions of them are summed."""
+    from qkscope.moments.windows import read_windows
+
+    vocabulary, positions = _limits(model)
+    ids: Iterable[Window] = read_windows(windows, vocabulary)
+    if context is None:
+        ids = list(ids)
+        context = max((len(window) for window in ids), default=0)
+        if context < 2:
+            raise InputError("capturing needs at least one window of two tokens or more")
+    context = _whole("context", context, 2, LONGEST)
+    if positions is not None and context > positions:
+        raise InputError(
+            f"{context} tokens are more than the model's {positions} positions; context={positions} cuts windows to "
+            "that, or raise max_position_embeddings in the model's config"
+        )
+    return ids, context
 
 
 def _limits(model: nn.Module) -> tuple[int | None, int | None]:
@@ -96,7 +109,6 @@ def _limits(model: nn.Module) -> tuple[int | None, int | None]:
 def _layout(context: int, buckets: int, groups: int, skip_positions: int) -> Layout:
     from qkscope.moments.layout import Layout, bucket_edges
 
-    context = _whole("context", context, 2, LONGEST)
     buckets = _whole("buckets", buckets, 1, MOST_BUCKETS)
     groups = _whole("groups", groups, 1, MOST_GROUPS)
     skipped = _whole("skip_positions", skip_positions, 0, context - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,6 @@ class Attempt:
     skipped: list[dict[str, Any]] = field(default_factory=list)
     documents: int = 0
     tokens: int = 0
-    failure: DocumentFailure | None = None  # to be raised unless every other document fails as well
 
 
 class ShardRunner:
@@ -153,45 +153,37 @@ class ShardRunner:
             again = self._avoid(error, loaded, plan, shard, attempt, writer is None)
         # Outside the handler, so that nothing keeps the failed batch's tensors alive.
         self._hearing.advanced(-attempt.documents, -attempt.tokens)
-        if again is not None:
-            self._hearing.noted(again)
+        self._hearing.noted(again)
         return None
 
     def _advance(self, attempt: Attempt, batch: Batch) -> None:
         attempt.documents += len(batch.names)
         attempt.tokens += batch.tokens
         self._hearing.advanced(len(batch.names), batch.tokens)
-        if attempt.failure is not None:
-            raise attempt.failure  # this batch did not fail, so the fault is the document's
 
     def _avoid(
         self, error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, restartable: bool
-    ) -> str | None:
+    ) -> str:
         """Change the attempt so that it avoids the failure, and say how; re-raise what cannot be avoided."""
-        if error is attempt.failure:
-            raise error
         if isinstance(error, OutOfMemory):
             return self._halve(error, plan, attempt, restartable)
         failure = error if isinstance(error, DocumentFailure) else _culprit(error, loaded, plan, shard)
-        if not restartable or not self._may_skip(failure, attempt):
-            raise _advised(failure) from None
-        attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
-        if len(attempt.skipped) == len(shard.documents):
+        skipping = restartable and self._leniency.documents
+        if skipping:
+            attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
+            if len(attempt.skipped) < len(shard.documents):
+                return (
+                    f"document {failure.name} is left out: {failure.reason}; shard {shard.number} starts again "
+                    "without it"
+                )
+        failed = set(shard.documents if skipping else failure.documents)
+        if (skipping or self._leniency.checkpoints) and not _any_works(loaded, plan, failed):
             raise EveryDocumentFails(
-                f"every document of shard {shard.number} fails, hardly by the documents' fault; the last: {failure}"
+                f"every document fails, hardly by the documents' fault; the last: {failure}"
             ) from None
-        if attempt.failure is not None:
-            return None
-        return f"document {failure.name} is left out: {failure.reason}; shard {shard.number} starts again without it"
-
-    def _may_skip(self, failure: DocumentFailure, attempt: Attempt) -> bool:
-        """Whether to go on without the document: as asked, or to see whether the checkpoint fails on every one."""
-        if self._leniency.documents:
-            return True
-        if not self._leniency.checkpoints or attempt.documents:
-            return False
-        attempt.failure = attempt.failure or _advised(failure)
-        return True
+        if skipping:
+            raise BatchError(f"every document of shard {shard.number} fails; the last: {failure}") from None
+        raise _advised(failure) from None
 
     def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
         from qkscope.capture.devices import release_memory
@@ -212,6 +204,18 @@ def _advised(failure: DocumentFailure) -> DocumentFailure:
         python="leave it out of the study, or give CaptureOptions(skip_bad_documents=True)",
         command="leave it out of the study, or give --skip-bad-documents",
     )
+
+
+def _any_works(loaded: Loaded, plan: CheckpointPlan, failed: set[int]) -> bool:
+    """Whether any other document of the checkpoint can be measured, one after the other until one can."""
+    from qkscope.moments.collect import collect_moments
+
+    for index in (index for index in plan.documents if index not in failed):
+        alone = _token_batches(plan, Shard(0, (index,)), Attempt(plan.context))
+        with suppress(BatchError):
+            collect_moments(loaded.model, alone, plan.layout, probe=loaded.probe, stage=plan.study.stage)
+            return True
+    return False
 
 
 def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard) -> DocumentFailure:
