@@ -23,7 +23,7 @@ from qkscope.pipeline.engines.schedule import Schedule, WorkerLost
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.execute import CaptureOptions, run_study
 from qkscope.pipeline.plan import Shard
-from qkscope.pipeline.runner import VectorSample
+from qkscope.pipeline.runner import Leniency, VectorSample
 from qkscope.pipeline.status import read_status
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
@@ -345,7 +345,7 @@ def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, clus
 
 
 def test_no_cluster_answers(study, tmp_path):
-    with pytest.raises(InputError, match=r"--ray-address 127\.0\.0\.1:1: no Ray cluster answers there"):
+    with pytest.raises(InputError, match=r"Ray address 127\.0\.0\.1:1: no Ray cluster answers there"):
         run_study(
             study(), tmp_path / "out", options=CaptureOptions(engine="ray", placement=Placement(address="127.0.0.1:1"))
         )
@@ -367,7 +367,7 @@ def test_without_a_shared_folder_sums_come_through_the_object_store(study, tmp_p
     out = run_study(study(), tmp_path / "out", options=on_ray(made))
     assert (out / "qk.csv").read_bytes() == expected
     assert not (tmp_path / "another machine").exists()
-    with pytest.raises(InputError, match="--vectors needs a results folder that every worker sees"):
+    with pytest.raises(InputError, match="keeping vectors needs a results folder that every worker sees"):
         run_study(
             study(),
             tmp_path / "vectors",
@@ -385,7 +385,7 @@ def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
         def run(self, job, told, stop):
             for task in reversed(job.tasks):
                 plans = unpack(pack(job.plans))
-                Worker(plans, tmp_path / "nowhere", told, skip_bad_documents=False, shared=False).run(task)
+                Worker(plans, tmp_path / "nowhere", told, leniency=Leniency(), shared=False).run(task)
 
     monkeypatch.setattr(execute, "find_engine", lambda name: Backwards())
     out = run_study(study(), tmp_path / "out")

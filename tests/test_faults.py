@@ -295,19 +295,27 @@ def test_when_every_document_fails(failing, tmp_path):
     _, study = failing
     for path in (tmp_path / "docs").glob("*.txt"):
         path.write_text("<BAD>" + path.read_text())
-    with pytest.raises(BatchError, match="every document of shard 0 fails, hardly by the documents' fault"):
+    with pytest.raises(BatchError, match="every document fails, hardly by the documents' fault"):
         run_study(study(batch_tokens=64), tmp_path / "out", options=SKIP)
 
 
-def test_a_nan_is_skipped_too(world, tmp_path):
-    """One token's embedding is infinite, so documents with it overflow."""
+def overflowing(folder, bad_token=None):
+    """A checkpoint whose queries are infinite for one token, or for all."""
     import torch
 
-    folder = tmp_path / "overflowing"
     model = tiny("smollm3", 0, vocab_size=257, max_position_embeddings=64)
+    embeddings = model.get_input_embeddings().weight
     with torch.no_grad():
-        model.get_input_embeddings().weight[256] = float("inf")
+        embeddings[:, 0] = 0.0
+        embeddings[slice(None) if bad_token is None else bad_token, 0] = 9.0
+        model.model.layers[0].self_attn.q_proj.weight[:, 0] = 3e38
     model.save_pretrained(folder)
+    return folder
+
+
+def test_a_nan_is_skipped_too(world, tmp_path):
+    """Finite weights, but one token's queries overflow in the first layer."""
+    folder = overflowing(tmp_path / "overflowing", bad_token=256)
     byte_tokenizer(additional_special_tokens=["<BAD>"]).save_pretrained(folder)
     bad = sorted((tmp_path / "docs").glob("*.txt"))[0]
     bad.write_text("<BAD>" + bad.read_text())

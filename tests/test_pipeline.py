@@ -230,7 +230,7 @@ def test_a_model_that_needs_remote_code(world, tmp_path, checkpoints):
     config.update(model_type="secret", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"})
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "model/evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ModelError, match=r"needs remote code: .*--trust-remote-code"):
+    with pytest.raises(ModelError, match=r"needs remote code: .*trust_remote_code=True"):
         run_study(world(checkpoints=one(checkpoints, model="model")), tmp_path / "out")
     assert not (tmp_path / "ran").exists()
 
@@ -251,20 +251,22 @@ def test_no_document_is_long_enough(world, tmp_path, checkpoints):
 
 
 def test_a_nan_is_reported_with_checkpoint_layer_head_document_and_position(world, tmp_path, checkpoints):
-    """One embedding is NaN: the first place where that byte stands is reported; finished checkpoints stay."""
+    """One byte's queries overflow: the first place where it stands is reported; finished checkpoints stay."""
     shutil.copytree(checkpoints / "short", tmp_path / "model")
     (tmp_path / "docs2").mkdir()
     (tmp_path / "docs2/a.txt").write_text("a" * 64)
     (tmp_path / "docs2/b.txt").write_text("a" * 41 + "b" + "a" * 22)
     weights = load_file(tmp_path / "model/model.safetensors")
-    weights["model.embed_tokens.weight"][byte_ids("b")[0]] = float("nan")
+    weights["model.embed_tokens.weight"][:, 0] = 0.0
+    weights["model.embed_tokens.weight"][byte_ids("b")[0], 0] = 9.0
+    weights["model.layers.0.self_attn.q_proj.weight"][:, 0] = 3e38
     save_file(weights, tmp_path / "model/model.safetensors", {"format": "pt"})
     study = world(
         documents={"files": "docs2/*", "special_tokens": "none"},
         checkpoints=[*one(checkpoints), {"name": "broken", "model": "model", "context": 64}],
     )
     with pytest.raises(
-        ActivationError, match=r"'broken': document docs2/b\.txt: nan in a query of layer 0, head 0, position 41"
+        ActivationError, match=r"'broken': document docs2/b\.txt: \S+ in a query of layer 0, head 0, position 41"
     ):
         run_study(study, tmp_path / "out")
     assert [p.name for p in (tmp_path / "out/moments").iterdir()] == ["one.safetensors"]

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qkscope.analysis.heads import HeadSample, choose_heads
@@ -228,3 +228,37 @@ def test_directions_are_unit_vectors_with_the_stated_correlation():
             assert np.linalg.norm(direction) == pytest.approx(1)
             projected = q[:, head].reshape(-1, 12) @ direction
             assert np.corrcoef(projected, t)[0, 1] == pytest.approx(found.r_q[head, component], abs=1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), q_power=st.integers(-30, 30), k_power=st.integers(-30, 30))
+@example(seed=0, q_power=30, k_power=0)
+@example(seed=0, q_power=-30, k_power=30)
+def test_queries_and_keys_of_any_scale_have_the_correlations_of_their_vectors(seed, q_power, k_power):
+    """A head's queries may be 1e60 times its keys: each kind's variance counts on its own scale."""
+    q, k = vectors(seed=seed, documents=3)
+    q, k = q * 10.0**q_power, k * 10.0**k_power
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = qk_table(moments_of(q, k), model="a", components=12)
+    t = np.tile(np.arange(64.0), len(q))
+    for head in range(4):
+        x, y = q[:, head].reshape(-1, 12), k[:, head // 2].reshape(-1, 12)
+        pool = np.vstack([x, y])
+        directions = np.linalg.svd((pool - pool.mean(axis=0)) / np.abs(pool).max(), full_matrices=False)[2]
+        rows = table[table["head"] == head]
+        for row, direction in zip(rows.itertuples(), directions, strict=True):
+            r_q, r_k = np.corrcoef(x @ direction, t)[0, 1], np.corrcoef(y @ direction, t)[0, 1]
+            sign = np.sign(r_q if abs(r_q) >= 0.05 else r_k)
+            np.testing.assert_allclose([row.r_q, row.r_k], [sign * r_q, sign * r_k], atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e-30, 12345.678])
+def test_a_constant_that_no_pivot_hits_exactly_does_not_vary(value):
+    """0.1 is no float32, so about its pivot a constant head is not quite zero: still nothing to correlate."""
+    q, k = vectors()
+    q[:, 1] = value
+    with pytest.warns(QkscopeWarning, match="1 of 4 heads, first layer 1 head 1: the projection does not vary"):
+        table = qk_table(moments_of(q, k), model="a")
+    assert table.loc[table["head"] == 1, "r_q"].isna().all()
+    assert table.loc[table["head"] == 1, "r_k"].notna().all()

@@ -156,7 +156,7 @@ def test_a_tokenizer_with_code_of_its_own(world, tmp_path, own_code):
         try:
             run_study(one_checkpoint(world, "plain", tokenizer="words"), tmp_path / "out")
         except ModelError as error:
-            assert "--trust-remote-code" in str(error) or "tokenizer" in str(error)
+            assert "trust_remote_code=True" in str(error) or "tokenizer" in str(error)
     assert not own_code.exists()
 
 
@@ -171,7 +171,7 @@ def test_a_tokenizer_with_code_of_its_own(world, tmp_path, own_code):
     ],
 )
 def test_a_study_file_cannot_ask_for_code(change):
-    with pytest.raises(StudyError, match="--trust-remote-code"):
+    with pytest.raises(StudyError, match="trust_remote_code=True"):
         parse_study(study_text(**change))
 
 

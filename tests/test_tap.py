@@ -3,11 +3,13 @@
 import inspect
 import threading
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from transformers.modeling_utils import AttentionInterface
 
+import qkscope
 from families import tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.probe import probe_model
@@ -134,3 +136,101 @@ def test_the_lookup_keeps_its_signature_while_tapped():
     with Tap(backbone, lambda call: None):
         assert AttentionInterface.get_interface is not ORIGINAL
         assert inspect.signature(AttentionInterface.get_interface) == inspect.signature(ORIGINAL)
+
+
+# -- compiled models --------------------------------------------------------------------------------------
+
+
+def layers_wrapped(model):
+    for number, layer in enumerate(model.model.layers):
+        model.model.layers[number] = torch.compile(layer, backend="eager")
+    return model
+
+
+def layers_in_place(model):
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model
+
+
+def forward_replaced(model):
+    model.model.forward = torch.compile(model.model.forward, backend="eager")
+    return model
+
+
+def whole_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+COMPILED = [
+    layers_wrapped,
+    layers_in_place,
+    forward_replaced,
+    whole_in_place,
+    lambda model: torch.compile(model, backend="eager"),
+]
+
+
+@pytest.fixture
+def compiled():
+    """A compiled model that has run once, so that its graphs are finished."""
+
+    def warmed(how):
+        model = how(tiny("llama"))
+        with torch.no_grad():
+            model(input_ids=tokens())
+        return model
+
+    yield warmed
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_compiled_model_is_seen_as_it_was_written(compiled, how):
+    model, seen = compiled(how), []
+    with torch.no_grad(), Tap(text_backbone(model), lambda call: seen.append(call.layer)):
+        model(input_ids=tokens())
+    assert seen == [0, 1, 2, 3]
+    plain, captured = (qkscope.capture_moments(each, tokens().tolist()) for each in (tiny("llama"), model))
+    pd.testing.assert_frame_equal(qkscope.analyze(captured), qkscope.analyze(plain))
+
+
+def test_a_compiled_model_is_compiled_again_afterwards():
+    graphs = []
+    model = tiny("llama")
+    model.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    qkscope.capture_moments(model, tokens().tolist())
+    assert not graphs
+    with torch.no_grad():
+        model(input_ids=tokens())
+    assert graphs
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("how", [layers_wrapped, layers_in_place])
+def test_a_tap_that_compiled_code_passes_by_says_so(compiled, how, monkeypatch):
+    """torch before 2.6 cannot run compiled code uncompiled."""
+    model = compiled(how)
+    monkeypatch.delattr(torch.compiler, "set_stance")
+    with (
+        pytest.raises(CaptureError, match=r"no attention call arrived: layers\.0 is compiled"),
+        torch.no_grad(),
+        Tap(text_backbone(model), lambda call: None),
+    ):
+        model(input_ids=tokens())
+    with pytest.raises(CaptureError, match=r"layers\.0 is compiled"):
+        probe_model(model)
+    assert AttentionInterface.get_interface is ORIGINAL
+
+
+def test_a_model_that_trains_with_gradient_checkpointing_is_captured_and_trains_on():
+    model = tiny("llama").train()
+    model.gradient_checkpointing_enable()
+    captured = qkscope.capture_moments(model, tokens().tolist())
+    pd.testing.assert_frame_equal(
+        qkscope.analyze(captured), qkscope.analyze(qkscope.capture_moments(tiny("llama"), tokens().tolist()))
+    )
+    assert all(module.training for module in model.modules())
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None

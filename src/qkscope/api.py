@@ -2,15 +2,19 @@
 
 moments = qkscope.capture_moments(model, windows)   # windows: token ids of documents
 table = qkscope.analyze(moments)                    # one row per layer, head and component
+
+Everything that can be wrong with an argument is a QkscopeError that says what to write instead.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from qkscope.errors import InputError
+from qkscope.errors import DocumentFailure, InputError, OutOfMemory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +22,11 @@ if TYPE_CHECKING:
 
     from qkscope.layers import Stage
     from qkscope.moments.collect import Batch
+    from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
+    from qkscope.moments.windows import Window
+
+LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**24, 1024, 256  # as in a study
 
 
 def capture_moments(
@@ -36,38 +44,105 @@ def capture_moments(
     """Second moments of every attention head's queries and keys over token windows.
 
     They are taken as the attention kernel gets them, or with `stage="pre_rope"` before rotation.
-    Each window is one document's token ids; longer ones are cut to `context` (by default the longest window's
+    Each window is one document's token ids: a list, an array or a tensor, a row of a 2-D tensor, or a row of what a
+    tokenizer returned (whose padding is left out). Longer ones are cut to `context` (by default the longest window's
     length, which then needs them all in memory). `progress` hears the number of tokens of each finished batch.
     """
     from qkscope.moments.collect import collect_moments
+
+    _require_stage(stage)
+    if progress is not None and not callable(progress):
+        raise InputError(f"progress should be a function of a number of tokens, not {type(progress).__name__}")
+    batch_size = _whole("batch_size", batch_size, 1)
+    ids, context = _windows(model, windows, context)
+    layout = _layout(context, buckets, groups, skip_positions)
+    report = progress or (lambda tokens: None)
+    batches = _batches(ids, layout, batch_size)
+    try:
+        return collect_moments(
+            model, batches, layout, stage=stage, provenance={"stage": stage}, done=lambda batch: report(batch.tokens)
+        )
+    except DocumentFailure as error:
+        raise _advised(error, "leave that window out") from error
+    except OutOfMemory as error:
+        raise _advised(error, "give a smaller batch_size or context") from error
+
+
+def _require_stage(stage: Any) -> None:
+    from qkscope.layers import Stage
+
+    if stage not in get_args(Stage):
+        raise InputError(f"stage should be one of {', '.join(map(repr, get_args(Stage)))}, not {stage!r}")
+
+
+def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Window], int]:
+    """The windows as ids that the model has, and how many positions of them are summed."""
+    from qkscope.moments.windows import read_windows
+
+    vocabulary, positions = _limits(model)
+    ids: Iterable[Window] = read_windows(windows, vocabulary)
+    if context is None:
+        ids = list(ids)
+        context = max((len(window) for window in ids), default=0)
+        if context < 2:
+            raise InputError("capturing needs at least one window of two tokens or more")
+    context = _whole("context", context, 2, LONGEST)
+    if positions is not None and context > positions:
+        raise InputError(
+            f"{context} tokens are more than the model's {positions} positions; context={positions} cuts windows to "
+            "that, or raise max_position_embeddings in the model's config"
+        )
+    return ids, context
+
+
+def _limits(model: nn.Module) -> tuple[int | None, int | None]:
+    """How many token ids and how many positions the model has, where it says so."""
+    from qkscope.capture.backbone import text_backbone, text_config
+
+    find: Any = getattr(text_backbone(model), "get_input_embeddings", None)
+    table = getattr(find() if find is not None else None, "weight", None)
+    longest = getattr(text_config(model), "max_position_embeddings", None)
+    vocabulary = int(table.shape[0]) if table is not None and table.ndim == 2 and len(table) else None
+    return vocabulary, longest if isinstance(longest, int) and longest > 0 else None
+
+
+def _layout(context: int, buckets: int, groups: int, skip_positions: int) -> Layout:
     from qkscope.moments.layout import Layout, bucket_edges
 
-    if context is None:
-        windows = list(windows)
-        context = max((len(window) for window in windows), default=0)
-    if context < 2:
-        raise InputError("capturing needs at least one window of two tokens or more")
-    layout = Layout(bucket_edges(context, buckets), groups, skip_positions)
-    report = progress or (lambda tokens: None)
-    batches = _batches(windows, context, groups, batch_size)
-    return collect_moments(
-        model, batches, layout, stage=stage, provenance={"stage": stage}, done=lambda batch: report(batch.tokens)
-    )
+    buckets = _whole("buckets", buckets, 1, MOST_BUCKETS)
+    groups = _whole("groups", groups, 1, MOST_GROUPS)
+    skipped = _whole("skip_positions", skip_positions, 0, context - 1)
+    return Layout(bucket_edges(context, buckets), groups, skipped)
 
 
-def _batches(windows: Iterable[Sequence[int]], context: int, groups: int, size: int) -> Iterator[Batch]:
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int, if it is a whole number within bounds."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least or (most is not None and number > most):
+        bounds = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} should be a whole number {bounds}, not {str(value)[:40]!r}")
+    return number
+
+
+def _advised(error: Any, advice: str) -> Any:
+    return error.advised(python=advice, command=advice)
+
+
+def _batches(windows: Iterable[Window], layout: Layout, size: int) -> Iterator[Batch]:
     from qkscope.moments.collect import make_batch
 
-    def batch_of(held: list[tuple[int, Sequence[int]]]) -> Batch:
+    def batch_of(held: list[tuple[int, Window]]) -> Batch:
         numbers = [number for number, _ in held]
         names = [f"window {number}" for number in numbers]
-        return make_batch([window for _, window in held], [number % groups for number in numbers], names, numbers)
+        of_groups = [number % layout.groups for number in numbers]
+        return make_batch([window for _, window in held], of_groups, names, numbers)
 
-    held: list[tuple[int, Sequence[int]]] = []
+    held: list[tuple[int, Window]] = []
     for index, window in enumerate(windows):
-        if len(window) == 0:
-            raise InputError(f"window {index} is empty")
-        held.append((index, window[:context]))
+        held.append((index, window[: layout.context]))
         if len(held) == size:
             yield batch_of(held)
             held = []
@@ -81,9 +156,24 @@ def token_windows(
     """The first `context` tokens of each text that has so many; shorter texts are left out."""
     from qkscope.documents.encode import Encoder
 
+    context = _whole("context", context, 2, LONGEST)
+    if special_tokens not in ("default", "none", "bos"):
+        raise InputError(f"special_tokens should be 'default', 'none' or 'bos', not {special_tokens!r}")
+    if not callable(tokenizer):
+        raise InputError(f"{type(tokenizer).__name__} is no tokenizer; load one with AutoTokenizer.from_pretrained")
+    if isinstance(texts, str | bytes):
+        raise InputError("texts is a single text; put it in a list: [text]")
+    if not isinstance(texts, Iterable):
+        raise InputError(f"texts should be a list of texts, not {type(texts).__name__}")
     encoder = Encoder(tokenizer, special_tokens)
-    encoded = (encoder.first(text, context, f"text {number}") for number, text in enumerate(texts))
+    encoded = (encoder.first(_text(text, number), context, f"text {number}") for number, text in enumerate(texts))
     return [ids for ids in encoded if len(ids) == context]
+
+
+def _text(text: Any, number: int) -> str:
+    if not isinstance(text, str):
+        raise InputError(f"text {number} is {type(text).__name__}, not str")
+    return text
 
 
 def analyze(
@@ -100,6 +190,13 @@ def analyze(
     from qkscope.analysis.qk_table import qk_table
     from qkscope.moments.moments import Moments
 
+    if not isinstance(moments, Moments | PathLike | str):
+        raise InputError(f"analyze takes moments or the path of a moments file, not {type(moments).__name__}")
+    if not isinstance(model, str):
+        raise InputError(f"model is the name for the table's first column, a str, not {type(model).__name__}")
+    components = _whole("components", components, 1)
+    if window is not None:
+        window = _whole("window", window, 1)
+    heads = None if sample is None else HeadSample(_whole("sample", sample, 1), _whole("seed", seed, -(2**63)))
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
-    heads = None if sample is None else HeadSample(sample, seed)
     return qk_table(loaded, model=model, window=window, components=components, heads=heads)

@@ -1,22 +1,49 @@
 """Errors that a user can act on.
 
 Inside the package code raises briefly; each boundary (study, documents, checkpoint, file) adds where it
-happened. The command line prints the message alone and exits with `exit_code`.
+happened. What to do about it is said in the words of whoever meets the error: Python shows arguments, the command line
+shows flags. It prints the message alone and exits with `exit_code`.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import NamedTuple, Self
+
+
+class Advice(NamedTuple):
+    """What to do about an error, for both who may meet it."""
+
+    python: str
+    command: str
 
 
 class QkscopeError(Exception):
     """Something failed that a person has to know about. Exit code 1."""
 
     exit_code = 1
+    advice: tuple[Advice, ...] = ()
 
-    def within(self, where: str) -> "QkscopeError":
+    def __str__(self) -> str:
+        return "; ".join([super().__str__(), *(each.python for each in self.advice)])
+
+    def for_command_line(self) -> str:
+        """The message as the command line shows it."""
+        return "; ".join([super().__str__(), *(each.command for each in self.advice)])
+
+    def advised(self, *, python: str, command: str) -> Self:
+        """The same error, which also says what to do: in Python, and on the command line."""
+        return self._again(super().__str__(), (*self.advice, Advice(python, command)))
+
+    def within(self, where: str) -> Self:
         """The same error, with its place put in front: `checkpoint 'a': layer 3: ...`."""
-        return type(self)(f"{where}: {self}")
+        return self._again(f"{where}: {super().__str__()}", self.advice)
+
+    def _again(self, message: str, advice: tuple[Advice, ...]) -> Self:
+        """A copy with all that is known; subclasses may be made from other arguments than a message."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, advice=advice)
+        copy.args = (message,)
+        return copy
 
 
 class InputError(QkscopeError):
@@ -60,13 +87,17 @@ class DocumentFailure(BatchError):
     @classmethod
     def of(cls, document: int, name: str, reason: str) -> Self:
         """The failure of the document with this index in the corpus."""
-        failure = cls(f"document {name}: {reason}; leave it out of the study, or give --skip-bad-documents")
+        failure = cls(f"document {name}: {reason}")
         failure.documents, failure.name, failure.reason = (document,), name, reason
         return failure
 
 
 class ActivationError(DocumentFailure):
     """A query or key is NaN or infinite."""
+
+
+class EveryDocumentFails(BatchError):
+    """The model fails on each document it is shown: the checkpoint is bad, not the documents."""
 
 
 class MomentsFileError(InputError):

@@ -13,8 +13,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from qkscope.errors import StorageError
+from qkscope.errors import InputError, StorageError
 from qkscope.foreign import BINARY, NO_FOLLOW, NO_WAIT
 
 TEMPORARY = re.compile(r"\.(.+)\.[A-Za-z0-9_]{1,16}\.tmp")  # the name of an unfinished file, with the name it will get
@@ -100,7 +101,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}); {_advice(error, path)}") from error
+        failure = StorageError(f"{path}: cannot be written ({error.strerror or error})")
+        raise failure.advised(**_advice(error, path)) from error
 
 
 def remove_file(path: Path) -> None:
@@ -137,13 +139,24 @@ def _of_whom(path: Path) -> str:
     return ""
 
 
-def _advice(error: OSError, path: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "what is finished is kept: free some space and run the same command again"
-    whole = "what is finished is kept: see to the folder (or give another --out) and run the same command again"
+def _advice(error: OSError, path: Path) -> dict[str, str]:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    python = "free some space" if full else "see to the folder, or choose another one"
+    command = "free some space" if full else "see to the folder (or give another --out)"
+    shared = ""
     if isinstance(error, PermissionError) and _of_whom(path if path.exists() else path.parent):
-        return f"its owner can share it with the group: chmod -R g+w, and umask 002 for what comes; {whole}"
-    return whole
+        shared = "its owner can share it with the group: chmod -R g+w, and umask 002 for what comes; "
+    return {
+        "python": f"{shared}{python}; what was finished before is kept",
+        "command": f"{shared}what is finished is kept: {command} and run the same command again",
+    }
+
+
+def as_path(given: Any, what: str) -> Path:
+    """The path that a caller gave; anything else is refused by what it should have been."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{what} should be a path, not {type(given).__name__}")
+    return Path(given)
 
 
 def write_bytes(path: Path, contents: bytes) -> None:

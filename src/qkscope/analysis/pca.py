@@ -24,7 +24,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WEAK_R_Q = 0.05  # below this r_q carries no usable sign, and r_k decides the orientation instead
-NO_VARIANCE = 1e-12  # of the pool's variance: what rounding leaves of a projection that does not vary
+# Of the queries' (keys') own spread: what rounding leaves of a projection that does not vary. Never of both together:
+# a head's queries may be any number of times larger than its keys.
+NO_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ def head_components(q: Statistics, k: Statistics, components: int) -> HeadCompon
     """The leading `components` of each head; `q` and `k` have one entry per head (keys already matched)."""
     pool, trace = _pooled(q, k)
     values, vectors = _top_eigen(pool, components)
-    r_q, alpha, mu_q = _against_position(q, vectors, trace)
-    r_k, beta, mu_k = _against_position(k, vectors, trace)
+    r_q, alpha, mu_q = _against_position(q, vectors)
+    r_k, beta, mu_k = _against_position(k, vectors)
     sign = _orientation(r_q, r_k)
     with np.errstate(invalid="ignore", divide="ignore"):
         explained = np.where(trace[:, None] > 0, values / trace[:, None], np.nan)
@@ -103,13 +105,13 @@ def _top_eigen(pool: Array, components: int) -> tuple[Array, Array]:
     return values, vectors
 
 
-def _against_position(of: Statistics, vectors: Array, trace: Array) -> tuple[Array, Array, Array]:
+def _against_position(of: Statistics, vectors: Array) -> tuple[Array, Array, Array]:
     """(r, slope per token, intercept) of each projection; NaN where a correlation does not exist."""
     covariance = np.einsum("hdc,hd->hc", vectors, of.cov_xt)
     variance = np.einsum("hdc,hdc->hc", vectors, of.cov_xx @ vectors)
     mean = np.einsum("hdc,hd->hc", vectors, of.mean_x)
     too_few = of.n < of.mean_x.shape[-1]  # fewer tokens than dimensions: any direction could be made to fit
-    exists = (variance > NO_VARIANCE * trace[:, None]) & (of.var_t > 0)[:, None] & ~too_few[:, None]
+    exists = (variance > NO_VARIANCE * of.spread[:, None]) & (of.var_t > 0)[:, None] & ~too_few[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
         r = np.where(exists, covariance / np.sqrt(variance * of.var_t[:, None]), np.nan)
         slope = np.where((of.var_t > 0)[:, None], covariance / of.var_t[:, None], np.nan)

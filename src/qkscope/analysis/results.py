@@ -341,7 +341,10 @@ def _order_checkpoints(
         )
     order = [name for name in records if name in set(measured)] or measured
     checkpoints = tuple(_checkpoint(name, records.get(name, {})) for name in order)
-    return checkpoints, tuple(name for name in records if name not in set(measured))
+    left_out = provenance.get("checkpoints_left_out")
+    names = [_text(_mapping(entry).get("name")) for entry in (left_out if isinstance(left_out, list) else [])]
+    unmeasured = dict.fromkeys([*records, *(name for name in names if name)])
+    return checkpoints, tuple(name for name in unmeasured if name not in set(measured))
 
 
 def _checkpoint(name: str, record: Mapping[str, Any]) -> Checkpoint:

@@ -1,10 +1,11 @@
-"""Which part of a model is run, and how: the text backbone alone, no logits, no cache, inference mode."""
+"""Which part of a model is run, and how: the text backbone alone, no logits, no cache, no gradients, not compiled."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,36 +16,117 @@ from qkscope.errors import CaptureError
 
 def text_backbone(model: nn.Module) -> nn.Module:
     """The module that turns token ids into hidden states: no language-model head, no vision tower."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(model, "get_decoder"):
-        raise CaptureError(f"{type(model).__name__} is not a transformers model; qkscope taps transformers' attention")
+    inner = unwrapped(model)
+    config = getattr(inner, "config", None)
+    if config is None or not hasattr(inner, "get_decoder"):
+        raise CaptureError(f"{type(inner).__name__} is not a transformers model; qkscope taps transformers' attention")
     if getattr(config, "is_encoder_decoder", False):
         raise CaptureError(
-            f"{type(model).__name__} is an encoder-decoder: its cross-attention heads have no one position axis; "
+            f"{type(inner).__name__} is an encoder-decoder: its cross-attention heads have no one position axis; "
             "give a decoder-only or an encoder-only model"
         )
-    find: Any = model.get_decoder
+    find: Any = inner.get_decoder
     backbone = find()
-    return backbone if isinstance(backbone, nn.Module) else model
+    return backbone if isinstance(backbone, nn.Module) else inner
 
 
 def text_config(model: nn.Module) -> Any:
     """The backbone's own config (multimodal configs nest it)."""
-    config: Any = model.config
+    config: Any = unwrapped(model).config
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside data-parallel and compiled wrappers; refuses what splits it so that no one rank has a head."""
+    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or _is_compiled_wrapper(model):
+        inner: Any = model._orig_mod if _is_compiled_wrapper(model) else model.module
+        model = inner
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"{type(model).__name__} is not a model; give a transformers model that is loaded")
+    if any(_is_flat_sharded(module) for module in model.modules()):
+        raise CaptureError(
+            "the model is wrapped in FullyShardedDataParallel (FSDP1), which keeps its weights flattened and split "
+            "over ranks outside its own forward pass; shard it with fully_shard (FSDP2), or save a checkpoint and "
+            "capture from that"
+        )
+    ranks = getattr(model, "tp_size", None)
+    if isinstance(ranks, int) and ranks > 1:
+        raise CaptureError(
+            f"the model is tensor-parallel over {ranks} ranks, each of which computes some of the heads only and "
+            "counts them from 0; load it without tp_plan"
+        )
+    return model
+
+
+def _is_compiled_wrapper(model: Any) -> bool:
+    return isinstance(getattr(model, "_orig_mod", None), nn.Module)
+
+
+def _is_flat_sharded(module: nn.Module) -> bool:
+    # Whoever has such a module has imported its package; importing it here would cost everybody else a second.
+    package = sys.modules.get("torch.distributed.fsdp")
+    return package is not None and isinstance(module, package.FullyShardedDataParallel)
+
+
+def compiled_parts(model: nn.Module) -> list[str]:
+    """Names of modules that run as compiled graphs ('' is the model itself)."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if _is_compiled_wrapper(module)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or isinstance(module, torch.jit.ScriptModule)
+    ]
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """While it is entered, what was compiled runs as it was written: a finished graph asks for no kernel."""
+    set_stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
+    # Without dynamo nothing has been compiled, and loading it takes seconds.
+    if set_stance is None or "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[None] = set_stance("force_eager")
+    return stance
 
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation and inference mode; afterwards each module trains again exactly if it did before."""
+    """Evaluation mode without gradients; afterwards each module trains again exactly if it did before."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.inference_mode():
+        # Not inference mode: what a model fills on the way (RoPE caches, gathered weights) must be fit for training.
+        with torch.no_grad(), uncompiled(), _gathered(model):
             yield
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def _gathered(model: nn.Module) -> Iterator[None]:
+    """Weights that FSDP2 gathers in the forward of a module outside the backbone, which is not called here.
+
+    All ranks have to take part.
+    """
+    package = sys.modules.get("torch.distributed.fsdp")
+    kind: Any = getattr(package, "FSDPModule", None)
+    sharded: list[Any] = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+    if not sharded:
+        yield
+        return
+    backbone = text_backbone(model)
+    inside = set(backbone.modules())
+    outside = [module for module in sharded if module not in inside]
+    if outside:  # FSDP takes the first module that runs for the root; it must be the real one
+        unwrapped(model)(input_ids=torch.zeros(1, 2, dtype=torch.long, device=input_device(backbone)))
+    for module in outside:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in outside:
+            module.reshard()
 
 
 def run_backbone(backbone: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -84,6 +84,8 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
     import huggingface_hub.errors as hub
     from huggingface_hub import constants
 
+    if isinstance(error, ModelError):
+        return error  # it was explained where it happened
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
     if not source.trust_remote_code and ("trust_remote_code" in text or "custom code" in text):
@@ -125,8 +127,10 @@ def needs_code(source: ModelSource) -> ModelError:
     """Why a checkpoint that transformers alone cannot load is refused, and what lifting that means."""
     return ModelError(
         f"{source} needs remote code: Python that lies with the checkpoint and that transformers does not have. It is "
-        "not run unless you say so with --trust-remote-code, which lets that code do anything you can do on this "
-        "machine; read it first, or use a model that transformers has"
+        "not run unless you say so, which lets that code do anything you can do on this machine"
+    ).advised(
+        python="read it and pass trust_remote_code=True, or use a model that transformers has",
+        command="read it and give --trust-remote-code, or use a model that transformers has",
     )
 
 

@@ -136,6 +136,7 @@ def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
             tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
     except Exception as error:
         reason = error if isinstance(error, ModelError) else explain(source, error)
-        raise ModelError(f"no tokenizer: {reason}; another one can be named with `tokenizer:`") from error
+        way_out = "another one can be named with `tokenizer:` in the study"
+        raise reason.within("no tokenizer").advised(python=way_out, command=way_out) from error
     tokenizer.model_max_length = int(1e12)  # otherwise long documents only warn
     return tokenizer, exact

@@ -54,7 +54,7 @@ def prove_pre_rope(model: nn.Module, layers: Iterable[LayerFacts]) -> None:
     """
     backbone = text_backbone(model)
     tokens = probe_tokens(backbone, text_config(model))
-    with evaluation(backbone):
+    with evaluation(model):
         untouched = run_backbone(backbone, tokens)
         after = _calls(backbone, tokens, untouched, "post_rope")
         before = _calls(backbone, tokens, untouched, "pre_rope")

@@ -8,6 +8,8 @@ the others bit for bit the same, in any precision and any pair layout. Cost: thr
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import evaluation, input_device, run_backbone, text_backbone, text_config
+from qkscope.capture.finite import require_finite_weights
 from qkscope.capture.replay import ReplayTap, half_turn
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError
+from qkscope.errors import CaptureError, QkscopeError
 from qkscope.layers import AttentionKind, LayerFacts
 
 PROBE_TOKENS = 16  # enough for every head to have something to attend to; short enough to cost nothing
@@ -50,7 +53,8 @@ def probe_model(model: nn.Module) -> Probe:
         calls[call.layer] = replace(call, query=call.query.clone(), key=call.key.clone())
         rotary[call.layer] = _dims_turned(tap, call)
 
-    with evaluation(backbone):
+    with _failures_explained(), evaluation(model):
+        require_finite_weights(backbone)
         untouched = run_backbone(backbone, tokens)
         with ReplayTap(backbone, observe) as tap:
             tapped = run_backbone(backbone, tokens)
@@ -61,6 +65,18 @@ def probe_model(model: nn.Module) -> Probe:
             shifted = _dims_shifted(backbone, calls, tokens)
             rotary.update({layer: shifted.get(layer) for layer in missing})
     return _probe_from(calls, rotary, text_config(model))
+
+
+@contextmanager
+def _failures_explained() -> Iterator[None]:
+    """Whatever a model raises on a few tokens is a reason not to capture from it."""
+    try:
+        yield
+    except QkscopeError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
+        raise CaptureError(f"the model fails on {PROBE_TOKENS} tokens ({what})") from error
 
 
 def never_called_message(model: nn.Module) -> str:
@@ -126,6 +142,8 @@ def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: 
 
 def _changed_by_shift(before: AttentionCall, after: AttentionCall) -> int | None:
     scale = before.query.norm(dim=-1).max()
+    if not bool(torch.isfinite(scale)):
+        return None  # nothing can be told; the real run finds the place
     lengths_stay = torch.allclose(before.query.norm(dim=-1), after.query.norm(dim=-1), atol=1e-3 * float(scale))
     if not lengths_stay:
         return 0  # learned or absolute positions enter through the hidden states, nothing is rotated

@@ -4,7 +4,8 @@ transformers' modeling files ask one method, `AttentionInterface.get_interface`,
 tap is open that lookup hands out the very kernel it would have handed out, wrapped so that modules of tapped
 models are observed first. The implementation's name, the masks made for it and a file's own eager kernel stay
 as they are, so the output is bit-identical; Gemma2's and GPT-OSS's eager defaults and a modeling file's private
-interface need no special case. Cost: one dictionary look-up per attention call.
+interface need no special case. Compiled graphs ask for no kernel, so while a tap is open compiled code runs as it
+was written. Cost: one dictionary look-up per attention call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
+from qkscope.capture.backbone import compiled_parts, uncompiled
 from qkscope.errors import CaptureError
 
 
@@ -68,6 +71,12 @@ class Tap:
         if self._hook is not None:
             self._hook.remove()
         self._seen.clear()
+        if error is None and not self.calls and (parts := compiled_parts(self._backbone)):
+            raise CaptureError(
+                f"no attention call arrived: {parts[0] or 'the model'} is compiled, and a graph that was compiled "
+                "before does not ask for its kernels; capture from the model before it is compiled, or with torch 2.6 "
+                "or newer, which can run it uncompiled"
+            )
 
     def _start_forward(self, *_: Any) -> None:
         self._seen.clear()
@@ -137,6 +146,7 @@ class _Lookup:
         self._lock = threading.Lock()
         self._taps: dict[int, Tap] = {}  # id(module) -> its tap
         self._original: Callable[..., Any] | None = None
+        self._uncompiled: AbstractContextManager[None] | None = None
 
     def open(self, tap: Tap, modules: dict[int, str]) -> None:
         with self._lock:
@@ -153,6 +163,8 @@ class _Lookup:
             if not self._taps and self._original is not None:
                 AttentionInterface.get_interface = self._original
                 self._original = None
+                if self._uncompiled is not None:
+                    self._uncompiled.__exit__(None, None, None)
 
     def _install(self) -> None:
         original = getattr(AttentionInterface, "get_interface", None)
@@ -167,6 +179,8 @@ class _Lookup:
 
         self._original = original
         AttentionInterface.get_interface = get_interface
+        self._uncompiled = uncompiled()
+        self._uncompiled.__enter__()
 
     def _wrap(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(kernel)

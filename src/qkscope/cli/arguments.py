@@ -126,6 +126,12 @@ def _add_capture_options(parser: argparse.ArgumentParser) -> None:
         "(without RATE: one token in as many as a position bucket has)",
     )
     _add_skip_option(parser)
+    parser.add_argument(
+        "--skip-bad-checkpoints",
+        action="store_true",
+        help="go on without checkpoints that cannot be measured (NaN weights, a damaged file, a refused model) instead "
+        "of stopping; they are listed at the end, by `qkscope status` and in the provenance",
+    )
     _add_engine_options(parser)
 
 

@@ -27,9 +27,22 @@ def run(options: argparse.Namespace) -> int:
     quiet_libraries()
     with progress() as events:
         folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
+    tell_left_out(folder, options.study)
     print(f"results: {folder}/")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
+
+
+def tell_left_out(folder: Path, study: str) -> None:
+    """Say, last of all, what the results are without."""
+    from qkscope.cli.describe import left_out_lines
+    from qkscope.pipeline.left_out import read_left_out
+    from qkscope.study.load import load_study
+
+    names, reasons = [each.name for each in load_study(study).study.checkpoints], read_left_out(folder)
+    left_out = {name: reasons[name] for name in names if name in reasons}
+    for line in left_out_lines(left_out, len(names)):
+        print(line, file=sys.stderr)
 
 
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
@@ -50,6 +63,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
         vectors=sample,
         skip_bad_documents=options.skip_bad_documents,
         overwrite=options.overwrite,
+        skip_bad_checkpoints=options.skip_bad_checkpoints,
         engine=options.engine,
         placement=Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker),
     )
@@ -180,6 +194,7 @@ def capture(options: argparse.Namespace) -> int:
         )
         events.planned(made)
         capture_plan(made, folder, events, chosen)
+    tell_left_out(folder, options.study)
     print(f"moments: {moments_folder(folder)}/")
     return 0
 

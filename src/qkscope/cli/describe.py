@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,13 +70,22 @@ def describe_status(status: Status) -> list[str]:
                 clock(each.seconds) if each.seconds else "-",
             )
         )
-    done, total = sum(each.done for each in status.checkpoints), sum(each.shards for each in status.checkpoints)
+    done, total = sum(each.done for each in status.measured), sum(each.shards for each in status.measured)
     lines = [f"study {status.study}: {done} of {total} shards are done", "", *table(rows), ""]
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
         lines.append(f"note: {skipped} documents were left out because the model fails on them (see the provenance)")
     lines += [f"note: {note}" for note in status.notes]
+    lines += left_out_lines(status.left_out, len(status.checkpoints))
     return [*lines, *_status_words(status, done == total)]
+
+
+def left_out_lines(left_out: Mapping[str, str], total: int) -> list[str]:
+    """Which checkpoints the results are without, said so that nobody misses it."""
+    if not left_out:
+        return []
+    head = f"LEFT OUT: {len(left_out)} of {total} checkpoints could not be measured; the results are of the others"
+    return [head, *(f"  {name}: {reason}" for name, reason in left_out.items())]
 
 
 def _status_words(status: Status, whole: bool) -> list[str]:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, QkscopeError):
-        return str(error), error.exit_code
+        return error.for_command_line(), error.exit_code
     if isinstance(error, KeyboardInterrupt):
         code = int(getattr(error, "exit_code", INTERRUPTED))
         how = "interrupted" if code == INTERRUPTED else "terminated"

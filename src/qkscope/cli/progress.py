@@ -179,6 +179,11 @@ class PlainEvents(Events):
         rate = count(plan.tokens / max(seconds, 1e-9))
         self._say(f"{self._name(plan)}: {seconds:.1f} s, {rate} tokens/s")
 
+    def left_out(self, plan: CheckpointPlan, reason: str) -> None:
+        """The run goes on without it."""
+        self._meter.skip(plan.tokens)
+        self._say(f"{self._name(plan)}: LEFT OUT: {reason}")
+
     def evicted(self, plan: CheckpointPlan, freed: int) -> None:
         """Disk is free again."""
         self._say(f"{self._name(plan)}: {size(freed)} left the cache")
@@ -241,6 +246,13 @@ class BarEvents(PlainEvents):
         if task is not None:
             self._bars.remove_task(task)
         super().finished(plan, seconds)
+
+    def left_out(self, plan: CheckpointPlan, reason: str) -> None:
+        """The bar goes away."""
+        task = self._running.pop(plan.checkpoint.name, None)
+        if task is not None:
+            self._bars.remove_task(task)
+        super().left_out(plan, reason)
 
 
 class _PlainTraining:

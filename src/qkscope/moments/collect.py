@@ -88,7 +88,7 @@ def collect_moments(
     moments = Moments(layout, found.layers, {"n_layers": found.n_layers, **(provenance or {})})
     backbone = text_backbone(model)
     collector = _Collector(moments, text_config(model), keep, watch)
-    with evaluation(backbone), open_tap(backbone, collector.observe, stage) as tap:
+    with evaluation(model), open_tap(backbone, collector.observe, stage) as tap:
         for batch in batches:
             collector.start(batch)
             with _blamed_on(batch):
@@ -137,7 +137,7 @@ def try_alone(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
     """Why the model fails on this one window, or None if it does not."""
     backbone = text_backbone(model)
     try:
-        with evaluation(backbone):
+        with evaluation(model):
             run_backbone(backbone, torch.from_numpy(ids[None, :]))
     except Exception as error:
         return f"the model fails on it ({type(error).__name__}: {error})"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
-from qkscope.files import replacing
+from qkscope.files import as_path, replacing
 from qkscope.moments.header import (
     COUNTS,
     DAMAGED,
@@ -49,7 +49,7 @@ def save_moments(moments: Moments, path: Path | str) -> str:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    path = Path(path)
+    path = as_path(path, "the file to save moments in")
     arrays = dict(_arrays(moments))
     about = json.dumps(_about(moments), sort_keys=True, ensure_ascii=False)
     if len(about) > MAX_ABOUT:
@@ -73,7 +73,7 @@ def _system_error(error: Exception) -> OSError:
 
 def load_moments(path: Path | str) -> Moments:
     """Read a moments file; every way in which it can be wrong is a MomentsFileError that names the file."""
-    path = Path(path)
+    path = as_path(path, "a moments file")
     try:
         header = read_header(path)
         return _assemble(header, _read(path, header))

@@ -147,6 +147,8 @@ class Moments:
 
     def merge(self, other: Moments) -> Moments:
         """The sums of both, in a new object that keeps this one's provenance."""
+        if not isinstance(other, Moments):
+            raise InputError(f"moments can be merged with moments, not with {type(other).__name__}")
         if self.layout != other.layout:
             raise InputError(f"cannot merge moments of different layouts: {self.layout} and {other.layout}")
         if self.layers != other.layers:

@@ -29,6 +29,7 @@ class Statistics:
     cov_xx: Array  # (..., d, d)
     cov_xt: Array  # (..., d)
     var_t: Array  # (...)
+    spread: Array  # (...): mean squared distance from the pivot; rounding errors of cov_xx are in proportion to it
 
     def take(self, index: NDArray[np.intp]) -> Statistics:
         """The same statistics for the chosen entries of the first axis (for instance the key head of each head)."""
@@ -88,10 +89,11 @@ class SecondMoments:
             x = self.x * inverse[..., None]
             u = self.u * inverse
             cov_xx = np.take(self.xx * inverse[..., None], square(self.width), axis=-1)
+            spread = np.trace(cov_xx, axis1=-2, axis2=-1)
             cov_xx -= x[..., :, None] * x[..., None, :]
             cov_xu = self.xu * inverse[..., None] - x * u[..., None]
             var_u = self.uu * inverse - u * u
-        return Statistics(self.n, self.pivot + x, u * scale, cov_xx, cov_xu * scale, var_u * scale**2)
+        return Statistics(self.n, self.pivot + x, u * scale, cov_xx, cov_xu * scale, var_u * scale**2, spread)
 
 
 @lru_cache(maxsize=16)

@@ -36,6 +36,9 @@ class Events:
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
         """The checkpoint's moments are safe on disk."""
 
+    def left_out(self, plan: CheckpointPlan, reason: str) -> None:
+        """The checkpoint cannot be measured; the run goes on without it."""
+
     def evicted(self, plan: CheckpointPlan, freed: int) -> None:
         """The checkpoint's files left the Hub cache; so many bytes are free again."""
 

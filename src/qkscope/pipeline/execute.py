@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qkscope.errors import InputError, located
-from qkscope.files import require_writable, write_bytes
+from qkscope.errors import InputError, ModelError, located
+from qkscope.files import as_path, require_writable, write_bytes
 from qkscope.foreign import read_bytes
 from qkscope.pipeline.engines import find_engine
-from qkscope.pipeline.engines.base import Advanced, Finished, Job, Placement, Report, Started, Task
+from qkscope.pipeline.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
 from qkscope.pipeline.events import Events
 from qkscope.pipeline.finished import orphan_line, orphans, require_nothing_lost
+from qkscope.pipeline.left_out import leave_out, read_left_out, take_back
 from qkscope.pipeline.lock import beside_others, holding, only_run
 from qkscope.pipeline.plan import CheckpointPlan, Plan, Shard, make_plan
 from qkscope.pipeline.record import write_record
-from qkscope.pipeline.runner import VectorSample
+from qkscope.pipeline.runner import Leniency, VectorSample
 from qkscope.pipeline.shards import CheckpointState, look, look_finished, merge_shards, running_shard, usable_shard
 from qkscope.pipeline.stopping import Stop, Stopped, stoppable
 from qkscope.pipeline.tables import analyze_study
@@ -47,6 +48,7 @@ class CaptureOptions:
     vectors: VectorSample | None = None  # keep a sample of raw vectors in the predecessor's layout
     skip_bad_documents: bool = False  # go on without documents that make the model fail
     overwrite: bool = False  # replace finished moments that were made from other settings
+    skip_bad_checkpoints: bool = False  # go on without checkpoints that cannot be measured
     engine: str = "local"
     placement: Placement = Placement()  # noqa: RUF009 - frozen
 
@@ -54,6 +56,11 @@ class CaptureOptions:
     def runs_here(self) -> bool:
         """Whether this machine does the work."""
         return self.engine == "local"
+
+    @property
+    def leniency(self) -> Leniency:
+        """What may be left out."""
+        return Leniency(self.skip_bad_documents, self.skip_bad_checkpoints)
 
 
 def run_study(
@@ -64,6 +71,8 @@ def run_study(
     options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
 ) -> Path:
     """Capture and analyze a whole study; returns the results folder."""
+    if not isinstance(options, CaptureOptions):
+        raise InputError(f"options should be CaptureOptions(...), not {type(options).__name__}")
     reports = events or Events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
@@ -82,7 +91,7 @@ def run_study(
 
 def results_folder(file: StudyFile, out: Path | str | None) -> Path:
     """Where a study's results go."""
-    return Path(out) if out is not None else Path("results") / file.study.study
+    return as_path(out, "the results folder") if out is not None else Path("results") / file.study.study
 
 
 def require_usable(folder: Path) -> None:
@@ -141,11 +150,11 @@ def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, o
             events.started(each)
         elif isinstance(report, Advanced):
             events.advanced(each, report.documents, report.tokens)
-        elif not isinstance(report, Finished):
+        elif isinstance(report, Noted):
             events.noted(report.message)
 
     task = Task(0, each.checkpoint.name, (shard,))
-    job = Job([each], [task], folder, skip_bad_documents=options.skip_bad_documents, held=True)
+    job = Job([each], [task], folder, leniency=options.leniency, held=True)
     find_engine("local").run(job, told, Stop())
 
 
@@ -159,6 +168,7 @@ def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
         missing = [shard for shard in each.shards() if usable_shard(each, shard, folder) is None]
         if not missing:
             merge_shards(each, folder)
+            take_back(folder, name)
             events.finished(each, time.perf_counter() - begun)
             lock.unlink(missing_ok=True)
 
@@ -180,6 +190,8 @@ class _Run:
         self._kept = self._shards - sum(len(task.shards) for task in tasks)
         for state in states:
             self._events.found(state)
+            if state.whole:
+                take_back(self._folder, state.plan.checkpoint.name)
         remove_unfinished(self._folder)
         for number, left in self._left.items():
             if not left:
@@ -188,6 +200,7 @@ class _Run:
             find_engine(self._options.engine).run(self._job(tasks), self._told, stop)
         if stop.asked and any(self._left.values()):
             raise Stopped(f"stopped; {self._kept_text()}: run the same command to go on")
+        self._require_any()
 
     def tell_stopping(self) -> None:
         """Said at the first Ctrl-C."""
@@ -220,7 +233,7 @@ class _Run:
             tasks=tasks,
             folder=self._folder,
             placement=options.placement,
-            skip_bad_documents=options.skip_bad_documents,
+            leniency=options.leniency,
         )
 
     def _told(self, report: Report) -> None:
@@ -232,6 +245,8 @@ class _Run:
             self._events.advanced(self._plans[report.checkpoint], report.documents, report.tokens)
         elif isinstance(report, Finished):
             self._finish(report)
+        elif isinstance(report, LeftOut):
+            self._leave_out(report)
         else:
             self._events.noted(report.message)
 
@@ -239,17 +254,32 @@ class _Run:
         name = self._plans[report.checkpoint].checkpoint.name
         if report.contents is not None:
             write_bytes(shard_path(self._folder, name, report.shard), report.contents)
-        left = self._left[report.checkpoint]
+        left = self._left.get(report.checkpoint, set())
         if report.shard in left:
             left.discard(report.shard)
             self._kept += 1
             if not left:
                 self._complete(report.checkpoint)
 
+    def _leave_out(self, report: LeftOut) -> None:
+        plan = self._plans[report.checkpoint]
+        if self._left.pop(report.checkpoint, None) is None:
+            return  # another worker has said so
+        leave_out(self._folder, plan.checkpoint.name, report.reason)
+        self._events.left_out(plan, report.reason)
+
+    def _require_any(self) -> None:
+        """Refuse to go on with nothing."""
+        left_out = read_left_out(self._folder)
+        bad = [plan.checkpoint.name for plan in self._plans if plan.checkpoint.name in left_out]
+        if bad and len(bad) == len(self._plans):
+            raise ModelError(f"no checkpoint could be measured; {bad[0]!r}: {left_out[bad[0]]}")
+
     def _complete(self, number: int) -> None:
         plan = self._plans[number]
         with located(f"checkpoint {plan.checkpoint.name!r}"):
             merge_shards(plan, self._folder)
+        take_back(self._folder, plan.checkpoint.name)
         self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
         # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
         waiting = (self._plans[other] for other, left in self._left.items() if left)
@@ -261,7 +291,9 @@ def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample,
     """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
     rate = published_rate(plan.context) if wanted.rate is None else wanted.rate
     if not holds or stored_sample(kept) != (rate, wanted.seed):
-        raise InputError(f"{kept} holds vectors of another run or rate; remove it, or give another --out")
+        raise InputError(f"{kept} holds vectors of another run or rate").advised(
+            python="remove it, or choose another `out`", command="remove it, or give another --out"
+        )
 
 
 def _evict(plan: CheckpointPlan, events: Events) -> None:

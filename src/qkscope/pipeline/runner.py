@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.documents.tokens import batches, group_of
-from qkscope.errors import BatchError, DocumentFailure, OutOfMemory, located
+from qkscope.errors import (
+    BatchError,
+    CaptureError,
+    DocumentFailure,
+    EveryDocumentFails,
+    ModelError,
+    OutOfMemory,
+)
 from qkscope.pipeline.plan import CheckpointPlan, Shard
 from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positions
 
@@ -24,6 +32,18 @@ if TYPE_CHECKING:
     from qkscope.moments.collect import Batch, Keep
     from qkscope.moments.moments import Moments
     from qkscope.vectors.write import VectorWriter
+
+
+# What makes one checkpoint impossible to measure and says nothing about the others.
+BAD_CHECKPOINT = (ModelError, CaptureError, OutOfMemory, EveryDocumentFails)
+
+
+@dataclass(frozen=True)
+class Leniency:
+    """What may be left out so that the rest goes on; it is recorded."""
+
+    documents: bool = False  # that make the model fail
+    checkpoints: bool = False  # that cannot be measured
 
 
 @dataclass(frozen=True)
@@ -65,27 +85,26 @@ class Attempt:
 class ShardRunner:
     """Runs one shard after the other; loads a checkpoint only when it changes."""
 
-    def __init__(self, *, skip_bad_documents: bool = False, hearing: Hearing = Hearing()) -> None:  # noqa: B008
-        self._skip = skip_bad_documents
+    def __init__(self, *, leniency: Leniency = Leniency(), hearing: Hearing = Hearing()) -> None:  # noqa: B008
+        self._leniency = leniency
         self._hearing = hearing
         self._loaded: Loaded | None = None
         self._batch_tokens: int | None = None  # smaller than the study's once memory ran out
 
     def run(self, plan: CheckpointPlan, shard: Shard, writer: VectorWriter | None = None) -> Moments:
         """The shard's moments, with their provenance."""
-        with located(f"checkpoint {plan.checkpoint.name!r}"):
-            loaded = self._load(plan)
-            attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
-            begun = time.perf_counter()
+        loaded = self._load(plan)
+        attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
+        begun = time.perf_counter()
+        moments = self._collect(loaded, plan, shard, attempt, writer)
+        while moments is None:
             moments = self._collect(loaded, plan, shard, attempt, writer)
-            while moments is None:
-                moments = self._collect(loaded, plan, shard, attempt, writer)
-            moments.provenance.update(
-                seconds=round(time.perf_counter() - begun, 3),
-                batch_tokens=attempt.batch_tokens,
-                documents_skipped=attempt.skipped,
-            )
-            return moments
+        moments.provenance.update(
+            seconds=round(time.perf_counter() - begun, 3),
+            batch_tokens=attempt.batch_tokens,
+            documents_skipped=attempt.skipped,
+        )
+        return moments
 
     def writer(self, plan: CheckpointPlan, folder: Path, sample: VectorSample) -> VectorWriter:
         """A writer of a sample of the checkpoint's raw vectors."""
@@ -149,14 +168,22 @@ class ShardRunner:
         if isinstance(error, OutOfMemory):
             return self._halve(error, plan, attempt, restartable)
         failure = error if isinstance(error, DocumentFailure) else _culprit(error, loaded, plan, shard)
-        if not self._skip or not restartable:
-            raise failure from None
-        attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
-        if len(attempt.skipped) == len(shard.documents):
-            raise BatchError(
-                f"every document of shard {shard.number} fails, hardly by the documents' fault; the last: {failure}"
+        skipping = restartable and self._leniency.documents
+        if skipping:
+            attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
+            if len(attempt.skipped) < len(shard.documents):
+                return (
+                    f"document {failure.name} is left out: {failure.reason}; shard {shard.number} starts again "
+                    "without it"
+                )
+        failed = set(shard.documents if skipping else failure.documents)
+        if (skipping or self._leniency.checkpoints) and not _any_works(loaded, plan, failed):
+            raise EveryDocumentFails(
+                f"every document fails, hardly by the documents' fault; the last: {failure}"
             ) from None
-        return f"document {failure.name} is left out: {failure.reason}; shard {shard.number} starts again without it"
+        if skipping:
+            raise BatchError(f"every document of shard {shard.number} fails; the last: {failure}") from None
+        raise _advised(failure) from None
 
     def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
         from qkscope.capture.devices import release_memory
@@ -170,6 +197,25 @@ class ShardRunner:
         self._batch_tokens = attempt.batch_tokens = smaller
         release_memory()
         return f"{error}: batches are halved to {smaller} tokens from here on (batch_tokens in the study sets it)"
+
+
+def _advised(failure: DocumentFailure) -> DocumentFailure:
+    return failure.advised(
+        python="leave it out of the study, or give CaptureOptions(skip_bad_documents=True)",
+        command="leave it out of the study, or give --skip-bad-documents",
+    )
+
+
+def _any_works(loaded: Loaded, plan: CheckpointPlan, failed: set[int]) -> bool:
+    """Whether any other document of the checkpoint can be measured, one after the other until one can."""
+    from qkscope.moments.collect import collect_moments
+
+    for index in (index for index in plan.documents if index not in failed):
+        alone = _token_batches(plan, Shard(0, (index,)), Attempt(plan.context))
+        with suppress(BatchError):
+            collect_moments(loaded.model, alone, plan.layout, probe=loaded.probe, stage=plan.study.stage)
+            return True
+    return False
 
 
 def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard) -> DocumentFailure:

@@ -9,6 +9,7 @@ from typing import Any
 from qkscope.errors import MomentsFileError
 from qkscope.moments.file import read_provenance
 from qkscope.pipeline.finished import orphan_line, orphans
+from qkscope.pipeline.left_out import read_left_out
 from qkscope.pipeline.lock import Holder, holder, is_held
 from qkscope.pipeline.record import CheckpointRecord, ShardRecord, read_record
 from qkscope.results.folder import QK_CSV, lock_path, moments_path, results_file, running_path, shard_path
@@ -42,7 +43,13 @@ class Status:
     alive: bool  # whether a run or a shard holds the folder
     holder: Holder | None  # who signed the lock last
     tables: bool  # whether the tables have been written
+    left_out: dict[str, str]  # checkpoints that the run goes on without, and why
     notes: list[str] = field(default_factory=list)  # what else lies in the folder
+
+    @property
+    def measured(self) -> list[CheckpointStatus]:
+        """The checkpoints that are not left out."""
+        return [each for each in self.checkpoints if each.name not in self.left_out]
 
     def seconds_left(self) -> float | None:
         """From what finished shards took, each checkpoint by its own where it has any; None where nothing is known."""
@@ -51,7 +58,7 @@ class Status:
             return None
         overall = sum(each.seconds for each in spent) / sum(each.tokens_done for each in spent)
         work = 0.0
-        for each in self.checkpoints:
+        for each in self.measured:
             pace = each.seconds / each.tokens_done if each in spent else overall
             work += (each.tokens - each.tokens_done) * pace
         return work / max(1, sum(each.running for each in self.checkpoints))
@@ -62,9 +69,11 @@ def read_status(folder: Path) -> Status:
     record = read_record(folder)
     checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
     lock, table = lock_path(folder), results_file(folder, QK_CSV)
+    reasons = read_left_out(folder)
+    left_out = {each.name: reasons[each.name] for each in record.checkpoints if each.name in reasons}
     found = orphans((each.name for each in record.checkpoints), folder)
     notes = [orphan_line(found, folder)] if found else []
-    return Status(record.study, checkpoints, is_held(lock), holder(lock), table.is_file(), notes)
+    return Status(record.study, checkpoints, is_held(lock), holder(lock), table.is_file(), left_out, notes)
 
 
 def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:

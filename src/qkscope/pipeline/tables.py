@@ -19,6 +19,7 @@ from qkscope.files import write_text
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
+from qkscope.pipeline.left_out import read_left_out
 from qkscope.pipeline.models import head_sample, layer_choice
 from qkscope.results.folder import (
     PROVENANCE_JSON,
@@ -54,11 +55,19 @@ class AnalysisSettings:
 
 def analyze_study(folder: Path, study: Study, events: Events, command: str, out: Path | None = None) -> Path:
     """Tables of every checkpoint of a study, from the moments in `folder`, in study order."""
-    files = {checkpoint.name: moments_path(folder, checkpoint.name) for checkpoint in study.checkpoints}
+    left_out = read_left_out(folder)
+    files = {
+        checkpoint.name: moments_path(folder, checkpoint.name)
+        for checkpoint in study.checkpoints
+        if checkpoint.name not in left_out
+    }
+    if not files:
+        name, reason = next(iter(left_out.items()))
+        raise InputError(f"{folder}: all checkpoints were left out, the first is {name!r}: {reason}")
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
-    return write_tables(out or folder, files, AnalysisSettings.of(study), events, command, study)
+    return write_tables(out or folder, files, AnalysisSettings.of(study), events, command, study, left_out)
 
 
 def analyze_folder(
@@ -111,6 +120,7 @@ def write_tables(
     events: Events,
     command: str,
     study: Study | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Path:
     """Analyze one moments file after the other and write all tables and their provenance into `out`."""
     tables: dict[str, list[pd.DataFrame]] = {QK_CSV: [], QK_MATCHED_CSV: [], QK_WINDOWS_CSV: []}
@@ -138,6 +148,7 @@ def write_tables(
         write_csv(stack_tables(parts), results_file(out, file))
         events.wrote(str(results_file(out, file)))
     provenance = _provenance(settings, origins, command, study)
+    provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
     write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
     events.wrote(str(results_file(out, PROVENANCE_JSON)))
     return out
@@ -171,6 +182,12 @@ def _origin(moments: Moments, checkpoint: Checkpoint | None, longest: int | None
         documents = int(origin.get("documents") or 0)
         origin.update(context=longest, captured_context=moments.layout.context, tokens=documents * longest)
     return origin
+
+
+def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
+    """The study's checkpoints that the tables are without."""
+    names = [checkpoint.name for checkpoint in study.checkpoints] if study else []
+    return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
 
 
 def _provenance(

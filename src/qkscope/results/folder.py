@@ -20,9 +20,20 @@ QK_WINDOWS_CSV = "qk_windows.csv"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
+LEFT_OUT_JSON = "left_out.json"
 REPORT_HTML = "report.html"
 LOCK = ".lock"
-FILES = (QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV, PROVENANCE_JSON, PLAN_JSON, STUDY_YAML, REPORT_HTML, LOCK)
+FILES = (
+    QK_CSV,
+    QK_MATCHED_CSV,
+    QK_WINDOWS_CSV,
+    PROVENANCE_JSON,
+    PLAN_JSON,
+    STUDY_YAML,
+    LEFT_OUT_JSON,
+    REPORT_HTML,
+    LOCK,
+)
 
 MOMENTS, SHARDS, VECTORS = "moments", ".shards", "vectors"
 FIGURES, TABLES, COMPARISON = "figures", "tables", "comparison"

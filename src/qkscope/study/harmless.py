@@ -20,7 +20,7 @@ INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 LONGEST_PLACE = 4096  # what operating systems take for a path
 DEEPEST, LARGEST = 16, 64 * 1024  # of overrides: levels, and bytes of their JSON
 CODE_KEYS = ("trust_remote_code", "auto_map", "custom_pipelines", "transformers_weights")
-FLAG = "--trust-remote-code"
+DECIDES = "whoever runs a study decides about code"
 # YAML 1.1 reads 1e4, 1.5e4 and 1.0e4 as text: its numbers need both a dot and a signed exponent, as in 1.0e+4.
 EXPONENT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)[eE][+-]?\d{1,3}")
 
@@ -52,7 +52,7 @@ def overrides(values: dict[str, Any]) -> dict[str, Any]:
     """Config values as JSON has them, of bounded size, none of which decides about code."""
     for key in values:
         if key in CODE_KEYS:
-            raise ValueError(f"{key!r} is not for study files; whoever runs a study decides about code, with {FLAG}")
+            raise ValueError(f"{key!r} is not for study files; {DECIDES}")
         if key.startswith("_"):
             raise ValueError(f"{key!r} is internal to transformers and is not changed from here")
     _require_json(values, DEEPEST)

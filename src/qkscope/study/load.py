@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from qkscope.errors import StudyError
+from qkscope.files import as_path
 from qkscope.foreign import Missing, Unreadable, read_bytes
-from qkscope.study.harmless import FLAG, number_hint
+from qkscope.study.harmless import DECIDES, number_hint
 from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Study
 
 MAX_BYTES = 4 * 1024 * 1024  # a study of 10 000 checkpoints is below 2 MB
@@ -33,7 +34,7 @@ class StudyFile:
 
 def load_study(path: Path | str) -> StudyFile:
     """Read and check a study file; every mistake is a StudyError that names the file and the key."""
-    path = Path(path)
+    path = as_path(path, "a study file")
     try:
         return StudyFile(parse_study(_read(path)), path.parent.resolve(), path)
     except StudyError as error:
@@ -63,7 +64,14 @@ def _validated(settings: dict[str, Any]) -> Study:
     try:
         return Study.model_validate(settings)
     except ValidationError as error:
-        raise StudyError("\n  ".join(_problems(error))) from None
+        problems = _problems(error)
+        wrong = StudyError("\n  ".join(problems))
+        if any(DECIDES in problem for problem in problems):
+            wrong = wrong.advised(
+                python="run_study lets it run with CaptureOptions(trust_remote_code=True)",
+                command="the flag --trust-remote-code lets it run",
+            )
+        raise wrong from None
     except RecursionError:
         raise StudyError("is nested too deeply") from None
 
@@ -132,8 +140,7 @@ def _problems(error: ValidationError) -> list[str]:
         place = _place(location)
         if problem["type"] == "extra_forbidden" and str(location[-1]) == "trust_remote_code":
             lines.append(
-                f"{place!r} is not a key: it is the flag {FLAG} of the command line, for whoever runs the study to "
-                "decide, because code that a checkpoint brings along is then run on this machine"
+                f"{place!r} is not a key: {DECIDES}, because what a checkpoint brings along is then run on this machine"
             )
         elif problem["type"] == "extra_forbidden":
             lines.append(f"unknown key {place!r}{_suggestion(location)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkscope.pipeline.plan import CheckpointPlan, Shard
-from qkscope.pipeline.runner import VectorSample
+from qkscope.pipeline.runner import Leniency, VectorSample
 from qkscope.pipeline.stopping import Stop
 
 
@@ -44,7 +44,7 @@ class Job:
     tasks: Sequence[Task]
     folder: Path
     placement: Placement = Placement()
-    skip_bad_documents: bool = False
+    leniency: Leniency = Leniency()  # noqa: RUF009 - frozen
     held: bool = False  # the caller holds the lock of the one shard there is
 
 
@@ -74,13 +74,21 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A checkpoint that cannot be measured, and why; its tasks are dropped."""
+
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Noted:
     """Something the user should know."""
 
     message: str
 
 
-Report = Started | Advanced | Finished | Noted
+Report = Started | Advanced | Finished | LeftOut | Noted
 Told = Callable[[Report], None]
 
 
@@ -92,5 +100,6 @@ class BaseEngine(ABC):
         """Run every task of the job and tell of each finished shard.
 
         Returns early, with running tasks finished, once `stop.asked`. A task that fails ends the run with its error,
-        after what was running beside it has finished. A worker that dies does not: its task is given to another.
+        after what was running beside it has finished. A worker that dies does not: its task is given to another. Nor
+        does a checkpoint that may be left out: its other tasks are dropped.
         """

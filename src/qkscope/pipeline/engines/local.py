@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import QkscopeError, QkscopeWarning
-from qkscope.pipeline.engines.base import BaseEngine, Job, Noted, Started, Task, Told
+from qkscope.pipeline.engines.base import BaseEngine, Job, LeftOut, Noted, Report, Started, Task, Told
 from qkscope.pipeline.engines.schedule import Schedule
 from qkscope.pipeline.engines.worker import Worker, pack, unpack
+from qkscope.pipeline.runner import Leniency
 from qkscope.pipeline.stopping import Stop
 
 POLL = 0.5  # seconds between looks at whether the run was asked to stop
@@ -41,8 +42,14 @@ class Engine(BaseEngine):
         if (job.placement.workers or 1) > 1:
             _Pool(job, told, stop).run()
             return
-        worker = Worker(job.plans, job.folder, told, skip_bad_documents=job.skip_bad_documents, held=job.held)
         schedule = Schedule(job.tasks)
+
+        def heard(report: Report) -> None:
+            if isinstance(report, LeftOut):
+                schedule.drop(report.checkpoint)
+            told(report)
+
+        worker = Worker(job.plans, job.folder, heard, leniency=job.leniency, held=job.held)
         loaded = None
         while not stop.asked and (task := schedule.take(loaded)) is not None:
             told(Started(task.checkpoint))
@@ -112,8 +119,10 @@ class _Pool:
             member.task = None
         elif isinstance(message, _Failed):
             member.task = None
-            self._failure = self._failure or message.error()
+            self._failure = self._failure or message.error
         else:
+            if isinstance(message, LeftOut):
+                self._schedule.drop(message.checkpoint)
             self._told(message)
 
     def _replace(self, member: _Member) -> None:
@@ -134,7 +143,7 @@ class _Pool:
         threads = max(1, (os.cpu_count() or 1) // self._size)
         setting = _Setting(
             folder=self._job.folder.resolve(),
-            skip_bad_documents=self._job.skip_bad_documents,
+            leniency=self._job.leniency,
             threads=threads,
             gpus=share_of_gpus(self._gpus, number, self._size),
         )
@@ -193,26 +202,22 @@ class _Setting:
     """What a worker process is told at birth."""
 
     folder: Path
-    skip_bad_documents: bool
+    leniency: Leniency
     threads: int
     gpus: list[str]
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """An error on its way to the run. Our own keep their type; of others only the text surely can be sent."""
+    """An error on its way to the run. Our own go as they are; of others only the text surely can be sent."""
 
-    kind: type[QkscopeError]
-    message: str
+    error: QkscopeError
 
     @classmethod
     def of(cls, error: Exception) -> _Failed:
         if isinstance(error, QkscopeError):
-            return cls(type(error), str(error))
-        return cls(WorkerError, "".join(traceback.format_exception(error)).strip())
-
-    def error(self) -> QkscopeError:
-        return self.kind(self.message)
+            return cls(error)
+        return cls(WorkerError("".join(traceback.format_exception(error)).strip()))
 
 
 def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
@@ -222,7 +227,7 @@ def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
 
     take_share(setting.threads, setting.gpus)
     _send_warnings(connection)
-    worker = Worker(unpack(packed), setting.folder, connection.send, skip_bad_documents=setting.skip_bad_documents)
+    worker = Worker(unpack(packed), setting.folder, connection.send, leniency=setting.leniency)
     while (task := connection.recv()) is not None:
         try:
             worker.run(task)

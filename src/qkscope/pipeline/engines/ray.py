@@ -19,9 +19,10 @@ from typing import Any
 
 from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.files import write_text
-from qkscope.pipeline.engines.base import BaseEngine, Job, Noted, Placement, Report, Started, Task, Told
+from qkscope.pipeline.engines.base import BaseEngine, Job, LeftOut, Noted, Placement, Report, Started, Task, Told
 from qkscope.pipeline.engines.schedule import Schedule
 from qkscope.pipeline.engines.worker import Worker, pack, unpack
+from qkscope.pipeline.runner import Leniency
 from qkscope.pipeline.stopping import Stop
 from qkscope.results.folder import marker_path
 
@@ -45,7 +46,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise InputError('--engine ray needs Ray: pip install "qkscope[ray]"') from None
+        raise InputError('engine ray needs Ray: pip install "qkscope[ray]"') from None
     if ray.is_initialized():  # a notebook's own connection stays open
         yield ray
         return
@@ -53,7 +54,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     try:
         ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"--ray-address {address}: no Ray cluster answers there ({error})") from None
+        raise InputError(f"Ray address {address}: no Ray cluster answers there ({error})") from None
     try:
         yield ray
     finally:
@@ -68,7 +69,7 @@ def _require_answer(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
     except OSError as error:
-        raise InputError(f"--ray-address {address}: no Ray cluster answers there ({error})") from None
+        raise InputError(f"Ray address {address}: no Ray cluster answers there ({error})") from None
 
 
 @contextmanager
@@ -103,7 +104,7 @@ class _Crew:
         self._gpus = _gpus_per_worker(ray, asked)
         self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
         self._plans = ray.put(pack(job.plans))  # once per node, however many workers it has
-        self._arguments = (self._plans, str(marker), job.skip_bad_documents, max(1, int(self._cpus)))
+        self._arguments = (self._plans, str(marker), job.leniency, max(1, int(self._cpus)))
         self._members: list[_Member] = []
         self._failure: QkscopeError | None = None
         self._alone = 0.0  # seconds without a ready worker
@@ -163,6 +164,8 @@ class _Crew:
             self._replace(member, type(error).__name__)
         else:
             for report in reports:
+                if isinstance(report, LeftOut):
+                    self._schedule.drop(report.checkpoint)
                 self._told(report)
             self._free(member)
 
@@ -213,6 +216,7 @@ def _own(error: Any) -> QkscopeError:
     if isinstance(cause, QkscopeError):
         kind = next(each for each in type(cause).__mro__ if each.__module__.startswith("qkscope"))
         found: QkscopeError = kind(_message(cause))
+        found.advice = tuple(getattr(cause, "advice", ()))
         return found
     return QkscopeError(f"a Ray worker failed: {error}")
 
@@ -225,7 +229,7 @@ def _message(cause: BaseException) -> str:
 class _Actor:
     """The worker's side; one process somewhere in the cluster."""
 
-    def __init__(self, packed: bytes, marker: str, skip_bad_documents: bool, threads: int) -> None:
+    def __init__(self, packed: bytes, marker: str, leniency: Leniency, threads: int) -> None:
         from qkscope.capture.devices import take_share
 
         take_share(threads, [])  # Ray has chosen the GPUs
@@ -237,7 +241,7 @@ class _Actor:
             unpack(packed),
             folder,
             self._reports.append,
-            skip_bad_documents=skip_bad_documents,
+            leniency=leniency,
             shared=self._shared,
         )
 
@@ -248,7 +252,7 @@ class _Actor:
     def run(self, task: Task) -> list[Report]:
         """Run a task and return all it has to tell."""
         if task.vectors is not None and not self._shared:
-            raise InputError("--vectors needs a results folder that every worker sees; this one does not")
+            raise InputError("keeping vectors needs a results folder that every worker sees; this one does not")
         self._reports.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", QkscopeWarning)

@@ -22,6 +22,7 @@ class Schedule:
         self._waiting = list(tasks)
         self._running: Counter[int] = Counter()
         self._lost: Counter[Task] = Counter()
+        self._dropped: set[int] = set()
 
     @property
     def waiting(self) -> int:
@@ -52,6 +53,11 @@ class Schedule:
         """The task is done."""
         self._running[task.checkpoint] -= 1
 
+    def drop(self, checkpoint: int) -> None:
+        """Nobody takes a task of this checkpoint any more."""
+        self._waiting = [task for task in self._waiting if task.checkpoint != checkpoint]
+        self._dropped.add(checkpoint)
+
     def lose(self, task: Task, how: str) -> str:
         """The task's worker died: it waits again, first in line. Says so; raises when it happened too often."""
         self._running[task.checkpoint] -= 1
@@ -62,5 +68,7 @@ class Schedule:
                 f"{what}: {self._lost[task]} workers died over it, the last: {how}; the system may have killed them "
                 "for memory: try fewer workers or a smaller batch_tokens, or a document of it crashes the process"
             )
+        if task.checkpoint in self._dropped:
+            return f"{what}: {how}; its checkpoint is left out anyway"
         self._waiting.insert(0, task)
         return f"{what}: {how}; it is given to another worker (attempt {self._lost[task] + 1} of {ATTEMPTS})"

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qkscope.errors import QkscopeError, located
 from qkscope.moments.moments import Moments
-from qkscope.pipeline.engines.base import Advanced, Finished, Noted, Report, Task
+from qkscope.pipeline.engines.base import Advanced, Finished, LeftOut, Noted, Report, Task
 from qkscope.pipeline.plan import CheckpointPlan, Shard
-from qkscope.pipeline.runner import Hearing, ShardRunner
+from qkscope.pipeline.runner import BAD_CHECKPOINT, Hearing, Leniency, ShardRunner
 from qkscope.pipeline.shards import running_shard
 from qkscope.results.folder import shard_path, vectors_path
 
@@ -29,23 +30,36 @@ class Worker:
         folder: Path,
         told: Callable[[Report], None],
         *,
-        skip_bad_documents: bool,
+        leniency: Leniency,
         shared: bool = True,  # whether the run sees this folder too
         held: bool = False,  # whether the caller holds the shard's lock already
     ) -> None:
         self._plans = plans
         self._folder = folder
         self._told = told
+        self._leniency = leniency
         self._shared, self._lock = shared, shared and not held
         self._checkpoint = 0
         hearing = Hearing(
             advanced=lambda documents, tokens: told(Advanced(self._checkpoint, documents, tokens)),
             noted=lambda message: told(Noted(f"{self._plans[self._checkpoint].checkpoint.name}: {message}")),
         )
-        self._runner = ShardRunner(skip_bad_documents=skip_bad_documents, hearing=hearing)
+        self._runner = ShardRunner(leniency=leniency, hearing=hearing)
 
     def run(self, task: Task) -> None:
-        """Run all shards of the task; without a shared folder their moments are told as bytes."""
+        """Run all shards of the task; without a shared folder their moments are told as bytes.
+
+        A checkpoint that cannot be measured is told as left out, if that is wanted, or raised with the way out.
+        """
+        with located(f"checkpoint {task.name!r}"):
+            try:
+                self._run(task)
+            except BAD_CHECKPOINT as error:
+                if not self._leniency.checkpoints:
+                    raise _advised(error) from error
+                self._told(LeftOut(task.checkpoint, str(error.args[0])))
+
+    def _run(self, task: Task) -> None:
         self._checkpoint = task.checkpoint
         plan = self._plans[task.checkpoint]
         with self._writer(task) as writer:
@@ -67,6 +81,13 @@ class Worker:
                 moments.save(Path(scratch) / "shard.safetensors")
                 contents = (Path(scratch) / "shard.safetensors").read_bytes()
         self._told(Finished(task.checkpoint, shard.number, contents))
+
+
+def _advised(error: QkscopeError) -> QkscopeError:
+    return error.advised(
+        python="CaptureOptions(skip_bad_checkpoints=True) goes on without this checkpoint",
+        command="`qkscope run --skip-bad-checkpoints` goes on without this checkpoint",
+    )
 
 
 def pack(plans: Sequence[CheckpointPlan]) -> bytes:

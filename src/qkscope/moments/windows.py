@@ -1,0 +1,89 @@
+"""Token windows as people have them in Python: lists, arrays, tensors, what a tokenizer returned. Checked one by one.
+
+Whatever could be meant in two ways is refused with what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.errors import InputError
+
+Window = NDArray[np.int64]
+FROM_TEXT = "qkscope.token_windows(tokenizer, texts, context) makes windows from texts"
+
+
+def read_windows(given: Any, vocabulary: int | None = None) -> Iterator[Window]:
+    """Each window's token ids; the first that is none, or has an id outside the model's vocabulary, is an error."""
+    for number, window in enumerate(_rows(given)):
+        ids = _ids(window, f"window {number}")
+        outside = (ids < 0) | (ids >= (np.iinfo(np.int64).max if vocabulary is None else vocabulary))
+        if outside.any():
+            place = int(np.flatnonzero(outside)[0])
+            known = "and ids start at 0" if vocabulary is None else f"the model has ids 0 to {vocabulary - 1}"
+            raise InputError(f"window {number} has the token id {ids[place]} at position {place}; {known}")
+        yield ids
+
+
+def _rows(given: Any) -> Iterable[Any]:
+    """What can be gone through window by window."""
+    if _is_encoding(given):
+        return _encoded(given)
+    if isinstance(given, str | bytes):
+        raise InputError(f"windows are token ids, not text; {FROM_TEXT}")
+    dimensions = getattr(given, "ndim", None)
+    if isinstance(dimensions, int) and dimensions != 2:
+        hint = "put it in a list, [ids], if it is one window" if dimensions == 1 else "give (windows, tokens)"
+        raise InputError(f"windows have {dimensions} dimensions, not 2; {hint}")
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise InputError(f"windows should be lists of token ids, one for each document, not {type(given).__name__}")
+    return given
+
+
+def _is_encoding(given: Any) -> bool:
+    """What a tokenizer returns: transformers' BatchEncoding, or a dict like it."""
+    return isinstance(given, Mapping) and "input_ids" in given
+
+
+def _encoded(given: Any) -> Iterator[Window]:
+    """The rows of a tokenizer's answer without their padding."""
+    rows = list(_rows(given["input_ids"]))
+    masks = list(given["attention_mask"]) if "attention_mask" in given else [None] * len(rows)
+    if len(masks) != len(rows):
+        raise InputError(f"{len(rows)} rows of input_ids, but {len(masks)} of attention_mask")
+    for number, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        ids = _ids(row, f"window {number}")
+        if mask is None:
+            yield ids
+            continue
+        kept = _ids(mask, f"the attention_mask of window {number}") != 0
+        real = np.flatnonzero(kept)
+        if kept.shape != ids.shape or (len(real) and real[-1] - real[0] + 1 != len(real)):
+            raise InputError(f"window {number}: its attention_mask leaves out tokens between others; give it without")
+        yield ids[kept]
+
+
+def _ids(window: Any, name: str) -> Window:
+    if isinstance(window, str | bytes):
+        raise InputError(f"{name} is text, not token ids; {FROM_TEXT}")
+    if isinstance(window, int | np.integer) or getattr(window, "ndim", None) == 0:
+        raise InputError(f"{name} is a single number; put the ids of one window in a list: [ids]")
+    if _is_encoding(window):
+        raise InputError(f"{name} is what a tokenizer returned; give its input_ids")
+    host = window.detach().cpu() if hasattr(window, "detach") else window
+    try:
+        ids = np.asarray(host)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is no list of token ids ({str(error)[:80]})") from None
+    if ids.ndim != 1:
+        shown = f"has {ids.ndim} dimensions" if ids.ndim else f"is {type(window).__name__}"
+        raise InputError(f"{name} {shown}; it should be a list of token ids")
+    if not ids.size:
+        raise InputError(f"{name} is empty")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise InputError(f"{name} holds {ids.dtype} values; token ids are whole numbers")
+    return ids.astype(np.int64, copy=False)
