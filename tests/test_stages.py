@@ -12,8 +12,8 @@ import qkscope
 PACKAGE = Path(qkscope.__file__).parent
 # The way data flows; whoever is later may import from whoever is earlier.
 STAGES = [
-    "data", "_version", "errors", "files", "layers", "study", "documents", "capture", "moments", "vectors", "analysis",
-    "figures", "page", "report", "pipeline", "demo", "api", "cli", "__init__", "__main__",
+    "data", "_version", "errors", "files", "layers", "kinds", "study", "documents", "capture", "moments", "vectors",
+    "analysis", "figures", "page", "report", "pipeline", "demo", "api", "cli", "__init__", "__main__",
 ]  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
