@@ -339,14 +339,14 @@ def test_another_table_says_other_things(tmp_path):
     cards = falling(tmp_path)
     signal = cards.text("position_signal")
     assert_one_sentence_has(signal, "Mean r\\_q falls from 0.8", "monotonically, at every step")
-    assert "Mean r\\_k stays level" in signal
+    assert "Mean r\\_k does not change by more than its noise" in signal
     assert "part ways" not in signal
     assert "long-context" not in signal
     taxonomy = cards.text("taxonomy_evolution")
     assert_one_sentence_has(taxonomy, "content-focused heads grow from 0% to 100%")
     assert "position-dominated heads grow" not in taxonomy
     variance = cards.text("explained_variance")
-    assert "stays level" in variance
+    assert "does not change by more than its noise" in variance
     portraits = cards.text("rq_rk_scatter_grid")
     assert "m0, m1 and m2 (all there are)" in portraits
     production = section(signal, "How It Was Produced")

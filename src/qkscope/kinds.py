@@ -78,8 +78,7 @@ def kind_sentence(kind: Kind, entries: int, stated: bool) -> str:
     if stated:
         return f"the {entries} entries are read as {_READ_AS[kind]}, as `kind: {kind}` says"
     why = "their architectures differ" if kind == MODELS else "they have one architecture"
-    others = " or ".join(f"`{other}`" for other in KINDS if other != kind)
-    return (
-        f"the {entries} entries are read as {_READ_AS[kind]}, because {why}; "
-        f"`kind: {kind}` in the study (or --kind of analyze) confirms that, {others} says otherwise"
-    )
+    read = f"the {entries} entries are read as {_READ_AS[kind]}, because {why}"
+    if kind == MODELS:
+        return read
+    return f"{read}; `kind: seeds` or `kind: models` in the study (or --kind of analyze) says otherwise"

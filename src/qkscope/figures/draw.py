@@ -65,6 +65,8 @@ def _layer_kinds(study: Study, tables: SummaryTables, _matched: bool) -> Figure 
     if tables.layer_kinds is None:
         return None
     note = style.window_note(list(tables.own.trajectory["window"]), False, study.noun)
+    if not study.one_run:  # a gap in a run says something; an empty place among models does not
+        study = study.only(list(tables.layer_kinds["model"]))
     return layer_kinds.draw_layer_kinds(study, tables.layer_kinds, note)
 
 

@@ -28,7 +28,7 @@ def draw_layer_kinds(study: Study, table: pd.DataFrame, note: str) -> Figure:
     ):
         for number, (kind, look) in enumerate(looks.items()):
             rows = table[table["layer_kind"] == kind]
-            aside = 0.0 if study.one_run else 0.12 * (number - (len(looks) - 1) / 2)
+            aside = 0.0 if study.one_run else 0.2 * (number - (len(looks) - 1) / 2)
             x = [places[model] + aside for model in rows["model"]]
             _draw_kind(axes, rows, measure, x, kind, look, study.one_run)
         axes.set_title(title, fontsize=9.5, loc="left")

@@ -157,7 +157,7 @@ def course_words(shape: Shape, places: Sequence[str], fmt: Format) -> str:
     if shape.trend is Trend.LEVEL:
         first, last, low, high = (f"{fmt(shape.points[i])} {places[i]}" for i in (*ends, shape.lowest, shape.highest))
         reach = "" if {shape.lowest, shape.highest} <= set(ends) else f" (lowest {low}, highest {high})"
-        return f"stays level, with {first} and {last}{reach}: no change is larger than its noise"
+        return f"does not change by more than its noise: {first} and {last}{reach}"
     if shape.turn is not None:
         (first, turn), (last, _) = printed(shape.first, shape.turn), printed(shape.last, shape.turn)
         verb = "peaks with" if shape.trend is Trend.PEAKS else "dips to"
@@ -231,6 +231,8 @@ def ranking(contrast: Contrast | None, name: str, fmt: Format, noun: str) -> str
         return f"{name} is defined for fewer than two {noun}s."
     if not contrast.real:
         low, high = fmt(contrast.low_value), fmt(contrast.high_value)
+        if low == high:
+            return f"{name} is {low} in every {noun}."
         return f"{name} does not differ between {noun}s by more than its noise ({low} to {high})."
     low, high = shown(fmt, contrast.low_value, contrast.high_value)
     return f"{name} is lowest in {label(contrast.low)} ({low}) and highest in {label(contrast.high)} ({high})."

@@ -24,7 +24,10 @@ def produced(results: Results, table: str, steps: Sequence[tuple[str, str]]) -> 
         ("Data source", data),
         ("Model" if results.study.one_run else "Models", _models(results.study.checkpoints)),
         ("Heads", _heads(results)),
-        ("Checkpoints in order" if results.study.one_run else f"{results.study.noun.title()}s", _order(results)),
+        (
+            "Checkpoints in order" if results.study.one_run else f"{results.study.noun.title()}s compared",
+            _order(results),
+        ),
         ("Corpus and tokens", _corpus(results)),
         *steps,
     ]

@@ -60,12 +60,12 @@ export function markOf(kind) {
   return "square";
 }
 
-const MARK_NAMES = { circle: "Circles", diamond: "Diamonds", triangle: "Triangles", down: "Triangles that point down", square: "Squares" };
+const MARK_NAMES = { circle: "circles", diamond: "diamonds", triangle: "triangles", down: "triangles that point down", square: "squares" };
 
 // What the marks mean, where there is more than one kind of layer.
 export function markWords(kinds) {
   if (kinds.length < 2) return "";
   const byMark = new Map();
   for (const kind of kinds) byMark.set(markOf(kind), [...(byMark.get(markOf(kind)) ?? []), kind]);
-  return `${[...byMark].map(([mark, list]) => `${MARK_NAMES[mark]}: ${list.join(" and ")}`).join("; ")} layers. `;
+  return `Layers by their marks: ${[...byMark].map(([mark, list]) => `${MARK_NAMES[mark]}: ${list.join(" and ")}`).join("; ")}. `;
 }

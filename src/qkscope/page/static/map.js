@@ -179,7 +179,7 @@ export function headMap(app) {
     label: () => `Map of ${data.nLayers} layers by ${data.nColumns} heads at ${data.checkpoints[store.state.checkpoint].label}, coloured by ${store.state.measure}. Arrow keys move, Enter selects.`,
     note: () =>
       store.state.measure === "category"
-        ? `${letters}. ${app.layerKinds.length > 1 ? `Marks at the right: ${markWords(app.layerKinds)}` : ""}`
+        ? `${letters}. ${markWords(app.layerKinds)}`
         : `From ${correlation(0, 0)} (pale) to 1 (dark); below 0 in the other hue, with a minus sign.`,
   });
 }

@@ -108,7 +108,9 @@ export function drawDots(g, frame, { mask, x, y, checkpoint, radius }) {
       pen.mark(kind, frame.x(x[h]), frame.y(y[h]), kept ? radius : radius * 0.7, style);
     }
   }
-  for (const [h, width] of [[hover, 1.5], [head, 2.2]]) {
+  // The head of the same number in another seed or model is another head.
+  const named = data.oneRun || checkpoint === store.state.checkpoint ? [[hover, 1.5], [head, 2.2]] : [];
+  for (const [h, width] of named) {
     if (h === null || !Number.isFinite(x[h]) || !Number.isFinite(y[h])) continue;
     const kind = markOf(data.kind("layer_kind", checkpoint, h));
     pen.mark(kind, frame.x(x[h]), frame.y(y[h]), radius + 1, { ...paintOf(h), stroke: theme.ink, width });

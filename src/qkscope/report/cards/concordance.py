@@ -23,8 +23,8 @@ def concordance(given: CardInput) -> Card:
             given,
             f"Above, for {rows(given)}: the share of heads whose keys clearly drift along PC0 in the direction of "
             "their queries (r\\_k above 0.3, upwards) and against it (r\\_k below −0.3, downwards, hatched). Below: "
-            "mean r\\_k (red squares) and mean |r\\_k| (diamonds, dashed); the area between them is what opposite "
-            "signs cancel.",
+            f"mean r\\_k (red squares) and mean |r\\_k| (diamonds{', dashed' if given.study.one_run else ''}); what "
+            "lies between them is what opposite signs cancel.",
         ),
         "**Against.** " + tell_curve(given, "discordant", "The share of discordant heads", percent),
         "**With.** " + tell_curve(given, "concordant", "The share of concordant heads", percent),

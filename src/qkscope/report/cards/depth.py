@@ -107,17 +107,15 @@ def _range_sentence(given: CardInput, known: list[DepthProfile]) -> str:
         return "No cell has a value."
     axis = given.reading.depth_axis
     shown_rows = [known[0], known[-1]] if given.study.one_run else known[:12]
-    said = [_reach(axis, profile) for profile in (shown_rows if len(known) > 1 else known)]
-    text = sentence(f"the {_cell(axis)}s reach {'; '.join(said)}")
+    first, *others = shown_rows if len(known) > 1 else known
+    start = f"At {label(first.checkpoint)} the {_cell(axis)}s reach {_reach(axis, first)}"
+    text = sentence("; ".join([start, *(f"at {label(p.checkpoint)} {_reach(axis, p)}" for p in others)]))
     return f"{text} {_spread_sentence(given, known)}".strip()
 
 
 def _reach(axis: DepthAxis, profile: DepthProfile) -> str:
     low, high = shown(number, profile.low, profile.high)
-    return (
-        f"at {label(profile.checkpoint)} from {low} ({axis.words(profile.weakest)}) to {high} "
-        f"({axis.words(profile.strongest)})"
-    )
+    return f"from {low} ({axis.words(profile.weakest)}) to {high} ({axis.words(profile.strongest)})"
 
 
 def _spread_sentence(given: CardInput, known: list[DepthProfile]) -> str:
@@ -157,7 +155,8 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
             )
             if rows_ahead
         ]
-        return f"There is no lasting gradient: {listed(ahead)} {of}, the rest is within noise."
+        none = "There is no lasting gradient" if given.study.one_run else f"No gradient is common to all {given.noun}s"
+        return f"{none}: {listed(ahead)} {of}, the rest is within noise."
     return (
         "Early layers (depth up to 0.3) and late ones (above 0.7) do not differ by more than their noise at any "
         f"{given.noun}."
@@ -214,7 +213,7 @@ def _oddities(known: list[DepthProfile], axis: DepthAxis) -> str:
     if empty:
         always = [i for i in empty if all(i in p.empty for p in known)]
         cells = listed([axis.words(i) for i in empty])
-        said.append(f"No head with a value falls into {cells}{'' if always == empty else ' at some rows'}.")
+        said.append(f"No head has a value in {cells}{'' if always == empty else ' at some rows'}.")
     negative = sum(len(p.negative) for p in known)
     if negative:
         has = "has" if negative == 1 else "have"

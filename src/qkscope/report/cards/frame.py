@@ -199,6 +199,8 @@ def _other_reading(given: CardInput, quantities: Sequence[tuple[str, str, Format
         ]
     there = given.results.study.only(list(reading.trajectory["model"])).checkpoints
     place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+    if not quantities:
+        return []
     said = [ranking(largest_contrast(panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
     return [" ".join(f"{place}, {text}" if i == 0 else sentence(text) for i, text in enumerate(said))]
 

@@ -103,18 +103,19 @@ def _gap(
     behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
     first, second = (escape(kind) for kind in pair)
     of = f"of {count(len(here), given.noun)}"
-    every = f"at every {given.noun}" if len(here) > 1 else f"at {label(here[0])}"
+    alone = f"at {label(here[0])}"
+    every, any_of = (f"at every {given.noun}", f"at any {given.noun}") if len(here) > 1 else (alone, alone)
     if ahead == len(here):
         text = f"{name} is higher in {first} than in {second} layers {every}"
     elif behind == len(here):
         text = f"{name} is higher in {second} than in {first} layers {every}"
     elif not ahead and not behind:
-        text = f"{name} does not differ between {first} and {second} layers beyond noise {every}"
+        text = f"{name} does not differ between {first} and {second} layers beyond noise {any_of}"
     else:
         sides = [f"in {side} layers at {n}" for side, n in ((first, ahead), (second, behind)) if n]
         rest = " and no different beyond noise at the others" if ahead + behind < len(here) else ""
         text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
     last = gaps[-1]
     before, after = shown(fmt, last.before, last.after) if last.direction else (fmt(last.before), fmt(last.after))
-    values = f"{first} {before}, {second} {after}" + (f" at {label(here[-1])}" if len(here) > 1 else "")
-    return sentence(f"{text} ({values})")
+    values = f"{before} ({first}) and {after} ({second})" + (f" at {label(here[-1])}" if len(here) > 1 else "")
+    return sentence(f"{text}: {values}")

@@ -25,7 +25,7 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
     shows = [
         opening(
             given,
-            f"Each point is one head with its r\\_q (across) and r\\_k (up) on PC0, at "
+            f"Each point is one head with its r\\_q (across) and r\\_k (up) on PC0, for "
             f"{count(len(chosen), given.noun)} of {len(given.checkpoints)}. Dashed lines are the thresholds of the "
             "taxonomy at 0.3 and 0.7, above and below zero for r\\_k; the solid line is r\\_k = 0. All panels share "
             f"their axes.{_marks(given)}",
@@ -91,7 +91,7 @@ def _choice(given: CardInput, chosen: list[Checkpoint]) -> str:
 
 def _marks(given: CardInput) -> str:
     kinds = [kind for kind in dict.fromkeys(given.reading.portraits["layer_kind"]) if kind]
-    return f" Marks tell layers apart: {listed(kinds)}." if len(kinds) > 1 else ""
+    return f" Marks tell layers apart: {'; '.join(kinds)}." if len(kinds) > 1 else ""
 
 
 def _takeaway(given: CardInput, chosen: list[Checkpoint]) -> list[str]:

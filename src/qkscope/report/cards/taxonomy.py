@@ -1,5 +1,8 @@
 """Card of figure 2: which categories grew and shrank, when, and which heads moved."""
 
+from collections.abc import Sequence
+
+from qkscope.analysis.results import Checkpoint
 from qkscope.analysis.taxonomy import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
 from qkscope.report.cards.frame import (
     Card,
@@ -13,8 +16,15 @@ from qkscope.report.cards.frame import (
     table_file,
     undefined_sentence,
 )
-from qkscope.report.findings import PhaseChange, busiest_steps, change_over, moves_between, phase_changes
-from qkscope.report.noise import SMALLEST
+from qkscope.report.findings import (
+    PhaseChange,
+    busiest_steps,
+    change_over,
+    largest_contrast,
+    moves_between,
+    phase_changes,
+)
+from qkscope.report.noise import SMALLEST, HeadPanel
 from qkscope.report.phrases import against, count, escape, label, listed, percent, sentence, shown, where
 from qkscope.report.series import Shape, Trend
 
@@ -32,7 +42,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
         ),
         *(_training(given) if given.study.one_run else _entries(given)),
         undefined_sentence(given),
-        *readings(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]]),
+        *_other_window(given),
     ]
     rule = (
         f"position-dominated when r\\_q > {HIGH:g} and |r\\_k| > {HIGH:g}; Q-positional when r\\_q > {HIGH:g} and "
@@ -66,22 +76,35 @@ def _entries(given: CardInput) -> list[str]:
         shares = sorted(_fractions(given, checkpoint.name).items(), key=lambda item: -item[1])
         parts = [f"{percent(v)} {c}" for c, v in shares if v > 0]
         said.append(f"- **{label(checkpoint)}**: {listed(parts)}.")
-    return ["\n".join(said), *_differences(given)]
+    return ["\n".join(said), *_differences(given.noun, given.panel, given.checkpoints)]
 
 
-def _differences(given: CardInput) -> list[str]:
+def _other_window(given: CardInput) -> list[str]:
+    """What the other choice of windows shows: step by step over one run, else which categories differ there."""
+    if given.study.one_run:
+        return readings(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
+    panel = given.own_panel if given.matched else given.matched_panel
+    reading = given.tables.own if given.matched else given.tables.matched
+    if panel is None or reading is None:
+        return readings(given, [])
+    place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+    entries = given.results.study.only(list(reading.trajectory["model"])).checkpoints
+    return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(given.noun, panel, entries)]
+
+
+def _differences(noun: str, panel: HeadPanel, entries: Sequence[Checkpoint]) -> list[str]:
     """The categories whose shares differ between seeds or models, the largest difference first."""
-    if len(given.checkpoints) < 2:
+    if len(entries) < 2:
         return []
-    found = [(c, given.contrast(c)) for c in CATEGORIES]
+    found = [(c, largest_contrast(panel, entries, c)) for c in CATEGORIES]
     real = sorted(
         ((c, contrast) for c, contrast in found if contrast is not None and contrast.real),
         key=lambda item: -item[1].size,
     )
     if not real:
-        return [f"No category differs between {given.noun}s by more than its noise."]
+        return [f"No category differs between {noun}s by more than its noise."]
     (first, largest), *others = real
-    said = f"The largest difference between {given.noun}s is in {first} heads: {against(largest, percent)}."
+    said = f"The largest difference between {noun}s is in {first} heads: {against(largest, percent)}."
     if others:
         said += f" Beyond noise differ also {listed([f'{c} ({against(each, percent)})' for c, each in others])}."
     return [said]
@@ -186,7 +209,7 @@ def _takeaway(given: CardInput) -> list[str]:
     if len(given.checkpoints) == 1:
         return [f"The largest category is {category}, with {percent(fraction)} of heads."]
     if not given.study.one_run:
-        return _differences(given)
+        return _differences(given.noun, given.panel, given.checkpoints)
     overall = change_over(given.panel, given.checkpoints, CATEGORIES)
     steps = busiest_steps(given.panel, given.checkpoints)
     said = [f"From {label(overall.before)} to {label(last)}, {_grew_and_shrank(overall)}"]

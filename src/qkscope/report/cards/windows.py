@@ -125,9 +125,10 @@ def _share_sentence(effect: WindowEffect) -> str:
         return f"The share of position-dominated heads of {name} is known at fewer than two windows."
     low, high = shown(percent, shape.points[shape.lowest], shape.points[shape.highest])
     if shape.trend is Trend.LEVEL:
+        reach = f"it is {low}" if low == high else f"it is between {low} and {high}"
         return (
-            f"The share of position-dominated heads of {name} does not depend on the window beyond noise: between "
-            f"{low} and {high} at all windows from {effect.windows[0]:,} to {tokens(effect.windows[-1])}."
+            f"The share of position-dominated heads of {name} shows no dependence on the window beyond its noise: "
+            f"{reach} at all windows from {effect.windows[0]:,} to {tokens(effect.windows[-1])}."
         )
     where = (
         f"{low} position-dominated heads at {tokens(effect.windows[shape.lowest])} and {high} at "
