@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from published_table import write_published
+from qkscope.analysis.depth import DepthAxis
 from qkscope.analysis.results import Checkpoint, load_results
 from qkscope.analysis.summary_tables import build_tables
 from qkscope.report.cards.build import WRITERS, card_writer
@@ -27,7 +28,7 @@ from qkscope.report.findings import (
     moves_between,
     phase_changes,
 )
-from qkscope.report.noise import HeadPanel, paired_change, unpaired_change
+from qkscope.report.noise import SMALLEST, HeadPanel, paired_change, unpaired_change
 from qkscope.report.phrases import code, escape, listed, number, percent
 from qkscope.report.write import write_report
 from test_figures import NASTY, invented
@@ -71,7 +72,8 @@ def test_a_common_shift_is_a_change_in_its_direction_and_reverses(values, shift)
     forward = paired_change(values, [v + shift for v in values])
     backward = paired_change([v + shift for v in values], values)
     assert forward.direction == -backward.direction
-    assert forward.direction == (0 if abs(shift) < 1e-9 else int(np.sign(shift))) or abs(shift) < 1e-6
+    if abs(abs(shift) - SMALLEST) > 1e-6:
+        assert forward.direction == (0 if abs(shift) < SMALLEST else int(np.sign(shift)))
 
 
 # --- findings ---------------------------------------------------------------------------------------
@@ -88,7 +90,8 @@ def panel_of(curves, n_heads=40, noise=0.01, quantity="r_q", same_heads=True):
         parts.append(
             pd.DataFrame(
                 {"model": f"c{i}", "layer": np.arange(n_heads), "head": 0, "depth": np.linspace(0, 1, n_heads),
-                 "rotary": "rotary", "r_q": 0.5, "r_k": 0.5, "explained_variance": 0.5, "window": 64.0}
+                 "rotary": "rotary", "attention": "full", "attention_window": np.nan,
+                 "r_q": 0.5, "r_k": 0.5, "explained_variance": 0.5, "window": 64.0}
             ).assign(**{quantity: values})
         )  # fmt: skip
     return HeadPanel(pd.concat(parts), same_heads), [Checkpoint(f"c{i}", f"c{i}") for i in range(len(curves))]
@@ -105,12 +108,12 @@ def panel_of(curves, n_heads=40, noise=0.01, quantity="r_q", same_heads=True):
         ([0.4, 0.6, 0.5], Trend.PEAKS, False, 1),
         ([0.4, 0.5, 0.45, 0.6, 0.3], Trend.PEAKS, False, 3),
         ([0.6, 0.2, 0.4], Trend.DIPS, False, 1),
-        ([0.3, 0.5, 0.4, 0.6], Trend.WANDERS, False, None),
+        ([0.3, 0.5, 0.4, 0.6], Trend.MOVES, False, None),
     ],
 )
 def test_the_shape_of_a_curve(curve, trend, strict, turn):
     found = describe_curve(*panel_of(curve), "r_q")
-    assert (found.trend, found.strict, found.turn) == (trend, strict, turn)
+    assert (found.trend, found.shape.strict, found.shape.turn) == (trend, strict, turn)
     assert list(found.values) == pytest.approx(curve)
 
 
@@ -175,7 +178,7 @@ def test_depth_profile_finds_bins_and_gradient():
     means = pd.DataFrame(
         [["c0", 0.9, 0.2, *[0.5] * 6, np.nan, -0.1]], columns=["model", *(f"depth_{i}" for i in range(10))]
     )
-    profile = depth_profile(panel, means, checkpoint, "r_q")
+    profile = depth_profile(panel, means, DepthAxis(), checkpoint, "r_q")
     assert (profile.strongest, profile.weakest, profile.empty, profile.negative) == (0, 9, (8,), (9,))
     assert profile.spread == pytest.approx(1.0)
 
@@ -272,7 +275,7 @@ def test_taxonomy_says_what_the_published_document_says(published):
 def test_depth_says_what_the_published_document_says(published):
     r_q, r_k = published.text("layer_heatmap_rq"), published.text("layer_heatmap_rk")
     assert "Early layers (depth up to 0.3) have higher r\\_q" in r_q
-    assert "narrows from 0.35 to 0." in r_q
+    assert "weakest and the strongest depth bin falls from 0.35 at S1-40K to 0." in r_q
     assert "Early layers (depth up to 0.3) have higher r\\_k" in r_k
     assert "fall from S3-4.7M to LC1-4K is largest in the last three tenths" in section(r_k, "Key Takeaway")
 
@@ -283,7 +286,7 @@ def test_portraits_say_what_the_published_document_says(published):
     (lc1,) = [line for line in shows.splitlines() if line.startswith("- **LC1-20K**")]
     assert "r\\_q tightens and r\\_k scatters wider" in lc1
     (lc2,) = [line for line in shows.splitlines() if line.startswith("- **LC2-20K**")]
-    assert "unchanged within noise at 71%" in lc2
+    assert "position-dominated 71% (no different within noise)" in lc2
 
 
 def test_cards_say_where_the_two_readings_differ(published):
@@ -308,7 +311,7 @@ def test_production_states_the_provenance(published):
         "context 32,768 tokens, rope\\_theta 2,000,000",
         "viktoroo/longbench-pro-128k-plus (test)",
         "500 documents, 2,048,000 to 32,768,000 tokens",
-        "function `smollm_fig01_position_signal_over_training()`",
+        "`qkscope report RESULTS`; the function is `qkscope.figures.curves.draw_position_signal`",
     ):
         assert fact in text, fact
     assert "not recorded" not in text
@@ -336,16 +339,16 @@ def test_another_table_says_other_things(tmp_path):
     cards = falling(tmp_path)
     signal = cards.text("position_signal")
     assert_one_sentence_has(signal, "Mean r\\_q falls from 0.8", "monotonically, at every step")
-    assert "Mean r\\_k stays level" in signal
+    assert "Mean r\\_k does not change by more than its noise" in signal
     assert "part ways" not in signal
     assert "long-context" not in signal
     taxonomy = cards.text("taxonomy_evolution")
     assert_one_sentence_has(taxonomy, "content-focused heads grow from 0% to 100%")
     assert "position-dominated heads grow" not in taxonomy
     variance = cards.text("explained_variance")
-    assert "stays level" in variance
+    assert "does not change by more than its noise" in variance
     portraits = cards.text("rq_rk_scatter_grid")
-    assert "first, last and the ends of phases" in portraits
+    assert "m0, m1 and m2 (all there are)" in portraits
     production = section(signal, "How It Was Produced")
     assert production.count("not recorded") >= 5
     assert "sampled" not in production
@@ -354,7 +357,8 @@ def test_another_table_says_other_things(tmp_path):
 def test_undefined_heads_are_mentioned(tmp_path):
     results, tables = invented(tmp_path, 2, r_k=np.nan)
     cards = card_writer(results, tables)
-    assert "12 heads over all checkpoints have no defined correlation" in cards.text("position_signal")
+    text = cards.text("position_signal")
+    assert "12 heads have no defined correlation over all checkpoints, the most at step 0 (6); they are counted" in text
     for name in WRITERS:
         if name != "window_dependence":
             cards.text(name)
@@ -387,7 +391,7 @@ def test_different_models_are_ranked_not_told_as_training(tmp_path):
         "rq_rk_scatter_grid",
     ):
         card = cards.text(name)
-        assert "raining" not in card.replace("signal_over_training()", "")  # the script's function is called that
+        assert "raining" not in card
         assert "checkpoint" not in section(card, "Key Takeaway")
     signal = cards.text("position_signal")
     assert re.search(r"Mean r\\_q is lowest in org/small\\_one \(0\.(29|30|31)\)", signal)
@@ -422,7 +426,7 @@ def test_write_report_writes_tables_figures_and_cards(tmp_path):
     assert all(path.is_file() for path in written)
     names = {path.relative_to(tmp_path).as_posix() for path in written}
     assert "tables/trajectory.csv" in names
-    for folder in ("01_position_signal", "05_layer_heatmap_rk", "07_concordance", "08_rope_vs_nope"):
+    for folder in ("01_position_signal", "05_layer_heatmap_rk", "07_concordance", "08_layer_kinds"):
         assert {f"figures/{folder}/{file}" for file in ("figure.png", "figure.svg", "README.md")} <= names
     assert not any("_matched" in name or "09_" in name for name in names)
 

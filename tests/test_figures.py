@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -161,7 +162,7 @@ def test_heatmaps(published, name, csv, colours):
         assert text.get_text() == f"{values.iloc[row, column]:.2f}"
         cell = image.to_rgba(image.get_array()[row, column])[:3]
         assert contrast(text.get_color(), cell) >= 4.5  # readable by the WCAG measure
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == list(values.index)  # full names, first on top
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == list(LABELS)  # as in the other figures, first on top
     assert axes.yaxis_inverted()
     assert [tick.get_text() for tick in axes.get_xticklabels()] == [f"{i / 10:.1f}" for i in range(11)]
 
@@ -207,9 +208,9 @@ def test_concordance(published):
     assert len(lines) == 2  # told apart without colour
 
 
-def test_rope_vs_nope_is_drawn_only_where_a_model_has_both(published):
+def test_kinds_of_layers_are_drawn_only_where_a_model_has_several(published):
     results, _ = published
-    figure = draw(published, "rope_vs_nope")
+    figure = draw(published, "layer_kinds")
     heads = published_heads()
     for axes, measure in zip(figure.axes[:2], ("r_q", "r_k"), strict=True):
         rotary, nope = by_gid(axes.lines, measure)
@@ -220,7 +221,7 @@ def test_rope_vs_nope_is_drawn_only_where_a_model_has_both(published):
         assert rotary.get_linestyle() != nope.get_linestyle()
     one_kind = results.heads.assign(rotary="rotary")
     without = build_tables(type(results)(**{**vars(results), "heads": one_kind}))
-    assert draw_figure(SPECS["rope_vs_nope"], results.study, without) is None
+    assert draw_figure(SPECS["layer_kinds"], results.study, without) is None
 
 
 def test_window_dependence(published):
@@ -234,7 +235,7 @@ def test_window_dependence(published):
             rows = windows[windows["model"] == model].groupby("window")[measure].mean() * scale
             np.testing.assert_allclose(line.get_xdata(), rows.index)
             np.testing.assert_allclose(line.get_ydata(), rows)
-    nothing = type(tables)(tables.own, tables.matched, tables.rope_vs_nope, None)
+    nothing = type(tables)(tables.own, tables.matched, tables.layer_kinds, None)
     assert draw_figure(SPECS["window_dependence"], results.study, nothing) is None
 
 
@@ -280,8 +281,8 @@ def assert_labels_do_not_touch(figure):
         (11, "explained_variance", "a rather long label {i}", 3),
         (40, "concordance", "step {i}000", 40),
         (200, "position_signal", "S1-{i}000", 7),
-        (200, "rope_vs_nope", "S1-{i}000", 0),
-        (23, "rope_vs_nope", "x" * 200 + "{i}", 2),
+        (200, "layer_kinds", "S1-{i}000", 0),
+        (23, "layer_kinds", "x" * 200 + "{i}", 2),
     ],
 )
 def test_labels_never_overlap(tmp_path, n, name, label, phases):
@@ -324,23 +325,43 @@ def test_labels_and_titles_are_text_whatever_they_contain(tmp_path, label):
 
 
 def test_an_empty_bin_is_a_hatched_cell_without_a_number(tmp_path):
-    results, tables = invented(tmp_path, 2)  # three layers: depths 0, 0.5 and 1 fill three of ten bins
+    results, _ = invented(tmp_path, 2)
+    heads = results.heads.assign(depth=results.heads["layer"] / 10)  # three layers of eleven: depths 0, 0.1 and 0.2
+    tables = build_tables(replace(results, heads=heads))
     axes = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes[0]
     empty = by_gid(axes.patches, "no heads")
-    assert len(empty) == 2 * 7
+    assert len(empty) == 2 * 8
     assert all(patch.get_hatch() for patch in empty)
-    assert {text.get_position()[0] for text in by_gid(axes.texts, "cell")} == {0, 4, 9}
+    assert {text.get_position()[0] for text in by_gid(axes.texts, "cell")} == {0, 1}
 
 
-def test_a_mean_below_zero_shows_its_sign(tmp_path):
+@pytest.mark.parametrize(("layers", "columns"), [(4, [f"layer_{i}" for i in range(4)]),
+                                                 (9, [f"layer_{i}" for i in range(9)]),
+                                                 (10, [f"depth_{i}" for i in range(10)])])  # fmt: skip
+def test_a_model_of_fewer_than_ten_layers_has_its_layers_instead_of_bins(tmp_path, layers, columns):
+    results, tables = invented(tmp_path, 2, layers=layers)
+    assert list(tables.own.depth_rq.columns) == ["model", *columns]
+    by_layer = results.heads.groupby(["model", "layer"])["r_k"].mean()
+    np.testing.assert_allclose(tables.own.depth_rk[columns].to_numpy().ravel(), by_layer)  # ten layers, ten bins
+    axes = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes[0]
+    assert by_gid(axes.patches, "no heads") == []
+    assert len(by_gid(axes.texts, "cell")) == 2 * layers
+    assert axes.get_xlabel() == ("layer" if layers < 10 else "normalised depth (0 = first layer, 1 = last)")
+    shares = [text.get_position()[0] for text in by_gid(axes.texts, "discordant")]
+    assert shares == [layers - 0.35] * 2
+
+
+def test_a_mean_below_zero_shows_its_sign_and_what_rounds_to_zero_is_zero(tmp_path):
     results, tables = invented(tmp_path, 1, r_k=-0.004, r_q=-0.03)
     axes, _colour_bar = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes
-    assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"−0.00"}
+    assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"0.00"}
     (image,) = axes.images
     white_end = image.get_cmap()(0.0)
-    assert image.to_rgba(-0.004) != pytest.approx(white_end)  # and another hue
+    assert image.to_rgba(image.get_array())[0, 0] == pytest.approx(white_end)
     axes = draw_figure(SPECS["layer_heatmap_rq"], results.study, tables).axes[0]
     assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"−0.03"}
+    (image,) = axes.images
+    assert image.to_rgba(image.get_array())[0, 0] != pytest.approx(image.get_cmap()(0.0))  # and another hue
 
 
 def test_undefined_heads_are_drawn_as_such(tmp_path):
@@ -358,7 +379,7 @@ def test_small_studies_draw_every_figure(tmp_path, n, heads, layers):
     results, tables = invented(tmp_path, n, heads=heads, layers=layers)
     drawn = {spec.name for spec in CATALOGUE if draw_figure(spec, results.study, tables) is not None}
     wanted = {spec.name for spec in CATALOGUE} - {"window_dependence"}
-    assert drawn == (wanted if layers > 1 else wanted - {"rope_vs_nope"})
+    assert drawn == (wanted if layers > 1 else wanted - {"layer_kinds"})
 
 
 def test_different_models_are_not_called_training(tmp_path):
@@ -393,9 +414,9 @@ def test_files_are_200_dpi_text_stays_text_and_bytes_repeat(published, tmp_path)
 
 
 def test_figures_of_an_earlier_run_that_no_longer_apply_go_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(draw_module, "CATALOGUE", (SPECS["position_signal"], SPECS["rope_vs_nope"]))
+    monkeypatch.setattr(draw_module, "CATALOGUE", (SPECS["position_signal"], SPECS["layer_kinds"]))
     results, tables = invented(tmp_path, 1, layers=1)
-    stale = tmp_path / "figures" / "08_rope_vs_nope"
+    stale = tmp_path / "figures" / "08_layer_kinds"
     stale.mkdir(parents=True)
     (stale / "figure.png").write_bytes(b"old")
     kept = tmp_path / "figures" / "01_position_signal_matched"

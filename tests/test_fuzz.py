@@ -528,7 +528,7 @@ def test_results_folders(place, table, record, matched, windows):
         write_tables(found, folder)
         writer = card_writer(results, found)
         for name in WRITERS:
-            if name == "rope_vs_nope" and found.rope_vs_nope is None:
+            if name == "layer_kinds" and found.layer_kinds is None:
                 continue
             if name == "window_dependence" and found.window_dependence is None:
                 continue

@@ -512,6 +512,32 @@ def test_several_models(visit, tmp_path):
         assert page.evaluate("[qkscope.summary(0).heads, qkscope.summary(1).heads]") == [6, 0]
 
 
+def test_seeds_are_neither_joined_nor_paired_nor_told_as_training(visit, tmp_path):
+    kinds = {"attention": ["sliding"] * 6 + ["full"] * 6, "attention_window": [32.0] * 6 + [None] * 6}
+    pd.concat([made_up(f"seed{i}", 4, 3, i, **kinds) for i in range(2)]).to_csv(tmp_path / "qk.csv", index=False)
+    record = {"kind": "seeds", "study": {"title": "S"}, "checkpoints": [{"name": "seed0"}, {"name": "seed1"}]}
+    (tmp_path / "provenance.json").write_text(json.dumps(record))
+    write_report(tmp_path, figures=False)
+    with visit(tmp_path / "report.html", "#head=1.1") as page:
+        page.get_by_label("kinds of layers apart").check()
+        page.locator("#view-signal").scroll_into_view_if_needed()
+        page.wait_for_selector("#view-signal svg text")
+        text = page.locator("#app").inner_text()
+        assert "raining" not in text
+        assert "heckpoint" not in text
+        assert "mean r_q (rotary, sliding 32)" in text
+        assert "Compare two seeds" in text
+        assert page.locator("#view-flow").count() == 0
+        assert page.locator("#head svg[aria-label^='Path']").count() == 0
+        assert "layer" in page.locator("#view-depth-rq .about").inner_text()
+        page.locator("#filters summary").click()
+        page.locator("[data-filter=layers] input").first.fill("3")
+        page.locator("[data-filter=box] input").first.fill("1")
+        page.locator("[data-filter=box]").get_by_role("button", name="Keep").click()
+        set_slider(page, 0)
+        assert "NaN" not in page.locator("#live").inner_text()
+
+
 def test_undefined_is_said_and_never_zero(visit, tmp_path):
     table = made_up("a", 2, 2)
     table.loc[0, ["r_q", "r_k"]] = np.nan

@@ -193,7 +193,7 @@ def test_the_first_screen_says_what_was_measured(published):
     about, _ = embedded((published / "report.html").read_text(encoding="utf-8"))
     facts = dict(about["facts"])
     assert facts["Checkpoints"] == "10 in 5 phases"
-    assert facts["Heads"].startswith("300 query heads, ")
+    assert facts["Heads"] == "300 query heads: 227 in rotary layers; 73 in NoPE layers"
     assert facts["Tokens"] == "2,048,000 to 32,768,000 per checkpoint, 110,592,000 in all"
     assert facts["Window"] == "4,096 to 65,536 tokens; common window 4,096"
     assert "longbench" in facts["Corpus"]

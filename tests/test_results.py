@@ -143,11 +143,12 @@ def test_missing_correlations_stay_missing_and_names_stay_names(tmp_path):
 
 
 def test_different_models_are_told_from_stages_of_one(tmp_path):
-    assert not load_results(small(tmp_path)).study.different_models
+    assert load_results(small(tmp_path)).study.one_run
     rows = [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)]
     text = MINIMAL + "".join(f"{m},{layer},0,0,.1,.2,.1\n" for m, layer in rows)
     study = load_results(folder_with(tmp_path, text)).study
-    assert study.different_models
+    assert study.kind == "models"
+    assert not study.one_run
     assert study.span == "across models"
     tables = build_tables(load_results(tmp_path))
     assert tables.own.transitions.empty  # head 3 of one model is not head 3 of another
@@ -202,7 +203,7 @@ def test_tables_are_written_and_stale_ones_go(tmp_path):
         "depth_rk",
         "concordance",
     }
-    assert {f"{name}.csv" for name in wanted | {"rope_vs_nope", "window_dependence"}} <= written
+    assert {f"{name}.csv" for name in wanted | {"layer_kinds", "window_dependence"}} <= written
     assert {f"{name}_matched.csv" for name in wanted} <= written
     back = pd.read_csv(folder / "tables" / "trajectory.csv")
     assert back["model"].tolist() == list(load_results(folder).study.names)

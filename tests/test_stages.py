@@ -12,9 +12,9 @@ import qkscope
 PACKAGE = Path(qkscope.__file__).parent
 # The way data flows; whoever is later may import from whoever is earlier.
 STAGES = [
-    "data", "_version", "text", "errors", "foreign", "files", "layers", "study", "results", "documents", "capture",
-    "moments", "vectors", "analysis", "figures", "page", "report", "pipeline", "demo", "api", "cli", "__init__",
-    "__main__",
+    "data", "_version", "text", "errors", "foreign", "files", "layers", "kinds", "study", "results", "documents",
+    "capture", "moments", "vectors", "analysis", "figures", "page", "report", "pipeline", "demo", "api", "cli",
+    "__init__", "__main__",
 ]  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

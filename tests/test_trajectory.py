@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from published_table import DISCORDANT, published_heads, read, window_heads
-from qkscope.analysis.trajectory import concordance, rope_vs_nope, trajectory, window_dependence
+from qkscope.analysis.trajectory import concordance, trajectory, window_dependence
 
 
 def heads(rows, **extra):
@@ -65,19 +65,6 @@ def test_discordant_heads_that_were_counted_from_the_published_portraits():
     table = concordance(published_heads(), names)
     for index, expected in DISCORDANT.items():
         assert round(300 * table["discordant"].iloc[index]) == expected
-
-
-def test_rotary_and_nope_only_where_a_model_has_both():
-    rows = [("a", 0, 0, 0.2, 0.1), ("a", 1, 0, 0.6, 0.3), ("b", 0, 0, 0.5, 0.5)]
-    both = rope_vs_nope(heads(rows, rotary=["nope", "rotary", "rotary"]), ["a", "b"])
-    assert both is not None
-    found = both[["model", "rotary", "heads", "r_q"]].to_numpy().tolist()
-    assert found == [
-        ["a", "rotary", 1, 0.6],
-        ["a", "nope", 1, 0.2],
-    ]
-    assert rope_vs_nope(heads(rows), ["a", "b"]) is None
-    assert rope_vs_nope(heads(rows, rotary=["unknown", "rotary", "unknown"]), ["a", "b"]) is None
 
 
 def test_window_dependence_is_ordered_and_its_longest_window_is_the_trajectory():

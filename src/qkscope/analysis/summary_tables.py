@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.analysis import depth, taxonomy, trajectory
+from qkscope.analysis import taxonomy, trajectory
 from qkscope.analysis.csv_files import write_csv
+from qkscope.analysis.depth import DepthAxis
+from qkscope.analysis.layer_kinds import layer_kinds, with_layer_kind
 from qkscope.analysis.results import Results, Study
 from qkscope.results.folder import table_path
 from qkscope.results.remove import remove_table
 
 MATCHED_SUFFIX = "_matched"
+SINGLE = ("layer_kinds", "window_dependence")  # tables that exist at one choice of windows only
+RETIRED = ("rope_vs_nope",)  # names of earlier versions, taken away where they are found
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,15 @@ class Reading:
     taxonomy_fractions: pd.DataFrame
     transitions: pd.DataFrame
     concordance: pd.DataFrame
-    depth_rq: pd.DataFrame
+    depth_rq: pd.DataFrame  # columns depth_0, ... (ten bins), or layer_0, ... where no model has ten layers
     depth_rk: pd.DataFrame
     portraits: pd.DataFrame
+
+    @property
+    def depth_axis(self) -> DepthAxis:
+        """The cells of the two depth tables, as their columns say."""
+        layers = [column for column in self.depth_rq.columns if column.startswith("layer_")]
+        return DepthAxis(len(layers) or None)
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class SummaryTables:
 
     own: Reading
     matched: Reading | None
-    rope_vs_nope: pd.DataFrame | None
+    layer_kinds: pd.DataFrame | None
     window_dependence: pd.DataFrame | None
 
     def by_file_name(self) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -49,7 +59,7 @@ class SummaryTables:
             if reading is not None:
                 for entry in fields(reading):
                     yield f"{entry.name}{suffix}.csv", getattr(reading, entry.name)
-        for name in ("rope_vs_nope", "window_dependence"):
+        for name in SINGLE:
             table = getattr(self, name)
             if table is not None:
                 yield f"{name}.csv", table
@@ -61,19 +71,21 @@ def build_reading(heads: pd.DataFrame, study: Study) -> Reading:
     names = [name for name in study.names if name in present]
     categorised = taxonomy.with_category(heads)
     counts = taxonomy.category_counts(categorised, names)
-    moves = taxonomy.transitions(categorised, [] if study.different_models else names)
+    moves = taxonomy.transitions(categorised, names if study.one_run else [])
     selected = [name for name in study.selected if name in present]
-    columns = ["model", "layer", "head", "rotary", "r_q", "r_k", "category"]
-    portraits = [categorised.loc[categorised["model"] == name, columns] for name in selected]
+    columns = ["model", "layer", "head", "rotary", "layer_kind", "r_q", "r_k", "category"]
+    named = with_layer_kind(categorised)
+    portraits = [named.loc[named["model"] == name, columns] for name in selected]
+    axis = DepthAxis.of(heads)
     return Reading(
         trajectory=trajectory.trajectory(heads, names),
         taxonomy_counts=counts,
         taxonomy_fractions=taxonomy.category_fractions(counts),
         transitions=moves,
         concordance=trajectory.concordance(heads, names),
-        depth_rq=depth.depth_means(heads, "r_q", names),
-        depth_rk=depth.depth_means(heads, "r_k", names),
-        portraits=pd.concat(portraits) if portraits else categorised.loc[[], columns],
+        depth_rq=axis.means(heads, "r_q", names),
+        depth_rk=axis.means(heads, "r_k", names),
+        portraits=pd.concat(portraits) if portraits else named.loc[[], columns],
     )
 
 
@@ -84,7 +96,7 @@ def build_tables(results: Results) -> SummaryTables:
     return SummaryTables(
         own=build_reading(results.heads, study),
         matched=None if results.matched is None else build_reading(results.matched, study),
-        rope_vs_nope=trajectory.rope_vs_nope(results.heads, study.names),
+        layer_kinds=layer_kinds(results.heads, study.names),
         window_dependence=(
             trajectory.window_dependence(results.windows, study.names)
             if has_windows and results.windows is not None
@@ -97,7 +109,7 @@ def all_file_names() -> list[str]:
     """Every file name that `write_tables` may write: what is there from an earlier run and not written now
     is out of date."""
     readings = [f"{entry.name}{suffix}.csv" for suffix in ("", MATCHED_SUFFIX) for entry in fields(Reading)]
-    return [*readings, "rope_vs_nope.csv", "window_dependence.csv"]
+    return [*readings, *(f"{name}.csv" for name in (*SINGLE, *RETIRED))]
 
 
 def write_tables(tables: SummaryTables, results_folder: Path) -> list[Path]:

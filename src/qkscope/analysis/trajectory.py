@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from qkscope.analysis.schema import NOPE, ROTARY
 from qkscope.analysis.taxonomy import CONTENT_FOCUSED, POSITION_DOMINATED, with_category
 
 # Beyond this r_k a key clearly runs with (or against) the direction in which its queries drift.
@@ -28,7 +27,8 @@ def with_measures(heads: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _means_and_spreads(groups: Any) -> pd.DataFrame:
+def means_and_spreads(groups: Any) -> pd.DataFrame:
+    """Heads, and mean and standard deviation of every measure, of grouped heads."""
     columns: dict[str, pd.Series] = {"heads": groups.size()}
     for measure in MEASURES:
         columns[measure] = groups[measure].mean()
@@ -39,7 +39,7 @@ def _means_and_spreads(groups: Any) -> pd.DataFrame:
 def trajectory(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """Per checkpoint: heads, window, and mean and standard deviation of every measure."""
     groups = with_measures(heads).groupby("model", sort=False)
-    table = _means_and_spreads(groups)
+    table = means_and_spreads(groups)
     table.insert(1, "window", groups["window"].max())
     return table.reindex(list(models)).rename_axis("model").reset_index()
 
@@ -54,21 +54,6 @@ def concordance(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     table.insert(2, "weak", weak.clip(lower=0.0))
     table.insert(0, "heads", groups.size())
     return table.rename_axis("model").reset_index()
-
-
-def rope_vs_nope(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:
-    """The measures of rotary and NoPE heads apart, for checkpoints that have both; None where none has."""
-    known = with_measures(heads[heads["rotary"].isin([ROTARY, NOPE])])
-    both = known.groupby("model")["rotary"].transform("nunique") == 2
-    known = known[both]
-    if known.empty:
-        return None
-    groups = known.groupby(["model", "rotary"], sort=False)
-    table = _means_and_spreads(groups)
-    table["concordant"] = groups["concordant"].mean()
-    table["discordant"] = groups["discordant"].mean()
-    wanted = [(model, kind) for model in models for kind in (ROTARY, NOPE) if (model, kind) in table.index]
-    return table.reindex(pd.MultiIndex.from_tuples(wanted, names=["model", "rotary"])).reset_index()
 
 
 def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import Any
 
 from qkscope._version import __version__
 from qkscope.cli.estimate import add_cluster_options
+from qkscope.kinds import KINDS
 
 DESCRIPTION = """\
 See how the attention heads of a language model learn position.
@@ -333,6 +334,12 @@ def _add_analyze(commands: Any) -> None:
     parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
     parser.add_argument(
         "--window", type=int, metavar="TOKENS", help="common window of qk_matched.csv (default: the shortest context)"
+    )
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        help="what the inputs are to each other: checkpoints of one training run, seeds of one architecture, or "
+        "different models (default: models if their architectures differ, else checkpoints)",
     )
 
 

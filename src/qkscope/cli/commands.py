@@ -210,7 +210,7 @@ def analyze(options: argparse.Namespace) -> int:
         return analyze_vectors_command(options, out)
     if not inputs:
         raise InputError("analyze what? give a results folder, moments files, or --vectors DIR")
-    changes = {"out": out, "components": options.components, "window": options.window}
+    changes = {"out": out, "components": options.components, "window": options.window, "kind": options.kind}
     with progress() as events:
         if len(inputs) == 1 and inputs[0].is_dir():
             folder = analyze_folder(inputs[0], events, command_line(), **changes)
@@ -237,6 +237,7 @@ def analyze_vectors_command(options: argparse.Namespace, out: Path | None) -> in
             command_line(),
             components=options.components,
             window=options.window,
+            kind=options.kind,
             reading=reading,
         )
     print(f"results: {out}/")

@@ -26,6 +26,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     short = max(len(each.corpus.documents) - len(each.documents) for each in plan.checkpoints)
     lines.append(f"documents: {first.corpus.source}: {len(first.corpus.documents)} read, at most {short} too short")
     lines.append(f"corpus: {first.corpus.fingerprint}")
+    lines.append(f"kind: {plan.how_read()}")
     rows = [("checkpoint", "label", "phase", "context", "documents", "tokens", "attention")]
     for each in plan.checkpoints:
         checkpoint = each.checkpoint

@@ -127,6 +127,7 @@ class PlainEvents(Events):
         }
         self._meter.start(plan.tokens)
         self._say(f"study {plan.study.study}: {total} checkpoints, {count(plan.tokens)} tokens")
+        self._say(f"kind: {plan.how_read()}")
         self._say(cost_line(plan))
         for note in plan.notes():
             self._say(f"note: {note}")

@@ -1,6 +1,7 @@
 """Figures 1 and 3: means over heads at each checkpoint, with a band of one standard deviation."""
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,6 +12,8 @@ from qkscope.analysis.results import Study
 from qkscope.analysis.summary_tables import Reading
 from qkscope.figures import style
 
+BESIDE = 0.08  # where no line tells two measures apart, their bars stand beside each other
+
 
 def draw_band_line(
     axes: Axes,
@@ -20,23 +23,25 @@ def draw_band_line(
     colour: str,
     marker: str,
     label: str,
-    linestyle: str = "-",
-    x: "list[int] | None" = None,
+    linestyle: str | tuple[int, tuple[int, ...]] = "-",
+    x: "Sequence[float] | None" = None,
+    joined: bool = True,
 ) -> None:
-    """A line with markers at the means, and a band of ± 1 standard deviation where there is one."""
-    places = list(range(len(table))) if x is None else x
+    """Markers at the means and ± 1 standard deviation: a line with a band, or bars where nothing joins the entries."""
+    places = list(range(len(table))) if x is None else list(x)
     mean, std = table[measure], table[f"{measure}_std"]
-    axes.fill_between(
-        places, mean - std, mean + std, color=colour, alpha=0.14, linewidth=0, zorder=1, gid=f"{measure} band"
-    )
-    if len(table) == 1:  # a band needs two checkpoints; one has a bar
+    if joined and len(table) > 1:
+        axes.fill_between(
+            places, mean - std, mean + std, color=colour, alpha=0.14, linewidth=0, zorder=1, gid=f"{measure} band"
+        )
+    else:
         axes.vlines(places, mean - std, mean + std, color=colour, alpha=0.3, linewidth=7, gid=f"{measure} bar")
     axes.plot(
         places,
         mean,
         color=colour,
         marker=marker,
-        linestyle=linestyle,
+        linestyle=linestyle if joined else "none",
         linewidth=1.8,
         markersize=style.marker_size(len(table)),
         label=label,
@@ -53,12 +58,16 @@ def band_key(colour: str) -> Patch:
 def draw_position_signal(study: Study, reading: Reading, matched: bool = False) -> Figure:
     """Figure 1: mean r_q and r_k; below, the share of keys that run against their queries."""
     table = reading.trajectory
-    note = style.window_note(list(table["window"]), matched)
+    note = style.window_note(list(table["window"]), matched, study.noun)
     headline = f"Position Correlation on PC0 {style.span_title(study)}"
     figure = style.new_figure(9.0, 4.7, study, headline, note)
     signal, against = figure.subplots(2, 1, height_ratios=(6, 1), sharex=True)
-    draw_band_line(signal, table, "r_q", colour=style.BLUE, marker="o", label=r"mean $r_q$")
-    draw_band_line(signal, table, "r_k", colour=style.RED, marker="s", label=r"mean $r_k$")
+    for measure, colour, marker, side in (("r_q", style.BLUE, "o", -1), ("r_k", style.RED, "s", 1)):
+        places = [i + (0 if study.one_run else BESIDE * side) for i in range(len(table))]
+        draw_band_line(
+            signal, table, measure, colour=colour, marker=marker, label=f"mean ${measure}$", x=places,
+            joined=study.one_run,
+        )  # fmt: skip
     signal.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=2, gid="zero")
     lowest = min(float((table[m] - table[f"{m}_std"].fillna(0.0)).min()) for m in ("r_q", "r_k"))
     signal.set_ylim(-1.0 if lowest < -0.6 else -0.6 if lowest < -0.2 else -0.2, 1.0)
@@ -81,7 +90,7 @@ def draw_discordant_strip(axes: Axes, study: Study, concordance: pd.DataFrame) -
 def draw_explained_variance(study: Study, reading: Reading, matched: bool = False) -> Figure:
     """Figure 3: the share of the variance of queries and keys that PC0 carries."""
     table = reading.trajectory
-    note = style.window_note(list(table["window"]), matched)
+    note = style.window_note(list(table["window"]), matched, study.noun)
     headline = f"PC0 Explained Variance {style.span_title(study)}"
     figure = style.new_figure(9.0, 4.0, study, headline, note)
     axes = figure.subplots()
@@ -92,6 +101,7 @@ def draw_explained_variance(study: Study, reading: Reading, matched: bool = Fals
         colour=style.PURPLE,
         marker="o",
         label="mean over heads",
+        joined=study.one_run,
     )
     axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
     axes.set_ylabel("mean explained variance ratio")

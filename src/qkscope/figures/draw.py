@@ -17,6 +17,8 @@ from qkscope.figures import curves, heatmaps, layer_kinds, portraits, signs, sta
 from qkscope.results.folder import figure_folder
 from qkscope.results.remove import remove_figure
 
+RETIRED = ("08_rope_vs_nope",)  # folders of earlier versions; our files in them are taken away
+
 Draw = Callable[[Study, SummaryTables, bool], Figure | None]
 
 
@@ -58,11 +60,13 @@ def _of_reading(draw: Callable[..., Figure]) -> Draw:
     return draw_reading
 
 
-def _rope_vs_nope(study: Study, tables: SummaryTables, _matched: bool) -> Figure | None:
-    if tables.rope_vs_nope is None:
+def _layer_kinds(study: Study, tables: SummaryTables, _matched: bool) -> Figure | None:
+    if tables.layer_kinds is None:
         return None
-    note = style.window_note(list(tables.own.trajectory["window"]), matched=False)
-    return layer_kinds.draw_rope_vs_nope(study, tables.rope_vs_nope, note)
+    note = style.window_note(list(tables.own.trajectory["window"]), False, study.noun)
+    if not study.one_run:  # a gap in a run says something; an empty place among models does not
+        study = study.only(list(tables.layer_kinds["model"]))
+    return layer_kinds.draw_layer_kinds(study, tables.layer_kinds, note)
 
 
 def _window_dependence(study: Study, tables: SummaryTables, _matched: bool) -> Figure | None:
@@ -80,7 +84,7 @@ CATALOGUE = (
     FigureSpec(5, "layer_heatmap_rk", _of_reading(heatmaps.draw_heatmap_rk)),
     FigureSpec(6, "rq_rk_scatter_grid", _of_reading(portraits.draw_rq_rk_scatter_grid), at_common_window=True),
     FigureSpec(7, "concordance", _of_reading(signs.draw_concordance)),
-    FigureSpec(8, "rope_vs_nope", _rope_vs_nope),
+    FigureSpec(8, "layer_kinds", _layer_kinds),
     FigureSpec(9, "window_dependence", _window_dependence),
 )
 
@@ -113,4 +117,6 @@ def write_figures(study: Study, tables: SummaryTables, results_folder: Path) -> 
                 drawn.append(written)
             else:
                 remove_figure(results_folder, spec.folder(matched))
+    for folder in RETIRED:
+        remove_figure(results_folder, folder)
     return drawn

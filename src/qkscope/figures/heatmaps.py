@@ -1,4 +1,4 @@
-"""Figures 4 and 5: mean r_q and r_k by checkpoint (rows) and depth bin (columns), with the values printed."""
+"""Figures 4 and 5: mean r_q and r_k by checkpoint (rows) and depth (columns), with the values printed."""
 
 import matplotlib
 import numpy as np
@@ -8,12 +8,12 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from qkscope.analysis.depth import DEPTH_COLUMNS, N_BINS
+from qkscope.analysis.depth import N_BINS, DepthAxis
 from qkscope.analysis.results import Study, phase_segments
 from qkscope.analysis.summary_tables import Reading
 from qkscope.figures import style
 
-NAME_CHARACTERS = 36
+LABEL_CHARACTERS = 36
 ROW_INCHES = (0.34, 0.165)  # few rows are roomy; many shrink to the height of a line and the page grows
 NEGATIVE = {"Blues": "#fde9c9", "Reds": "#dbe7fb"}  # another hue for means below 0, beside their sign
 
@@ -30,15 +30,14 @@ def draw_heatmap_rk(study: Study, reading: Reading, matched: bool = False) -> Fi
     headline = f"Mean $r_k$ (PC0) by Layer Depth {style.span_title(study)}"
     figure, axes = _heatmap(study, reading, reading.depth_rk, "Reds", headline, "mean $r_k$", matched)
     size = _text_points(len(study.checkpoints))
+    right = reading.depth_axis.size - 0.35
     for row, share in enumerate(reading.concordance["discordant"]):
         if not np.isnan(share):
             axes.text(
-                N_BINS - 0.35, row, f"{100 * share:.0f}%", va="center", fontsize=size, color=style.AMBER,
+                right, row, f"{100 * share:.0f}%", va="center", fontsize=size, color=style.AMBER,
                 gid="discordant", clip_on=False,
             )  # fmt: skip
-    axes.text(
-        N_BINS - 0.35, -0.6, "discordant\n($r_k$ < −0.3)", va="bottom", fontsize=7.5, color=style.AMBER, clip_on=False
-    )
+    axes.text(right, -0.6, "discordant\n($r_k$ < −0.3)", va="bottom", fontsize=7.5, color=style.AMBER, clip_on=False)
     return style.finish(figure)
 
 
@@ -56,14 +55,15 @@ def _heatmap(
 ) -> tuple[Figure, Axes]:
     rows = len(means)
     height = max(2.6, rows * _row_inches(rows) + 1.4)
-    note = style.window_note(list(reading.trajectory["window"]), matched)
+    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
+    axis = reading.depth_axis
     figure = style.new_figure(9.4, height, study, headline, note)
     axes = figure.subplots()
-    values = means[list(DEPTH_COLUMNS)].to_numpy(dtype=float)
+    values = np.vectorize(style.as_printed, otypes=[float])(means[list(axis.columns)].to_numpy(dtype=float))
     colourmap = matplotlib.colormaps[colours].with_extremes(under=NEGATIVE[colours], bad=(1.0, 1.0, 1.0, 0.0))
     image = axes.imshow(values, cmap=colourmap, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest", gid="means")
     _print_cells(axes, values, colourmap)
-    _label_axes(axes, study)
+    _label_axes(axes, study, axis)
     bar = figure.colorbar(
         image, ax=axes, shrink=min(1.0, 3.0 / height), pad=0.055 if colours == "Reds" else 0.02, aspect=18,
         extend="min" if bool(np.nanmin(np.append(values, 0.0)) < 0) else "neither",
@@ -92,12 +92,16 @@ def _print_cells(axes: Axes, values: np.ndarray, colourmap: Colormap) -> None:
         )  # fmt: skip
 
 
-def _label_axes(axes: Axes, study: Study) -> None:
+def _label_axes(axes: Axes, study: Study, axis: DepthAxis) -> None:
     rows = len(study.checkpoints)
-    names = [style.plain(c.name, NAME_CHARACTERS) for c in study.checkpoints]
-    axes.set_yticks(range(rows), names, fontsize=_text_points(rows))
-    axes.set_xticks(np.arange(N_BINS + 1) - 0.5, [f"{edge / N_BINS:.1f}" for edge in range(N_BINS + 1)])
-    axes.set_xlabel("normalised depth (0 = first layer, 1 = last)")
+    labels = [style.plain(c.label, LABEL_CHARACTERS) for c in study.checkpoints]
+    axes.set_yticks(range(rows), labels, fontsize=_text_points(rows))
+    if axis.layers is None:
+        axes.set_xticks(np.arange(N_BINS + 1) - 0.5, [f"{edge / N_BINS:.1f}" for edge in range(N_BINS + 1)])
+        axes.set_xlabel("normalised depth (0 = first layer, 1 = last)")
+    else:
+        axes.set_xticks(range(axis.layers), [str(layer) for layer in range(axis.layers)])
+        axes.set_xlabel("layer")
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)

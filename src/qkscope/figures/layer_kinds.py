@@ -1,36 +1,36 @@
-"""Figure 8: rotary and NoPE layers apart, as small multiples with direct labels."""
+"""Figure 8: kinds of layers apart (rotary or NoPE; full, sliding or chunked), as small multiples."""
+
+from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from qkscope.analysis.layer_kinds import kinds_in_order
 from qkscope.analysis.results import Study
-from qkscope.analysis.schema import NOPE, ROTARY
 from qkscope.figures import style
 from qkscope.figures.curves import band_key, draw_band_line
-
-KINDS = (
-    (ROTARY, "rotary layers", style.BLUE, "o", "-"),
-    (NOPE, "NoPE layers", style.AMBER, "^", "--"),
-)
+from qkscope.figures.kind_looks import KindLook, kind_looks
 
 
-def draw_rope_vs_nope(study: Study, table: pd.DataFrame, note: str) -> Figure:
-    """Figure 8: mean r_q, mean r_k and the share of discordant keys, for rotary and NoPE heads."""
-    headline = f"Rotary and NoPE Layers {style.span_title(study)}"
+def draw_layer_kinds(study: Study, table: pd.DataFrame, note: str) -> Figure:
+    """Figure 8: mean r_q, mean r_k and the share of discordant keys, for the heads of each kind of layer."""
+    headline = f"Kinds of Layers {style.span_title(study)}"
     figure = style.new_figure(11.0, 4.0, study, headline, note)
     panels = figure.subplots(1, 3, sharex=True)
     places = {name: i for i, name in enumerate(study.names)}
+    looks = kind_looks(kinds_in_order(table["layer_kind"]))
     for axes, measure, title in zip(
         panels,
         ("r_q", "r_k", "discordant"),
         ("mean $r_q$", "mean $r_k$", "heads with $r_k$ < −0.3 (%)"),
         strict=True,
     ):
-        for kind, label, colour, marker, linestyle in KINDS:
-            rows = table[table["rotary"] == kind]
-            x = [places[model] for model in rows["model"]]
-            _draw_kind(axes, rows, measure, x, (label, colour, marker, linestyle))
+        for number, (kind, look) in enumerate(looks.items()):
+            rows = table[table["layer_kind"] == kind]
+            aside = 0.0 if study.one_run else 0.2 * (number - (len(looks) - 1) / 2)
+            x = [places[model] + aside for model in rows["model"]]
+            _draw_kind(axes, rows, measure, x, kind, look, study.one_run)
         axes.set_title(title, fontsize=9.5, loc="left")
         style.checkpoint_axis(axes, study, phase_names=False)
         _limits(axes, table, measure)
@@ -40,16 +40,20 @@ def draw_rope_vs_nope(study: Study, table: pd.DataFrame, note: str) -> Figure:
     return style.finish(figure)
 
 
-def _draw_kind(axes: Axes, rows: pd.DataFrame, measure: str, x: list[int], look: tuple[str, str, str, str]) -> None:
-    label, colour, marker, linestyle = look
+def _draw_kind(
+    axes: Axes, rows: pd.DataFrame, measure: str, x: Sequence[float], kind: str, look: KindLook, joined: bool
+) -> None:
+    label = style.plain(kind)
     if measure == "discordant":
-        size = style.marker_size(len(rows))
         axes.plot(
-            x, 100.0 * rows[measure], color=colour, marker=marker, linestyle=linestyle, linewidth=1.8,
-            markersize=size, label=label, gid=measure,
+            x, 100.0 * rows[measure], color=look.colour, marker=look.marker, linestyle=look.line if joined else "none",
+            linewidth=1.8, markersize=style.marker_size(len(rows)), label=label, gid=measure,
         )  # fmt: skip
         return
-    draw_band_line(axes, rows, measure, colour=colour, marker=marker, label=label, linestyle=linestyle, x=x)
+    draw_band_line(
+        axes, rows, measure, colour=look.colour, marker=look.marker, label=label, linestyle=look.line, x=x,
+        joined=joined,
+    )  # fmt: skip
 
 
 def _limits(axes: Axes, table: pd.DataFrame, measure: str) -> None:

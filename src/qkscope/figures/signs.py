@@ -13,14 +13,14 @@ from qkscope.figures import style
 def draw_concordance(study: Study, reading: Reading, matched: bool = False) -> Figure:
     """Figure 7: shares of concordant keys upwards and discordant keys downwards; mean |r_k| over mean r_k."""
     table = reading.concordance
-    note = style.window_note(list(reading.trajectory["window"]), matched)
+    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
     headline = f"Concordant and Discordant Keys {style.span_title(study)}"
     figure = style.new_figure(9.0, 5.4, study, headline, note)
     shares, means = figure.subplots(2, 1, height_ratios=(1.15, 1), sharex=True)
     _draw_shares(shares, table)
     style.checkpoint_axis(shares, study, labels=False)
     style.header_legend(figure, shares.get_legend_handles_labels()[0], 2)
-    _draw_means(means, table)
+    _draw_means(means, table, study.one_run)
     style.checkpoint_axis(means, study, phase_names=False)
     means.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, borderaxespad=0.0)
     return style.finish(figure)
@@ -67,20 +67,27 @@ def _percent(axes: Axes, x: int, y: float, side: str) -> None:
     )
 
 
-def _draw_means(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_means(axes: Axes, table: pd.DataFrame, joined: bool) -> None:
     x = range(len(table))
-    axes.fill_between(
-        x, table["r_k"], table["r_k_abs"], color=style.AMBER, alpha=0.15, linewidth=0,
-        label="cancelled by the sign", gid="gap",
-    )  # fmt: skip
+    if joined:
+        axes.fill_between(
+            x, table["r_k"], table["r_k_abs"], color=style.AMBER, alpha=0.15, linewidth=0,
+            label="cancelled by the sign", gid="gap",
+        )  # fmt: skip
+    else:
+        axes.vlines(
+            x, table["r_k"], table["r_k_abs"], color=style.AMBER, alpha=0.3, linewidth=7,
+            label="cancelled by the sign", gid="gap",
+        )  # fmt: skip
     size = style.marker_size(len(table))
     axes.plot(
-        x, table["r_k_abs"], color=style.INK, marker="D", linestyle="--", linewidth=1.6, markersize=size,
-        markerfacecolor="white", label="mean $|r_k|$", gid="r_k_abs",
+        x, table["r_k_abs"], color=style.INK, marker="D", linestyle="--" if joined else "none", linewidth=1.6,
+        markersize=size, markerfacecolor="white", label="mean $|r_k|$", gid="r_k_abs",
     )  # fmt: skip
     axes.plot(
-        x, table["r_k"], color=style.RED, marker="s", linewidth=1.8, markersize=size, label="mean $r_k$", gid="r_k"
-    )
+        x, table["r_k"], color=style.RED, marker="s", linestyle="-" if joined else "none", linewidth=1.8,
+        markersize=size, label="mean $r_k$", gid="r_k",
+    )  # fmt: skip
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     lowest = float(table["r_k"].min()) if len(table) else 0.0
     axes.set_ylim(-1.0 if lowest < -0.5 else -0.5 if lowest < -0.02 else -0.02, 1.0)

@@ -19,10 +19,8 @@ THIN_SHARE = 0.012
 
 def draw_taxonomy_evolution(study: Study, reading: Reading, matched: bool = False) -> Figure:
     """Figure 2: stacked fractions in the order of the taxonomy; undefined heads on top where there are any."""
-    note = style.window_note(list(reading.trajectory["window"]), matched)
-    headline = f"Head Taxonomy Evolution {style.span_title(study)}"
-    if study.different_models:
-        headline = "Head Taxonomy Across Models"
+    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
+    headline = f"Head Taxonomy {'Evolution ' if study.one_run else ''}{style.span_title(study)}"
     figure = style.new_figure(9.0, 4.6, study, headline, note)
     axes = figure.subplots()
     fractions = reading.taxonomy_fractions

@@ -117,16 +117,16 @@ def span_title(study: Study) -> str:
     return study.span.title()
 
 
-def window_note(windows: Sequence[float], matched: bool) -> str:
-    """What the figure says about its windows; empty when no table recorded one."""
+def window_note(windows: Sequence[float], matched: bool, noun: str = "checkpoint") -> str:
+    """What the figure says about its windows; empty when no table recorded one. `noun` is what an entry is called."""
     known = sorted({int(w) for w in windows if not math.isnan(w)})
     if not known:
         return ""
     if matched:
-        return f"every checkpoint at the common window of {known[0]:,} tokens"
+        return f"every {noun} at the common window of {known[0]:,} tokens"
     if len(known) == 1:
         return f"window: {known[0]:,} tokens"
-    return f"each checkpoint at its own context, {known[0]:,} to {known[-1]:,} tokens"
+    return f"each {noun} at its own context, {known[0]:,} to {known[-1]:,} tokens"
 
 
 def readable_on(colour: str | tuple[float, float, float]) -> str:
@@ -137,8 +137,13 @@ def readable_on(colour: str | tuple[float, float, float]) -> str:
 
 
 def signed(value: float) -> str:
-    """Two decimals with a real minus sign; a value below 0 keeps its sign even when it rounds to 0."""
-    return f"{value:.2f}".replace("-", "−")
+    """Two decimals with a real minus sign; what rounds to 0 is 0, without a sign."""
+    return f"{as_printed(value):.2f}".replace("-", "−")
+
+
+def as_printed(value: float) -> float:
+    """The value as two decimals show it, never -0: colours follow what is printed."""
+    return round(value, 2) + 0.0
 
 
 # --- the checkpoint axis ----------------------------------------------------------------------------

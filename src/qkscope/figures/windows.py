@@ -24,7 +24,7 @@ LISTED = 12  # more lines than this share the colour scale, and the legend names
 
 def draw_window_dependence(study: Study, table: pd.DataFrame, own_window: Mapping[str, float]) -> Figure:
     """Figure 9: four measures against window length on a log axis; full markers are the own context."""
-    note = "the same weights measured over prefix windows; a filled marker is the checkpoint's own context"
+    note = f"the same weights measured over prefix windows; a filled marker is the {study.noun}'s own context"
     figure = style.new_figure(9.6, 6.2, study, "Dependence on the Window", note)
     panels = figure.subplots(2, 2, sharex=True)
     looks = _looks(study)
@@ -100,5 +100,4 @@ def _list_checkpoints(figure: Figure, axes: Axes, study: Study) -> None:
     if len(handles) > LISTED:
         kept = sorted({round(i) for i in np.linspace(0, len(handles) - 1, LISTED)})
         handles, labels = [handles[i] for i in kept], [labels[i] for i in kept]
-    title = {"during training": "checkpoint", "across models": "model"}.get(study.span, "checkpoint")
-    figure.legend(handles, labels, loc="outside right upper", title=title, alignment="left")
+    figure.legend(handles, labels, loc="outside right upper", title=study.noun, alignment="left")

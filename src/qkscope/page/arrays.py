@@ -1,8 +1,8 @@
 """Tables as dense arrays: checkpoint x component x head, with NaN where the table has no value.
 
-The page must not decide what Python has decided: categories (of every component) and depth bins are codes that
-`analysis` computed. Correlations keep all their digits (float64) unless the study is so large that the page would no
-longer be pleasant to mail; then they are float32, which the page says.
+The page must not decide what Python has decided: categories (of every component), kinds of layers and depth cells are
+codes that `analysis` computed. Correlations keep all their digits (float64) unless the study is so large that the page
+would no longer be pleasant to mail; then they are float32, which the page says.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.analysis.depth import depth_bins
+from qkscope.analysis.depth import DepthAxis
+from qkscope.analysis.layer_kinds import with_layer_kind
 from qkscope.analysis.results import Results, Study, load_components
 from qkscope.analysis.taxonomy import CATEGORIES, classify
 from qkscope.page.pack import Pack
@@ -21,7 +22,7 @@ from qkscope.page.pack import Pack
 STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")
 HEAD_NUMBERS = ("depth", "kv_head", "rotary_dims", "head_dim", "attention_window")
-HEAD_TEXTS = ("rotary", "attention")
+HEAD_TEXTS = ("rotary", "attention", "layer_kind")
 ABSENT = 255  # the category code of a head that a checkpoint does not have
 EXACT_ROWS = 250_000  # up to so many rows every digit is kept: about 6 MB; ten 3B checkpoints are 120,000
 
@@ -113,12 +114,12 @@ def _add_reading(pack: Pack, reading: str, grid: Grid, table: pd.DataFrame, kind
 
 def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[str]]:
     """What a head is, per checkpoint and head: the same for all components, so component 0 says it."""
-    first = table[table["pc"] == 0]
+    first = with_layer_kind(table[table["pc"] == 0])
     flat = Grid(grid.names, (0,), grid.heads)
     for name in HEAD_NUMBERS:
         pack.add(f"head.{name}", flat.spread(first, column(first, name), np.nan)[:, 0], "float64")
-    bins = depth_bins(first["depth"].to_numpy()).astype(np.uint8)
-    pack.add("head.depth_bin", flat.spread(first, bins, ABSENT)[:, 0], "uint8")
+    cells = DepthAxis.of(first).cells(first).astype(np.uint8)
+    pack.add("head.depth_cell", flat.spread(first, cells, ABSENT)[:, 0], "uint8")
     texts: dict[str, list[str]] = {}
     for name in HEAD_TEXTS:
         values = first[name].fillna("") if name in first.columns else pd.Series("", index=first.index)

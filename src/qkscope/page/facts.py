@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from qkscope.analysis.layer_kinds import kinds_in_order, with_layer_kind
 from qkscope.analysis.results import Results
-from qkscope.analysis.schema import NOPE
+from qkscope.kinds import MODELS
 
 NOT_RECORDED = "not recorded"
 LISTED = 3
@@ -13,16 +14,16 @@ LISTED = 3
 def facts(results: Results) -> list[list[str]]:
     """Pairs of a short title and what there is to say."""
     checkpoints = results.study.checkpoints
-    different = results.study.different_models
+    one_run, noun = results.study.one_run, results.study.noun
     phases = _distinct(c.phase for c in checkpoints)
     amount = f"{len(checkpoints):,}"
-    if phases and not different:
+    if phases and one_run:
         amount += f" in {len(phases)} phase{'s' if len(phases) > 1 else ''}"
     if results.unmeasured:
         amount += f", {len(results.unmeasured)} more not measured yet"
     return [
-        ["Models" if different else "Model", _model(results)],
-        ["Models compared" if different else "Checkpoints", amount],
+        ["Models" if results.study.kind == MODELS else "Model", _model(results)],
+        [f"{noun.title()}s" if one_run else f"{noun.title()}s compared", amount],
         ["Heads", _heads(results)],
         ["Tokens", _tokens(results)],
         ["Window", _windows(results)],
@@ -57,16 +58,20 @@ def _model(results: Results) -> str:
 def _heads(results: Results) -> str:
     per = results.heads.groupby("model").size()
     text = _span([int(n) for n in per])
-    first = results.heads[results.heads["model"] == results.study.names[-1]]
-    nope = int((first["rotary"] == NOPE).sum())
-    return f"{text} query heads" + (f", {nope:,} in NoPE layers" if nope else "")
+    if not results.study.one_run:
+        return f"{text} query heads"
+    named = with_layer_kind(results.heads)
+    last = named.loc[named["model"] == results.study.names[-1], "layer_kind"]
+    kinds = kinds_in_order(last)
+    parts = [f"{int((last == kind).sum()):,} in {kind} layers" for kind in kinds]
+    return f"{text} query heads" + (f": {'; '.join(parts)}" if len(kinds) > 1 else "")
 
 
 def _tokens(results: Results) -> str:
     counts = _numbers(results, "tokens")
     if not counts:
         return NOT_RECORDED
-    return f"{_span(counts)} per checkpoint, {sum(counts):,} in all" if len(counts) > 1 else f"{counts[0]:,}"
+    return f"{_span(counts)} per {results.study.noun}, {sum(counts):,} in all" if len(counts) > 1 else f"{counts[0]:,}"
 
 
 def _windows(results: Results) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from qkscope._version import __version__
-from qkscope.analysis.depth import EDGES
+from qkscope.analysis.depth import DepthAxis
+from qkscope.analysis.layer_kinds import kinds_in_order, with_layer_kind
 from qkscope.analysis.results import Checkpoint, Results
 from qkscope.analysis.taxonomy import CATEGORIES, HIGH, LOW
 from qkscope.analysis.trajectory import CONCORDANCE
@@ -37,6 +38,7 @@ class CardText:
 def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText], out: Path | None = None) -> str:
     """The page as text; `lead` are the sentences of the first screen, in Markdown."""
     pack = Pack()
+    axis = DepthAxis.of(results.heads)
     data = add_tables(pack, results)
     pack.add_text("provenance", json.dumps(results.provenance, indent=1, ensure_ascii=False))
     about = {
@@ -44,12 +46,15 @@ def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText], 
         "version": __version__,
         "title": results.study.title,
         "span": results.study.span,
-        "differentModels": results.study.different_models,
+        "kind": results.study.kind,
+        "oneRun": results.study.one_run,
+        "noun": results.study.noun,
+        "layerKinds": kinds_in_order(with_layer_kind(results.heads)["layer_kind"]),
         "checkpoints": [_checkpoint(c) for c in results.study.checkpoints],
         "unmeasured": list(results.unmeasured),
         "categories": [{"name": name, "colour": palette.CATEGORY_COLOURS[name]} for name in CATEGORIES],
         "thresholds": {"high": HIGH, "low": LOW, "concordance": CONCORDANCE},
-        "depthEdges": [float(edge) for edge in EDGES],
+        "depth": {"byLayer": axis.layers is not None, "columns": list(axis.columns)},
         "colours": {
             "blue": palette.BLUE,
             "red": palette.RED,

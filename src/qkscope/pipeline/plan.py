@@ -14,7 +14,8 @@ from typing import Any
 
 from qkscope.capture.source import ModelSource, weights_fingerprint
 from qkscope.documents.tokens import Corpus, survey
-from qkscope.errors import located
+from qkscope.errors import InputError, located
+from qkscope.kinds import MODELS, Architecture, Kind, differ, kind_of, kind_sentence
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.sizes import Sizes, predict_sizes
@@ -68,6 +69,12 @@ class CheckpointPlan:
     def sizes(self) -> Sizes:
         """What the sums will cost."""
         return predict_sizes(self.layout, self.blueprint.probe.layers)
+
+    @property
+    def architecture(self) -> Architecture:
+        """Model type, layers, heads and widths."""
+        probe = self.blueprint.probe
+        return Architecture.of_layers(getattr(self.config, "model_type", None), probe.n_layers, probe.layers)
 
     @property
     def commit(self) -> str | None:
@@ -140,6 +147,15 @@ class Plan:
         return sum(plan.sizes.file for plan in self.checkpoints)
 
     @property
+    def kind(self) -> Kind:
+        """What the checkpoints are to each other: what the study says, else what their architectures tell."""
+        return self.study.kind or kind_of([each.architecture for each in self.checkpoints])
+
+    def how_read(self) -> str:
+        """How the study's entries are read, in a sentence."""
+        return kind_sentence(self.kind, len(self.checkpoints), self.study.kind is not None)
+
+    @property
     def memory(self) -> int:
         """Bytes of the largest checkpoint's sums while it runs."""
         return max(plan.sizes.memory for plan in self.checkpoints)
@@ -201,7 +217,19 @@ def make_plan(
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):
             plans.append(_plan_one(file.study, model, corpora))
+    _check_kind(file.study.kind, plans)
     return Plan(file, plans, remarks)
+
+
+def _check_kind(kind: Kind | None, plans: list[CheckpointPlan]) -> None:
+    """Refuse a study that calls different architectures checkpoints of one run, or seeds: they share no heads."""
+    first = plans[0]
+    for other in plans[1:]:
+        if kind not in (None, MODELS) and differ([first.architecture, other.architecture], with_type=False):
+            raise InputError(
+                f"kind: {kind}, but checkpoints {first.checkpoint.name!r} and {other.checkpoint.name!r} differ in "
+                "their layers, heads or widths; write `kind: models`, or leave `kind` out"
+            )
 
 
 def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from qkscope.analysis.heads import HeadSample, LayerChoice
 from qkscope.analysis.qk_table import COMPONENTS, qk_table, stack_tables, windows_table
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
+from qkscope.kinds import Architecture, Kind, kind_of, kind_sentence
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
@@ -71,24 +73,40 @@ def analyze_study(folder: Path, study: Study, events: Events, command: str, out:
 
 
 def analyze_folder(
-    folder: Path, events: Events, command: str, *, out: Path | None = None, components: int | None, window: int | None
+    folder: Path,
+    events: Events,
+    command: str,
+    *,
+    out: Path | None = None,
+    components: int | None,
+    window: int | None,
+    kind: Kind | None = None,
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
     study = load_study(results_file(folder, STUDY_YAML)).study
-    changes = {"components": components, "matched_window": window}
+    changes = {"components": components, "matched_window": window, "kind": kind}
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
     return analyze_study(folder, study, events, command, out)
 
 
 def analyze_files(
-    paths: list[Path], events: Events, command: str, *, out: Path | None, components: int | None, window: int | None
+    paths: list[Path],
+    events: Events,
+    command: str,
+    *,
+    out: Path | None,
+    components: int | None,
+    window: int | None,
+    kind: Kind | None = None,
 ) -> Path:
-    """Analyze moments files from anywhere; they are named by their own provenance."""
+    """Analyze moments files from anywhere; they are named by their own provenance and ordered by its numbers."""
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise InputError(f"{missing[0]}: there is no such file or results folder")
     if out is None:
         raise InputError("single moments files need --out, the folder for the tables")
+    if components is not None and components < 1:
+        raise InputError(f"--components {components}: at least one component is needed")
     files: dict[str, Path] = {}
     contexts = []
     for path in paths:
@@ -99,10 +117,27 @@ def analyze_files(
             raise InputError(f"{path} and {files[name]} are both of a checkpoint named {name!r}")
         files[name] = path
         contexts.append(int(origin.get("context") or Moments.load(path).layout.context))
-    if components is not None and components < 1:
-        raise InputError(f"--components {components}: at least one component is needed")
+    ordered = natural_order(list(files))
+    if ordered != list(files):
+        events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
     settings = AnalysisSettings(window or min(contexts), components or COMPONENTS)
-    return write_tables(out, files, settings, events, command)
+    return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
+
+
+def natural_order(names: Sequence[str]) -> list[str]:
+    """Names that differ only in numbers by these numbers (step-20 before step-100); others stay as they were given.
+
+    A shell sorts letter by letter, which is the order of training only by accident.
+    """
+    patterns = {name: re.sub(r"\d+", "0", name) for name in names}
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(patterns[name], []).append(name)
+    in_order = {
+        pattern: iter(sorted(group, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]))
+        for pattern, group in groups.items()
+    }
+    return [name for pattern in groups for name in in_order[pattern]]
 
 
 def _checked_name(path: Path, name: str) -> str:
@@ -121,6 +156,7 @@ def write_tables(
     command: str,
     study: Study | None = None,
     left_out: Mapping[str, str] | None = None,
+    kind: Kind | None = None,
 ) -> Path:
     """Analyze one moments file after the other and write all tables and their provenance into `out`."""
     tables: dict[str, list[pd.DataFrame]] = {QK_CSV: [], QK_MATCHED_CSV: [], QK_WINDOWS_CSV: []}
@@ -143,11 +179,12 @@ def write_tables(
             tables[QK_WINDOWS_CSV].append(
                 windows_table(moments, model=name, heads=settings.heads, layers=settings.layers, longest=longest)
             )
-        origins.append(_origin(moments, checkpoint, longest))
+        origins.append(_origin(name, moments, checkpoint, longest))
     for file, parts in tables.items():
         write_csv(stack_tables(parts), results_file(out, file))
         events.wrote(str(results_file(out, file)))
-    provenance = _provenance(settings, origins, command, study)
+    read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
+    provenance = {**_provenance(settings, origins, command, study), **read_as}
     provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
     write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
     events.wrote(str(results_file(out, PROVENANCE_JSON)))
@@ -173,9 +210,24 @@ def _longest(name: str, moments: Moments, checkpoint: Checkpoint | None) -> int 
     return wanted
 
 
-def _origin(moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> dict[str, Any]:
-    """What produced a checkpoint's rows, by the names the study has for it now."""
-    origin = dict(moments.provenance)
+def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
+    """The study's checkpoints that the tables are without."""
+    names = [checkpoint.name for checkpoint in study.checkpoints] if study else []
+    return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
+
+
+def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> dict[str, Any]:
+    """What produced a checkpoint's rows, by the names the study has for it now.
+
+    What its capture did not record, the sums themselves tell.
+    """
+    from_sums = {
+        "context": moments.layout.context,
+        "skip_positions": moments.layout.skip_positions,
+        "layers": [facts.to_json() for facts in moments.layers.values()],
+    }
+    recorded = {key: value for key, value in moments.provenance.items() if value is not None}
+    origin = {**moments.provenance, **from_sums, **recorded, "name": name}
     if checkpoint is not None:
         origin.update(name=checkpoint.name, label=checkpoint.label, phase=checkpoint.phase)
     if longest is not None:
@@ -184,10 +236,12 @@ def _origin(moments: Moments, checkpoint: Checkpoint | None, longest: int | None
     return origin
 
 
-def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
-    """The study's checkpoints that the tables are without."""
-    names = [checkpoint.name for checkpoint in study.checkpoints] if study else []
-    return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
+def _kind(origins: list[dict[str, Any]], stated: Kind | None, events: Events, told: bool) -> dict[str, Any]:
+    """What the entries are to each other, for the provenance; said aloud where no plan said it."""
+    kind = stated or kind_of([Architecture.of_record(origin) for origin in origins])
+    if told and len(origins) > 1:
+        events.noted(kind_sentence(kind, len(origins), stated is not None))
+    return {"kind": kind, "kind_stated": stated is not None}
 
 
 def _provenance(

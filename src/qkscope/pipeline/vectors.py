@@ -15,6 +15,7 @@ from qkscope.analysis.qk_table import COMPONENTS
 from qkscope.analysis.vectors_table import table_from_vectors
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
+from qkscope.kinds import Kind
 from qkscope.pipeline.environment import PROVENANCE_SCHEMA, environment
 from qkscope.pipeline.events import Events
 from qkscope.results.folder import PROVENANCE_JSON, QK_CSV, results_file
@@ -65,6 +66,7 @@ def analyze_vectors(
     *,
     components: int | None = None,
     window: int | None = None,
+    kind: Kind | None = None,
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> Path:
     """Write `qk.csv` and its provenance from datasets of raw vectors."""
@@ -89,6 +91,7 @@ def analyze_vectors(
         "qkscope": environment()["qkscope"],
         "command": command,
         "study": None,
+        **({"kind": kind, "kind_stated": True} if kind else {}),
         "checkpoints": origins,
         "analysis": {"components": kept, "heads": "those in the dataset", "matched_window": None},
         "environment": environment(),

@@ -1,38 +1,29 @@
 """What a study shows, as facts: typed, computed from the tables, and free of any wording.
 
 Cards turn these facts into sentences. Whether something changed is decided in `noise`; here is where and how:
-the shape of a curve, its jumps, changes per phase, moves between categories, where in depth a signal sits, and
+the jumps of a curve, changes per phase, moves between categories, where in depth a signal sits, and
 whether the reading at a common window agrees.
 """
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 import pandas as pd
 
-from qkscope.analysis.depth import DEPTH_COLUMNS, EDGES
+from qkscope.analysis.depth import EDGES, DepthAxis
 from qkscope.analysis.results import Checkpoint, phase_segments
 from qkscope.analysis.taxonomy import CATEGORIES
-from qkscope.report.noise import Change, HeadPanel, Part
+from qkscope.report.noise import SMALLEST, STANDARD_ERRORS, Change, HeadPanel, Part
+from qkscope.report.series import Shape, plateau_of, shape_of
+from qkscope.report.series import Trend as Trend
 
 JUMP_SHARE = 0.25  # a step is a jump when it covers at least this part of the range of the whole curve
+BELOW_ZERO = 0.005  # a mean nearer to 0 is printed as 0.00, so it is not called negative
 # Three, four and three of the ten depth bins.
 EARLY, MIDDLE, LATE = Part(0.0, EDGES[3]), Part(EDGES[3], EDGES[7]), Part(EDGES[7], 1.0)
-
-
-class Trend(Enum):
-    """The shape of a curve, where only changes larger than their noise count."""
-
-    SINGLE = "one checkpoint"
-    LEVEL = "level"
-    RISES = "rises"  # and never falls
-    FALLS = "falls"  # and never rises
-    PEAKS = "peaks"  # higher in between than at either end
-    DIPS = "dips"
-    WANDERS = "wanders"  # up and down, without one clear peak or dip
 
 
 @dataclass(frozen=True)
@@ -49,92 +40,76 @@ class Curve:
     """The course of a mean over the checkpoints."""
 
     checkpoints: tuple[Checkpoint, ...]
-    values: tuple[float, ...]
-    overall: Change
-    trend: Trend
-    strict: bool  # every single step goes the way of the trend, even those within noise
+    shape: Shape
     jumps: tuple[Step, ...]  # chronological
     largest: Step | None
-    turn: int | None  # index of the peak or the dip
     plateau: tuple[int, int] | None  # the longest stretch of at least three checkpoints without change
 
     @property
-    def first(self) -> Checkpoint:
-        """The first checkpoint."""
-        return self.checkpoints[0]
+    def values(self) -> tuple[float, ...]:
+        """The mean at each checkpoint."""
+        return self.shape.points
 
     @property
-    def last(self) -> Checkpoint:
-        """The last checkpoint."""
-        return self.checkpoints[-1]
+    def trend(self) -> Trend:
+        """The shape in one word."""
+        return self.shape.trend
+
+    @property
+    def labels(self) -> list[str]:
+        """The checkpoints' labels."""
+        return [c.label for c in self.checkpoints]
 
 
 def describe_curve(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantity: str) -> Curve:
     """The facts about one quantity over the checkpoints in order."""
     names = [c.name for c in checkpoints]
-    values = [panel.mean(quantity, name) for name in names]
+    shape = panel.series(quantity, names)
     steps = [Step(a, b, panel.change(quantity, a.name, b.name)) for a, b in itertools.pairwise(checkpoints)]
-    trend, turn = _trend(panel, names, quantity, values)
     real = [step for step in steps if step.change.direction]
-    largest = max(real, key=lambda s: abs(s.change.difference), default=None)
+    values = shape.points
     span = np.nanmax(values) - np.nanmin(values) if np.isfinite(values).any() else 0.0
-    jumps = [s for s in real if abs(s.change.difference) >= JUMP_SHARE * span]
-    wanted = {Trend.RISES: 1, Trend.FALLS: -1}.get(trend, 0)
     return Curve(
         checkpoints=tuple(checkpoints),
-        values=tuple(values),
-        overall=panel.overall(quantity, names),
-        trend=trend,
-        strict=wanted != 0 and all(wanted * s.change.difference > 0 for s in steps),
-        jumps=tuple(jumps),
-        largest=largest,
-        turn=turn,
-        plateau=_plateau(panel, names, quantity, values),
+        shape=shape,
+        jumps=tuple(s for s in real if abs(s.change.difference) >= JUMP_SHARE * span),
+        largest=max(real, key=lambda s: abs(s.change.difference), default=None),
+        plateau=plateau_of(values, panel.directions(quantity, names)),
     )
 
 
-def _trend(panel: HeadPanel, names: Sequence[str], quantity: str, values: Sequence[float]) -> tuple[Trend, int | None]:
-    known = [i for i, value in enumerate(values) if np.isfinite(value)]
+# --- entries that are not stages of one run ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The lowest and the highest of several seeds or models, and whether any two differ by more than noise."""
+
+    low: Checkpoint
+    high: Checkpoint
+    low_value: float
+    high_value: float
+    real: bool
+
+    @property
+    def size(self) -> float:
+        """The largest difference."""
+        return self.high_value - self.low_value
+
+
+def largest_contrast(panel: HeadPanel, entries: Sequence[Checkpoint], quantity: str) -> Contrast | None:
+    """The largest difference of a mean between two entries; None where fewer than two have a value."""
+    known = [(panel.mean(quantity, c.name), c) for c in entries]
+    known = [(value, c) for value, c in known if np.isfinite(value)]
     if len(known) < 2:
-        return Trend.SINGLE, None
-
-    def direction(i: int, j: int) -> int:
-        return panel.change(quantity, names[i], names[j]).direction
-
-    top, bottom = max(known, key=lambda i: values[i]), min(known, key=lambda i: values[i])
-    rises = falls = False
-    highest = lowest = known[0]
-    for i in known[1:]:
-        falls = falls or direction(highest, i) < 0
-        rises = rises or direction(lowest, i) > 0
-        highest = i if values[i] > values[highest] else highest
-        lowest = i if values[i] < values[lowest] else lowest
-    if not rises and not falls:
-        return Trend.LEVEL, None
-    if rises != falls:
-        return (Trend.RISES if rises else Trend.FALLS), None
-    if direction(known[0], top) > 0 and direction(top, known[-1]) < 0:
-        return Trend.PEAKS, top
-    if direction(known[0], bottom) < 0 and direction(bottom, known[-1]) > 0:
-        return Trend.DIPS, bottom
-    return Trend.WANDERS, None
+        return None
+    (low_value, low), (high_value, high) = min(known, key=_value), max(known, key=_value)
+    real = any(panel.change(quantity, a.name, b.name).direction for (_, a), (_, b) in itertools.combinations(known, 2))
+    return Contrast(low, high, low_value, high_value, real)
 
 
-def _plateau(panel: HeadPanel, names: Sequence[str], quantity: str, values: Sequence[float]) -> tuple[int, int] | None:
-    best: tuple[int, int] | None = None
-    start = 0
-    while start < len(values):
-        end = low = high = start
-        while end + 1 < len(values):
-            i = end + 1
-            low, high = (i if values[i] < values[low] else low), (i if values[i] > values[high] else high)
-            if panel.change(quantity, names[min(low, high)], names[max(low, high)]).direction:
-                break
-            end = i
-        if end - start >= 2 and (best is None or end - start > best[1] - best[0]):
-            best = (start, end)
-        start = end + 1
-    return best
+def _value(item: tuple[float, Checkpoint]) -> float:
+    return item[0]
 
 
 # --- phases and categories --------------------------------------------------------------------------
@@ -145,14 +120,43 @@ class PhaseChange:
     """What changed over one phase: from the end of the phase before (or the first checkpoint) to its end."""
 
     phase: str | None
-    before: Checkpoint
-    after: Checkpoint
+    checkpoints: tuple[Checkpoint, ...]
     changes: dict[str, Change]
+    shapes: dict[str, Shape] = field(default_factory=dict)  # over all checkpoints from the one to the other
+
+    @property
+    def before(self) -> Checkpoint:
+        """Where it starts."""
+        return self.checkpoints[0]
+
+    @property
+    def after(self) -> Checkpoint:
+        """Where it ends."""
+        return self.checkpoints[-1]
+
+    @property
+    def size(self) -> float:
+        """How much changed in all."""
+        return float(sum(abs(change.after - change.before) for change in self.changes.values()))
 
     def moved(self, direction: int) -> list[tuple[str, Change]]:
-        """What grew (1) or shrank (-1), the largest change first."""
-        found = [(name, change) for name, change in self.changes.items() if change.direction == direction]
+        """What grew (1) or shrank (-1) without a peak or dip on the way, the largest change first."""
+        turned = {name for name, _ in self.turned()}
+        found = [(n, change) for n, change in self.changes.items() if change.direction == direction and n not in turned]
         return sorted(found, key=lambda item: -abs(item[1].difference))
+
+    def turned(self) -> list[tuple[str, Shape]]:
+        """What peaked, dipped, or moved and came back: its two ends alone would mislead."""
+        return [
+            (name, shape)
+            for name, shape in self.shapes.items()
+            if shape.turn is not None or (shape.trend is Trend.MOVES and not shape.overall)
+        ]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing changed, neither from end to end nor in between."""
+        return not (self.moved(1) or self.moved(-1) or self.turned())
 
 
 def phase_changes(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantities: Sequence[str]) -> list[PhaseChange]:
@@ -161,27 +165,28 @@ def phase_changes(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantitie
     for phase, first, last in phase_segments(checkpoints):
         before, after = checkpoints[max(0, first - 1)], checkpoints[last]
         if before is not after:
-            changes = {q: panel.change(q, before.name, after.name) for q in quantities}
-            entries.append(PhaseChange(phase, before, after, changes))
+            entries.append(change_over(panel, checkpoints[max(0, first - 1) : last + 1], quantities, phase))
     return entries
 
 
-def busiest_steps(
-    panel: HeadPanel, checkpoints: Sequence[Checkpoint], fractions: pd.DataFrame, most: int = 2
-) -> list[PhaseChange]:
+def change_over(
+    panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantities: Sequence[str], phase: str | None = None
+) -> PhaseChange:
+    """What changed from the first to the last of these checkpoints, and what changed only in between."""
+    before, after = checkpoints[0], checkpoints[-1]
+    names = [c.name for c in checkpoints]
+    changes = {q: panel.change(q, before.name, after.name) for q in quantities}
+    shapes = {q: panel.series(q, names) for q in quantities}
+    return PhaseChange(phase, tuple(checkpoints), changes, shapes)
+
+
+def busiest_steps(panel: HeadPanel, checkpoints: Sequence[Checkpoint], most: int = 2) -> list[PhaseChange]:
     """The steps in which the most heads changed between categories net, in order; only real changes."""
-    shares = fractions.set_index("model")[list(CATEGORIES)]
-    candidates = []
-    for before, after in itertools.pairwise(checkpoints):
-        changes = {c: panel.change(c, before.name, after.name) for c in CATEGORIES}
-        if any(change.direction for change in changes.values()):
-            old, new = shares.loc[before.name].to_numpy(float), shares.loc[after.name].to_numpy(float)
-            size = float(np.abs(new - old).sum())
-            candidates.append((size, PhaseChange(None, before, after, changes)))
-    largest = max((size for size, _ in candidates), default=0.0)
-    kept = sorted((c for c in candidates if c[0] >= JUMP_SHARE * largest), key=lambda c: -c[0])[:most]
-    order = {c.name: i for i, c in enumerate(checkpoints)}
-    return sorted((step for _, step in kept), key=lambda step: order[step.before.name])
+    steps = [change_over(panel, pair, CATEGORIES) for pair in itertools.pairwise(checkpoints)]
+    real = [step for step in steps if any(change.direction for change in step.changes.values())]
+    largest = max((step.size for step in real), default=0.0)
+    kept = sorted((step for step in real if step.size >= JUMP_SHARE * largest), key=lambda step: -step.size)[:most]
+    return [step for step in steps if any(step is each for each in kept)]
 
 
 @dataclass(frozen=True)
@@ -272,7 +277,7 @@ def context_changes(
 
 @dataclass(frozen=True)
 class DepthProfile:
-    """How a mean varies over the depth bins of one checkpoint."""
+    """How a mean varies over the cells (bins, or layers) of one checkpoint."""
 
     checkpoint: Checkpoint
     weakest: int
@@ -286,17 +291,19 @@ class DepthProfile:
 
     @property
     def spread(self) -> float:
-        """Strongest bin minus weakest bin."""
+        """Strongest cell minus weakest cell."""
         return self.high - self.low
 
 
-def depth_profile(panel: HeadPanel, means: pd.DataFrame, checkpoint: Checkpoint, quantity: str) -> DepthProfile | None:
-    """The profile of one row of a depth table; None where no bin has a value."""
-    row = means.set_index("model").loc[checkpoint.name, list(DEPTH_COLUMNS)].to_numpy(dtype=float)
+def depth_profile(
+    panel: HeadPanel, means: pd.DataFrame, axis: DepthAxis, checkpoint: Checkpoint, quantity: str
+) -> DepthProfile | None:
+    """The profile of one row of a depth table; None where no cell has a value."""
+    row = means.set_index("model").loc[checkpoint.name, list(axis.columns)].to_numpy(dtype=float)
     if not np.isfinite(row).any():
         return None
     weakest, strongest = int(np.nanargmin(row)), int(np.nanargmax(row))
-    parts = [Part(EDGES[i], EDGES[i + 1]) for i in (weakest, strongest)]
+    parts = [Part(layer=i) if axis.layers is not None else Part(EDGES[i], EDGES[i + 1]) for i in (weakest, strongest)]
     return DepthProfile(
         checkpoint=checkpoint,
         weakest=weakest,
@@ -306,11 +313,18 @@ def depth_profile(panel: HeadPanel, means: pd.DataFrame, checkpoint: Checkpoint,
         spread_error=panel.contrast(quantity, checkpoint.name, *parts).error,
         early_to_late=panel.contrast(quantity, checkpoint.name, EARLY, LATE),
         empty=tuple(int(i) for i in np.flatnonzero(~np.isfinite(row))),
-        negative=tuple(int(i) for i in np.flatnonzero(row < 0)),
+        negative=tuple(int(i) for i in np.flatnonzero(row <= -BELOW_ZERO)),
     )
 
 
-def spread_change(first: DepthProfile, last: DepthProfile) -> int:
-    """Whether the gap between strongest and weakest bin widened (1), narrowed (-1) or neither (0)."""
-    error = float(np.hypot(first.spread_error, last.spread_error))
-    return Change(first.spread, last.spread, last.spread - first.spread, error, paired=False).direction
+def spread_series(profiles: Sequence[DepthProfile]) -> Shape:
+    """How the gap between the strongest and the weakest cell goes over the checkpoints."""
+
+    def direction(i: int, j: int) -> int:
+        difference = profiles[j].spread - profiles[i].spread
+        error = float(np.hypot(profiles[i].spread_error, profiles[j].spread_error))
+        if not abs(difference) > max(STANDARD_ERRORS * error, SMALLEST):  # also when the error is not known
+            return 0
+        return 1 if difference > 0 else -1
+
+    return shape_of([p.spread for p in profiles], direction)

@@ -5,7 +5,7 @@ from qkscope.report.cards.frame import CardInput
 
 SENTENCES = 4
 # In the order in which a reader asks: how strong, which heads, which layers, and is it the window.
-SOURCES = ("position_signal", "taxonomy_evolution", "rope_vs_nope", "window_dependence")
+SOURCES = ("position_signal", "taxonomy_evolution", "layer_kinds", "window_dependence")
 
 
 def lead(cards: CardWriter) -> list[str]:
@@ -16,7 +16,7 @@ def lead(cards: CardWriter) -> list[str]:
 
 
 def _has(given: CardInput, name: str) -> bool:
-    table = {"rope_vs_nope": given.tables.rope_vs_nope, "window_dependence": given.tables.window_dependence}
+    table = {"layer_kinds": given.tables.layer_kinds, "window_dependence": given.tables.window_dependence}
     return table.get(name, given.reading.trajectory) is not None
 
 

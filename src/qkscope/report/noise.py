@@ -1,9 +1,9 @@
 """Tell a change from its noise.
 
-A mean over heads counts as changed only when the difference is larger than twice its standard error. For two
-checkpoints of one model the heads are the same, so differences are taken head by head: heads differ far more
-from each other than from themselves. For shares this is McNemar's standard error. Different models have no
-common heads; then the two standard errors add.
+A mean over heads counts as changed only when the difference is larger than twice its standard error, and than what
+three decimals can show. For two checkpoints of one run the heads are the same, so differences are taken head by head:
+heads differ far more from each other than from themselves. For shares this is McNemar's standard error. Seeds and
+different models have no common heads; then the two standard errors add.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from qkscope.analysis.layer_kinds import with_layer_kind
 from qkscope.analysis.taxonomy import CATEGORIES, with_category
 from qkscope.analysis.trajectory import MEASURES, with_measures
+from qkscope.report.series import Direction, Shape, shape_of
 
 STANDARD_ERRORS = 2.0  # about one chance in twenty for a single comparison
 FEWEST_HEADS = 3  # with fewer, a standard error says nothing
-_ROUNDING = 1e-9
+SMALLEST = 0.001  # a smaller change is not spoken of: words print at most three decimals, so no reader could see it
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,27 @@ class Change:
 
     @property
     def direction(self) -> int:
-        """1 for a rise, -1 for a fall, 0 for no change that is larger than its noise."""
-        if not abs(self.difference) > max(STANDARD_ERRORS * self.error, _ROUNDING):  # also when NaN
+        """1 for a rise, -1 for a fall, 0 for no change that is larger than its noise.
+
+        Heads that lack a value on one side count in one of the two means only; then the means and the difference
+        per head may disagree, and nothing is claimed.
+        """
+        limit = max(STANDARD_ERRORS * self.error, SMALLEST)
+        if not abs(self.difference) > limit or not abs(self.after - self.before) > SMALLEST:  # also when NaN
+            return 0
+        if self.difference * (self.after - self.before) < 0:
             return 0
         return 1 if self.difference > 0 else -1
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the heads: those with low < depth <= high (depth 0 included when low is 0), of one kind."""
+    """Some of the heads: those with low < depth <= high (depth 0 included when low is 0), of one layer or kind."""
 
     low: float = 0.0
     high: float = 1.0
-    rotary: str | None = None
+    layer: int | None = None
+    layer_kind: str | None = None
 
 
 EVERY_HEAD = Part()
@@ -60,7 +70,7 @@ class HeadPanel:
     """
 
     def __init__(self, heads: pd.DataFrame, same_heads: bool) -> None:
-        table = with_category(with_measures(heads))
+        table = with_category(with_measures(with_layer_kind(heads)))
         for category in CATEGORIES:
             table[category] = (table["category"] == category).astype(float)
         for measure in ("r_q", "r_k"):
@@ -72,7 +82,7 @@ class HeadPanel:
         self._places: dict[str, pd.DataFrame] = {}  # layer, head, depth and kind of each head, in the columns' order
         for model, group in table.sort_values(["layer", "head"]).groupby("model"):
             self._columns[str(model)] = {name: group[name].to_numpy(dtype=np.float64) for name in columns}
-            self._places[str(model)] = group[["layer", "head", "depth", "rotary"]]
+            self._places[str(model)] = group[["layer", "head", "depth", "layer_kind"]]
         self._heads = {m: p[["layer", "head"]].to_numpy().tobytes() for m, p in self._places.items()}
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
@@ -80,10 +90,23 @@ class HeadPanel:
         values = self._columns[model][quantity]
         if part is EVERY_HEAD:
             return values
-        depth, kind = self._places[model]["depth"].to_numpy(), self._places[model]["rotary"].to_numpy()
+        places = self._places[model]
+        depth = places["depth"].to_numpy()
         inside = ((depth > part.low) | ((part.low == 0.0) & (depth == 0.0))) & (depth <= part.high)
-        chosen: npt.NDArray[np.float64] = values[inside if part.rotary is None else inside & (kind == part.rotary)]
+        if part.layer is not None:
+            inside &= places["layer"].to_numpy() == part.layer
+        if part.layer_kind is not None:
+            inside &= places["layer_kind"].to_numpy() == part.layer_kind
+        chosen: npt.NDArray[np.float64] = values[inside]
         return chosen
+
+    def series(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Shape:
+        """The shape of a mean over these checkpoints in order."""
+        return shape_of([self.mean(quantity, m, part) for m in models], self.directions(quantity, models, part))
+
+    def directions(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Direction:
+        """Which way a mean goes from one of these checkpoints to another."""
+        return lambda i, j: self.change(quantity, models[i], models[j], part).direction
 
     def mean(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The mean over heads that have the quantity."""
@@ -99,10 +122,6 @@ class HeadPanel:
     def contrast(self, quantity: str, model: str, one: Part, other: Part) -> Change:
         """The difference of a mean between two parts of one checkpoint (`before` is `one`)."""
         return unpaired_change(self.values(quantity, model, one), self.values(quantity, model, other))
-
-    def overall(self, quantity: str, models: Sequence[str]) -> Change:
-        """From the first to the last of these checkpoints."""
-        return self.change(quantity, models[0], models[-1])
 
 
 def paired_change(before: npt.ArrayLike, after: npt.ArrayLike) -> Change:

@@ -1,41 +1,66 @@
 """Words for facts: numbers as a person would write them, names that cannot break Markdown, and sentences about
-curves, changes and agreements that several cards share."""
+series, changes and agreements that several cards share.
 
+A sentence that claims an order of numbers prints them with as many digits as it takes to see that order (`shown`)."""
+
+import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from qkscope.analysis.results import Checkpoint, one_line
-from qkscope.report.findings import Agreement, Curve, Step, Trend, Verdict
-from qkscope.report.noise import Change
+from qkscope.report.findings import Agreement, Contrast, Curve, Step, Verdict
+from qkscope.report.noise import SMALLEST, Change
+from qkscope.report.series import Shape, Trend
 
 NAME_CHARACTERS = 60
 _MARKDOWN = frozenset("\\`*_{}[]<>#|~$&!:@")  # the last two start links of their own: http://x, a@b.c
 _WWW = re.compile(r"(?i)\bwww\.")
 
-Format = Callable[[float], str]
+_MOST_DIGITS = 2  # beyond the usual ones, for numbers whose order must be seen
+
+
+class Format(Protocol):
+    """How a number is written, with some digits more than usual where needed."""
+
+    def __call__(self, value: float, extra: int = 0, /) -> str:
+        """The number as text."""
 
 
 # --- numbers and names ------------------------------------------------------------------------------
 
 
-def number(value: float) -> str:
+def number(value: float, extra: int = 0) -> str:
     """A correlation: two decimals, with a real minus sign."""
     if math.isnan(value):
         return "undefined"
-    rounded = f"{math.copysign(math.floor(abs(value) * 100 + 0.5 + 1e-9) / 100, value):.2f}"
-    return "0.00" if float(rounded) == 0 else rounded.replace("-", "−")
+    scale = 10 ** (2 + extra)
+    rounded = f"{math.copysign(math.floor(abs(value) * scale + 0.5 + 1e-9) / scale, value):.{2 + extra}f}"
+    return rounded.lstrip("-") if float(rounded) == 0 else rounded.replace("-", "−")
 
 
-def percent(share: float) -> str:
+def percent(share: float, extra: int = 0) -> str:
     """A share as a whole percentage; what rounds away is said to be below 1% or above 99%."""
     if math.isnan(share):
         return "undefined"
-    if 0 < share < 0.01 - 1e-12:
-        return "below 1%"
-    if 0.99 + 1e-12 < share < 1:
-        return "above 99%"
-    return f"{math.floor(100 * share + 0.5 + 1e-9)}%"
+    unit = 10.0**-extra  # of a percent
+    if 0 < share < unit / 100 - 1e-12:
+        return f"below {unit:.{extra}f}%"
+    if 1 - unit / 100 + 1e-12 < share < 1:
+        return f"above {100 - unit:.{extra}f}%"
+    return f"{math.floor(100 * share / unit + 0.5 + 1e-9) * unit:.{extra}f}%"
+
+
+def shown(fmt: Format, *values: float) -> list[str]:
+    """The numbers as text, with the fewest digits at which those that differ look different."""
+    apart = [(i, j) for i, j in itertools.combinations(range(len(values)), 2) if abs(values[i] - values[j]) > SMALLEST]
+    texts: list[str] = []
+    for extra in range(_MOST_DIGITS + 1):
+        texts = [fmt(value, extra) for value in values]
+        if all(texts[i] != texts[j] for i, j in apart):
+            break
+    return texts
 
 
 def tokens(count: float) -> str:
@@ -89,8 +114,8 @@ def went(change: Change, fmt: Format) -> str:
     """`rises from 0.67 to 0.81`, or that nothing changed."""
     if change.direction == 0:
         return f"does not change by more than its noise ({fmt(change.before)} and {fmt(change.after)})"
-    verb = "rises" if change.direction > 0 else "falls"
-    return f"{verb} from {fmt(change.before)} to {fmt(change.after)}"
+    before, after = shown(fmt, change.before, change.after)
+    return f"{'rises' if change.direction > 0 else 'falls'} from {before} to {after}"
 
 
 def between(step: Step) -> str:
@@ -109,26 +134,62 @@ def where(before: Checkpoint, after: Checkpoint, windows: dict[str, float]) -> s
     return ""
 
 
-# --- curves -----------------------------------------------------------------------------------------
+# --- series -----------------------------------------------------------------------------------------
 
 
-def course(curve: Curve, name: str, fmt: Format) -> str:
-    """One sentence about the shape of a curve."""
-    first, last = f"{fmt(curve.values[0])} at {label(curve.first)}", f"{fmt(curve.values[-1])} at {label(curve.last)}"
-    if curve.trend is Trend.SINGLE:
-        return f"{name} is {first}."
-    if curve.trend is Trend.LEVEL:
-        return f"{name} stays level, with {first} and {last}: no change is larger than its noise."
-    if curve.trend in (Trend.RISES, Trend.FALLS):
-        how = "monotonically, at every step" if curve.strict else "monotonically up to noise"
-        return f"{name} {curve.trend.value} from {first} to {last}, {how}."
-    if curve.turn is not None:
-        turn = f"{fmt(curve.values[curve.turn])} at {label(curve.checkpoints[curve.turn])}"
-        if curve.trend is Trend.PEAKS:
-            return f"{name} is not monotonic: it starts with {first}, peaks with {turn} and ends with {last}."
-        return f"{name} is not monotonic: it starts with {first}, dips to {turn} and ends with {last}."
-    direction = {1: "higher", -1: "lower", 0: "no different within noise"}[curve.overall.direction]
-    return f"{name} goes up and down: it starts with {first} and ends {direction}, with {last}."
+def course(shape: Shape, places: Sequence[str], name: str, fmt: Format) -> str:
+    """One sentence about a whole series; `places` say where its values are, such as `at S1-40K`."""
+    return f"{name} {course_words(shape, places, fmt)}."
+
+
+def course_words(shape: Shape, places: Sequence[str], fmt: Format) -> str:
+    """What a series does: `rises from 0.2 at A to 0.5 at C, ...`; the numbers bear it out as they are printed."""
+    if shape.trend is Trend.UNDEFINED:
+        return "is undefined throughout"
+    if shape.trend is Trend.SINGLE:
+        return f"is {fmt(shape.points[shape.first])} {places[shape.first]}"
+
+    def printed(*chosen: int) -> list[str]:
+        texts = shown(fmt, *(shape.points[i] for i in chosen))
+        return [f"{text} {places[i]}" for text, i in zip(texts, chosen, strict=True)]
+
+    ends = (shape.first, shape.last)
+    if shape.trend is Trend.LEVEL:
+        first, last, low, high = (f"{fmt(shape.points[i])} {places[i]}" for i in (*ends, shape.lowest, shape.highest))
+        reach = "" if {shape.lowest, shape.highest} <= set(ends) else f" (lowest {low}, highest {high})"
+        return f"does not change by more than its noise: {first} and {last}{reach}"
+    if shape.turn is not None:
+        (first, turn), (last, _) = printed(shape.first, shape.turn), printed(shape.last, shape.turn)
+        verb = "peaks with" if shape.trend is Trend.PEAKS else "dips to"
+        return f"is not monotonic: it starts with {first}, {verb} {turn} and ends with {last}"
+    if shape.overall:
+        first, last = printed(*ends)
+        way, other = ("rises", "falls") if shape.overall > 0 else ("falls", "rises")
+        return f"{way} from {first} to {last}{_how(shape, other)}"
+    low, high, first, last = (
+        *printed(shape.lowest, shape.highest),
+        *(f"{fmt(shape.points[i])} {places[i]}" for i in ends),
+    )
+    return f"moves between {low} and {high}: it starts with {first} and ends with {last}"
+
+
+def _how(shape: Shape, other: str) -> str:
+    """Whether a series that rises or falls does so all the way; of two values there is nothing to add."""
+    if len(shape.known) == 2:
+        return ""
+    if shape.trend is Trend.MOVES:
+        return f", but {other} on the way by more than its noise"
+    return ", monotonically, at every step" if shape.strict else ", monotonically up to noise"
+
+
+def at_labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """The places of a series over checkpoints."""
+    return [f"at {label(c)}" for c in checkpoints]
+
+
+def curve_course(curve: Curve, name: str, fmt: Format) -> str:
+    """One sentence about the course of a mean over the checkpoints."""
+    return course(curve.shape, at_labels(curve.checkpoints), name, fmt)
 
 
 def jumps(curve: Curve, name: str, fmt: Format, windows: dict[str, float]) -> list[str]:
@@ -152,23 +213,35 @@ def jumps(curve: Curve, name: str, fmt: Format, windows: dict[str, float]) -> li
 
 def fall_after_peak(curve: Curve) -> Step | None:
     """The one step that carries at least half of the fall after a peak, if there is one."""
-    if curve.trend is not Trend.PEAKS or curve.turn is None:
+    turn = curve.shape.turn
+    if curve.trend is not Trend.PEAKS or turn is None:
         return None
-    total = curve.values[-1] - curve.values[curve.turn]
-    later = {c.name for c in curve.checkpoints[curve.turn :]}
+    total = curve.values[curve.shape.last] - curve.values[turn]
+    later = {c.name for c in curve.checkpoints[turn:]}
     candidates = [s for s in curve.jumps if s.before.name in later and s.change.difference <= 0.5 * total]
     return min(candidates, key=lambda s: s.change.difference, default=None)
 
 
-def ranking(curve: Curve, name: str, fmt: Format) -> str:
-    """For rows that are different models: who is lowest and who is highest."""
-    known = [(v, c) for v, c in zip(curve.values, curve.checkpoints, strict=True) if not math.isnan(v)]
-    if len(known) < 2:
-        return course(curve, name, fmt)
-    low, high = min(known, key=lambda item: item[0]), max(known, key=lambda item: item[0])
-    if curve.trend is Trend.LEVEL:
-        return f"{name} does not differ between models by more than its noise ({fmt(low[0])} to {fmt(high[0])})."
-    return f"{name} is lowest in {label(low[1])} ({fmt(low[0])}) and highest in {label(high[1])} ({fmt(high[0])})."
+# --- entries that are not stages of one run ---------------------------------------------------------
+
+
+def ranking(contrast: Contrast | None, name: str, fmt: Format, noun: str) -> str:
+    """For seeds and models: which is lowest and which is highest; no order, no line from one to the next."""
+    if contrast is None:
+        return f"{name} is defined for fewer than two {noun}s."
+    if not contrast.real:
+        low, high = fmt(contrast.low_value), fmt(contrast.high_value)
+        if low == high:
+            return f"{name} is {low} in every {noun}."
+        return f"{name} does not differ between {noun}s by more than its noise ({low} to {high})."
+    low, high = shown(fmt, contrast.low_value, contrast.high_value)
+    return f"{name} is lowest in {label(contrast.low)} ({low}) and highest in {label(contrast.high)} ({high})."
+
+
+def against(contrast: Contrast, fmt: Format) -> str:
+    """`33% in A against 0% in B`."""
+    low, high = shown(fmt, contrast.low_value, contrast.high_value)
+    return f"{high} in {label(contrast.high)} against {low} in {label(contrast.low)}"
 
 
 # --- two readings -----------------------------------------------------------------------------------
@@ -213,13 +286,19 @@ def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]])
     }[verdict]
 
 
-def survives(found: Sequence[Agreement], place: str) -> str:
-    """One short sentence for a takeaway: does what happens at a step hold at the common window?"""
-    verdicts = {item.verdict for item in found if item.own.direction}
+def survives(found: Sequence[Agreement], place: str, matched: bool) -> str:
+    """One short sentence for a takeaway: does what happens at a step hold at the other choice of windows?"""
+    here, only_here = (
+        ([item for item in found if item.matched.direction], Verdict.ONLY_MATCHED)
+        if matched
+        else ([item for item in found if item.own.direction], Verdict.ONLY_OWN)
+    )
+    there = "each checkpoint's own context" if matched else "the common window"
+    verdicts = {item.verdict for item in here}
     if not verdicts:
         return ""
-    if verdicts == {Verdict.ONLY_OWN}:
-        return f"Measured at the common window, the step {place} does not stand out from its noise."
+    if verdicts == {only_here}:
+        return f"Measured at {there}, the step {place} does not stand out from its noise."
     if verdicts == {Verdict.BOTH}:
-        return f"The step {place} is there at the common window too."
-    return f"The step {place} looks different at the common window."
+        return f"The step {place} is there at {there} too."
+    return f"The step {place} looks different at {there}."

@@ -19,9 +19,12 @@ def produced(results: Results, table: str, steps: Sequence[tuple[str, str]]) -> 
     data = f"{code(table)}, filtered to PC0 (`pc == 0`): {amount:,} rows."
     entries = [
         ("Data source", data),
-        ("Models" if results.study.different_models else "Model", _models(results.study.checkpoints)),
+        ("Model" if results.study.one_run else "Models", _models(results.study.checkpoints)),
         ("Heads", _heads(results)),
-        ("Models in order" if results.study.different_models else "Checkpoints in order", _order(results)),
+        (
+            "Checkpoints in order" if results.study.one_run else f"{results.study.noun.title()}s compared",
+            _order(results),
+        ),
         ("Corpus and tokens", _corpus(results)),
         *steps,
     ]
@@ -71,7 +74,7 @@ def _layout(checkpoint: Checkpoint) -> str | None:
 def _heads(results: Results) -> str:
     per = results.heads.groupby("model").size()
     low, high = int(per.min()), int(per.max())
-    noun = "model" if results.study.different_models else "checkpoint"
+    noun = results.study.noun
     amount = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     study = results.provenance.get("study")
     choice = study.get("heads") if isinstance(study, Mapping) else None
@@ -133,7 +136,7 @@ def _corpus(results: Results) -> str:
     text = code(str(source)) if source else f"corpus {NOT_RECORDED}"
     if isinstance(corpus.get("fingerprint"), str):
         text += f" (fingerprint {code(str(corpus['fingerprint'])[:19])})"
-    text += f"; {_range(documents, 'documents')}, {_range(totals, 'tokens')} per checkpoint"
+    text += f"; {_range(documents, 'documents')}, {_range(totals, 'tokens')} per {results.study.noun}"
     analysis = results.provenance.get("analysis")
     skipped = analysis.get("skip_positions") if isinstance(analysis, Mapping) else None
     if isinstance(skipped, int) and skipped:

@@ -49,7 +49,7 @@ def _write_figures(folder: Path, results: Results, tables: SummaryTables, cards:
 def page_cards(cards: CardWriter) -> list[CardText]:
     """The cards of all views of the page, at both choices of windows where there are two."""
     tables = cards.tables
-    lacking = {"rope_vs_nope": tables.rope_vs_nope is None, "window_dependence": tables.window_dependence is None}
+    lacking = {"layer_kinds": tables.layer_kinds is None, "window_dependence": tables.window_dependence is None}
     readings = (False,) if tables.matched is None else (False, True)
     return [
         CardText(name, matched, cards.text(name, matched))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from qkscope.kinds import Kind
 from qkscope.layers import Stage
 from qkscope.study.harmless import file_safe, overrides, place, plain_text
 
@@ -86,6 +87,7 @@ class Study(_Strict):
 
     study: Name
     title: Text | None = None  # figure titles start with it; the study's name by default
+    kind: Kind | None = None  # what the checkpoints are to each other; by default their architectures tell
     model: Place | None = None
     tokenizer: Place | None = None
     tokenizer_revision: Place | None = None

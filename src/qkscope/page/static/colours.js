@@ -24,11 +24,16 @@ export function ramp(stops, value) {
   return `#${mixed.map((c) => c.toString(16).padStart(2, "0")).join("")}`;
 }
 
+// Below 0 as two decimals show it: what is printed as 0.00 is not painted as negative.
+export function isNegative(value) {
+  return value <= -0.005;
+}
+
 // A correlation as a colour: its own hue above 0, the other hue below, so the sign is never lost.
 export function correlationColour(about, statistic, value) {
   const { blues, reds } = about.colours;
   const [above, below] = statistic === "r_k" ? [reds, blues] : [blues, reds];
-  return ramp(value < 0 ? below : above, Math.abs(value));
+  return ramp(isNegative(value) ? below : above, Math.abs(value));
 }
 
 // Black or white, whichever reads better (WCAG contrast).
@@ -47,8 +52,20 @@ export function categoryPaint(data, code, theme) {
   return { fill: data.categories[code]?.colour ?? theme.faint };
 }
 
-export const MARKS = { rotary: "circle", nope: "triangle" };
-
+// The mark of a kind of layer: how it encodes position, and whether it sees all of the window.
 export function markOf(kind) {
-  return MARKS[kind] ?? "square";
+  const limited = /sliding|chunked/.test(kind);
+  if (kind.startsWith("rotary")) return limited ? "diamond" : "circle";
+  if (kind.startsWith("NoPE")) return limited ? "down" : "triangle";
+  return "square";
+}
+
+const MARK_NAMES = { circle: "circles", diamond: "diamonds", triangle: "triangles", down: "triangles that point down", square: "squares" };
+
+// What the marks mean, where there is more than one kind of layer.
+export function markWords(kinds) {
+  if (kinds.length < 2) return "";
+  const byMark = new Map();
+  for (const kind of kinds) byMark.set(markOf(kind), [...(byMark.get(markOf(kind)) ?? []), kind]);
+  return `Layers by their marks: ${[...byMark].map(([mark, list]) => `${MARK_NAMES[mark]}: ${list.join(" and ")}`).join("; ")}. `;
 }

@@ -1,4 +1,4 @@
-// Two checkpoints (or two models) side by side, and how each head got from one to the other.
+// Two checkpoints (or seeds, or models) side by side, and how each head got from one to the other.
 
 import { View } from "./view.js";
 import { categoryPaint } from "./colours.js";
@@ -14,7 +14,7 @@ function positions(app, checkpoint) {
 }
 
 function panels(app, width) {
-  const count = app.data.about.differentModels ? 2 : 3;
+  const count = app.data.oneRun ? 3 : 2;
   const columns = width >= 760 ? count : 1;
   const w = width / columns;
   const h = Math.min(400, w * 0.95) + 26;
@@ -82,12 +82,12 @@ export function compareView(app) {
   if (data.checkpoints.length < 2) return null;
   const choices = data.checkpoints.map((c, i) => [i, shorten(c.label, 40)]);
   const pickers = ["A", "B"].map((letter, i) =>
-    select(`${data.about.differentModels ? "Model" : "Checkpoint"} ${letter}`, choices, (value) => store.set({ compare: i ? [store.state.compare[0], Number(value)] : [Number(value), store.state.compare[1]] })),
+    select(`${data.Noun} ${letter}`, choices, (value) => store.set({ compare: i ? [store.state.compare[0], Number(value)] : [Number(value), store.state.compare[1]] })),
   );
   const body = element("tbody");
   const heads = ["A", "B"].map(() => element("th", { scope: "col" }));
   const view = new View(app, {
-    id: "compare", surface: "canvas", title: data.about.differentModels ? "Compare two models" : "Compare two checkpoints",
+    id: "compare", surface: "canvas", title: `Compare two ${data.noun}s`,
     about: "The same selection, window and component on both sides.",
     options: [element("label", {}, "A ", pickers[0]), element("label", {}, "B ", pickers[1])],
     uses: ["compare", "checkpoint", "component", "reading", "layers", "hidden", "brush", "head", "hover", "theme"],

@@ -1,7 +1,7 @@
 // The bar that stays in view: play, slider, window, component, search, theme. And the filters below it.
 
 import { button, checkbox, element, named, segmented, select } from "./dom.js";
-import { percent, plural } from "./format.js";
+import { correlation, percent, plural } from "./format.js";
 import { phaseRuns } from "./axis.js";
 import { swatchOf } from "./headpanel.js";
 
@@ -13,7 +13,7 @@ function player(app) {
     store.set({ playing: !store.state.playing });
   }, { class: "play", id: "play" });
   const move = () => store.set({ playing: false, checkpoint: selection.checkpoints()[Number(slider.value)] });
-  const slider = element("input", { type: "range", id: "slider", min: 0, step: 1, "aria-label": data.about.differentModels ? "Model" : "Checkpoint", on: { input: move } });
+  const slider = element("input", { type: "range", id: "slider", min: 0, step: 1, "aria-label": data.Noun, on: { input: move } });
   const now = element("output", { class: "now", for: "slider" });
   const phases = element("div", { class: "phases", "aria-hidden": "true" });
   const update = () => {
@@ -26,7 +26,7 @@ function player(app) {
     slider.setAttribute("aria-valuetext", `${label}${phase ? `, ${phase}` : ""}, ${place + 1} of ${list.length}`);
     now.replaceChildren(named(label), element("span", { class: "about" }, ` ${place + 1}/${list.length}`));
     play.textContent = store.state.playing ? "❚❚" : "▶";
-    play.setAttribute("aria-label", store.state.playing ? "Pause" : "Play through training");
+    play.setAttribute("aria-label", store.state.playing ? "Pause" : data.oneRun ? "Play through training" : `Play through the ${data.noun}s`);
     play.disabled = list.length < 2;
   };
   const drawPhases = () => {
@@ -173,7 +173,7 @@ function boxFilter(app) {
     store.set({ brush: { kind: "box", checkpoint, component, reading, r_q: sorted(read(fields[0], -1.06), read(fields[1], 1.06)), r_k: sorted(read(fields[2], -1.06), read(fields[3], 1.06)) } });
   };
   return element(
-    "fieldset", { "data-filter": "box" }, element("legend", {}, "Box at this checkpoint"),
+    "fieldset", { "data-filter": "box" }, element("legend", {}, `Box at this ${app.data.noun}`),
     "r_q ", fields[0], " to ", fields[1], element("br"), "r_k ", fields[2], " to ", fields[3], " ", button("Keep", apply, { class: "tool" }),
   );
 }
@@ -188,7 +188,7 @@ export function filters(app) {
     data.texts.attention.length > 1 ? choices(app, "attention", "Attention", data.texts.attention) : null,
     boxFilter(app),
   ];
-  const panel = element("details", { class: "filters", id: "filters" }, element("summary", {}, "Filter heads and checkpoints"), element("div", { class: "filter-groups" }, ...groups.filter(Boolean)));
+  const panel = element("details", { class: "filters", id: "filters" }, element("summary", {}, `Filter heads and ${data.noun}s`), element("div", { class: "filter-groups" }, ...groups.filter(Boolean)));
   const words = element("span", { id: "selection" });
   const clear = button("Show all", () => {
     for (const box of panel.querySelectorAll("input[type=checkbox]")) box.checked = true;
@@ -210,5 +210,5 @@ export function settled(app) {
   const { data, store, summaries, selection } = app;
   const list = selection.checkpoints();
   const s = summaries.at(store.state.checkpoint);
-  return `${data.checkpoints[store.state.checkpoint].label}, ${list.indexOf(store.state.checkpoint) + 1} of ${list.length}: ${plural(s.heads, "head")}, mean r_q ${s.r_q.mean.toFixed(2)}, mean r_k ${s.r_k.mean.toFixed(2)}`;
+  return `${data.checkpoints[store.state.checkpoint].label}, ${list.indexOf(store.state.checkpoint) + 1} of ${list.length}: ${plural(s.heads, "head")}, mean r_q ${correlation(s.r_q.mean)}, mean r_k ${correlation(s.r_k.mean)}`;
 }

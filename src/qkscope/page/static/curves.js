@@ -1,12 +1,14 @@
-// Means over training: r_q and r_k with their spread, what mean r_k is made of, and explained variance.
+// Means by checkpoint: r_q and r_k with their spread, what mean r_k is made of, and explained variance.
 
 import { View } from "./view.js";
 import { checkbox } from "./dom.js";
+import { markOf } from "./colours.js";
 import { checkpointAxis, columnHits, currentColumn, layLabels, scale, valueAxis } from "./axis.js";
 import { correlation, percent } from "./format.js";
 import { textWidth } from "./pen.js";
 
 const HEIGHT = 330;
+const DASHES = [[], [5, 4], [2, 3], [8, 3, 2, 3]]; // one for each kind of layer
 const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "split", "theme"];
 
 // Where the entries of a key stand: side by side, on as many lines as it takes.
@@ -37,7 +39,7 @@ function curveFrame(g, checkpoints, key) {
   return { frame, layout };
 }
 
-// One line with marks, interrupted where a value is undefined; between models there is no line.
+// One line with marks, interrupted where a value is undefined; between seeds or models there is no line.
 function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true }) {
   let run = [];
   const runs = [run];
@@ -72,18 +74,18 @@ function drawSignal(g) {
   const { app } = g;
   const { data, store, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const connected = !data.about.differentModels;
+  const connected = data.oneRun;
   const { blue, red } = data.about.colours;
-  const split = store.state.split && app.bothKinds;
-  const kinds = split ? [["rotary", []], ["nope", [5, 4]]] : [[null, []]];
-  const series = kinds.flatMap(([rotary, dash]) => {
-    const all = checkpoints.map((c) => summaries.at(c, { rotary }));
+  const split = store.state.split && app.layerKinds.length > 1;
+  const kinds = split ? app.layerKinds.map((kind, i) => [kind, DASHES[i % DASHES.length]]) : [[null, []]];
+  const series = kinds.flatMap(([kind, dash]) => {
+    const all = checkpoints.map((c) => summaries.at(c, { kind }));
     return [["r_q", blue, "circle"], ["r_k", red, "square"]].map(([name, colour, mark]) => ({
-      name, colour, mark: rotary === "nope" ? "triangle" : mark, dash, kind: rotary,
+      name, colour, mark: kind && markOf(kind) !== "circle" ? markOf(kind) : mark, dash, kind,
       means: all.map((s) => s[name].mean), spreads: all.map((s) => s[name].spread),
     }));
   });
-  const names = series.map((s) => ({ ...s, text: `mean ${s.name}${s.kind ? ` (${s.kind === "nope" ? "NoPE" : s.kind})` : ""}` }));
+  const names = series.map((s) => ({ ...s, text: `mean ${s.name}${s.kind ? ` (${s.kind})` : ""}` }));
   const { frame, layout } = curveFrame(g, checkpoints, split ? names : [...names, { text: "± 1 SD over heads", fill: g.theme.line }]);
   const low = lowest(series.map((s) => s.means.map((m, i) => m - (split ? 0 : s.spreads[i] || 0))));
   const bottom = low < -0.1 ? Math.max(-1, Math.floor(low * 5) / 5) : 0;
@@ -126,7 +128,7 @@ function drawConcordance(g) {
       if (Number.isFinite(value) && value !== 0) g.pen.rect(x(i) - wide / 2, Math.min(y(0), y(value)), wide, Math.abs(y(value) - y(0)), { fill: colour, alpha: 0.75 });
     }
   });
-  const connected = !data.about.differentModels;
+  const connected = data.oneRun;
   drawCurve(g, x, y, all.map((s) => s.r_k_abs.mean), { colour: g.theme.muted, mark: "triangle", dash: [4, 3], connected });
   drawCurve(g, x, y, all.map((s) => s.r_k.mean), { colour: g.theme.ink, mark: "square", connected });
   return columnHits(g, frame, checkpoints, (c) => {
@@ -148,7 +150,7 @@ function drawVariance(g) {
   currentColumn(g, frame, checkpoints);
   valueAxis(g, frame, y, Array.from({ length: 11 }, (_, i) => i / 10).filter((t) => t <= top + 1e-9 && (top <= 0.5 || Math.round(t * 10) % 2 === 0)), (v) => percent(v));
   const { x } = checkpointAxis(g, frame, checkpoints, layout);
-  const connected = !data.about.differentModels;
+  const connected = data.oneRun;
   drawBand(g, x, y, all.map((s) => s.mean), all.map((s) => s.spread), purple, connected, [0, top]);
   drawCurve(g, x, y, all.map((s) => s.mean), { colour: purple, connected });
   return columnHits(g, frame, checkpoints, (c) => {
@@ -180,12 +182,12 @@ function spoken(app, names) {
 
 export function curveViews(app) {
   const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable };
-  const split = app.bothKinds ? [checkbox("rotary and NoPE apart", false, (on) => app.store.set({ split: on }))] : [];
+  const split = app.layerKinds.length > 1 ? [checkbox("kinds of layers apart", false, (on) => app.store.set({ split: on }))] : [];
   return {
     signal: new View(app, {
       ...common, id: "signal", title: "Position signal", card: "position_signal", options: split, draw: drawSignal,
       about: "How strongly the projections of queries and keys go with position, averaged over heads.",
-      label: () => `Mean r_q and r_k over checkpoints. ${spoken(app, ["r_q", "r_k"])}`,
+      label: () => `Mean r_q and r_k by ${app.data.noun}. ${spoken(app, ["r_q", "r_k"])}`,
     }),
     concordance: new View(app, {
       ...common, id: "concordance", title: "What mean r_k is made of", card: "concordance", draw: drawConcordance,
@@ -195,7 +197,7 @@ export function curveViews(app) {
     variance: new View(app, {
       ...common, id: "variance", title: "Explained variance", card: "explained_variance", draw: drawVariance,
       about: "The share of the variance of queries and keys together that the component carries.",
-      label: () => `Explained variance over checkpoints. ${spoken(app, ["explained_variance"])}`,
+      label: () => `Explained variance by ${app.data.noun}. ${spoken(app, ["explained_variance"])}`,
     }),
   };
 }

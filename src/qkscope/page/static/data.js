@@ -48,6 +48,9 @@ export class Data {
     this.about = about;
     this.fileBytes = fileBytes;
     this.checkpoints = about.checkpoints;
+    this.oneRun = about.oneRun; // only then do entries have an order and the same heads
+    this.noun = about.noun; // what an entry is called
+    this.Noun = about.noun[0].toUpperCase() + about.noun.slice(1);
     this.components = about.data.components;
     this.layers = about.data.layers;
     this.heads = about.data.heads;
@@ -58,7 +61,7 @@ export class Data {
     this.texts = about.data.texts;
     this.readings = Object.fromEntries(about.data.readings.map((key) => [key, new Reading(array, key)]));
     this.head = {};
-    for (const name of ["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_bin", "rotary", "attention"]) {
+    for (const name of ["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_cell", "rotary", "attention", "layer_kind"]) {
       this.head[name] = array(`head.${name}`);
     }
     this.windows = about.data.windows.map(([checkpoint, size], row) => ({ checkpoint, size, row }));

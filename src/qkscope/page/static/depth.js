@@ -15,7 +15,7 @@ function rowHeight(app) {
 
 // Layers whose depth falls into a bin: brushing a column keeps them.
 function layersOfBin(data, checkpoint, bin) {
-  const layers = data.layers.filter((_, h) => data.number("depth_bin", checkpoint, h) === bin);
+  const layers = data.layers.filter((_, h) => data.number("depth_cell", checkpoint, h) === bin);
   return layers.length ? [Math.min(...layers), Math.max(...layers)] : null;
 }
 
@@ -33,7 +33,8 @@ function drawDepth(statistic) {
     const names = checkpoints.map((c) => shorten(data.checkpoints[c].label, letters));
     const down = rowHeight(app);
     const left = Math.ceil(Math.max(...names.map((name) => textWidth(name, 11.5)))) + 14;
-    const bins = data.about.depthEdges.length - 1;
+    const { byLayer, columns } = data.about.depth;
+    const bins = columns.length;
     const across = (g.width - left - 8) / bins;
     const every = Math.ceil(13 / down);
     const now = checkpoints.indexOf(store.state.checkpoint);
@@ -52,21 +53,24 @@ function drawDepth(statistic) {
         } else drawHatch(pen, theme, x + 0.5, y + 0.5, across - 1, Math.max(1, down - 1));
         const layers = layersOfBin(data, c, bin);
         const range = layers ? `layers ${layers[0]} to ${layers[1]}` : "no layer in this bin";
-        hits.push({ x, y, w: across, h: down, lines: [data.checkpoints[c].label, `depth ${percent(bin / bins)} to ${percent((bin + 1) / bins)} (${range})`, Number.isFinite(value) ? `mean ${statistic} ${correlation(value, 3)}` : "no heads", "click: keep these layers"], click: () => layers && store.set({ checkpoint: c, layers }) });
+        const place = byLayer ? `layer ${bin}` : `depth ${percent(bin / bins)} to ${percent((bin + 1) / bins)} (${range})`;
+        hits.push({ x, y, w: across, h: down, lines: [data.checkpoints[c].label, place, Number.isFinite(value) ? `mean ${statistic} ${correlation(value, 3)}` : "no heads", "click: keep these layers"], click: () => layers && store.set({ checkpoint: c, layers }) });
       });
     });
     for (const [, first] of phaseRuns(data, checkpoints).slice(1)) pen.line([[0, TOP + first * down], [g.width, TOP + first * down]], { stroke: theme.line, width: 1, dash: [3, 3] });
     const end = TOP + checkpoints.length * down;
     const step = across < 30 ? 2 : 1;
-    for (let bin = 0; bin <= bins; bin += step) pen.text((bin / bins).toFixed(1), left + bin * across, end + 16, { size: 11, anchor: bin === bins ? "end" : "middle", fill: theme.muted });
-    pen.text("depth (0 first layer, 1 last)", g.width - 8, end + 33, { size: 12, anchor: "end", fill: theme.ink });
+    for (let bin = 0; bin <= bins - (byLayer ? 1 : 0); bin += step) {
+      const [text, at] = byLayer ? [String(bin), bin + 0.5] : [(bin / bins).toFixed(1), bin];
+      pen.text(text, left + at * across, end + 16, { size: 11, anchor: bin === bins ? "end" : "middle", fill: theme.muted });
+    }
+    pen.text(byLayer ? "layer" : "depth (0 first layer, 1 last)", g.width - 8, end + 33, { size: 12, anchor: "end", fill: theme.ink });
     return hits;
   };
 }
 
 function depthTable(app, statistic) {
-  const bins = app.data.about.depthEdges.length - 1;
-  const columns = ["model", ...Array.from({ length: bins }, (_, i) => `depth_${i}`)];
+  const columns = ["model", ...app.data.about.depth.columns];
   return { columns, rows: app.selection.checkpoints().map((c) => [app.data.checkpoints[c].name, ...app.summaries.depth(c, statistic)]) };
 }
 
@@ -74,12 +78,12 @@ export function depthViews(app) {
   const make = (statistic, what) =>
     new View(app, {
       id: `depth-${statistic.replace("_", "")}`, surface: "svg", uses: USES, title: `Mean ${statistic} by depth`,
-      about: `${what}, in ten bins from the first layer to the last. Click a cell to keep its layers.`,
+      about: `${what}, ${app.data.about.depth.byLayer ? "layer by layer" : "in ten bins from the first layer to the last"}. Click a cell to keep its layers.`,
       card: `layer_heatmap_${statistic.replace("_", "")}`,
       height: () => Math.ceil(TOP + BOTTOM + app.selection.checkpoints().length * rowHeight(app)),
       draw: drawDepth(statistic),
       table: () => depthTable(app, statistic),
-      label: () => `Mean ${statistic} by checkpoint and depth bin; the CSV download has all values.`,
+      label: () => `Mean ${statistic} by ${app.data.noun} and depth; the CSV download has all values.`,
       note: () => "Pale is 0, dark is 1; below 0 the other hue. Hatched: no heads.",
     });
   return [make("r_q", "Queries"), make("r_k", "Keys")];

@@ -2,6 +2,7 @@
 
 import { View } from "./view.js";
 import { button, select } from "./dom.js";
+import { markWords } from "./colours.js";
 import { correlation, plural, whole } from "./format.js";
 import { dotRadius, drawDots, drawFrame, drawTrails, portraitFrame } from "./portrait.js";
 
@@ -155,7 +156,7 @@ export function explorer(app) {
     surface: "canvas",
     uses: ["checkpoint", "component", "reading", "layers", "hidden", "brush", "head", "hover", "trail", "theme"],
     card: "rq_rk_scatter_grid",
-    options: [data.about.differentModels || data.checkpoints.length < 2 ? null : trails, clear].filter(Boolean),
+    options: [!data.oneRun || data.checkpoints.length < 2 ? null : trails, clear].filter(Boolean),
     height: (width) => Math.round(Math.min(620, Math.max(320, width * 0.92))),
     draw,
     table,
@@ -173,9 +174,7 @@ export function explorer(app) {
       const { category } = data.readings[reading];
       const start = data.row(checkpoint, component);
       const missing = category.subarray(start, start + data.nHeads).filter((code) => code === data.undefinedCode).length;
-      const kinds = new Set(data.texts.rotary);
-      const shapes = kinds.has("nope") ? "Circles are heads of rotary layers, triangles of NoPE layers. " : "";
-      return `${shapes}${missing ? `${plural(missing, "head")} without a defined correlation cannot be placed.` : ""}`;
+      return `${markWords(app.layerKinds)}${missing ? `${plural(missing, "head")} without a defined correlation cannot be placed.` : ""}`;
     },
   });
   store.subscribe((changed) => changed.has("brush") && (clear.hidden = !store.state.brush));

@@ -33,7 +33,7 @@ function drawPath(g, head) {
   valueAxis(g, frame, y, [-1, -0.5, 0, 0.5, 1], (v) => correlation(v, 1));
   for (const [values, colour, mark] of [[source.r_q, data.about.colours.blue, "circle"], [source.r_k, data.about.colours.red, "square"]]) {
     const points = list.map((c, i) => [x(i), y(values[data.at(c, component, head)])]).filter(([, at]) => Number.isFinite(at));
-    if (!data.about.differentModels && points.length > 1) g.pen.line(points, { stroke: colour, width: 2 });
+    if (points.length > 1) g.pen.line(points, { stroke: colour, width: 2 });
     for (const point of points) g.pen.mark(mark, ...point, list.length > 40 ? 1.5 : 3.4, { fill: colour, stroke: g.theme.paper, width: 0.7 });
   }
   list.forEach((c, i) => {
@@ -79,7 +79,7 @@ function neighbours(app, head) {
     const at = data.at(checkpoint, component, h);
     const code = source.category[at];
     const name = data.categories[code]?.name ?? "not measured";
-    const swatch = swatchOf(app, code, data.kind("rotary", checkpoint, h));
+    const swatch = swatchOf(app, code, data.kind("layer_kind", checkpoint, h));
     const label = `${data.name(h)}, ${name}, r_q ${correlation(source.r_q[at])}, r_k ${correlation(source.r_k[at])}`;
     return button(swatch, () => store.set({ head: h }), { class: "neighbour", title: label, "aria-pressed": String(h === head) });
   });
@@ -138,7 +138,7 @@ function movers(app) {
   const { data, store, selection } = app;
   const { checkpoint, component, reading } = store.state;
   const before = selection.checkpoints().filter((c) => c < checkpoint).at(-1);
-  const [one, other] = before === undefined || data.about.differentModels ? [null, checkpoint] : [before, checkpoint];
+  const [one, other] = before === undefined || !data.oneRun ? [null, checkpoint] : [before, checkpoint];
   const source = data.readings[reading];
   const mask = selection.mask(checkpoint);
   const far = (h) => {
@@ -160,7 +160,7 @@ export function headPanel(app) {
     const { head } = store.state;
     node.classList.toggle("empty", head === null);
     if (head === null) {
-      node.replaceChildren(element("h3", { id: "title-head" }, "No head chosen"), element("p", { class: "about" }, "Click a head in the portrait or the map, or search for one (L12H3). Its path, components and neighbours appear here."), movers(app));
+      node.replaceChildren(element("h3", { id: "title-head" }, "No head chosen"), element("p", { class: "about" }, `Click a head in the portrait or the map, or search for one (L12H3). Its ${app.data.oneRun ? "path, " : ""}components and neighbours appear here.`), movers(app));
       return;
     }
     const name = app.data.name(head);
@@ -169,7 +169,7 @@ export function headPanel(app) {
       element(
         "div", { class: "head-grid" },
         about(app, head),
-        element("div", {}, element("h4", {}, "Over training: ", element("span", { class: "is-q" }, sign(app, "blue", "circle"), " r_q"), " ", element("span", { class: "is-k" }, sign(app, "red", "square"), " r_k")), chart(app, `Path of ${name} over training`, 380, 210, (g) => drawPath(g, head))),
+        app.data.oneRun ? element("div", {}, element("h4", {}, "Over training: ", element("span", { class: "is-q" }, sign(app, "blue", "circle"), " r_q"), " ", element("span", { class: "is-k" }, sign(app, "red", "square"), " r_k")), chart(app, `Path of ${name} over training`, 380, 210, (g) => drawPath(g, head))) : null,
         element("div", {}, element("h4", {}, `All ${app.data.components.length} components here`), chart(app, `Components of ${name}`, 380, 210, (g) => drawComponents(g, head))),
       ),
       element("h4", {}, `Layer ${app.data.layers[head]}`),

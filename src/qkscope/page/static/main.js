@@ -62,7 +62,7 @@ function createApp(data) {
   app.selection = new Selection(data, store);
   app.summaries = new Summaries(data, store, app.selection);
   app.lowestQuery = Object.values(data.readings).reduce((low, r) => r.r_q.reduce((a, b) => (b < a ? b : a), low), 0);
-  app.bothKinds = data.texts.rotary.includes("rotary") && data.texts.rotary.includes("nope");
+  app.layerKinds = data.about.layerKinds; // where there is more than one, views can tell them apart
   app.tooltip = makeTooltip();
   app.announce = makeAnnouncer();
   app.cards = new Cards(app);
@@ -71,7 +71,7 @@ function createApp(data) {
   app.headTable = (checkpoint, filtered) => headTable(app, checkpoint, filtered);
   app.describe = () => {
     const { checkpoint, component, reading } = store.state;
-    const where = reading === "matched" ? `common window of ${whole(data.window("matched", checkpoint))} tokens` : "each checkpoint at its own context";
+    const where = reading === "matched" ? `common window of ${whole(data.window("matched", checkpoint))} tokens` : `each ${data.noun} at its own context`;
     const words = app.selection.words();
     return `${data.checkpoints[checkpoint].label} on the slider; PC${data.components[component]}; ${where}; ${app.selection.title()}${words ? ` (${words})` : ""}`;
   };
@@ -109,7 +109,7 @@ function build(app) {
   const nodes = Object.fromEntries(Object.entries(parts).map(([key, view]) => [key, view?.node ?? null]));
   app.views = Object.values(parts).filter(Boolean);
   const pair = (...views) => element("div", { class: "pair" }, ...views.filter(Boolean));
-  const steps = data.about.differentModels ? "models" : "checkpoints";
+  const steps = `${data.noun}s`;
   document.getElementById("app").replaceChildren(
     element("a", { class: "skip", href: "#explore" }, "Skip to the portrait"),
     hero(app),
@@ -117,9 +117,9 @@ function build(app) {
     element(
       "main", {},
       section("explore", "Every head", `r_q tells how far a head’s queries go with position, r_k the same for its keys. Move through the ${steps} with the slider; all views below follow.`, filters(app), legend(app), element("div", { class: "explore" }, nodes.portrait, nodes.map), headPanel(app).node),
-      section("training", data.about.differentModels ? "Across models" : "Over training", null, pair(nodes.signal, nodes.concordance), pair(nodes.stack, nodes.flow), pair(nodes.variance, nodes.windows)),
+      section("training", data.oneRun ? "Over training" : `Across ${data.noun}s`, null, pair(nodes.signal, nodes.concordance), pair(nodes.stack, nodes.flow), pair(nodes.variance, nodes.windows)),
       section("depth", "By depth", null, pair(nodes.rq, nodes.rk)),
-      nodes.compare ? section("compare", data.about.differentModels ? "Two models" : "Two checkpoints", null, nodes.compare) : null,
+      nodes.compare ? section("compare", `Two ${data.noun}s`, null, nodes.compare) : null,
       section("table", "The numbers", null, tablePanel(app)),
       section("cards", "Cards", "What each figure shows, how it was made, and what to take from it, computed from this study.", app.cards.index()),
       section("provenance", "Where this comes from", null, provenancePanel(app)),

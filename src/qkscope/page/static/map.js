@@ -1,7 +1,7 @@
 // The layer x head map of a checkpoint: every head in its place, coloured by r_q, r_k or category.
 
 import { View } from "./view.js";
-import { categoryPaint, correlationColour, markOf, readableOn } from "./colours.js";
+import { categoryPaint, correlationColour, isNegative, markOf, markWords, readableOn } from "./colours.js";
 import { correlation } from "./format.js";
 import { headLines } from "./explorer.js";
 import { segmented } from "./dom.js";
@@ -36,7 +36,7 @@ function drawCell(g, place, h, checkpoint) {
   const missing = byCategory ? value === data.undefinedCode : !Number.isFinite(value);
   const fill = missing ? theme.paper : byCategory ? categoryPaint(data, value, theme).fill : correlationColour(data.about, measure, value);
   pen.rect(...box, missing ? { fill, stroke: theme.line, width: 0.7, alpha } : { fill, alpha });
-  const text = missing ? "?" : byCategory ? LETTERS[value] : value < 0 ? "−" : "";
+  const text = missing ? "?" : byCategory ? LETTERS[value] : isNegative(value) ? "−" : "";
   if (text && place.down >= 11 && place.across >= 9) {
     const size = Math.min(11, place.down * 0.62);
     pen.text(text, x + place.across / 2, y + place.down / 2 + size * 0.36, { size, anchor: "middle", fill: missing ? theme.muted : readableOn(fill), alpha: alpha * 0.75 });
@@ -54,7 +54,7 @@ function drawSides(g, place, checkpoint) {
     if (layer % rows === 0) pen.text(String(layer), MARGIN.left - 6, middle + 4, { ...label, anchor: "end" });
     const h = data.layers.findIndex((each, i) => each === layer && data.readings.own.category[data.at(checkpoint, 0, i)] !== data.absent);
     const side = MARGIN.left + data.nColumns * place.across + 12;
-    if (h >= 0) pen.mark(markOf(data.kind("rotary", checkpoint, h)), side, middle, Math.min(3.6, place.down * 0.36), { fill: "none", stroke: theme.line, width: 1 });
+    if (h >= 0) pen.mark(markOf(data.kind("layer_kind", checkpoint, h)), side, middle, Math.min(3.6, place.down * 0.36), { fill: "none", stroke: theme.line, width: 1 });
     else if (place.down >= 11 && layer < (data.checkpoints[checkpoint].n_layers ?? data.nLayers)) {
       const without = data.checkpoints[checkpoint].withoutAttention.includes(layer);
       pen.text(without ? "no attention" : "not measured", MARGIN.left + 6, middle + 4, { ...label, size: 10 });
@@ -179,7 +179,7 @@ export function headMap(app) {
     label: () => `Map of ${data.nLayers} layers by ${data.nColumns} heads at ${data.checkpoints[store.state.checkpoint].label}, coloured by ${store.state.measure}. Arrow keys move, Enter selects.`,
     note: () =>
       store.state.measure === "category"
-        ? `${letters}. Marks at the right: circle rotary, triangle NoPE.`
+        ? `${letters}. ${markWords(app.layerKinds)}`
         : `From ${correlation(0, 0)} (pale) to 1 (dark); below 0 in the other hue, with a minus sign.`,
   });
 }

@@ -46,7 +46,7 @@ export class Motion {
     this.from = { x: this.x.slice(), y: this.y.slice() };
     this.aim();
     // The heads of one model are not those of the next: nothing travels between models.
-    if (this.app.calm() || this.app.data.about.differentModels) {
+    if (this.app.calm() || !this.app.data.oneRun) {
       this.jump();
       this.onFrame();
       this.#schedule();

@@ -15,11 +15,19 @@ export function textWidth(text, size = 12, weight = 400) {
   return measuring.measureText(text).width;
 }
 
-// The corners of a triangle or square that looks as large as a circle of radius r.
+// The corners of a triangle, diamond or square that looks as large as a circle of radius r.
 function corners(kind, x, y, r) {
   if (kind === "triangle") {
     const [wide, tall] = [1.2 * r, 1.1 * r];
     return [[x, y - 1.25 * r], [x + wide, y + tall - 0.25 * r], [x - wide, y + tall - 0.25 * r]];
+  }
+  if (kind === "down") {
+    const [wide, tall] = [1.2 * r, 1.1 * r];
+    return [[x, y + 1.25 * r], [x + wide, y - tall + 0.25 * r], [x - wide, y - tall + 0.25 * r]];
+  }
+  if (kind === "diamond") {
+    const reach = 1.25 * r;
+    return [[x, y - reach], [x + reach, y], [x, y + reach], [x - reach, y]];
   }
   const half = 0.89 * r;
   return [[x - half, y - half], [x + half, y - half], [x + half, y + half], [x - half, y + half]];

@@ -72,7 +72,7 @@ export function drawTrails(g, frame, { mask, x, y }) {
   const { pen, theme, app } = g;
   const { data, store, selection } = app;
   const { checkpoint, component, reading, trail, head } = store.state;
-  if (data.about.differentModels) return;
+  if (!data.oneRun) return;
   const before = selection.checkpoints().filter((c) => c < checkpoint);
   const source = data.readings[reading];
   for (let h = 0; h < data.nHeads; h += 1) {
@@ -103,14 +103,16 @@ export function drawDots(g, frame, { mask, x, y, checkpoint, radius }) {
   for (const kept of [false, true]) {
     for (const h of all) {
       if (Boolean(mask[h]) !== kept) continue;
-      const kind = markOf(data.kind("rotary", checkpoint, h));
+      const kind = markOf(data.kind("layer_kind", checkpoint, h));
       const style = kept ? { ...paintOf(h), stroke: theme.paper, width: 0.8, alpha: 0.88 } : { fill: theme.line, alpha: 0.18 };
       pen.mark(kind, frame.x(x[h]), frame.y(y[h]), kept ? radius : radius * 0.7, style);
     }
   }
-  for (const [h, width] of [[hover, 1.5], [head, 2.2]]) {
+  // The head of the same number in another seed or model is another head.
+  const named = data.oneRun || checkpoint === store.state.checkpoint ? [[hover, 1.5], [head, 2.2]] : [];
+  for (const [h, width] of named) {
     if (h === null || !Number.isFinite(x[h]) || !Number.isFinite(y[h])) continue;
-    const kind = markOf(data.kind("rotary", checkpoint, h));
+    const kind = markOf(data.kind("layer_kind", checkpoint, h));
     pen.mark(kind, frame.x(x[h]), frame.y(y[h]), radius + 1, { ...paintOf(h), stroke: theme.ink, width });
     drawName(g, frame, data.name(h), frame.x(x[h]), frame.y(y[h]), radius);
   }

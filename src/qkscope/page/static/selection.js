@@ -42,7 +42,7 @@ export class Selection {
     const mask = new Uint8Array(data.nHeads);
     const kinds = ["rotary", "attention"].map((what) => [what, new Set(state.hidden[what])]);
     const hiddenCategories = new Set(state.hidden.category.map((name) => data.categories.findIndex((c) => c.name === name)));
-    const together = data.about.differentModels;
+    const together = !data.oneRun;
     const here = together ? checkpoint : state.checkpoint;
     const reading = data.readings[state.reading];
     const own = data.row(checkpoint, state.component);
@@ -110,7 +110,7 @@ export class Selection {
       return `layers ${brush.layers.join(" to ")}, heads ${brush.heads.join(" to ")}`;
     }
     const range = (name, [low, high]) => `${name} from ${correlation(Math.max(-1, low))} to ${correlation(Math.min(1, high))}`;
-    const where = this.data.about.differentModels ? "" : ` at ${this.data.checkpoints[brush.checkpoint].label}`;
+    const where = !this.data.oneRun ? "" : ` at ${this.data.checkpoints[brush.checkpoint].label}`;
     return `heads with ${range("r_q", brush.r_q)} and ${range("r_k", brush.r_k)}${where}`;
   }
 

@@ -149,7 +149,7 @@ export function shareViews(app) {
       about: "The share of heads in each category.",
       label: () => `Shares of categories. ${spoken(app)}`,
     }),
-    flow: app.data.about.differentModels || app.data.checkpoints.length < 2 ? null : new View(app, {
+    flow: !app.data.oneRun || app.data.checkpoints.length < 2 ? null : new View(app, {
       ...common, id: "flow", title: "Where heads go", draw: drawFlow, table: flowTable,
       about: "Heads that change category between checkpoints, in the colour of the category they reach; pale ribbons stay.",
       label: () => `Flow of heads between categories. ${spoken(app)}`,

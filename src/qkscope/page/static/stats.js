@@ -55,22 +55,22 @@ export class Summaries {
   }
 
   at(checkpoint, options = {}) {
-    const { reading = this.state.reading, component = this.state.component, rotary = null } = options;
+    const { reading = this.state.reading, component = this.state.component, kind = null } = options;
     if (this.version !== this.selection.version) {
       this.kept.clear();
       this.version = this.selection.version;
     }
-    const key = `${reading} ${component} ${checkpoint} ${rotary}`;
+    const key = `${reading} ${component} ${checkpoint} ${kind}`;
     if (!this.kept.has(key)) {
-      const mask = this.#only(this.selection.mask(checkpoint), checkpoint, rotary);
+      const mask = this.#only(this.selection.mask(checkpoint), checkpoint, kind);
       this.kept.set(key, summarise(this.data, this.data.readings[reading], this.data.row(checkpoint, component), mask));
     }
     return this.kept.get(key);
   }
 
-  #only(mask, checkpoint, rotary) {
-    if (rotary === null) return mask;
-    return mask.map((kept, h) => (kept && this.data.kind("rotary", checkpoint, h) === rotary ? 1 : 0));
+  #only(mask, checkpoint, kind) {
+    if (kind === null) return mask;
+    return mask.map((kept, h) => (kept && this.data.kind("layer_kind", checkpoint, h) === kind ? 1 : 0));
   }
 
   window(entry) {
@@ -91,22 +91,22 @@ export class Summaries {
     return counts;
   }
 
-  // Mean of a statistic per depth bin; NaN where the bin has no head.
+  // Mean of a statistic per depth cell (bin or layer); NaN where the cell has no head.
   depth(checkpoint, statistic) {
     const { data, state } = this;
-    const bins = data.about.depthEdges.length - 1;
-    const [sums, counts] = [new Float64Array(bins), new Float64Array(bins)];
+    const cells = data.about.depth.columns.length;
+    const [sums, counts] = [new Float64Array(cells), new Float64Array(cells)];
     const values = data.readings[state.reading][statistic];
     const start = data.row(checkpoint, state.component);
     const mask = this.selection.mask(checkpoint);
     for (let h = 0; h < data.nHeads; h += 1) {
       const value = values[start + h];
-      const bin = data.number("depth_bin", checkpoint, h);
-      if (mask[h] && Number.isFinite(value) && bin < bins) {
-        sums[bin] += value;
-        counts[bin] += 1;
+      const cell = data.number("depth_cell", checkpoint, h);
+      if (mask[h] && Number.isFinite(value) && cell < cells) {
+        sums[cell] += value;
+        counts[cell] += 1;
       }
     }
-    return Array.from(sums, (sum, bin) => (counts[bin] ? sum / counts[bin] : NaN));
+    return Array.from(sums, (sum, cell) => (counts[cell] ? sum / counts[cell] : NaN));
   }
 }

@@ -77,7 +77,7 @@ export function tablePanel(app) {
         const code = source.category[data.at(checkpoint, component, h)];
         const numbers = ["r_q", "r_k", "explained_variance"].map((key) => element("td", {}, correlation(value(h, key), 4)));
         const counts = ["n_q", "n_k"].map((key) => element("td", {}, whole(value(h, key))));
-        return element("tr", {}, element("th", { scope: "row" }, button(data.name(h), () => store.set({ head: h }), { class: "linklike" })), element("td", { class: "left" }, swatchOf(app, code, data.kind("rotary", checkpoint, h)), ` ${data.categories[code].name}`), ...numbers, ...counts);
+        return element("tr", {}, element("th", { scope: "row" }, button(data.name(h), () => store.set({ head: h }), { class: "linklike" })), element("td", { class: "left" }, swatchOf(app, code, data.kind("layer_kind", checkpoint, h)), ` ${data.categories[code].name}`), ...numbers, ...counts);
       }),
     );
     const range = heads.length ? `${first + 1} to ${first + shown.length} of ${plural(heads.length, "head")} at ` : "no heads at ";
@@ -94,7 +94,7 @@ export function tablePanel(app) {
   return element(
     "div", { class: "view", id: "numbers" },
     element("div", { class: "options" }, button("‹ Previous", () => turn(-PAGE), { class: "tool" }), button("Next ›", () => turn(PAGE), { class: "tool" }), status),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of heads" }, element("table", { class: "numbers heads" }, element("caption", { class: "hidden" }, "Heads at the checkpoint on the slider"), element("thead", {}, element("tr", {}, ...headers)), body)),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of heads" }, element("table", { class: "numbers heads" }, element("caption", { class: "hidden" }, `Heads at the ${data.noun} on the slider`), element("thead", {}, element("tr", {}, ...headers)), body)),
     element(
       "div", { class: "options" },
       button("CSV: these heads", () => save(headTable(app, store.state.checkpoint, true), "heads"), { class: "tool", id: "csv-heads" }),

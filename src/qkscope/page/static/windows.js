@@ -85,11 +85,11 @@ export function windowView(app) {
   app.store.subscribe((changed) => changed.has("windowMeasure") && control.update(app.store.state.windowMeasure));
   return new View(app, {
     id: "windows", title: "What the window alone does", surface: "svg", card: "window_dependence", options: [control.node],
-    about: "Along a line the weights stay the same; only the number of leading tokens changes. Component 0, filled mark: the checkpoint’s own context.",
+    about: `Along a line the weights stay the same; only the number of leading tokens changes. Component 0, filled mark: the ${app.data.noun}’s own context.`,
     uses: ["checkpoint", "component", "reading", "layers", "hidden", "brush", "windowMeasure", "theme"],
     height: () => 340,
     draw,
     table,
-    label: () => `${measureOf(app)[1]} against the window, one line per checkpoint, ${app.data.checkpoints[app.store.state.checkpoint].label} highlighted.`,
+    label: () => `${measureOf(app)[1]} against the window, one line per ${app.data.noun}, ${app.data.checkpoints[app.store.state.checkpoint].label} highlighted.`,
   });
 }

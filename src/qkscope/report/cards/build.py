@@ -17,7 +17,7 @@ WRITERS: dict[str, Callable[[CardInput], Card]] = {
     "layer_heatmap_rk": depth.layer_heatmap_rk,
     "rq_rk_scatter_grid": portraits.rq_rk_scatter_grid,
     "concordance": concordance.concordance,
-    "rope_vs_nope": layer_kinds.rope_vs_nope,
+    "layer_kinds": layer_kinds.layer_kinds,
     "window_dependence": windows.window_dependence,
 }
 
@@ -48,6 +48,6 @@ class CardWriter:
 
 def card_writer(results: Results, tables: SummaryTables) -> CardWriter:
     """Prepare the cards of a study."""
-    same_heads = not results.study.different_models
+    same_heads = results.study.one_run
     matched = None if results.matched is None else HeadPanel(results.matched, same_heads)
     return CardWriter(results, tables, HeadPanel(results.heads, same_heads), matched)

@@ -1,9 +1,19 @@
 """Card of figure 7: what mean r_k hides."""
 
 from qkscope.report.cards.curves import sign_sentence
-from qkscope.report.cards.frame import Card, CardInput, opening, readings, rows, script_step, table_file, tell_curve
+from qkscope.report.cards.frame import (
+    Card,
+    CardInput,
+    drawing_step,
+    opening,
+    readings,
+    rows,
+    table_file,
+    tell_curve,
+    tell_short,
+)
 from qkscope.report.findings import Step
-from qkscope.report.phrases import escape, label, number, percent, ranking, went, where
+from qkscope.report.phrases import escape, label, number, percent, shown, went, where
 
 
 def concordance(given: CardInput) -> Card:
@@ -13,8 +23,8 @@ def concordance(given: CardInput) -> Card:
             given,
             f"Above, for {rows(given)}: the share of heads whose keys clearly drift along PC0 in the direction of "
             "their queries (r\\_k above 0.3, upwards) and against it (r\\_k below −0.3, downwards, hatched). Below: "
-            "mean r\\_k (red squares) and mean |r\\_k| (diamonds, dashed); the area between them is what opposite "
-            "signs cancel.",
+            f"mean r\\_k (red squares) and mean |r\\_k| (diamonds{', dashed' if given.study.one_run else ''}); what "
+            "lies between them is what opposite signs cancel.",
         ),
         "**Against.** " + tell_curve(given, "discordant", "The share of discordant heads", percent),
         "**With.** " + tell_curve(given, "concordant", "The share of concordant heads", percent),
@@ -27,10 +37,10 @@ def concordance(given: CardInput) -> Card:
     steps = [
         (
             "Aggregation",
-            "heads with r\\_k > 0.3 and with r\\_k < −0.3 over all heads of the checkpoint; mean of r\\_k and of "
+            f"heads with r\\_k > 0.3 and with r\\_k < −0.3 over all heads of the {given.noun}; mean of r\\_k and of "
             "|r\\_k| over heads. The sign is that of r\\_k after PC0 is turned so that r\\_q is not negative.",
         ),
-        script_step(None),
+        drawing_step("signs.draw_concordance"),
     ]
     headline = f"Concordant and Discordant Keys {given.study.span.title()}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given))
@@ -38,7 +48,7 @@ def concordance(given: CardInput) -> Card:
 
 def _falls(given: CardInput) -> list[str]:
     """Each clear fall of mean r_k, and what stands behind it."""
-    if given.study.different_models:
+    if not given.study.one_run:
         return []
     said = []
     for step in given.curve("r_k").jumps:
@@ -58,17 +68,13 @@ def _takeaway(given: CardInput) -> list[str]:
     if gap.isna().all():
         return ["No head has a defined r\\_k."]
     widest = table.iloc[int(gap.fillna(-1.0).to_numpy().argmax())]
+    size, mean = shown(number, float(widest["r_k_abs"]), float(widest["r_k"]))
     name = escape(given.study.labels[str(widest["model"])])
     said = [
-        f"The sign matters most at {name}: mean |r\\_k| is {number(float(widest['r_k_abs']))} and mean r\\_k only "
-        f"{number(float(widest['r_k']))}."
+        f"The sign matters most at {name}: mean |r\\_k| is {size} and mean r\\_k only {mean}."
         if float(widest["r_k_abs"]) - float(widest["r_k"]) >= 0.005
         else "Hardly any key runs against its queries, so mean r\\_k and mean |r\\_k| tell the same story."
     ]
-    if given.study.different_models:
-        said.append(ranking(given.curve("discordant"), "The share of discordant heads", percent))
-    elif len(given.checkpoints) > 1:
-        change = given.panel.change("discordant", given.checkpoints[0].name, given.checkpoints[-1].name)
-        ends = f"From {label(given.checkpoints[0])} to {label(given.checkpoints[-1])}"
-        said.append(f"{ends} the share of discordant heads {went(change, percent)}.")
+    if len(given.checkpoints) > 1:
+        said.append(tell_short(given, "discordant", "The share of discordant heads", percent))
     return said

@@ -5,19 +5,21 @@ import itertools
 from qkscope.report.cards.frame import (
     Card,
     CardInput,
+    bands,
     context_takeaway,
+    drawing_step,
     opening,
     phase_lines,
     readings,
     rows,
-    script_step,
     table_file,
     tell_curve,
+    tell_short,
     undefined_sentence,
 )
 from qkscope.report.findings import Curve, Step, Trend
 from qkscope.report.noise import Change
-from qkscope.report.phrases import course, fall_after_peak, label, number, percent, ranking, went, where
+from qkscope.report.phrases import curve_course, fall_after_peak, label, number, percent, shown, went, where
 
 
 def position_signal(given: CardInput) -> Card:
@@ -25,7 +27,7 @@ def position_signal(given: CardInput) -> Card:
     shows = [
         opening(
             given,
-            f"Mean r\\_q (blue circles) and mean r\\_k (red squares) on PC0 for {rows(given)}, with bands of "
+            f"Mean r\\_q (blue circles) and mean r\\_k (red squares) on PC0 for {rows(given)}, with {bands(given)} of "
             f"± 1 standard deviation over heads{phase_lines(given)}. The bars underneath give the "
             "share of heads with r\\_k below −0.3, whose keys run against their queries and cancel in the mean.",
         ),
@@ -35,8 +37,8 @@ def position_signal(given: CardInput) -> Card:
         *readings(given, [("r_q", "mean r\\_q", number), ("r_k", "mean r\\_k", number)]),
     ]
     steps = [
-        ("Aggregation", "mean and standard deviation of r\\_q and r\\_k over the heads of each checkpoint."),
-        script_step("smollm_fig01_position_signal_over_training"),
+        ("Aggregation", f"mean and standard deviation of r\\_q and r\\_k over the heads of each {given.noun}."),
+        drawing_step("curves.draw_position_signal"),
     ]
     headline = f"Position Correlation on PC0 {given.study.span.title()}"
     return Card(headline + _at(given), shows, table_file(given), steps, _signal_takeaway(given))
@@ -50,7 +52,7 @@ def _fall(given: CardInput) -> list[str]:
     """After a peak of mean r_k: where it falls, and whether the coupling weakens or the sign splits."""
     curve = given.curve("r_k")
     step = fall_after_peak(curve)
-    if step is None or given.study.different_models:
+    if step is None or not given.study.one_run:
         return []
     if step is curve.largest:
         return [sign_sentence(given, step)]
@@ -77,9 +79,9 @@ def sign_sentence(given: CardInput, step: Step) -> str:
 
 def _signal_takeaway(given: CardInput) -> list[str]:
     r_q, r_k = given.curve("r_q"), given.curve("r_k")
-    if given.study.different_models:
-        return [ranking(r_q, "Mean r\\_q", number), ranking(r_k, "Mean r\\_k", number)]
-    said = [_queries_in_short(r_q), course(r_k, "Mean r\\_k", number)]
+    if not given.study.one_run:
+        return [tell_short(given, q, name, number) for q, name in (("r_q", "Mean r\\_q"), ("r_k", "Mean r\\_k"))]
+    said = [_queries_in_short(r_q), curve_course(r_k, "Mean r\\_k", number)]
     if len(given.checkpoints) == 1:
         return said
     step = _parting(given)
@@ -104,15 +106,16 @@ def _signal_takeaway(given: CardInput) -> list[str]:
 
 def _queries_in_short(curve: Curve) -> str:
     """The course of mean r_q, or where most of its rise falls if one step carries it."""
-    step = curve.largest
+    step, shape = curve.largest, curve.shape
     if step is None or len(curve.checkpoints) < 3 or curve.trend is not Trend.RISES:
-        return course(curve, "Mean r\\_q", number)
-    if step.change.difference < 0.5 * curve.overall.difference:
-        return course(curve, "Mean r\\_q", number)
+        return curve_course(curve, "Mean r\\_q", number)
+    rise = shape.points[shape.last] - shape.points[shape.first]
+    if step.change.after - step.change.before < 0.5 * rise:
+        return curve_course(curve, "Mean r\\_q", number)
+    before, after, end = shown(number, step.change.before, step.change.after, shape.points[shape.last])
     return (
         f"Queries gain most of their position signal in one step, from {label(step.before)} to {label(step.after)} "
-        f"(mean r\\_q {number(step.change.before)} to {number(step.change.after)}), and end at "
-        f"{number(curve.values[-1])}."
+        f"(mean r\\_q {before} to {after}), and end at {end}."
     )
 
 
@@ -137,7 +140,7 @@ def explained_variance(given: CardInput) -> Card:
         opening(
             given,
             "The share of the pooled variance of queries and keys that the first principal component carries, "
-            f"as the mean over heads for {rows(given)}, with a band of ± 1 standard deviation over heads.",
+            f"as the mean over heads for {rows(given)}, with {bands(given)} of ± 1 standard deviation over heads.",
         ),
         tell_curve(given, "explained_variance", "The mean share", percent),
         *readings(given, [("explained_variance", "the mean explained variance", percent)]),
@@ -146,14 +149,14 @@ def explained_variance(given: CardInput) -> Card:
         (
             "Aggregation",
             "explained variance is the largest eigenvalue of the pooled covariance of queries and keys over its "
-            "trace; mean and standard deviation over the heads of each checkpoint.",
+            f"trace; mean and standard deviation over the heads of each {given.noun}.",
         ),
-        script_step("smollm_fig04_explained_variance_evolution"),
+        drawing_step("curves.draw_explained_variance"),
     ]
+    name = "The share of variance on PC0"
     curve = given.curve("explained_variance")
-    telling = ranking if given.study.different_models else course
-    takeaway = [telling(curve, "The share of variance on PC0", percent)]
-    if len(curve.jumps) > 1 and curve.trend in (Trend.RISES, Trend.FALLS):
+    takeaway = [tell_short(given, "explained_variance", name, percent)]
+    if given.study.one_run and len(curve.jumps) > 1 and curve.trend in (Trend.RISES, Trend.FALLS):
         places = " and ".join(f"from {label(s.before)} to {label(s.after)}" for s in curve.jumps[:3])
         takeaway.append(f"It moves in {len(curve.jumps)} steps rather than evenly: {places}.")
     takeaway.append(context_takeaway(given, ["explained_variance"]))

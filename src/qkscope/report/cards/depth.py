@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from qkscope.analysis.depth import N_BINS
-from qkscope.analysis.schema import NOPE, ROTARY
-from qkscope.report.cards.frame import Card, CardInput, opening, rows, script_step, table_file, undefined_sentence
+from qkscope.analysis.depth import DepthAxis
+from qkscope.report.cards.frame import Card, CardInput, drawing_step, opening, rows, table_file, undefined_sentence
+from qkscope.report.cards.layer_kinds import kinds_of
 from qkscope.report.findings import (
     EARLY,
     LATE,
@@ -15,10 +15,24 @@ from qkscope.report.findings import (
     Step,
     depth_profile,
     describe_curve,
-    spread_change,
+    spread_series,
 )
 from qkscope.report.noise import Change, Part
-from qkscope.report.phrases import count, fall_after_peak, label, listed, number, percent, went, where
+from qkscope.report.phrases import (
+    at_labels,
+    count,
+    course,
+    escape,
+    fall_after_peak,
+    label,
+    listed,
+    number,
+    percent,
+    sentence,
+    shown,
+    went,
+    where,
+)
 
 THIRDS = ((EARLY, "the first three tenths of depth"), (MIDDLE, "the middle"), (LATE, "the last three tenths"))
 
@@ -31,8 +45,8 @@ class _Kind:
     function: str
 
 
-_RQ = _Kind("r_q", "r\\_q", "Blues", "smollm_fig05_layer_heatmap_rq")
-_RK = _Kind("r_k", "r\\_k", "Reds", "smollm_fig06_layer_heatmap_rk")
+_RQ = _Kind("r_q", "r\\_q", "Blues", "heatmaps.draw_heatmap_rq")
+_RK = _Kind("r_k", "r\\_k", "Reds", "heatmaps.draw_heatmap_rk")
 
 
 def layer_heatmap_rq(given: CardInput) -> Card:
@@ -46,70 +60,70 @@ def layer_heatmap_rk(given: CardInput) -> Card:
 
 
 def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
-    profiles = [depth_profile(given.panel, means, c, kind.quantity) for c in given.checkpoints]
+    axis = given.reading.depth_axis
+    profiles = [depth_profile(given.panel, means, axis, c, kind.quantity) for c in given.checkpoints]
     known = [p for p in profiles if p is not None]
     column = (
         " The column at the right gives the share of heads with r\\_k below −0.3 in the whole row."
         if kind is _RK
         else ""
     )
+    cells = "ten bins of normalised depth" if axis.layers is None else count(axis.size, "layer")
     shows = [
         opening(
             given,
-            f"Mean {kind.name} on PC0 by depth: {rows(given)} from top to bottom, ten bins of normalised depth from "
+            f"Mean {kind.name} on PC0 by depth: {rows(given)} from top to bottom, {cells} from "
             f"left to right, darker for values nearer 1. A mean below 0 keeps its sign and has another hue; "
             f"a hatched cell has no head with a value.{column}",
         ),
-        _range_sentence(known),
+        _range_sentence(given, known),
         _gradient_sentence(given, known, kind),
         _step_by_depth(given, kind),
         _kinds_sentence(given, kind),
-        _oddities(known, given),
+        _oddities(known, axis),
         undefined_sentence(given),
     ]
+    how = (
+        "layer index over the last layer's index, in ten bins over [0, 1] that are closed on the right (the first "
+        "also on the left)."
+        if axis.layers is None
+        else f"the layers themselves, because every {given.noun} has fewer than the ten bins of larger models."
+    )
     steps = [
-        (
-            "Depth",
-            "layer index over the last layer's index, in ten bins over [0, 1] that are closed on the right (the "
-            "first also on the left).",
-        ),
-        ("Aggregation", f"mean {kind.name} over the heads of each ({given.noun}, depth bin)."),
-        ("Drawing", f'matplotlib `imshow`, colour map "{kind.colour}" from 0 to 1.'),
-        script_step(kind.function),
+        ("Depth", how),
+        ("Aggregation", f"mean {kind.name} over the heads of each ({given.noun}, {_cell(axis)})."),
+        drawing_step(kind.function, f'matplotlib `imshow`, colour map "{kind.colour}" from 0 to 1; '),
     ]
     headline = f"{kind.name} Layer-Depth Heatmap {given.study.span.title()}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given, known, kind))
 
 
-def _bin(index: int) -> str:
-    return f"depth {index / N_BINS:.1f} to {(index + 1) / N_BINS:.1f}"
+def _cell(axis: DepthAxis) -> str:
+    return "depth bin" if axis.layers is None else "layer"
 
 
-def _range_sentence(known: list[DepthProfile]) -> str:
+def _range_sentence(given: CardInput, known: list[DepthProfile]) -> str:
     if not known:
         return "No cell has a value."
-    first, last = known[0], known[-1]
-    text = (
-        f"At {label(first.checkpoint)} the bins reach from {number(first.low)} ({_bin(first.weakest)}) to "
-        f"{number(first.high)} ({_bin(first.strongest)})"
-    )
-    if len(known) == 1:
-        return f"{text}."
-    return (
-        f"{text}; at {label(last.checkpoint)} from {number(last.low)} ({_bin(last.weakest)}) to "
-        f"{number(last.high)} ({_bin(last.strongest)}). {_spread_sentence(first, last)}"
-    )
+    axis = given.reading.depth_axis
+    shown_rows = [known[0], known[-1]] if given.study.one_run else known[:12]
+    first, *others = shown_rows if len(known) > 1 else known
+    start = f"At {label(first.checkpoint)} the {_cell(axis)}s reach {_reach(axis, first)}"
+    text = sentence("; ".join([start, *(f"at {label(p.checkpoint)} {_reach(axis, p)}" for p in others)]))
+    return f"{text} {_spread_sentence(given, known)}".strip()
 
 
-def _spread_sentence(first: DepthProfile, last: DepthProfile) -> str:
-    direction = spread_change(first, last)
-    if direction == 0:
-        return "The gap between the weakest and the strongest bin does not change by more than its noise."
-    verb = "widens" if direction > 0 else "narrows"
-    return (
-        f"The gap between the weakest and the strongest bin {verb} from {number(first.spread)} to "
-        f"{number(last.spread)}."
-    )
+def _reach(axis: DepthAxis, profile: DepthProfile) -> str:
+    low, high = shown(number, profile.low, profile.high)
+    return f"from {low} ({axis.words(profile.weakest)}) to {high} ({axis.words(profile.strongest)})"
+
+
+def _spread_sentence(given: CardInput, known: list[DepthProfile]) -> str:
+    """How the gap between the weakest and the strongest cell goes over training; of seeds and models nothing."""
+    if not given.study.one_run or len(known) < 2:
+        return ""
+    name = f"The gap between the weakest and the strongest {_cell(given.reading.depth_axis)}"
+    return course(spread_series(known), at_labels([p.checkpoint for p in known]), name, number)
 
 
 def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind) -> str:
@@ -119,7 +133,7 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
     early = [p for p in known if p.early_to_late.direction < 0]
     late = [p for p in known if p.early_to_late.direction > 0]
     last = known[-1].early_to_late
-    values = f"{number(last.before)} against {number(last.after)} at {label(known[-1].checkpoint)}"
+    values = "{} against {}".format(*shown(number, last.before, last.after)) + f" at {label(known[-1].checkpoint)}"
     of = f"of {count(len(known), given.noun)}"
     if len(early) > len(known) / 2:
         return (
@@ -127,6 +141,7 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
             f"{values}."
         )
     if len(late) > len(known) / 2:
+        values = "{} against {}".format(*shown(number, last.after, last.before)) + f" at {label(known[-1].checkpoint)}"
         return (
             f"Late layers (depth above 0.7) have higher {kind.name} than early ones (up to 0.3) at {len(late)} {of}: "
             f"{values}."
@@ -140,7 +155,8 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
             )
             if rows_ahead
         ]
-        return f"There is no lasting gradient: {listed(ahead)} {of}, the rest is within noise."
+        none = "There is no lasting gradient" if given.study.one_run else f"No gradient is common to all {given.noun}s"
+        return f"{none}: {listed(ahead)} {of}, the rest is within noise."
     return (
         "Early layers (depth up to 0.3) and late ones (above 0.7) do not differ by more than their noise at any "
         f"{given.noun}."
@@ -148,7 +164,7 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
 
 
 def _most_telling_step(given: CardInput, kind: _Kind) -> Step | None:
-    if given.study.different_models or len(given.checkpoints) < 2:
+    if not given.study.one_run or len(given.checkpoints) < 2:
         return None
     curve = describe_curve(given.panel, given.checkpoints, kind.quantity)
     return fall_after_peak(curve) or curve.largest
@@ -173,37 +189,35 @@ def _step_by_depth(given: CardInput, kind: _Kind) -> str:
 def _by(change: Change) -> str:
     if change.direction == 0:
         return "stays within its noise"
-    return f"{'rises' if change.direction > 0 else 'falls'} by {number(abs(change.difference))}"
+    return f"{'rises' if change.direction > 0 else 'falls'} by {shown(number, abs(change.difference), 0.0)[0]}"
 
 
 def _kinds_sentence(given: CardInput, kind: _Kind) -> str:
-    if given.tables.rope_vs_nope is None or given.study.different_models:
+    """The means of each kind of layer, where there are several: they stand side by side in the cells."""
+    rows_with = [c for c in given.checkpoints if len(kinds_of(given, c)) > 1]
+    if not rows_with:
         return ""
-    first, last = given.checkpoints[0].name, given.checkpoints[-1].name
+    told = rows_with[:1] + rows_with[-1:] if given.study.one_run and len(rows_with) > 1 else rows_with[:6]
     texts = []
-    for name, checkpoint in ((first, given.checkpoints[0]), (last, given.checkpoints[-1])):
-        gap = given.panel.contrast(kind.quantity, name, Part(rotary=ROTARY), Part(rotary=NOPE))
-        words = {-1: "lower than", 1: "higher than", 0: "no different within noise from"}[gap.direction]
-        texts.append(
-            f"at {label(checkpoint)} their mean {kind.name} ({number(gap.after)}) is {words} that of rotary layers "
-            f"({number(gap.before)})"
-        )
-    unique = texts[:1] if first == last else texts
-    return f"Layers without rotary position are part of the bins they fall in: {listed(unique)}."
+    for checkpoint in told:
+        kinds = kinds_of(given, checkpoint)
+        means = [given.panel.mean(kind.quantity, checkpoint.name, Part(layer_kind=each)) for each in kinds]
+        parts = [f"{number(mean)} ({escape(each)})" for each, mean in zip(kinds, means, strict=True)]
+        texts.append(f"at {label(checkpoint)} {listed(parts)}")
+    return f"Rows average over kinds of layers: mean {kind.name} is {'; '.join(texts)}."
 
 
-def _oddities(known: list[DepthProfile], given: CardInput) -> str:
+def _oddities(known: list[DepthProfile], axis: DepthAxis) -> str:
     said = []
     empty = sorted({i for p in known for i in p.empty})
     if empty:
         always = [i for i in empty if all(i in p.empty for p in known)]
-        bins = listed([_bin(i) for i in empty])
-        said.append(f"No head with a value falls into {bins}{'' if always == empty else ' at some rows'}.")
+        cells = listed([axis.words(i) for i in empty])
+        said.append(f"No head has a value in {cells}{'' if always == empty else ' at some rows'}.")
     negative = sum(len(p.negative) for p in known)
     if negative:
-        said.append(
-            f"{count(negative, 'cell')} of {len(known) * N_BINS} {'has' if negative == 1 else 'have'} a mean below 0."
-        )
+        has = "has" if negative == 1 else "have"
+        said.append(f"{count(negative, 'cell')} of {len(known) * axis.size} {has} a mean below 0.")
     return " ".join(said)
 
 
@@ -212,7 +226,7 @@ def _takeaway(given: CardInput, known: list[DepthProfile], kind: _Kind) -> list[
         return ["There is nothing to read here: no head has a value."]
     said = [_gradient_sentence(given, known, kind)]
     if len(known) > 1:
-        said.append(_spread_sentence(known[0], known[-1]))
+        said.append(_spread_sentence(given, known) if given.study.one_run else _range_sentence(given, known))
     step = _most_telling_step(given, kind)
     if step is not None:
         changes = [
@@ -224,9 +238,9 @@ def _takeaway(given: CardInput, known: list[DepthProfile], kind: _Kind) -> list[
             verb = "rise" if step.change.direction > 0 else "fall"
             said.append(
                 f"The {verb} from {label(step.before)} to {label(step.after)} is largest in {name} "
-                f"({number(abs(strongest.difference))})."
+                f"({shown(number, abs(strongest.difference), 0.0)[0]})."
             )
-    if kind is _RK:
+    if kind is _RK and given.study.one_run:
         last = float(given.reading.concordance["discordant"].iloc[-1])
         if last > 0:
             said.append(

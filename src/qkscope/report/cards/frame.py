@@ -7,24 +7,31 @@ from dataclasses import dataclass
 from qkscope.analysis import schema
 from qkscope.analysis.results import Checkpoint, Results, Study
 from qkscope.analysis.summary_tables import Reading, SummaryTables
-from qkscope.report.findings import Agreement, Curve, compare_readings, context_changes, describe_curve
+from qkscope.report.findings import (
+    Agreement,
+    Contrast,
+    Curve,
+    compare_readings,
+    context_changes,
+    describe_curve,
+    largest_contrast,
+)
 from qkscope.report.noise import HeadPanel
 from qkscope.report.phrases import (
     Format,
     agreements,
     count,
-    course,
+    curve_course,
     escape,
     jumps,
     label,
     listed,
     ranking,
+    sentence,
     survives,
     tokens,
 )
 from qkscope.report.production import produced
-
-SCRIPT = "scripts/generate_report_figures.py"
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,15 @@ class CardInput:
     @property
     def noun(self) -> str:
         """What a row of the study is called."""
-        return "model" if self.study.different_models else "checkpoint"
+        return self.study.noun
 
     def curve(self, quantity: str) -> Curve:
         """The facts about one quantity over the checkpoints."""
         return describe_curve(self.panel, self.checkpoints, quantity)
+
+    def contrast(self, quantity: str) -> Contrast | None:
+        """The largest difference of one quantity between entries that are not stages of one run."""
+        return largest_contrast(self.panel, self.checkpoints, quantity)
 
 
 @dataclass(frozen=True)
@@ -96,11 +107,9 @@ def render(card: Card, given: CardInput) -> str:
     return "\n".join(lines)
 
 
-def script_step(function: str | None) -> tuple[str, str]:
-    """The last step of a card: what draws the figure."""
-    if function is None:
-        return "Drawing", "`qkscope report RESULTS`."
-    return "Script", f"`{SCRIPT}`, function `{function}()`; `qkscope report RESULTS` draws it too."
+def drawing_step(function: str, how: str = "") -> tuple[str, str]:
+    """The last step of a card: the command that makes the figure, and the function that draws it."""
+    return "Drawing", f"{how}`qkscope report RESULTS`; the function is `qkscope.figures.{function}`."
 
 
 def table_file(given: CardInput) -> str:
@@ -114,7 +123,7 @@ def window_sentence(given: CardInput) -> str:
     if not known:
         return "The window of the measurement is not recorded."
     if given.matched:
-        return f"Every checkpoint is measured over the same leading {tokens(known[0])} of each document."
+        return f"Every {given.noun} is measured over the same leading {tokens(known[0])} of each document."
     if len(known) == 1:
         return f"Every {given.noun} is measured over a window of {tokens(known[0])}."
     return f"Each {given.noun} is measured over its own context, from {known[0]:,} to {tokens(known[-1])}."
@@ -130,18 +139,29 @@ def phase_lines(given: CardInput) -> str:
     return " and dashed lines between phases" if len({c.phase for c in given.checkpoints}) > 1 else ""
 
 
+def bands(given: CardInput) -> str:
+    """How a spread is drawn: a band along a line, or a bar where no line joins the entries."""
+    return "a band" if given.study.one_run and len(given.checkpoints) > 1 else "a bar"
+
+
 def rows(given: CardInput) -> str:
     """`10 checkpoints` or `3 models`."""
     return count(len(given.checkpoints), given.noun)
 
 
 def tell_curve(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
-    """A paragraph about one curve: its course, its largest steps, its plateau."""
-    curve = given.curve(quantity)
-    if given.study.different_models:
-        return ranking(curve, name, fmt)
-    short = name[0].lower() + name[1:]
-    return " ".join([course(curve, name, fmt), *jumps(curve, short, fmt, given.windows)])
+    """A paragraph about one quantity: its course, its largest steps, its plateau; or who is lowest and highest."""
+    said = [tell_short(given, quantity, name, fmt)]
+    if given.study.one_run:
+        said += jumps(given.curve(quantity), name[0].lower() + name[1:], fmt, given.windows)
+    return " ".join(said)
+
+
+def tell_short(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
+    """One sentence: the course over one run, or the largest difference between seeds or models."""
+    if given.study.one_run or len(given.checkpoints) == 1:
+        return curve_course(given.curve(quantity), name, fmt)
+    return ranking(given.contrast(quantity), name, fmt, given.noun)
 
 
 def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
@@ -152,6 +172,8 @@ def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) ->
     changes = context_changes(given.results.study.checkpoints, given.tables.own.trajectory)
     if not changes:
         return []
+    if not given.study.one_run:
+        return _other_reading(given, quantities)
     if given.matched_panel is None or given.tables.matched is None:
         steps = listed([f"{label(before)} to {label(after)}" for before, after, _, _ in changes[:4]])
         return [
@@ -167,13 +189,30 @@ def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) ->
     return said
 
 
+def _other_reading(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+    """Seeds or models with different contexts: the same differences at the other choice of windows."""
+    panel = given.own_panel if given.matched else given.matched_panel
+    reading = given.tables.own if given.matched else given.tables.matched
+    if panel is None or reading is None:
+        return [
+            f"Contexts differ between {given.noun}s, so a difference may come from the length of the window; no "
+            "measurement at a common window is in these results."
+        ]
+    there = given.results.study.only(list(reading.trajectory["model"])).checkpoints
+    place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+    if not quantities:
+        return []
+    said = [ranking(largest_contrast(panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
+    return [" ".join(f"{place}, {text}" if i == 0 else sentence(text) for i, text in enumerate(said))]
+
+
 def context_takeaway(given: CardInput, quantities: Sequence[str]) -> str:
-    """For a takeaway: whether the first step with a new context holds at the common window."""
+    """For a takeaway: whether the first step with a new context holds at the other choice of windows."""
     changes = context_changes(given.results.study.checkpoints, given.tables.own.trajectory)
-    if not changes or given.study.different_models:
+    if not changes or not given.study.one_run:
         return ""
     before, after, _, _ = changes[0]
-    return survives(_both(given, before, after, quantities), f"from {label(before)} to {label(after)}")
+    return survives(_both(given, before, after, quantities), f"from {label(before)} to {label(after)}", given.matched)
 
 
 def _both(given: CardInput, before: Checkpoint, after: Checkpoint, quantities: Sequence[str]) -> list[Agreement]:
@@ -192,8 +231,10 @@ def undefined_sentence(given: CardInput) -> str:
     if not total:
         return ""
     worst = counts.iloc[int(counts["undefined"].to_numpy().argmax())]
+    name, most = escape(given.study.labels[str(worst["model"])]), int(worst["undefined"])
+    where = f"at {name}" if most == total else f"over all {given.noun}s, the most at {name} ({most})"
+    has, they = ("has", "it is") if total == 1 else ("have", "they are")
     return (
-        f"{count(total, 'head')} over all {given.noun}s have no defined correlation, the most at "
-        f"{escape(given.study.labels[str(worst['model'])])} ({int(worst['undefined'])}); they are counted as "
-        f"undefined and left out of means."
+        f"{count(total, 'head')} {has} no defined correlation {where}; {they} counted as undefined and left out of "
+        "means."
     )

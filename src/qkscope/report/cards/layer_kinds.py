@@ -1,12 +1,24 @@
-"""Card of figure 8: rotary and NoPE layers apart."""
+"""Card of figure 8: kinds of layers apart, by how they encode position and how far they see."""
+
+import itertools
 
 from qkscope.analysis.results import Checkpoint
-from qkscope.analysis.schema import NOPE, ROTARY
-from qkscope.report.cards.frame import Card, CardInput, opening, script_step, table_file
-from qkscope.report.noise import Change, Part
-from qkscope.report.phrases import Format, count, label, listed, number, percent, sentence
+from qkscope.report.cards.frame import Card, CardInput, bands, drawing_step, opening, table_file
+from qkscope.report.noise import Part
+from qkscope.report.phrases import (
+    Format,
+    at_labels,
+    count,
+    course_words,
+    escape,
+    label,
+    listed,
+    number,
+    percent,
+    sentence,
+    shown,
+)
 
-KINDS = ((Part(rotary=ROTARY), "rotary layers"), (Part(rotary=NOPE), "NoPE layers"))
 QUANTITIES: tuple[tuple[str, str, Format], ...] = (
     ("r_q", "mean r\\_q", number),
     ("r_k", "mean r\\_k", number),
@@ -14,74 +26,96 @@ QUANTITIES: tuple[tuple[str, str, Format], ...] = (
 )
 
 
-def rope_vs_nope(given: CardInput) -> Card:
-    """Figure 8: the two kinds of layers over the checkpoints that have both."""
-    assert given.tables.rope_vs_nope is not None
-    models = set(given.tables.rope_vs_nope["model"])
-    both = [c for c in given.checkpoints if c.name in models]
+def layer_kinds(given: CardInput) -> Card:
+    """Figure 8: the kinds of layers over the checkpoints that have more than one."""
+    assert given.tables.layer_kinds is not None
+    table = given.tables.layer_kinds
+    kinds = kinds_of(given)
+    several = [c for c in given.checkpoints if c.name in set(table["model"])]
     shows = [
         opening(
             given,
-            "Mean r\\_q, mean r\\_k and the share of discordant heads (r\\_k below −0.3) on PC0, apart for layers with "
-            "rotary position (circles) and without (NoPE, triangles and dashed), for "
-            f"{count(len(both), given.noun)} with both kinds. Bands are ± 1 standard deviation over heads.",
+            "Mean r\\_q, mean r\\_k and the share of discordant heads (r\\_k below −0.3) on PC0, apart for layers of "
+            f"each kind ({'; '.join(escape(kind) for kind in kinds)}), for {count(len(several), given.noun)} with "
+            f"more than one. With {bands(given)} of ± 1 standard deviation over heads.",
         ),
-        *[f"**{sentence(name)[:-1]}.** {_compare(given, both, q, fmt)}" for q, name, fmt in QUANTITIES],
+        *[_paragraph(given, several, q, name, fmt) for q, name, fmt in QUANTITIES],
     ]
-    heads = given.tables.rope_vs_nope.groupby("rotary")["heads"].max()
+    heads = table.groupby("layer_kind")["heads"].max()
     steps = [
         (
             "Aggregation",
-            f"means over the heads of rotary layers ({int(heads[ROTARY])} heads) and of NoPE layers "
-            f"({int(heads[NOPE])}) apart.",
+            "means over the heads of each kind of layer: "
+            + "; ".join(f"{escape(kind)} ({count(int(heads[kind]), 'head')})" for kind in kinds)
+            + ".",
         ),
-        script_step(None),
+        drawing_step("layer_kinds.draw_layer_kinds"),
     ]
-    headline = f"Rotary and NoPE Layers {given.study.span.title()}"
-    return Card(headline, shows, table_file(given), steps, _takeaway(given, both))
+    headline = f"Kinds of Layers {given.study.span.title()}"
+    return Card(headline, shows, table_file(given), steps, _takeaway(given, several))
 
 
-def _gap(given: CardInput, quantity: str, checkpoint: Checkpoint) -> Change:
-    return given.panel.contrast(quantity, checkpoint.name, KINDS[0][0], KINDS[1][0])
+def kinds_of(given: CardInput, checkpoint: Checkpoint | None = None) -> list[str]:
+    """The kinds of layers of the study, or of one checkpoint, in the order of the table."""
+    table = given.tables.layer_kinds
+    if table is None:
+        return []
+    rows = table if checkpoint is None else table[table["model"] == checkpoint.name]
+    present = set(rows["layer_kind"])
+    return [kind for kind in dict.fromkeys(table["layer_kind"]) if kind in present]
 
 
-def _gap_words(gap: Change, fmt: Format) -> str:
-    values = f"{fmt(gap.after)} in NoPE layers against {fmt(gap.before)} in rotary layers"
-    return f"{values}, no difference beyond noise" if gap.direction == 0 else values
+def _paragraph(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> str:
+    """One run: the course of each kind. Seeds or models: the values of each."""
+    if given.study.one_run:
+        told = []
+        for kind in kinds_of(given):
+            here = [c for c in several if kind in kinds_of(given, c)]
+            shape = given.panel.series(quantity, [c.name for c in here], Part(layer_kind=kind))
+            told.append(f"In {escape(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
+    else:
+        told = [f"{label(c)} has {_values(given, c, quantity, fmt)}." for c in several[:12]]
+    return f"**{sentence(name)[:-1]}.** " + " ".join(told)
 
 
-def _compare(given: CardInput, both: list[Checkpoint], quantity: str, fmt: Format) -> str:
-    first, last = both[0], both[-1]
-    text = f"At {label(first)}: {_gap_words(_gap(given, quantity, first), fmt)}."
-    if first is last or given.study.different_models:
-        return text
-    text += f" At {label(last)}: {_gap_words(_gap(given, quantity, last), fmt)}."
-    words = {1: "rises", -1: "falls", 0: "does not change by more than its noise"}
-    directions = [given.panel.change(quantity, first.name, last.name, part).direction for part, _ in KINDS]
-    if directions[0] == directions[1]:
-        return f"{text} From the one to the other it {words[directions[0]]} in both."
-    moved = [f"{words[way]} in {name}" for way, (_, name) in zip(directions, KINDS, strict=True)]
-    return f"{text} From the one to the other it {listed(moved)}."
+def _values(given: CardInput, checkpoint: Checkpoint, quantity: str, fmt: Format) -> str:
+    kinds = kinds_of(given, checkpoint)
+    means = [given.panel.mean(quantity, checkpoint.name, Part(layer_kind=kind)) for kind in kinds]
+    return listed([f"{fmt(mean)} ({escape(kind)})" for mean, kind in zip(means, kinds, strict=True)])
 
 
-def _takeaway(given: CardInput, both: list[Checkpoint]) -> list[str]:
-    said = []
-    for quantity, name, fmt in QUANTITIES[:2]:
-        ahead = [c for c in both if _gap(given, quantity, c).direction < 0]
-        behind = [c for c in both if _gap(given, quantity, c).direction > 0]
-        of = f"of {count(len(both), given.noun)}"
-        if len(ahead) == len(both):
-            text = f"{name} is higher in rotary than in NoPE layers at every {given.noun}"
-        elif len(behind) == len(both):
-            text = f"{name} is higher in NoPE than in rotary layers at every {given.noun}"
-        elif not ahead and not behind:
-            text = f"{name} does not differ between rotary and NoPE layers beyond noise"
-        elif not behind:
-            text = f"{name} is higher in rotary layers at {len(ahead)} {of} and no different beyond noise at the others"
-        elif not ahead:
-            text = f"{name} is higher in NoPE layers at {len(behind)} {of} and no different beyond noise at the others"
-        else:
-            text = f"{name} is higher in rotary layers at {len(ahead)} and in NoPE layers at {len(behind)} {of}"
-        gap = _gap(given, quantity, both[-1])
-        said.append(sentence(f"{text} ({fmt(gap.before)} and {fmt(gap.after)} at {label(both[-1])})"))
-    return said
+def _takeaway(given: CardInput, several: list[Checkpoint]) -> list[str]:
+    return [text for quantity, name, fmt in QUANTITIES[:2] for text in _gaps(given, several, quantity, name, fmt)]
+
+
+def _gaps(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> list[str]:
+    """For each two kinds that occur together: at how many entries one is ahead of the other beyond noise."""
+    pairs = list(dict.fromkeys(p for c in several for p in itertools.combinations(kinds_of(given, c), 2)))
+    return [_gap(given, several, quantity, name, fmt, pair) for pair in pairs[:3]]
+
+
+def _gap(
+    given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format, pair: tuple[str, str]
+) -> str:
+    one, other = (Part(layer_kind=kind) for kind in pair)
+    here = [c for c in several if set(pair) <= set(kinds_of(given, c))]
+    gaps = [given.panel.contrast(quantity, c.name, one, other) for c in here]
+    behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
+    first, second = (escape(kind) for kind in pair)
+    of = f"of {count(len(here), given.noun)}"
+    alone = f"at {label(here[0])}"
+    every, any_of = (f"at every {given.noun}", f"at any {given.noun}") if len(here) > 1 else (alone, alone)
+    if ahead == len(here):
+        text = f"{name} is higher in {first} than in {second} layers {every}"
+    elif behind == len(here):
+        text = f"{name} is higher in {second} than in {first} layers {every}"
+    elif not ahead and not behind:
+        text = f"{name} does not differ between {first} and {second} layers beyond noise {any_of}"
+    else:
+        sides = [f"in {side} layers at {n}" for side, n in ((first, ahead), (second, behind)) if n]
+        rest = " and no different beyond noise at the others" if ahead + behind < len(here) else ""
+        text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
+    last = gaps[-1]
+    before, after = shown(fmt, last.before, last.after) if last.direction else (fmt(last.before), fmt(last.after))
+    values = f"{before} ({first}) and {after} ({second})" + (f" at {label(here[-1])}" if len(here) > 1 else "")
+    return sentence(f"{text}: {values}")

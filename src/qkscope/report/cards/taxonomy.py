@@ -1,20 +1,32 @@
 """Card of figure 2: which categories grew and shrank, when, and which heads moved."""
 
+from collections.abc import Sequence
+
+from qkscope.analysis.results import Checkpoint
 from qkscope.analysis.taxonomy import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
 from qkscope.report.cards.frame import (
     Card,
     CardInput,
     context_takeaway,
+    drawing_step,
     opening,
     phase_lines,
     readings,
     rows,
-    script_step,
     table_file,
     undefined_sentence,
 )
-from qkscope.report.findings import PhaseChange, busiest_steps, moves_between, phase_changes
-from qkscope.report.phrases import count, escape, label, listed, percent, sentence, where
+from qkscope.report.findings import (
+    PhaseChange,
+    busiest_steps,
+    change_over,
+    largest_contrast,
+    moves_between,
+    phase_changes,
+)
+from qkscope.report.noise import SMALLEST, HeadPanel
+from qkscope.report.phrases import against, count, escape, label, listed, percent, sentence, shown, where
+from qkscope.report.series import Shape, Trend
 
 NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
 
@@ -28,9 +40,9 @@ def taxonomy_evolution(given: CardInput) -> Card:
             f"{phase_lines(given).replace(' and', ', with', 1)}. A head belongs to a category by its r\\_q and |r\\_k| "
             "on PC0.",
         ),
-        *(_models(given) if given.study.different_models else _training(given)),
+        *(_training(given) if given.study.one_run else _entries(given)),
         undefined_sentence(given),
-        *readings(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]]),
+        *_other_window(given),
     ]
     rule = (
         f"position-dominated when r\\_q > {HIGH:g} and |r\\_k| > {HIGH:g}; Q-positional when r\\_q > {HIGH:g} and "
@@ -39,10 +51,10 @@ def taxonomy_evolution(given: CardInput) -> Card:
     )
     steps = [
         ("Classification", rule),
-        ("Aggregation", "heads per category over all heads of the checkpoint."),
-        script_step("smollm_fig03_taxonomy_evolution"),
+        ("Aggregation", f"heads per category over all heads of the {given.noun}."),
+        drawing_step("stacks.draw_taxonomy_evolution"),
     ]
-    what = "Head Taxonomy" if given.study.different_models else "Head Taxonomy Evolution"
+    what = "Head Taxonomy Evolution" if given.study.one_run else "Head Taxonomy"
     headline = f"{what} {given.study.span.title()}{' at a Common Window' if given.matched else ''}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given))
 
@@ -57,12 +69,45 @@ def _largest(given: CardInput, name: str) -> tuple[str, float]:
     return max(_fractions(given, name).items(), key=lambda item: item[1])
 
 
-def _models(given: CardInput) -> list[str]:
+def _entries(given: CardInput) -> list[str]:
+    """Seeds or models: the shares of each, then which categories differ most."""
     said = []
     for checkpoint in given.checkpoints[:12]:
-        category, fraction = _largest(given, checkpoint.name)
-        said.append(f"{label(checkpoint)} is mostly {category} ({percent(fraction)})")
-    return [sentence("; ".join(said))]
+        shares = sorted(_fractions(given, checkpoint.name).items(), key=lambda item: -item[1])
+        parts = [f"{percent(v)} {c}" for c, v in shares if v > 0]
+        said.append(f"- **{label(checkpoint)}**: {listed(parts)}.")
+    return ["\n".join(said), *_differences(given.noun, given.panel, given.checkpoints)]
+
+
+def _other_window(given: CardInput) -> list[str]:
+    """What the other choice of windows shows: step by step over one run, else which categories differ there."""
+    if given.study.one_run:
+        return readings(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
+    panel = given.own_panel if given.matched else given.matched_panel
+    reading = given.tables.own if given.matched else given.tables.matched
+    if panel is None or reading is None:
+        return readings(given, [])
+    place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+    entries = given.results.study.only(list(reading.trajectory["model"])).checkpoints
+    return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(given.noun, panel, entries)]
+
+
+def _differences(noun: str, panel: HeadPanel, entries: Sequence[Checkpoint]) -> list[str]:
+    """The categories whose shares differ between seeds or models, the largest difference first."""
+    if len(entries) < 2:
+        return []
+    found = [(c, largest_contrast(panel, entries, c)) for c in CATEGORIES]
+    real = sorted(
+        ((c, contrast) for c, contrast in found if contrast is not None and contrast.real),
+        key=lambda item: -item[1].size,
+    )
+    if not real:
+        return [f"No category differs between {noun}s by more than its noise."]
+    (first, largest), *others = real
+    said = f"The largest difference between {noun}s is in {first} heads: {against(largest, percent)}."
+    if others:
+        said += f" Beyond noise differ also {listed([f'{c} ({against(each, percent)})' for c, each in others])}."
+    return [said]
 
 
 def _training(given: CardInput) -> list[str]:
@@ -70,16 +115,12 @@ def _training(given: CardInput) -> list[str]:
         shares = sorted(_fractions(given, given.checkpoints[0].name).items(), key=lambda item: -item[1])
         parts = [f"{percent(v)} are {c}" for c, v in shares if v > 0]
         return [f"At {label(given.checkpoints[0])}, {listed(parts)}."]
-    steps = busiest_steps(given.panel, given.checkpoints, given.reading.taxonomy_fractions)
+    steps = busiest_steps(given.panel, given.checkpoints)
     said = []
-    name = "An earlier clear turnover"
-    for step in steps:
-        if len(steps) == 1 or _is_largest(steps, step):
-            name = "The largest turnover" if len(steps) > 1 else "The one clear turnover"
+    for name, step in zip(_turnover_names(steps), steps, strict=True):
         place = f"**{name}** is from {label(step.before)} to {label(step.after)}"
         place += where(step.before, step.after, given.windows)
         said.append(f"{place}. {sentence(_grew_and_shrank(step))} {_moves(given, step)}".strip())
-        name = "Another clear turnover"
     phases = phase_changes(given.panel, given.checkpoints, CATEGORIES)
     if any(entry.phase for entry in phases):
         said.append("Phase by phase:\n\n" + "\n".join(_phase_lines(phases)))
@@ -88,24 +129,46 @@ def _training(given: CardInput) -> list[str]:
     return said
 
 
-def _is_largest(steps: list[PhaseChange], step: PhaseChange) -> bool:
-    def size(entry: PhaseChange) -> float:
-        return sum(abs(change.difference) for change in entry.changes.values())
-
-    return size(step) == max(size(entry) for entry in steps)
+def _turnover_names(steps: list[PhaseChange]) -> list[str]:
+    """What the busiest steps are called, in order; only one of them can be the largest."""
+    if len(steps) < 2:
+        return ["The one clear turnover"] * len(steps)
+    first, second = steps
+    if abs(first.size - second.size) <= SMALLEST:
+        return ["One of two turnovers of the same size", "The other"]
+    if first.size > second.size:
+        return ["The largest turnover", "Another clear turnover"]
+    return ["An earlier clear turnover", "The largest turnover"]
 
 
 def _grew_and_shrank(entry: PhaseChange) -> str:
     """`Position-dominated heads grow from 34% to 55%, while content-focused heads shrink from 11% to ...`"""
     parts = []
     for direction, verb in ((1, "grow"), (-1, "shrink")):
-        moved = entry.moved(direction)
-        texts = [
-            f"{category} heads{f' {verb}' if i == 0 else ''} from {percent(change.before)} to {percent(change.after)}"
-            for i, (category, change) in enumerate(moved)
-        ]
+        texts = []
+        for i, (category, change) in enumerate(entry.moved(direction)):
+            before, after = shown(percent, change.before, change.after)
+            texts.append(f"{category} heads{f' {verb}' if i == 0 else ''} from {before} to {after}")
         parts += [listed(texts)] if texts else []
-    return f"{', while '.join(parts) or 'no category changes by more than its noise'}."
+    turns = [f"{category} heads {_turn(entry, shape)}" for category, shape in entry.turned()]
+    said = "; ".join([*([", while ".join(parts)] if parts else []), *turns])
+    return f"{said or 'no category changes by more than its noise'}."
+
+
+def _turn(entry: PhaseChange, shape: Shape) -> str:
+    """`peak with 11% at B (0% at A, 3% at C)`."""
+
+    def at(place: int, text: str) -> str:
+        return f"{text} at {label(entry.checkpoints[place])}"
+
+    ends = ", ".join(at(i, percent(shape.points[i])) for i in (shape.first, shape.last))
+    if shape.turn is None:
+        low, high = shown(percent, shape.points[shape.lowest], shape.points[shape.highest])
+        return f"move between {at(shape.lowest, low)} and {at(shape.highest, high)} ({ends})"
+    verb = "peak with" if shape.trend is Trend.PEAKS else "dip to"
+    turn, *texts = shown(percent, *(shape.points[i] for i in (shape.turn, shape.first, shape.last)))
+    ends = ", ".join(at(i, text) for i, text in zip((shape.first, shape.last), texts, strict=True))
+    return f"{verb} {at(shape.turn, turn)} ({ends})"
 
 
 def _moves(given: CardInput, step: PhaseChange) -> str:
@@ -130,7 +193,7 @@ def _phase_lines(phases: list[PhaseChange]) -> list[str]:
     lines, quiet = [], []
     for entry in phases:
         name = escape(entry.phase or "without phase")
-        if entry.moved(1) or entry.moved(-1):
+        if not entry.quiet:
             span = f"{label(entry.before)} to {label(entry.after)}"
             lines.append(f"- **{name}** ({span}): {_grew_and_shrank(entry)}")
         else:
@@ -143,22 +206,12 @@ def _phase_lines(phases: list[PhaseChange]) -> list[str]:
 def _takeaway(given: CardInput) -> list[str]:
     last = given.checkpoints[-1]
     category, fraction = _largest(given, last.name)
-    if given.study.different_models:
-        shares = [(_fractions(given, c.name)[NAMED[0]], c) for c in given.checkpoints]
-        low, high = min(shares, key=lambda s: s[0]), max(shares, key=lambda s: s[0])
-        return [
-            f"The share of position-dominated heads reaches from {percent(low[0])} in {label(low[1])} to "
-            f"{percent(high[0])} in {label(high[1])}."
-        ]
     if len(given.checkpoints) == 1:
         return [f"The largest category is {category}, with {percent(fraction)} of heads."]
-    overall = PhaseChange(
-        None,
-        given.checkpoints[0],
-        last,
-        {c: given.panel.change(c, given.checkpoints[0].name, last.name) for c in CATEGORIES},
-    )
-    steps = busiest_steps(given.panel, given.checkpoints, given.reading.taxonomy_fractions)
+    if not given.study.one_run:
+        return _differences(given.noun, given.panel, given.checkpoints)
+    overall = change_over(given.panel, given.checkpoints, CATEGORIES)
+    steps = busiest_steps(given.panel, given.checkpoints)
     said = [f"From {label(overall.before)} to {label(last)}, {_grew_and_shrank(overall)}"]
     if len(steps) > 1:
         places = " and ".join(f"from {label(s.before)} to {label(s.after)}" for s in steps)

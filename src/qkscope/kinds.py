@@ -1,0 +1,84 @@
+"""What the entries of a study are to each other: checkpoints of one training run, seeds of one architecture, or
+different models.
+
+Only the checkpoints of one run have an order and the same heads: a line may join them, and head 3 of one is head 3 of
+the next. Seeds share an architecture and nothing else; models not even that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from qkscope.layers import LayerFacts
+
+Kind = Literal["checkpoints", "seeds", "models"]
+KINDS: tuple[Kind, ...] = ("checkpoints", "seeds", "models")
+CHECKPOINTS, SEEDS, MODELS = KINDS
+
+NOUNS: dict[Kind, str] = {"checkpoints": "checkpoint", "seeds": "seed", "models": "model"}
+_READ_AS: dict[Kind, str] = {
+    "checkpoints": "checkpoints of one training run, in this order",
+    "seeds": "seeds of one architecture",
+    "models": "different models",
+}
+
+
+class Architecture(NamedTuple):
+    """What must be equal for two entries to have the same heads; None where nothing is recorded."""
+
+    model_type: str | None
+    n_layers: int | None
+    heads: tuple[tuple[int, int, int, int], ...] | None  # layer, query heads, key heads, width
+
+    @classmethod
+    def of_layers(cls, model_type: object, n_layers: int, layers: Iterable[LayerFacts]) -> Architecture:
+        """The architecture of a model whose layers are known."""
+        heads = tuple(sorted((f.layer, f.q_heads, f.kv_heads, f.head_dim) for f in layers))
+        return cls(model_type if isinstance(model_type, str) else None, n_layers, heads)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Architecture:
+        """The architecture that a checkpoint's provenance records, as far as it does."""
+        model_type, n_layers, layers = (record.get(key) for key in ("model_type", "n_layers", "layers"))
+        heads = None
+        if isinstance(layers, list) and layers:
+            try:
+                facts = [LayerFacts.from_json(entry) for entry in layers]
+                heads = tuple(sorted((f.layer, f.q_heads, f.kv_heads, f.head_dim) for f in facts))
+            except (TypeError, ValueError):
+                heads = None
+        return cls(
+            model_type if isinstance(model_type, str) else None,
+            n_layers if isinstance(n_layers, int) and not isinstance(n_layers, bool) else None,
+            heads,
+        )
+
+
+def differ(architectures: Sequence[Architecture], *, with_type: bool = True) -> bool:
+    """Whether two of them differ in something that both record."""
+    fields = ("model_type", "n_layers", "heads") if with_type else ("n_layers", "heads")
+    return any(len({getattr(a, name) for a in architectures} - {None}) > 1 for name in fields)
+
+
+def kind_of(architectures: Sequence[Architecture]) -> Kind:
+    """How entries are read where nothing says what they are: models if they differ, else checkpoints."""
+    return MODELS if differ(architectures) else CHECKPOINTS
+
+
+def stated_kind(value: object) -> Kind | None:
+    """The kind that a study or a provenance states, if it states one."""
+    return next((kind for kind in KINDS if kind == value), None)
+
+
+def kind_sentence(kind: Kind, entries: int, stated: bool) -> str:
+    """How a study's entries are read, why, and what decides."""
+    if entries == 1:
+        return "one entry: nothing is compared"
+    if stated:
+        return f"the {entries} entries are read as {_READ_AS[kind]}, as `kind: {kind}` says"
+    why = "their architectures differ" if kind == MODELS else "they have one architecture"
+    read = f"the {entries} entries are read as {_READ_AS[kind]}, because {why}"
+    if kind == MODELS:
+        return read
+    return f"{read}; `kind: seeds` or `kind: models` in the study (or --kind of analyze) says otherwise"

@@ -1,0 +1,123 @@
+"""The shape of a series: one rule for every sentence that says level, rises, falls, peaks or dips.
+
+A claim about a series looks at the whole of it, never at its two ends alone, and counts a change only where it is
+larger than its noise. Every shape implies an order of the numbers that the sentence prints; `tests/test_series.py`
+checks that on random series.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+# 1 where the series rises from place i to place j by more than noise, -1 where it falls, 0 for neither.
+Direction = Callable[[int, int], int]
+
+
+class Trend(Enum):
+    """The shape of a series, where only changes larger than their noise count."""
+
+    UNDEFINED = "undefined"  # no value at all
+    SINGLE = "one value"
+    LEVEL = "level"
+    RISES = "rises"  # from the first to the last, and never falls
+    FALLS = "falls"  # and never rises
+    PEAKS = "peaks"  # higher in between than at either end
+    DIPS = "dips"
+    MOVES = "moves"  # none of these: it changes, without one direction, peak or dip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A series and its shape; places are indices into `points`."""
+
+    points: tuple[float, ...]
+    trend: Trend
+    known: tuple[int, ...]  # places that have a value
+    strict: bool = False  # every single step goes the way of the trend, even those within noise
+    turn: int | None = None  # the peak or the dip
+    overall: int = 0  # 1 where the last value is above the first by more than noise, -1 where it is below
+
+    @property
+    def first(self) -> int:
+        """The first place that has a value."""
+        return self.known[0]
+
+    @property
+    def last(self) -> int:
+        """The last place that has a value."""
+        return self.known[-1]
+
+    @property
+    def lowest(self) -> int:
+        """Where the series is lowest."""
+        return min(self.known, key=lambda i: self.points[i])
+
+    @property
+    def highest(self) -> int:
+        """Where the series is highest."""
+        return max(self.known, key=lambda i: self.points[i])
+
+
+def shape_of(values: Sequence[float], direction: Direction) -> Shape:
+    """The shape of a series; places without a value are left out."""
+    series = tuple(float(v) for v in values)
+    known = tuple(i for i, value in enumerate(series) if np.isfinite(value))
+    if len(known) < 2:
+        return Shape(series, Trend.SINGLE if known else Trend.UNDEFINED, known)
+    trend, turn = _trend(series, known, direction)
+    way = {Trend.RISES: 1, Trend.FALLS: -1}.get(trend, 0)
+    strict = way != 0 and all(way * (series[j] - series[i]) > 0 for i, j in itertools.pairwise(known))
+    return Shape(series, trend, known, strict, turn, direction(known[0], known[-1]))
+
+
+def _trend(values: tuple[float, ...], known: tuple[int, ...], direction: Direction) -> tuple[Trend, int | None]:
+    rises, falls = _ever(values, known, direction)
+    if not rises and not falls:
+        return Trend.LEVEL, None
+    first, last = known[0], known[-1]
+    overall = direction(first, last)
+    if overall > 0 and not falls:
+        return Trend.RISES, None
+    if overall < 0 and not rises:
+        return Trend.FALLS, None
+    top, bottom = max(known, key=lambda i: values[i]), min(known, key=lambda i: values[i])
+    peaks = direction(first, top) > 0 and direction(top, last) < 0
+    dips = direction(first, bottom) < 0 and direction(bottom, last) > 0
+    if peaks != dips:
+        return (Trend.PEAKS, top) if peaks else (Trend.DIPS, bottom)
+    return Trend.MOVES, None
+
+
+def _ever(values: tuple[float, ...], known: tuple[int, ...], direction: Direction) -> tuple[bool, bool]:
+    """Whether the series ever rises or falls: from one place to the next, or from its lowest or highest so far."""
+    rises = falls = False
+    highest = lowest = known[0]
+    for before, i in itertools.pairwise(known):
+        ways = {direction(place, i) for place in {before, highest, lowest}}
+        rises, falls = rises or 1 in ways, falls or -1 in ways
+        highest = i if values[i] > values[highest] else highest
+        lowest = i if values[i] < values[lowest] else lowest
+    return rises, falls
+
+
+def plateau_of(values: Sequence[float], direction: Direction) -> tuple[int, int] | None:
+    """The longest stretch of at least three places over which nothing changes: (first, last)."""
+    best: tuple[int, int] | None = None
+    start = 0
+    while start < len(values):
+        end = low = high = start
+        while end + 1 < len(values):
+            i = end + 1
+            low, high = (i if values[i] < values[low] else low), (i if values[i] > values[high] else high)
+            if not np.isfinite([values[start], values[i]]).all():
+                break
+            if direction(min(low, high), max(low, high)) or direction(end, i):
+                break
+            end = i
+        if end - start >= 2 and (best is None or end - start > best[1] - best[0]):
+            best = (start, end)
+        start = end + 1
+    return best

@@ -1,0 +1,280 @@
+"""Checkpoints of one run, seeds, or models: who says so, how it is read otherwise, and what is never said of them."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from families import tiny, tokens
+from qkscope.analysis.results import load_results
+from qkscope.analysis.summary_tables import build_tables
+from qkscope.api import capture_moments
+from qkscope.cli.main import main
+from qkscope.errors import InputError, StudyError
+from qkscope.figures.draw import CATALOGUE, draw_figure
+from qkscope.kinds import Architecture, kind_of, kind_sentence
+from qkscope.pipeline.events import Events
+from qkscope.pipeline.plan import make_plan
+from qkscope.pipeline.tables import analyze_files, natural_order
+from qkscope.report.cards.build import WRITERS, card_writer
+from qkscope.report.lead import lead
+from qkscope.report.write import page_cards, write_report
+from qkscope.study.load import load_study
+
+SPECS = {spec.name: spec for spec in CATALOGUE}
+TRAINING_WORDS = re.compile(
+    r"raining|checkpoint|\bfrom (smollm-a|gpt-b)|widens|narrows|grow|shrink|turnover|monoton|lasting|[Ee]arlier",
+    re.IGNORECASE,
+)
+
+
+class Heard(Events):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.notes = []
+
+    def noted(self, message):
+        self.notes.append(message)
+
+
+# --- who says what entries are ----------------------------------------------------------------------
+
+
+def layers(heads=4, n=2, width=16):
+    return [{"layer": i, "q_heads": heads, "kv_heads": 2, "head_dim": width} for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        ({}, {}, "checkpoints"),
+        ({"model_type": "llama"}, {}, "checkpoints"),  # what one does not record cannot differ
+        ({"model_type": "llama"}, {"model_type": "qwen3"}, "models"),
+        ({"n_layers": 4}, {"n_layers": 6}, "models"),
+        ({"layers": layers()}, {"layers": layers()}, "checkpoints"),
+        ({"layers": layers()}, {"layers": layers(heads=8)}, "models"),
+        ({"layers": layers()}, {"layers": layers(width=32)}, "models"),
+        ({"layers": layers()}, {"layers": "damaged"}, "checkpoints"),
+    ],
+)
+def test_without_a_word_architectures_decide(one, other, kind):
+    assert kind_of([Architecture.of_record(one), Architecture.of_record(other)]) == kind
+
+
+def test_the_sentence_names_the_way_out():
+    assert kind_sentence("checkpoints", 3, stated=False).endswith(
+        "because they have one architecture; `kind: seeds` or `kind: models` in the study (or --kind of analyze) says "
+        "otherwise"
+    )
+    assert "as `kind: seeds` says" in kind_sentence("seeds", 2, stated=True)
+
+
+def test_inspect_says_how_entries_are_read_and_a_wrong_kind_is_refused(world, checkpoints, tmp_path, capsys):
+    assert main(["inspect", str(world())]) == 0
+    assert "kind: the 2 entries are read as checkpoints of one training run, in this order" in capsys.readouterr().out
+    plan = make_plan(load_study(world(kind="seeds")))
+    assert plan.kind == "seeds"
+    with pytest.raises(StudyError, match="kind"):
+        load_study(world(kind="seed"))
+    other = tmp_path / "other"
+    tiny("smollm3", vocab_size=256, num_hidden_layers=2).save_pretrained(other)
+    entries = [{"name": "one", "model": str(checkpoints / "short"), "context": 64},
+               {"name": "two", "model": str(other), "context": 64}]  # fmt: skip
+    tokenizer = str(checkpoints / "short")
+    assert make_plan(load_study(world(checkpoints=entries, tokenizer=tokenizer))).kind == "models"
+    with pytest.raises(InputError, match=r"'one' and 'two' differ in their layers.*`kind: models`"):
+        make_plan(load_study(world(checkpoints=entries, tokenizer=tokenizer, kind="checkpoints")))
+
+
+def test_a_run_records_the_kind_and_the_report_reads_it(world, tmp_path, capsys):
+    assert main(["run", str(world(kind="seeds")), "--out", str(tmp_path / "out")]) == 0
+    assert "are read as seeds of one architecture, as `kind: seeds` says" in capsys.readouterr().err
+    record = json.loads((tmp_path / "out/provenance.json").read_text())
+    assert (record["kind"], record["kind_stated"], record["study"]["kind"]) == ("seeds", True, "seeds")
+    assert load_results(tmp_path / "out").study.kind == "seeds"
+    assert main(["analyze", str(tmp_path / "out"), "--kind", "models", "--out", str(tmp_path / "again")]) == 0
+    assert load_results(tmp_path / "again").study.kind == "models"
+
+
+# --- loose files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "ordered"),
+    [
+        (["step-100", "step-20", "step-5"], ["step-5", "step-20", "step-100"]),
+        (["late", "early"], ["late", "early"]),  # no numbers: as they were given
+        (["a-2", "b-1", "a-1"], ["a-1", "a-2", "b-1"]),
+        (["s1-e10", "s1-e9", "s0-e11"], ["s0-e11", "s1-e9", "s1-e10"]),
+        (["x", "7", "07"], ["x", "7", "07"]),
+    ],
+)
+def test_names_that_differ_in_numbers_are_ordered_by_them(given, ordered):
+    assert natural_order(given) == ordered
+
+
+@pytest.fixture(scope="module")
+def loose(tmp_path_factory):
+    """Moments as a notebook saves them: no name, no context recorded; in the shell's order 100 comes before 20."""
+    folder = tmp_path_factory.mktemp("loose")
+    for step in (20, 100, 5):
+        windows = tokens(rows=4, length=32, seed=step).tolist()
+        capture_moments(tiny("llama", seed=step), windows, groups=2, buckets=2).save(
+            folder / f"step-{step}.safetensors"
+        )
+    return folder
+
+
+def test_loose_files_are_ordered_by_number_and_know_their_context(loose, tmp_path):
+    heard = Heard()
+    paths = sorted(loose.glob("*.safetensors"))
+    assert [path.stem for path in paths] == ["step-100", "step-20", "step-5"]
+    analyze_files(paths, heard, "analyze", out=tmp_path, components=None, window=None)
+    study = load_results(tmp_path).study
+    assert [(c.name, c.context) for c in study.checkpoints] == [("step-5", 32), ("step-20", 32), ("step-100", 32)]
+    assert "ordered by the numbers in their names: step-5, step-20, step-100" in heard.notes
+    assert any("read as checkpoints of one training run" in note for note in heard.notes)
+    results = load_results(tmp_path)
+    card = card_writer(results, build_tables(results)).text("position_signal")
+    assert "(context 32 tokens" in card
+    assert "context not recorded" not in card
+
+
+def test_loose_files_can_be_called_seeds(loose, tmp_path):
+    paths = sorted(loose.glob("*.safetensors"))
+    analyze_files(paths, Heard(), "analyze", out=tmp_path, components=None, window=None, kind="seeds")
+    results = load_results(tmp_path)
+    assert results.study.kind == "seeds"
+    assert results.study.span == "across seeds"
+
+
+def test_labels_that_repeat_are_made_their_own(tmp_path):
+    rows = [(m, layer, 0, 0, 0.3, 0.5, 0.1) for m in ("a", "b", "c") for layer in range(4)]
+    columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
+    records = [{"name": "a", "label": "1"}, {"name": "b", "label": "1"}, {"name": "c", "label": "1 (a)"}]
+    (tmp_path / "provenance.json").write_text(json.dumps({"checkpoints": records}))
+    labels = [c.label for c in load_results(tmp_path).study.checkpoints]
+    assert labels[1] == "1 (b)"
+    assert len(set(labels)) == 3
+
+
+# --- what is said and drawn of seeds and models -----------------------------------------------------
+
+
+def results_of(folder, kind, contexts=(128, 128)):
+    """Two entries of 12 layers whose heads differ in every respect; 33 % of the second's are K-positional."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for i, (name, context) in enumerate(zip(("smollm-a", "gpt-b"), contexts, strict=True)):
+        for layer, head in np.ndindex(12, 3):
+            k_positional = i == 1 and head == 0
+            r_q = 0.1 if k_positional else 0.85 - 0.3 * i + rng.normal(0, 0.02)
+            r_k = 0.8 if k_positional else rng.normal(0, 0.4)
+            sliding = layer % 3 != 2
+            rows.append((name, layer, layer / 11, head, 0, 0.3 + 0.1 * i, r_q, np.clip(r_k, -1, 1), "rotary",
+                         "sliding" if sliding else "full", 512 if sliding else None, context))  # fmt: skip
+    columns = ["model", "layer", "depth", "head", "pc", "explained_variance", "r_q", "r_k", "rotary", "attention",
+               "attention_window", "window"]  # fmt: skip
+    table = pd.DataFrame(rows, columns=columns)
+    table.to_csv(folder / "qk.csv", index=False)
+    if contexts[0] != contexts[1]:
+        table.assign(window=min(contexts)).to_csv(folder / "qk_matched.csv", index=False)
+    pd.concat([table.assign(window=w, r_q=table["r_q"] * f) for w, f in ((64, 0.5), (128, 1.0))]).to_csv(
+        folder / "qk_windows.csv", index=False
+    )
+    record = {"kind": kind, "study": {"title": "Study"}, "checkpoints": [{"name": "smollm-a"}, {"name": "gpt-b"}]}
+    (folder / "provenance.json").write_text(json.dumps(record))
+    return load_results(folder)
+
+
+@pytest.mark.parametrize("kind", ["seeds", "models"])
+@pytest.mark.parametrize("contexts", [(128, 128), (128, 256)])
+def test_no_card_of_seeds_or_models_speaks_of_training(tmp_path, kind, contexts):
+    results = results_of(tmp_path, kind, contexts)
+    cards = card_writer(results, build_tables(results))
+    for card in page_cards(cards):
+        spoken = re.sub(r"`[^`]*`", "", card.markdown)  # names of functions and files
+        found = TRAINING_WORDS.search(spoken)
+        assert found is None, f"{card.figure}: {spoken[max(0, found.start() - 60) : found.end() + 40]}"
+        assert (
+            f"Across {kind.title()}" in spoken or f"of Selected {kind.title()}" in spoken or "on the Window" in spoken
+        )
+        assert "Gpt-b" not in spoken
+        assert "Smollm-a" not in spoken
+    told = " ".join(lead(cards))
+    assert f"The largest difference between {kind} is in" in told
+    taxonomy = cards.text("taxonomy_evolution").split("Key Takeaway")[1]
+    assert "K-positional (33% in gpt-b against 0% in smollm-a)" in taxonomy
+
+
+def test_the_same_table_as_checkpoints_still_speaks_of_training(tmp_path):
+    results = results_of(tmp_path, "checkpoints")
+    cards = card_writer(results, build_tables(results))
+    assert "falls from" in cards.text("position_signal")
+    assert "heads grow" in cards.text("taxonomy_evolution")
+
+
+@pytest.mark.parametrize(("kind", "joined"), [("checkpoints", True), ("seeds", False), ("models", False)])
+def test_no_line_joins_seeds_or_models(tmp_path, kind, joined):
+    results = results_of(tmp_path, kind)
+    tables = build_tables(results)
+    assert tables.own.transitions.empty == (not joined)
+    for name in ("position_signal", "explained_variance", "concordance", "layer_kinds"):
+        figure = draw_figure(SPECS[name], results.study, tables)
+        lines = [
+            line
+            for axes in figure.axes
+            for line in axes.lines
+            if line.get_gid() in ("r_q", "r_k", "r_k_abs", "explained_variance", "discordant")
+        ]
+        assert lines
+        assert all((line.get_linestyle() != "None") == joined for line in lines), name
+        assert all(len(line.get_xdata()) == 2 for line in lines)
+
+
+def test_sliding_layers_have_a_look_of_their_own_in_figures_and_words(tmp_path):
+    results = results_of(tmp_path, "models")
+    tables = build_tables(results)
+    assert list(dict.fromkeys(tables.layer_kinds["layer_kind"])) == ["rotary, full", "rotary, sliding 512"]
+    panels = draw_figure(SPECS["rq_rk_scatter_grid"], results.study, tables).axes
+    shown = {points.get_label(): len(points.get_offsets()) for points in panels[0].collections}
+    assert shown == {"rotary, full": 12, "rotary, sliding 512": 24}
+    cards = card_writer(results, tables)
+    assert "rotary, sliding 512" in cards.text("layer_kinds").split("Key Takeaway")[1]
+    assert "rotary, sliding 512" in cards.text("layer_heatmap_rq")
+
+
+def test_every_card_names_a_function_that_can_be_imported(tmp_path):
+    import importlib
+
+    results = results_of(tmp_path, "models")
+    cards = card_writer(results, build_tables(results))
+    for name in WRITERS:
+        text = cards.text(name)
+        (function,) = re.findall(r"the function is `([\w.]+)`", text)
+        module, _, attribute = function.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), attribute))
+        assert "`qkscope report RESULTS`" in text
+        assert "scripts/" not in text
+
+
+def test_tables_and_figures_of_earlier_names_go_away(tmp_path):
+    results_of(tmp_path, "models")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables/rope_vs_nope.csv").write_text("old")
+    write_report(tmp_path, figures=False)
+    assert not (tmp_path / "tables/rope_vs_nope.csv").exists()
+    assert (tmp_path / "tables/layer_kinds.csv").exists()
+
+
+def test_a_study_file_may_state_its_kind(tmp_path):
+    study = {"study": "s", "kind": "models", "documents": {"files": "*.txt"},
+             "checkpoints": [{"name": "a", "model": "m", "context": 64}]}  # fmt: skip
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml.safe_dump(study))
+    assert load_study(path).study.kind == "models"

@@ -1,0 +1,180 @@
+"""No sentence about a series is contradicted by the numbers that it prints, whatever the series."""
+
+import itertools
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from qkscope.analysis.results import Checkpoint
+from qkscope.report.findings import Contrast
+from qkscope.report.noise import SMALLEST, HeadPanel, paired_change
+from qkscope.report.phrases import course, number, percent, ranking, shown, went
+from qkscope.report.series import Trend, plateau_of, shape_of
+
+NUMBER = re.compile(r"(below |above )?(−?\d+(?:\.\d+)?)%? at ([a-z]+)")
+PLACES = [f"at {letter * 2}" for letter in "abcdefghijkl"]
+
+
+def printed(sentence):
+    """(value as printed, place) of every number of a sentence; `below 1%` lies between 0 and 1."""
+    found = []
+    for how, text, place in NUMBER.findall(sentence):
+        value = float(text.replace("−", "-"))
+        found.append((value - 0.5 * 10 ** -len(text.partition(".")[2]) if how == "below " else value, place))
+    return found
+
+
+def beyond(noise):
+    """The rule of `Change.direction` for a known noise."""
+
+    def direction(values):
+        def from_to(i, j):
+            difference = values[j] - values[i]
+            return 0 if not abs(difference) > max(noise, SMALLEST) else 1 if difference > 0 else -1
+
+        return from_to
+
+    return direction
+
+
+def assert_borne_out(sentence, shape):
+    values = [value for value, _ in printed(sentence)]
+    if " rises from " in sentence:
+        assert values[0] < values[1], sentence
+    elif " falls from " in sentence:
+        assert values[0] > values[1], sentence
+    elif "peaks" in sentence:
+        first, turn, last = values
+        assert first < turn > last, sentence
+    elif "dips" in sentence:
+        first, turn, last = values
+        assert first > turn < last, sentence
+    elif "moves between" in sentence:
+        low, high, first, last = values
+        assert low < high, sentence
+        assert low - 0.011 <= min(first, last), sentence
+    if "at every step" in sentence:
+        assert len(shape.known) > 2
+        steps = np.diff([shape.points[i] for i in shape.known])
+        assert (steps > 0).all() or (steps < 0).all(), sentence
+    if len(shape.known) == 2:
+        assert "monotonic" not in sentence
+    if "does not change" in sentence:
+        assert not re.search(r"rises|falls|peaks|dips", sentence)
+
+
+values_in = st.one_of(
+    st.floats(0, 1),
+    st.just(float("nan")),
+    st.sampled_from([0.0, 1.0, 0.565, 0.5749, 0.5751, 0.574999, 0.005, 0.0049, 0.995, 0.9951]),
+)
+
+
+@given(st.lists(values_in, min_size=1, max_size=8), st.sampled_from([0.0, 0.001, 0.02, 0.2, 2.0]), st.booleans())
+@example([0.03, 0.03, 0.06, 0.29, 0.01], 0.03, True)
+@example([0.571, 0.574], 0.0, False)
+@example([0.5, 0.4, 0.6, 0.45], 0.16, False)
+def test_a_sentence_is_never_contradicted_by_its_own_numbers(values, noise, shares):
+    shape = shape_of(values, beyond(noise)(values))
+    fmt = percent if shares else number
+    sentence = course(shape, PLACES, "It", fmt)
+    assert_borne_out(sentence, shape)
+    known = [v for v in values if np.isfinite(v)]
+    # level is said of a series only where no value departs from another by more than the noise
+    if len(known) > 1:
+        assert (shape.trend is Trend.LEVEL) == (max(known) - min(known) <= max(noise, SMALLEST))
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(3, 40).flatmap(
+        lambda n: st.lists(st.lists(st.one_of(st.floats(-1, 1), st.just(float("nan"))), min_size=n, max_size=n),
+                           min_size=2, max_size=5)
+    )
+)  # fmt: skip
+def test_sentences_about_heads_are_borne_out_too(heads):
+    """The same with the real noise: means over heads, paired errors, heads that lack a value here or there."""
+    parts = [
+        pd.DataFrame({"model": f"c{i}", "layer": range(len(r)), "head": 0, "depth": 0.0, "rotary": "rotary",
+                      "attention": "full", "attention_window": np.nan, "r_q": 0.5, "r_k": r,
+                      "explained_variance": 0.5, "window": 64.0})
+        for i, r in enumerate(heads)
+    ]  # fmt: skip
+    panel = HeadPanel(pd.concat(parts, ignore_index=True), same_heads=True)
+    names = [f"c{i}" for i in range(len(heads))]
+    for quantity, fmt in (("r_k", number), ("discordant", percent), ("r_k_spread", number)):
+        shape = panel.series(quantity, names)
+        assert_borne_out(course(shape, PLACES, "It", fmt), shape)
+        for before, after in itertools.pairwise(names):
+            change = panel.change(quantity, before, after)
+            told = went(change, fmt)
+            if change.direction:
+                first, last = re.findall(r"−?\d+(?:\.\d+)?", told)
+                assert first != last, told
+                assert ("rises" in told) == (change.after > change.before)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=4), st.booleans())
+def test_numbers_that_differ_look_different_and_keep_their_order(values, shares):
+    texts = shown(percent if shares else number, *values)
+    for (a, one), (b, other) in itertools.combinations(zip(values, texts, strict=True), 2):
+        if abs(a - b) > SMALLEST:
+            assert one != other
+
+
+def test_the_window_table_that_misled():
+    # 3, 3, 6, 29 and 1 % of heads at 64 to 1,024 tokens: the ends alone are equal within noise
+    values = [0.03, 0.03, 0.06, 0.29, 0.01]
+    shape = shape_of(values, beyond(0.03)(values))
+    assert shape.trend is Trend.PEAKS
+    assert course(shape, PLACES, "The share", percent) == (
+        "The share is not monotonic: it starts with 3% at aa, peaks with 29% at dd and ends with 1% at ee."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.571, 0.574], "It rises from 0.571 at aa to 0.574 at bb."),
+        ([0.2, 0.6], "It rises from 0.20 at aa to 0.60 at bb."),
+        ([0.2, 0.4, 0.6], "It rises from 0.20 at aa to 0.60 at cc, monotonically, at every step."),
+        ([0.2, 0.201, 0.2005, 0.6], "It rises from 0.20 at aa to 0.60 at dd, monotonically up to noise."),
+        ([0.2, 0.5, 0.3, 0.6], "It rises from 0.20 at aa to 0.60 at dd, but falls on the way by more than its noise."),
+        ([0.5, 0.8, 0.2, 0.5], "It moves between 0.20 at cc and 0.80 at bb: it starts with 0.50 at aa and ends with "
+         "0.50 at dd."),
+        ([-0.004, -0.0041], "It does not change by more than its noise: 0.00 at aa and 0.00 at bb."),
+        ([0.5, np.nan, 0.2], "It falls from 0.50 at aa to 0.20 at cc."),
+        ([np.nan, 0.2], "It is 0.20 at bb."),
+        ([np.nan], "It is undefined throughout."),
+    ],
+)  # fmt: skip
+def test_sentences_by_hand(values, said):
+    assert course(shape_of(values, beyond(0.001)(values)), PLACES, "It", number) == said
+
+
+def test_a_plateau_has_no_step_and_no_hole():
+    values = [0.2, 0.5, 0.5, 0.5, np.nan, 0.5, 0.5]
+    assert plateau_of(values, beyond(0.01)(values)) == (1, 3)
+
+
+def test_means_that_disagree_with_the_difference_per_head_claim_nothing():
+    # four heads rise by 0.1; a fifth, much higher, has a value only before: the mean falls, each head rises
+    change = paired_change([0.1, 0.1, 0.1, 0.1, 0.9], [0.2, 0.2, 0.2, 0.2, np.nan])
+    assert change.difference == pytest.approx(0.1)
+    assert change.after < change.before
+    assert change.direction == 0
+
+
+def test_entries_are_ranked_without_an_order():
+    a, b = Checkpoint("a", "gpt-neo"), Checkpoint("b", "smollm")
+    assert ranking(Contrast(a, b, 0.0, 0.33, True), "The share", percent, "model") == (
+        "The share is lowest in gpt-neo (0%) and highest in smollm (33%)."
+    )
+    assert ranking(Contrast(a, b, 0.571, 0.574, True), "It", number, "seed") == (
+        "It is lowest in gpt-neo (0.571) and highest in smollm (0.574)."
+    )
+    assert "does not differ between seeds" in ranking(Contrast(a, b, 0.1, 0.2, False), "It", number, "seed")
