@@ -173,7 +173,7 @@ def _tell_figures(folder: Path, written: list[Path]) -> None:
 def capture(options: argparse.Namespace) -> int:
     """`qkscope capture`."""
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import capture_plan, results_folder
+    from qkscope.pipeline.execute import capture_plan, require_usable, results_folder
     from qkscope.pipeline.plan import make_plan
     from qkscope.study.load import load_study
 
@@ -184,6 +184,7 @@ def capture(options: argparse.Namespace) -> int:
         raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
     folder = results_folder(file, options.out)
     chosen = capture_options(options)
+    require_usable(folder)
     with progress() as events:
         made = make_plan(
             file,
