@@ -8,9 +8,9 @@ import torch
 from common import Found, document_ids, layout_of, load_model, one_document_batches, spread
 
 from qkscope.capture.backbone import evaluation, run_backbone, text_config
+from qkscope.capture.collect import _Collector
 from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
-from qkscope.moments.collect import _Collector
 from qkscope.moments.moments import Moments
 
 

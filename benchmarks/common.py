@@ -93,7 +93,7 @@ def layout_of(context: int):
 
 
 def one_document_batches(ids: np.ndarray):
-    from qkscope.moments.collect import make_batch
+    from qkscope.capture.collect import make_batch
 
     return [make_batch([row], [i % GROUPS], [f"document {i}"], [i]) for i, row in enumerate(ids)]
 

@@ -21,7 +21,7 @@ from sklearn.decomposition import PCA
 from transformers import AutoModel, AutoTokenizer
 
 from qkscope._version import __version__
-from qkscope.pipeline.execute import run_study
+from qkscope.run.execute import run_study
 
 ROOT = Path(__file__).parent.parent
 

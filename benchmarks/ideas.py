@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from common import WORK, document_ids, layout_of, load_model, one_document_batches
 
-from qkscope.analysis.qk_table import qk_table
+from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts
+from qkscope.lenses.position.table import qk_table
 from qkscope.moments import live, workspace
-from qkscope.moments.collect import collect_moments
 from qkscope.moments.moments import Moments
 
 HEADS, BUCKETS, TOKENS, WIDTH = 12, 16, 128, 64  # one layer of SmolLM2-135M, 2048 tokens

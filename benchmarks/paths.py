@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from common import WORK, layout_of, load_model, one_document_batches, peak_mb
 
-from qkscope.analysis.qk_table import qk_table
 from qkscope.capture.backbone import evaluation, run_backbone
+from qkscope.capture.collect import collect_moments
 from qkscope.capture.probe import probe_model
 from qkscope.capture.tap import Tap
-from qkscope.moments.collect import collect_moments
+from qkscope.lenses.position.table import qk_table
 from qkscope.moments.moments import Moments
 
 

@@ -14,11 +14,11 @@ from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config
 
 from qkscope.capture.blueprint import blueprint
 from qkscope.cli.estimate import cost_rows, duration, scaled, verdict
+from qkscope.cost.cluster import Cluster
+from qkscope.cost.estimate import Estimate, estimate
+from qkscope.cost.work import CheckpointWork, described_weights, shard_documents
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.sizes import predict_sizes
-from qkscope.pipeline.cluster import Cluster
-from qkscope.pipeline.estimate import Estimate, estimate
-from qkscope.pipeline.work import CheckpointWork, described_weights, shard_documents
 from qkscope.study.schema import Study
 
 ROOT = Path(__file__).parent.parent
@@ -204,7 +204,7 @@ and for one machine without any of these, eight at a time:
 In both cases `qkscope run study.yaml --out results/study` makes the tables at the end, and would run what is missing.
 Every `qkscope shard` reads and tokenizes all documents first to know the plan, so shards should be minutes of work.
 
-An engine is one module in `src/qkscope/pipeline/engines` with a class `Engine` that runs tasks and tells of finished
+An engine is one module in `src/qkscope/run/engines` with a class `Engine` that runs tasks and tells of finished
 shards; its file name is its name on the command line.
 
 ## What is counted
@@ -299,7 +299,7 @@ def time_shares(found: Estimate) -> str:
 
 
 def page() -> str:
-    from qkscope.pipeline.estimate import ADVICE
+    from qkscope.cost.estimate import ADVICE
 
     rows = "\n".join(row(name, [advice]) for name, advice in ADVICE.items())
     parts = [INTRO.format(assumed=assumptions()), *map(section, (smollm3(), llama_70b(), sweep()))]

@@ -21,10 +21,10 @@ from common import (
 from side_by_side import more_documents, paths
 from torch import Tensor
 
-from qkscope.analysis.qk_table import qk_table
+from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts
+from qkscope.lenses.position.table import qk_table
 from qkscope.moments import live
-from qkscope.moments.collect import collect_moments
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 

@@ -17,8 +17,8 @@ import pandas as pd
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 import qkscope
-from qkscope.analysis.results import load_results
-from qkscope.analysis.summary_tables import build_tables
+from qkscope.lenses.summaries import build_tables
+from qkscope.results.read import load_results
 
 PUBLISHED = Path(qkscope.__file__).parent / "data/published/smollm3-3b"  # the numbers that ship with the package
 N_LAYERS, N_HEADS, N_SAMPLED = 36, 16, 300

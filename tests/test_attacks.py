@@ -25,12 +25,12 @@ from qkscope.errors import InputError, MomentsFileError, StorageError
 from qkscope.files import replacing, write_text
 from qkscope.foreign import Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
-from qkscope.pipeline.execute import CaptureOptions, run_study
-from qkscope.pipeline.lock import holding, is_held, only_run
-from qkscope.pipeline.runner import VectorSample
 from qkscope.report.write import write_card_and_figure, write_report
 from qkscope.results import folder as layout
 from qkscope.results.remove import remove_shards, remove_unfinished
+from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.lock import holding, is_held, only_run
+from qkscope.run.runner import VectorSample
 from test_moments_file import example
 
 TERABYTE = 2**40

@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import tiny
-from qkscope.analysis.results import load_results
 from qkscope.capture.finite import require_finite_weights
 from qkscope.cli.main import main
 from qkscope.errors import DocumentFailure, ModelError
-from qkscope.pipeline.engines.base import Placement
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import CaptureOptions, run_study
-from qkscope.pipeline.runner import VectorSample
-from qkscope.pipeline.status import read_status
+from qkscope.results.read import load_results
+from qkscope.run.engines.base import Placement
+from qkscope.run.events import Events
+from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.runner import VectorSample
+from qkscope.run.status import read_status
 from test_documents import byte_tokenizer
 from test_faults import overflowing
 

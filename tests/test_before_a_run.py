@@ -14,8 +14,8 @@ from qkscope.capture.load import choose_device
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import ModelError, QkscopeError, StudyError
-from qkscope.pipeline.execute import run_study
-from qkscope.pipeline.plan import make_plan
+from qkscope.run.execute import run_study
+from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 
 

@@ -12,8 +12,8 @@ import torch
 
 from families import tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
+from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.capture.tap import Tap
-from qkscope.moments.collect import collect_moments, make_batch
 from qkscope.moments.layout import Layout
 
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from published_table import write_published
-from qkscope.analysis.depth import DepthAxis
-from qkscope.analysis.results import Checkpoint, load_results
-from qkscope.analysis.summary_tables import build_tables
-from qkscope.report.cards.build import WRITERS, card_writer
-from qkscope.report.findings import (
+from qkscope.lenses.cards import WRITERS, card_writer
+from qkscope.lenses.depth.table import DepthAxis
+from qkscope.lenses.summaries import build_tables
+from qkscope.report.write import write_report
+from qkscope.results.read import Checkpoint, load_results
+from qkscope.stats.findings import (
     Trend,
     Verdict,
     compare_readings,
@@ -28,9 +29,8 @@ from qkscope.report.findings import (
     moves_between,
     phase_changes,
 )
-from qkscope.report.noise import SMALLEST, HeadPanel, paired_change, unpaired_change
-from qkscope.report.phrases import code, escape, listed, number, percent
-from qkscope.report.write import write_report
+from qkscope.stats.noise import SMALLEST, HeadPanel, paired_change, unpaired_change
+from qkscope.words.phrases import code, escape, listed, number, percent
 from test_figures import NASTY, invented
 
 HEADINGS = ["## File", "## What This Figure Shows", "## How It Was Produced", "## Key Takeaway"]
@@ -311,7 +311,7 @@ def test_production_states_the_provenance(published):
         "context 32,768 tokens, rope\\_theta 2,000,000",
         "viktoroo/longbench-pro-128k-plus (test)",
         "500 documents, 2,048,000 to 32,768,000 tokens",
-        "`qkscope report RESULTS`; the function is `qkscope.figures.curves.draw_position_signal`",
+        "`qkscope report RESULTS`; the function is `qkscope.lenses.position.figure.draw_position_signal`",
     ):
         assert fact in text, fact
     assert "not recorded" not in text

@@ -15,8 +15,10 @@ import pytest
 from matplotlib.colors import to_hex
 
 from published_table import HEADS_PER_BIN, NASTY, PUBLISHED, provenance, published_heads, read
-from qkscope.analysis import tolerance
-from qkscope.analysis.comparison import (
+from qkscope.compare import figure as pictures
+from qkscope.compare import tolerance
+from qkscope.compare.figure import OUTLINE, chosen_panels, draw_head_comparison, draw_published_comparison
+from qkscope.compare.judge import (
     COLUMNS,
     STRICT,
     category_moves,
@@ -25,13 +27,11 @@ from qkscope.analysis.comparison import (
     published_sample,
     sign_flips,
 )
-from qkscope.analysis.depth import depth_bins
-from qkscope.analysis.results import Checkpoint, Study
-from qkscope.data.references import TABLES, load_reference, shipped_references
+from qkscope.compare.references import TABLES, load_reference, shipped_references
+from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
-from qkscope.figures import comparison as pictures
-from qkscope.figures.comparison import OUTLINE, chosen_panels, draw_head_comparison, draw_published_comparison
-from qkscope.report.compare import compare_results, folder_name
+from qkscope.lenses.depth.table import depth_bins
+from qkscope.results.read import Checkpoint, Study
 
 NAME = "published:smollm3-3b"
 REFERENCE = load_reference("smollm3-3b")

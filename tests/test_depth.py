@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from published_table import HEADS_PER_BIN, published_heads, read, sampled_heads
-from qkscope.analysis.depth import depth_bins, depth_means, depth_of_layers
+from qkscope.lenses.depth.table import depth_bins, depth_means, depth_of_layers
 
 EDGES = np.linspace(0, 1, 11)
 

@@ -16,15 +16,15 @@ import pytest
 
 from qkscope.cli.main import main
 from qkscope.errors import InputError
-from qkscope.pipeline.engines import engine_names, find_engine
-from qkscope.pipeline.engines.base import Placement, Task
-from qkscope.pipeline.engines.local import share_of_gpus
-from qkscope.pipeline.engines.schedule import Schedule, WorkerLost
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import CaptureOptions, run_study
-from qkscope.pipeline.plan import Shard
-from qkscope.pipeline.runner import Leniency, VectorSample
-from qkscope.pipeline.status import read_status
+from qkscope.run.engines import engine_names, find_engine
+from qkscope.run.engines.base import Placement, Task
+from qkscope.run.engines.local import share_of_gpus
+from qkscope.run.engines.schedule import Schedule, WorkerLost
+from qkscope.run.events import Events
+from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.plan import Shard
+from qkscope.run.runner import Leniency, VectorSample
+from qkscope.run.status import read_status
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
@@ -356,7 +356,7 @@ def test_without_a_shared_folder_sums_come_through_the_object_store(study, tmp_p
     """The workers look for the run's marker where no such folder is, as on another machine."""
     from contextlib import contextmanager
 
-    from qkscope.pipeline.engines import ray as engine
+    from qkscope.run.engines import ray as engine
 
     @contextmanager
     def elsewhere(folder):
@@ -377,9 +377,9 @@ def test_without_a_shared_folder_sums_come_through_the_object_store(study, tmp_p
 
 def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
     """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
-    from qkscope.pipeline import execute
-    from qkscope.pipeline.engines.base import BaseEngine
-    from qkscope.pipeline.engines.worker import Worker, pack, unpack
+    from qkscope.run import execute
+    from qkscope.run.engines.base import BaseEngine
+    from qkscope.run.engines.worker import Worker, pack, unpack
 
     class Backwards(BaseEngine):
         def run(self, job, told, stop):

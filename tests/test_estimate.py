@@ -14,20 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from families import tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.blueprint import blueprint
+from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.capture.probe import probe_model
 from qkscope.cli.estimate import add_cluster_options, cluster_of, estimate_lines, quantity
-from qkscope.errors import InputError
-from qkscope.layers import LayerFacts
-from qkscope.moments.collect import collect_moments, make_batch
-from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.live import LiveSums
-from qkscope.pipeline.cluster import Cluster
-from qkscope.pipeline.estimate import ADVICE, estimate, estimate_plan
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import run_study
-from qkscope.pipeline.makespan import Item, schedule
-from qkscope.pipeline.plan import make_plan
-from qkscope.pipeline.work import (
+from qkscope.cost.cluster import Cluster
+from qkscope.cost.estimate import ADVICE, estimate, estimate_plan
+from qkscope.cost.makespan import Item, schedule
+from qkscope.cost.work import (
     CheckpointWork,
     Weights,
     attended_pairs,
@@ -40,7 +33,14 @@ from qkscope.pipeline.work import (
     shard_documents,
     sums_flops,
 )
+from qkscope.errors import InputError
+from qkscope.layers import LayerFacts
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.live import LiveSums
 from qkscope.results.folder import shard_path
+from qkscope.run.events import Events
+from qkscope.run.execute import run_study
+from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -308,7 +308,7 @@ def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
     out = tmp_path / "out"
     watched = Watched(out)
     # Shards are whole and the sum of them is written just before they are dropped: the moment of most bytes.
-    import qkscope.pipeline.shards as shards
+    import qkscope.run.shards as shards
 
     drop = shards.drop_shards
     monkeypatch.setattr(shards, "drop_shards", lambda *which: (watched.look(), drop(*which))[1])

@@ -14,8 +14,8 @@ import pytest
 from families import tiny
 from qkscope.errors import ActivationError, BatchError, DocumentError, DocumentFailure
 from qkscope.moments.moments import Moments
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import CaptureOptions, run_study
+from qkscope.run.events import Events
+from qkscope.run.execute import CaptureOptions, run_study
 from test_documents import byte_tokenizer
 
 SKIP = CaptureOptions(skip_bad_documents=True)
@@ -80,7 +80,7 @@ class Told(Events):
 KILLED = """
 import os, random, signal, threading, time
 from tqdm import tqdm
-from qkscope.pipeline.execute import run_study
+from qkscope.run.execute import run_study
 
 tqdm.set_lock(threading.RLock())  # its own is shared by forks: whoever is killed with it would stop all that follow
 run_study("study.yaml", "whole")
@@ -333,8 +333,8 @@ def test_a_nan_is_skipped_too(world, tmp_path):
 
 LIMITED = """
 import resource, sys
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import run_study
+from qkscope.run.events import Events
+from qkscope.run.execute import run_study
 
 class Limited(Events):
     def started(self, plan):

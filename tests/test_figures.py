@@ -20,11 +20,11 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.image import imread
 
 from published_table import LABELS, NASTY, PHASES, SELECTED, invented, published_heads, read, write_published
-from qkscope.analysis.results import load_results
-from qkscope.analysis.summary_tables import build_tables
-from qkscope.figures import draw as draw_module
-from qkscope.figures import style
-from qkscope.figures.draw import CATALOGUE, draw_figure, write_figure, write_figures
+from qkscope.draw import style
+from qkscope.lenses import figures as draw_module
+from qkscope.lenses.figures import CATALOGUE, draw_figure, write_figure, write_figures
+from qkscope.lenses.summaries import build_tables
+from qkscope.results.read import load_results
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
 METHOD_COLOURS = {  # method section 3

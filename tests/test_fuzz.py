@@ -23,14 +23,14 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkscope.analysis.qk_table import qk_table
-from qkscope.analysis.results import load_results
-from qkscope.analysis.summary_tables import build_tables, write_tables
 from qkscope.documents.sources import read_documents
 from qkscope.errors import DocumentError, MomentsFileError, QkscopeError, StudyError, TableError
+from qkscope.lenses.cards import WRITERS, card_writer
+from qkscope.lenses.position.table import qk_table
+from qkscope.lenses.summaries import build_tables, write_tables
 from qkscope.moments.file import _checksum
 from qkscope.moments.moments import Moments
-from qkscope.report.cards.build import WRITERS, card_writer
+from qkscope.results.read import load_results
 from qkscope.study.load import load_study, parse_study
 from qkscope.study.schema import Documents, Study
 from test_moments_file import example

@@ -8,9 +8,9 @@ import pytest
 
 from qkscope.cli.main import main
 from qkscope.errors import ModelError
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import run_study
-from qkscope.pipeline.plan import make_plan
+from qkscope.run.events import Events
+from qkscope.run.execute import run_study
+from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 
 WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48

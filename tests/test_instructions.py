@@ -11,7 +11,7 @@ HEADS, WIDTH, BUCKETS = 16, 64, 16
 SCRIPT = f"""
 import sys
 import numpy as np
-from qkscope.analysis.pca import _blas, head_components
+from qkscope.lenses.position.pca import _blas, head_components
 from qkscope.moments.second import SecondMoments, triangle
 
 heads, width, buckets = {HEADS}, {WIDTH}, {BUCKETS}

@@ -9,20 +9,20 @@ import pytest
 import yaml
 
 from families import tiny, tokens
-from qkscope.analysis.results import load_results
-from qkscope.analysis.summary_tables import build_tables
 from qkscope.api import capture_moments
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
-from qkscope.figures.draw import CATALOGUE, draw_figure
 from qkscope.kinds import Architecture, kind_of, kind_sentence
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.plan import make_plan
-from qkscope.pipeline.tables import analyze_files, natural_order
-from qkscope.report.cards.build import WRITERS, card_writer
+from qkscope.lenses.cards import WRITERS, card_writer
+from qkscope.lenses.figures import CATALOGUE, draw_figure
+from qkscope.lenses.summaries import build_tables
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
+from qkscope.results.read import load_results
+from qkscope.run.events import Events
+from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
+from qkscope.tables.from_moments import analyze_files, natural_order
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
 TRAINING_WORDS = re.compile(

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.analysis.layer_kinds import kinds_in_order, layer_kinds, with_layer_kind
+from qkscope.lenses.layer_kinds.table import kinds_in_order, layer_kinds, with_layer_kind
 
 
 def heads(rows):

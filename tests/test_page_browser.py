@@ -15,10 +15,10 @@ import yaml
 
 from browser import axe_script
 from published_table import write_published
-from qkscope.analysis.results import load_results
-from qkscope.analysis.summary_tables import build_tables
-from qkscope.pipeline.execute import run_study
+from qkscope.lenses.summaries import build_tables
 from qkscope.report.write import write_report
+from qkscope.results.read import load_results
+from qkscope.run.execute import run_study
 
 HOSTILE = [
     "<img src=x onerror=document.title='owned'>",

@@ -17,22 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from published_table import NASTY, invented, write_published
-from qkscope.analysis.results import load_components, load_results
-from qkscope.analysis.summary_tables import build_tables
-from qkscope.analysis.taxonomy import CATEGORIES
 from qkscope.cli.main import main
 from qkscope.cli.serve import ADDRESS, report_server
 from qkscope.errors import InputError, TableError
+from qkscope.lenses.cards import card_writer
+from qkscope.lenses.summaries import build_tables
+from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, static
 from qkscope.page.markdown import blocks, inline
 from qkscope.page.pack import Pack, unpack
 from qkscope.page.write import page_html
-from qkscope.report.cards.build import card_writer
 from qkscope.report.lead import SENTENCES, lead
-from qkscope.report.phrases import code, escape
 from qkscope.report.write import page_cards, write_report
+from qkscope.results.read import load_components, load_results
+from qkscope.words.phrases import code, escape
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
 PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTALL)

@@ -16,9 +16,9 @@ from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.tap import Tap
 from qkscope.errors import ActivationError, DocumentError, InputError, ModelError, QkscopeError, QkscopeWarning
 from qkscope.moments.file import read_provenance
-from qkscope.pipeline.events import Events
-from qkscope.pipeline.execute import CaptureOptions, run_study
-from qkscope.pipeline.plan import make_plan
+from qkscope.run.events import Events
+from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 from reference import reference_rows
 
@@ -142,7 +142,7 @@ def test_changed_weights_are_noticed(world, tmp_path, checkpoints):
 
 
 def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, tmp_path):
-    from qkscope.pipeline.tables import analyze_folder
+    from qkscope.tables.from_moments import analyze_folder
 
     out = run_study(world(), tmp_path / "out")
     expected = (out / "qk.csv").read_bytes()

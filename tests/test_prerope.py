@@ -8,11 +8,11 @@ from transformers.modeling_utils import AttentionInterface
 
 from families import FAMILIES, tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
+from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.capture.prerope import PreRopeTap, open_tap, prove_pre_rope
 from qkscope.capture.replay import at_rest, half_turn
 from qkscope.errors import CaptureError
 from qkscope.layers import LayerFacts
-from qkscope.moments.collect import collect_moments, make_batch
 from qkscope.moments.layout import Layout
 from test_capture_reference import attention_inputs, project, rms_norm, rope_of, rotate, split_heads
 

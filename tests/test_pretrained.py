@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from qkscope.capture.backbone import evaluation, run_backbone
 from qkscope.capture.tap import Tap
-from qkscope.pipeline.execute import run_study
+from qkscope.run.execute import run_study
 from reference import reference_rows
 
 CONTEXT = 512

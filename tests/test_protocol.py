@@ -9,7 +9,7 @@ import pytest
 
 from qkscope.cli.main import main
 from qkscope.errors import CaptureError
-from qkscope.pipeline.execute import run_study
+from qkscope.run.execute import run_study
 from reference import reference_rows
 
 STATISTICS = ["explained_variance", "r_q", "r_k", "alpha", "beta"]

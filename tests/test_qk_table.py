@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qkscope.analysis.heads import HeadSample, choose_heads
-from qkscope.analysis.pca import head_components
-from qkscope.analysis.qk_table import qk_table, windows_table
-from qkscope.analysis.schema import QK_COLUMNS
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.layers import LayerFacts
+from qkscope.lenses.heads import HeadSample, choose_heads
+from qkscope.lenses.position.pca import head_components
+from qkscope.lenses.position.table import qk_table, windows_table
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
+from qkscope.results.schema import QK_COLUMNS
 from reference import reference_rows
 
 FACTS = LayerFacts(layer=1, q_heads=4, kv_heads=2, head_dim=12, rotary="rotary", rotary_dims=12)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from published_table import LABELS, SELECTED, write_published
-from qkscope.analysis.results import Checkpoint, load_results, phase_segments, select_checkpoints
-from qkscope.analysis.summary_tables import build_tables, write_tables
 from qkscope.errors import TableError
+from qkscope.lenses.summaries import build_tables, write_tables
+from qkscope.results.read import Checkpoint, load_results, phase_segments, select_checkpoints
 
 MINIMAL = "model,layer,head,pc,explained_variance,r_q,r_k\n"
 
@@ -214,7 +214,7 @@ def test_tables_are_written_and_stale_ones_go(tmp_path):
 
 def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
     code = (
-        "import sys, qkscope.analysis.results, qkscope.analysis.summary_tables, qkscope.report.write;"
+        "import sys, qkscope.results.read, qkscope.lenses.summaries, qkscope.report.write;"
         "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -20,18 +20,18 @@ from markdown_it import MarkdownIt
 
 from families import tiny
 from published_table import invented
-from qkscope.analysis.csv_files import csv_text
-from qkscope.analysis.results import load_results
-from qkscope.analysis.summary_tables import build_tables, write_tables
 from qkscope.capture.config import load_config
 from qkscope.capture.load import load_backbone
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import DocumentError, InputError, ModelError, QkscopeWarning, StudyError
-from qkscope.figures.draw import CATALOGUE
-from qkscope.pipeline.execute import run_study
-from qkscope.report.cards.build import WRITERS, card_writer
+from qkscope.lenses.cards import WRITERS, card_writer
+from qkscope.lenses.figures import CATALOGUE
+from qkscope.lenses.summaries import build_tables, write_tables
 from qkscope.report.write import write_report
+from qkscope.results.csv_files import csv_text
+from qkscope.results.read import load_results
+from qkscope.run.execute import run_study
 from qkscope.study.load import parse_study
 from test_documents import byte_tokenizer
 from test_study import checkpoint as study_of
@@ -125,7 +125,7 @@ def test_changed_code_is_captured_again(world, tmp_path, own_code):
 
 
 def test_the_flag_does_not_change_what_an_ordinary_run_is_known_by(world, checkpoints):
-    from qkscope.pipeline.plan import make_plan
+    from qkscope.run.plan import make_plan
     from qkscope.study.load import load_study
 
     file = load_study(one_checkpoint(world, str(checkpoints / "short")))
@@ -565,7 +565,7 @@ def test_pictures_of_hostile_results_are_drawn_as_text(hostile, monkeypatch):
     monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # a user's own setting must not make LaTeX of it
     results = load_results(hostile)
     tables = build_tables(results)
-    from qkscope.figures.draw import write_figure
+    from qkscope.lenses.figures import write_figure
 
     for spec in CATALOGUE:
         drawn = write_figure(spec, results.study, tables, hostile)
@@ -578,7 +578,7 @@ def test_pictures_of_hostile_results_are_drawn_as_text(hostile, monkeypatch):
 
 @pytest.mark.parametrize("label", ["$", "$$", "$x", r"\$x$", r"$\frac{", "_hidden", "%$#", "\\"])
 def test_every_picture_of_labels_that_look_like_mathematics(tmp_path, label):
-    from qkscope.figures.draw import draw_figure
+    from qkscope.lenses.figures import draw_figure
 
     results, tables = invented(tmp_path, 2, label.replace("{", "{{") + " {i}", phases=2)
     study = type(results.study)(**{**vars(results.study), "title": label})
@@ -591,7 +591,7 @@ def test_every_picture_of_labels_that_look_like_mathematics(tmp_path, label):
 
 
 def test_comparing_hostile_results(hostile, tmp_path):
-    from qkscope.report.compare import compare_results
+    from qkscope.compare.write import compare_results
 
     shutil.copytree(hostile, tmp_path / "<b>")
     found = compare_results(hostile, str(tmp_path / "<b>"))
@@ -640,8 +640,8 @@ def test_messages_do_not_steer_the_terminal(tmp_path, monkeypatch, capsys):
 
 
 def test_moments_of_a_stranger_do_not_name_themselves_as_they_like(tmp_path):
-    from qkscope.pipeline.events import Events
-    from qkscope.pipeline.tables import analyze_files
+    from qkscope.run.events import Events
+    from qkscope.tables.from_moments import analyze_files
     from test_moments_file import example
 
     for name in ("=1+1", "../x", "con"):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qkscope.analysis.results import Checkpoint
-from qkscope.report.findings import Contrast
-from qkscope.report.noise import SMALLEST, HeadPanel, paired_change
-from qkscope.report.phrases import course, number, percent, ranking, shown, went
-from qkscope.report.series import Trend, plateau_of, shape_of
+from qkscope.results.read import Checkpoint
+from qkscope.stats.findings import Contrast
+from qkscope.stats.noise import SMALLEST, HeadPanel, paired_change
+from qkscope.stats.series import Trend, plateau_of, shape_of
+from qkscope.words.phrases import course, number, percent, ranking, shown, went
 
 NUMBER = re.compile(r"(below |above )?(−?\d+(?:\.\d+)?)%? at ([a-z]+)")
 PLACES = [f"at {letter * 2}" for letter in "abcdefghijkl"]

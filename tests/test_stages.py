@@ -60,7 +60,7 @@ def test_heavy_libraries_stay_in_their_stages(path):
 
 def test_the_test_would_notice():
     """Guard: a later stage is recognised as such."""
-    assert STAGES.index(stage("qkscope.report.cards")) > STAGES.index(stage("qkscope.analysis.pca"))
+    assert STAGES.index(stage("qkscope.report.cards")) > STAGES.index(stage("qkscope.lenses.position.pca"))
     assert {stage_of(path) for path in MODULES} <= set(STAGES)
 
 
@@ -87,7 +87,7 @@ def test_help_loads_nothing_heavy():
 
 
 def test_analysis_needs_no_torch():
-    code = "import qkscope.analysis.qk_table, qkscope.pipeline.tables, qkscope.moments.file"
+    code = "import qkscope.lenses.position.table, qkscope.tables.from_moments, qkscope.moments.file"
     assert not {"torch", "transformers", "matplotlib"} & loaded_after(code)
 
 

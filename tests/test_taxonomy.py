@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from published_table import published_heads, read
-from qkscope.analysis.taxonomy import (
+from qkscope.lenses.taxonomy.table import (
     CATEGORIES,
     category_counts,
     category_fractions,

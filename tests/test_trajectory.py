@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from published_table import DISCORDANT, published_heads, read, window_heads
-from qkscope.analysis.trajectory import concordance, trajectory, window_dependence
+from qkscope.lenses.position.trajectory import concordance, trajectory, window_dependence
 
 
 def heads(rows, **extra):

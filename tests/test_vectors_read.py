@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkscope.analysis.schema import QK_COLUMNS
-from qkscope.analysis.vectors_table import table_from_vectors
 from qkscope.errors import InputError, QkscopeWarning
+from qkscope.lenses.position.vectors_table import table_from_vectors
+from qkscope.results.schema import QK_COLUMNS
 from qkscope.vectors import scan
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.hub import download_vectors

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from families import tiny
-from qkscope.analysis.qk_table import qk_table
-from qkscope.analysis.vectors_table import table_from_vectors
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.probe import probe_model
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
+from qkscope.lenses.position.table import qk_table
+from qkscope.lenses.position.vectors_table import table_from_vectors
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.vectors.errors import VectorsError

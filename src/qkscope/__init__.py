@@ -13,7 +13,7 @@ _HOMES = {
     "analyze": "qkscope.api",
     "Moments": "qkscope.moments.moments",
     "load_study": "qkscope.study.load",
-    "run_study": "qkscope.pipeline.execute",
+    "run_study": "qkscope.run.execute",
     "QkscopeError": "qkscope.errors",
 }
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from qkscope.capture.collect import Batch
     from qkscope.layers import Stage
-    from qkscope.moments.collect import Batch
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
     from qkscope.moments.windows import Window
@@ -48,7 +48,7 @@ def capture_moments(
     tokenizer returned (whose padding is left out). Longer ones are cut to `context` (by default the longest window's
     length, which then needs them all in memory). `progress` hears the number of tokens of each finished batch.
     """
-    from qkscope.moments.collect import collect_moments
+    from qkscope.capture.collect import collect_moments
 
     _require_stage(stage)
     if progress is not None and not callable(progress):
@@ -132,7 +132,7 @@ def _advised(error: Any, advice: str) -> Any:
 
 
 def _batches(windows: Iterable[Window], layout: Layout, size: int) -> Iterator[Batch]:
-    from qkscope.moments.collect import make_batch
+    from qkscope.capture.collect import make_batch
 
     def batch_of(held: list[tuple[int, Window]]) -> Batch:
         numbers = [number for number, _ in held]
@@ -186,8 +186,8 @@ def analyze(
     seed: int = 0,
 ) -> pd.DataFrame:
     """The table of method section 2 from moments (or a moments file): r_q, r_k, explained variance per component."""
-    from qkscope.analysis.heads import HeadSample
-    from qkscope.analysis.qk_table import qk_table
+    from qkscope.lenses.heads import HeadSample
+    from qkscope.lenses.position.table import qk_table
     from qkscope.moments.moments import Moments
 
     if not isinstance(moments, Moments | PathLike | str):

@@ -14,15 +14,15 @@ from qkscope.errors import InputError
 from qkscope.results.folder import figures_folder, moments_folder
 
 if TYPE_CHECKING:
-    from qkscope.pipeline.events import Events
-    from qkscope.pipeline.execute import CaptureOptions
-    from qkscope.pipeline.plan import Plan
+    from qkscope.run.events import Events
+    from qkscope.run.execute import CaptureOptions
+    from qkscope.run.plan import Plan
 
 
 def run(options: argparse.Namespace) -> int:
     """`qkscope run`."""
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import run_study
+    from qkscope.run.execute import run_study
 
     quiet_libraries()
     with progress() as events:
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 def tell_left_out(folder: Path, study: str) -> None:
     """Say, last of all, what the results are without."""
     from qkscope.cli.describe import left_out_lines
-    from qkscope.pipeline.left_out import read_left_out
+    from qkscope.results.left_out import read_left_out
     from qkscope.study.load import load_study
 
     names, reasons = [each.name for each in load_study(study).study.checkpoints], read_left_out(folder)
@@ -47,9 +47,9 @@ def tell_left_out(folder: Path, study: str) -> None:
 
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
-    from qkscope.pipeline.engines.base import Placement
-    from qkscope.pipeline.execute import CaptureOptions
-    from qkscope.pipeline.runner import VectorSample
+    from qkscope.run.engines.base import Placement
+    from qkscope.run.execute import CaptureOptions
+    from qkscope.run.runner import VectorSample
 
     # 0 stands for `--vectors` without a rate; argparse has no other way to tell it from a missing option.
     rate = options.vectors
@@ -72,7 +72,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
 def status(options: argparse.Namespace) -> int:
     """`qkscope status`."""
     from qkscope.cli.describe import describe_status
-    from qkscope.pipeline.status import read_status
+    from qkscope.run.status import read_status
 
     print("\n".join(map(visible_line, describe_status(read_status(Path(options.results))))))
     return 0
@@ -82,8 +82,8 @@ def plan(options: argparse.Namespace) -> int:
     """`qkscope plan`."""
     from qkscope.cli.estimate import cluster_of, estimate_lines
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import results_folder
-    from qkscope.pipeline.shards import look
+    from qkscope.run.execute import results_folder
+    from qkscope.run.shards import look
 
     with progress() as events:
         made = planned(options, events, here=False)  # the shards may run on other machines
@@ -107,7 +107,7 @@ def plan(options: argparse.Namespace) -> int:
 
 def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -> Plan:
     """The plan of the study that was named."""
-    from qkscope.pipeline.plan import make_plan
+    from qkscope.run.plan import make_plan
     from qkscope.study.load import load_study
 
     quiet_libraries()
@@ -118,7 +118,7 @@ def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -
 def shard(options: argparse.Namespace) -> int:
     """`qkscope shard`."""
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import CaptureOptions, capture_shard, results_folder
+    from qkscope.run.execute import CaptureOptions, capture_shard, results_folder
 
     with progress() as events:
         made = planned(options, events)
@@ -142,7 +142,7 @@ def report(options: argparse.Namespace) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """`qkscope compare`: 0 if reproduced, 1 if not."""
-    from qkscope.report.compare import compare_results
+    from qkscope.compare.write import compare_results
 
     out = Path(options.out) if options.out else None
     found = compare_results(options.results, options.reference, tolerance=options.tolerance, out=out)
@@ -173,8 +173,8 @@ def _tell_figures(folder: Path, written: list[Path]) -> None:
 def capture(options: argparse.Namespace) -> int:
     """`qkscope capture`."""
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import capture_plan, require_usable, results_folder
-    from qkscope.pipeline.plan import make_plan
+    from qkscope.run.execute import capture_plan, require_usable, results_folder
+    from qkscope.run.plan import make_plan
     from qkscope.study.load import load_study
 
     quiet_libraries()
@@ -203,7 +203,7 @@ def capture(options: argparse.Namespace) -> int:
 def analyze(options: argparse.Namespace) -> int:
     """`qkscope analyze`."""
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.tables import analyze_files, analyze_folder
+    from qkscope.tables.from_moments import analyze_files, analyze_folder
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
@@ -224,7 +224,7 @@ def analyze(options: argparse.Namespace) -> int:
 def analyze_vectors_command(options: argparse.Namespace, out: Path | None) -> int:
     """`qkscope analyze --vectors`."""
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.vectors import analyze_vectors
+    from qkscope.tables.from_vectors import analyze_vectors
     from qkscope.vectors.read import Reading
 
     if options.inputs or out is None:
@@ -249,8 +249,8 @@ def inspect(options: argparse.Namespace) -> int:
     """`qkscope inspect`."""
     from qkscope.cli.describe import describe_model, describe_plan
     from qkscope.cli.progress import progress
-    from qkscope.pipeline.execute import results_folder
-    from qkscope.pipeline.plan import make_plan
+    from qkscope.run.execute import results_folder
+    from qkscope.run.plan import make_plan
     from qkscope.study.load import load_study
 
     quiet_libraries()
@@ -273,7 +273,7 @@ def demo(options: argparse.Namespace) -> int:
     from qkscope.cli.progress import progress, training_progress
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
-    from qkscope.pipeline.execute import CaptureOptions, run_study
+    from qkscope.run.execute import CaptureOptions, run_study
 
     quiet_libraries()
     settings = DemoSettings(seed=options.seed).scaled(options.steps)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from qkscope.layers import LayerFacts, attention_summary
 
 if TYPE_CHECKING:
-    from qkscope.pipeline.plan import CheckpointPlan, Plan
-    from qkscope.pipeline.status import Status
+    from qkscope.run.plan import CheckpointPlan, Plan
+    from qkscope.run.status import Status
 
 DEFAULT_CONTEXT = 4096  # where a config states no maximum
 
 
 def describe_plan(plan: Plan, folder: Path) -> list[str]:
     """What a study will do and cost, and what is in its results folder that a run would not touch."""
-    from qkscope.pipeline.finished import folder_notes
+    from qkscope.run.finished import folder_notes
 
     study = plan.study
     lines = [f"study {study.study}: {len(plan.checkpoints)} checkpoints, {count(plan.tokens)} tokens in all"]
@@ -126,7 +126,7 @@ def describe_model(
     from qkscope.capture.source import find_source
     from qkscope.moments.layout import Layout, bucket_edges
     from qkscope.moments.sizes import predict_sizes
-    from qkscope.pipeline.models import tell_slow
+    from qkscope.run.models import tell_slow
 
     source = find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code)
     tell_slow(source, noted)

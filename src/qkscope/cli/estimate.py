@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from qkscope.pipeline.cluster import Cluster
+from qkscope.cost.cluster import Cluster
 
 if TYPE_CHECKING:
-    from qkscope.pipeline.estimate import Estimate
-    from qkscope.pipeline.plan import Plan
+    from qkscope.cost.estimate import Estimate
+    from qkscope.run.plan import Plan
 
 QUANTITY = re.compile(r"(?i)(?P<number>\d+(\.\d*)?(e[+-]?\d+)?)\s*(?P<prefix>[kmgtp]?)(b|flops?)?(/s)?")
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
@@ -70,7 +70,7 @@ def cluster_of(options: argparse.Namespace) -> Cluster:
 
 def estimate_lines(plan: Plan, cluster: Cluster) -> list[str]:
     """What a planned study costs on a cluster, and what limits it."""
-    from qkscope.pipeline.estimate import estimate_plan
+    from qkscope.cost.estimate import estimate_plan
 
     return describe_estimate(estimate_plan(plan, cluster))
 
@@ -133,7 +133,7 @@ def time_rows(found: Estimate) -> list[tuple[str, str, str]]:
 
 def verdict(found: Estimate) -> list[str]:
     """What limits the study and what to change then."""
-    from qkscope.pipeline.estimate import ADVICE
+    from qkscope.cost.estimate import ADVICE
 
     lines = []
     if not found.fits:

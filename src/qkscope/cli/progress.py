@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from qkscope.cli.describe import clock, cost_line, count, plan_summary, size
 from qkscope.cli.visible import visible
-from qkscope.pipeline.events import Events
+from qkscope.run.events import Events
 
 if TYPE_CHECKING:
     from qkscope.demo.settings import DemoProgress
-    from qkscope.pipeline.plan import CheckpointPlan, Plan
-    from qkscope.pipeline.shards import CheckpointState
+    from qkscope.run.plan import CheckpointPlan, Plan
+    from qkscope.run.shards import CheckpointState
 
 LINE_SECONDS = 10.0  # between two plain lines of the same work
 

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.analysis.depth import DepthAxis
-from qkscope.analysis.layer_kinds import with_layer_kind
-from qkscope.analysis.results import Results, Study, load_components
-from qkscope.analysis.taxonomy import CATEGORIES, classify
+from qkscope.lenses.depth.table import DepthAxis
+from qkscope.lenses.layer_kinds.table import with_layer_kind
+from qkscope.lenses.taxonomy.table import CATEGORIES, classify
 from qkscope.page.pack import Pack
+from qkscope.results.read import Results, Study, load_components
 
 STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")

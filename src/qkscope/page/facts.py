@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from qkscope.analysis.layer_kinds import kinds_in_order, with_layer_kind
-from qkscope.analysis.results import Results
 from qkscope.kinds import MODELS
+from qkscope.lenses.layer_kinds.table import kinds_in_order, with_layer_kind
+from qkscope.results.read import Results
 
 NOT_RECORDED = "not recorded"
 LISTED = 3

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from qkscope._version import __version__
-from qkscope.analysis.depth import DepthAxis
-from qkscope.analysis.layer_kinds import kinds_in_order, with_layer_kind
-from qkscope.analysis.results import Checkpoint, Results
-from qkscope.analysis.taxonomy import CATEGORIES, HIGH, LOW
-from qkscope.analysis.trajectory import CONCORDANCE
-from qkscope.figures import palette
+from qkscope.draw import palette
 from qkscope.files import write_text
 from qkscope.foreign import is_finite
+from qkscope.lenses.depth.table import DepthAxis
+from qkscope.lenses.layer_kinds.table import kinds_in_order, with_layer_kind
+from qkscope.lenses.position.trajectory import CONCORDANCE
+from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW
 from qkscope.page.arrays import add_tables
 from qkscope.page.assemble import assemble
 from qkscope.page.facts import facts
 from qkscope.page.markdown import blocks, inline
 from qkscope.page.pack import Pack
 from qkscope.results.folder import REPORT_HTML, results_file
+from qkscope.results.read import Checkpoint, Results
 
 FORMAT = 1
 

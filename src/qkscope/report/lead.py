@@ -1,7 +1,7 @@
 """The sentences that matter, for the first screen of the page: the openings of four cards' takeaways."""
 
-from qkscope.report.cards.build import WRITERS, CardWriter
-from qkscope.report.cards.frame import CardInput
+from qkscope.lenses.cards import WRITERS, CardWriter
+from qkscope.words.card import CardInput
 
 SENTENCES = 4
 # In the order in which a reader asks: how strong, which heads, which layers, and is it the window.

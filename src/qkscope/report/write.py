@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from qkscope.analysis.results import Results, load_results
-from qkscope.analysis.summary_tables import SummaryTables, build_tables, write_tables
 from qkscope.files import require_writable, write_text
+from qkscope.lenses.cards import WRITERS, CardWriter, card_writer
+from qkscope.lenses.summaries import SummaryTables, build_tables, write_tables
 from qkscope.page.write import CardText, write_page
-from qkscope.report.cards.build import WRITERS, CardWriter, card_writer
 from qkscope.report.lead import lead
 from qkscope.results.folder import CARD
+from qkscope.results.read import Results, load_results
 from qkscope.results.remove import remove_unfinished
 
 
@@ -36,7 +36,7 @@ def write_report(
 
 
 def _write_figures(folder: Path, results: Results, tables: SummaryTables, cards: CardWriter) -> list[Path]:
-    from qkscope.figures.draw import write_figures  # matplotlib, only when something is drawn
+    from qkscope.lenses.figures import write_figures  # matplotlib, only when something is drawn
 
     written = []
     for drawn in write_figures(results.study, tables, folder):
@@ -64,7 +64,7 @@ def write_card_and_figure(results_folder: Path | str, name: str) -> Path:
 
     Raises KeyError for a name that is not in the catalogue, ValueError where the tables do not carry the figure.
     """
-    from qkscope.figures.draw import CATALOGUE, write_figure
+    from qkscope.lenses.figures import CATALOGUE, write_figure
 
     folder = Path(results_folder)
     results = load_results(folder)

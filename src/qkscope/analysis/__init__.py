@@ -1,1 +1,0 @@
-"""Moments in, tables out: pure functions over numpy and pandas, no model and no torch."""

@@ -1,0 +1,159 @@
+"""What a head-by-head comparison of two runs says: the card, the note of the picture, the lines for a terminal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qkscope.compare.judge import MISSING, HeadComparison, sign_flips
+from qkscope.compare.words import (
+    LISTED,
+    MEASURE_WORDS,
+    on_terminal,
+    one_side,
+    records,
+    size,
+    tally_of,
+    verdict_words,
+    worst_lines,
+    worst_section,
+)
+from qkscope.results.read import Results
+from qkscope.words.phrases import code, count, escape, listed
+
+SHOWN = 24  # changed heads in the card; all are in the table
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """A run against another run."""
+
+    results: Results
+    other: Results
+    found: HeadComparison
+
+
+def head_note(facts: HeadFacts) -> str:
+    """The line under the picture's title."""
+    found = facts.found
+    models = found.pairs["model"].nunique()
+    return f"{count(len(found.pairs), 'head')} at {count(models, 'checkpoint')}, matched by layer and head"
+
+
+def head_lines(facts: HeadFacts) -> list[str]:
+    """What the command line prints; the last line is the verdict."""
+    found = facts.found
+    lines = [
+        f"compared with {on_terminal(str(facts.other.folder), 200)} head by head: {head_note(facts)}",
+        *_head_windows(facts, on_terminal),
+    ]
+    for measure, name in MEASURE_WORDS.items():
+        lines.append(f"{name}: {_spread(found, measure)}")
+    lines.append(_changed_words(found))
+    lines += worst_lines(found.cells)
+    lines += one_side(found.only_results, found.only_reference, on_terminal) + _lonely(found)
+    return [*lines, verdict_words(found.reproduced, tally_of(found.cells), "number")]
+
+
+def _spread(found: HeadComparison, measure: str) -> str:
+    apart = found.cells.loc[found.cells["what"] == measure, "difference"].abs().dropna()
+    if apart.empty:
+        return "no head has it on both sides"
+    half, most = apart.quantile([0.5, 0.95])
+    return f"differences of median {size(half)}, 95 % below {size(most)}, largest {size(float(apart.max()))}"
+
+
+def _changed_words(found: HeadComparison) -> str:
+    if found.changed.empty:
+        return "No head changed category."
+    return f"{count(len(found.changed), 'head')} of {len(found.pairs):,} changed category."
+
+
+def _lonely(found: HeadComparison) -> list[str]:
+    """Heads that one side lacks at checkpoints that both have."""
+    shared = set(found.pairs["model"])
+    rows = found.cells[(found.cells["verdict"] == MISSING) & found.cells["model"].isin(shared)]
+    rows = rows[rows["what"] == "r_q"]
+    if rows.empty:
+        return []
+    here = found.cells["model"].isin(shared) & (found.cells["what"] == "r_q")
+    return [f"{count(len(rows), 'head')} of {int(here.sum()):,} at shared checkpoints were measured on one side only."]
+
+
+def _head_windows(facts: HeadFacts, spell: Callable[[str], str]) -> list[str]:
+    windows = facts.found.pairs.groupby("model", sort=False)[["window", "reference_window"]].max().dropna()
+    other = windows[windows["window"] != windows["reference_window"]]
+    if other.empty:
+        return []
+    places = [
+        f"{spell(str(model))} ({int(row['window']):,} tokens against {int(row['reference_window']):,})"
+        for model, row in other.head(LISTED).iterrows()
+    ]
+    more = [f"{len(other) - LISTED} more"] if len(other) > LISTED else []
+    return [f"Measured at different windows: {listed([*places, *more])}; r depends on the window."]
+
+
+def head_card(facts: HeadFacts) -> str:
+    """The README of the comparison."""
+    found = facts.found
+    missing = one_side(found.only_results, found.only_reference, escape) + _lonely(found)
+    flips = sign_flips(found.pairs, found.tolerance)
+    turned = (
+        f"In {count(flips, 'head')} both correlations are turned round and of the same size: the axis is the same, and "
+        "the rule that orients it (by r\\_q, unless it is below 0.05) tipped over."
+    )
+    lines = [
+        f"# {escape(facts.results.study.title)}: compared head by head", "",
+        f"**{verdict_words(found.reproduced, tally_of(found.cells), 'number')}**", "",
+        *_agreement_table(found), "",
+        "## What was compared", "",
+        f"This run is {code(str(facts.results.folder))}, the reference is {code(str(facts.other.folder))}. Heads are "
+        f"matched by checkpoint name, layer and head: {count(len(found.pairs), 'head')} at "
+        f"{count(found.pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
+        *_head_windows(facts, escape), "",
+        "## Largest differences", "", *worst_section(found.cells), *(["", turned] if flips else []), "",
+        "## Heads that changed category", "", *_changed_table(found), "",
+        "## What is missing", "", " ".join(missing) or "Nothing: both have the same heads.", "",
+        "## Tolerances", "",
+        f"A number counts as reproduced when it differs by at most {found.tolerance:g}. A correlation that exists "
+        "on neither side agrees; one that exists on one side only differs. Categories follow from the correlations and "
+        "do not enter the verdict on their own.", "",
+        "## Files", "",
+        "`comparison.csv` has every number of every head, `heads.csv` the heads that changed category, "
+        "`comparison.png` and `comparison.svg` show them.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _agreement_table(found: HeadComparison) -> list[str]:
+    """A row per checkpoint: median, 95 % and largest of each measure's absolute differences, and correlations."""
+    rows = []
+    for model, group in found.agreement.groupby("model", sort=False):
+        measures = {row["measure"]: row for row in records(group)}
+        parts = [" / ".join(size(measures[m][q]) for q in ("median", "p95", "max")) for m in MEASURE_WORDS]
+        together = " / ".join(size(measures[m]["correlation"]) for m in MEASURE_WORDS)
+        heads = int((found.pairs["model"] == model).sum())
+        changed = int((found.changed["model"] == model).sum())
+        rows.append(f"| {escape(str(model))} | {heads:,} | {' | '.join(parts)} | {together} | {changed:,} |")
+    return [
+        "Absolute differences are given as median / 95 % of heads below / largest; the correlations are those of "
+        "r\\_q, r\\_k and explained variance over heads.", "",
+        "| checkpoint | heads | r\\_q | r\\_k | explained variance | correlations | changed category |",
+        "|---|---|---|---|---|---|---|", *rows,
+    ]  # fmt: skip
+
+
+def _changed_table(found: HeadComparison) -> list[str]:
+    if found.changed.empty:
+        return ["None."]
+    rows = [
+        f"| {escape(row['model'])} | {row['layer']} | {row['head']} | {row['reference_category']} "
+        f"| {row['category']} | {size(row['reference_r_q'])} → {size(row['r_q'])} "
+        f"| {size(row['reference_r_k'])} → {size(row['r_k'])} |"
+        for row in records(found.changed.head(SHOWN))
+    ]
+    more = len(found.changed) - SHOWN
+    rest = ["", f"The other {more:,} are in `heads.csv`."] if more > 0 else []
+    return [
+        _changed_words(found), "",
+        "| checkpoint | layer | head | reference | this run | r\\_q | r\\_k |", "|---|---|---|---|---|---|---|",
+        *rows, *rest,
+    ]  # fmt: skip

@@ -1,0 +1,340 @@
+"""Compare a results table with a published study, or with another results table, number by number.
+
+A published study left aggregates, so the run is reduced to the same ones over the same heads: the published sample,
+also where the run measured every head. A cell counts as measured only if all heads behind the published number were.
+Two results tables are compared head by head. Either way the outcome is one long table, a row per number: value,
+reference, difference, tolerance, verdict. Tables in, tables out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from qkscope.compare import tolerance
+from qkscope.compare.references import PublishedReference
+from qkscope.errors import InputError
+from qkscope.layers import LayerFacts
+from qkscope.lenses.depth import table as depth
+from qkscope.lenses.heads import HeadSample, choose_heads
+from qkscope.lenses.position import trajectory
+from qkscope.lenses.taxonomy import table as taxonomy
+
+REPRODUCED, DIFFERS, MISSING = "reproduced", "differs", "missing"
+COLUMNS = ("what", "model", "cell", "value", "reference", "difference", "tolerance", "verdict")
+CHANGED_COLUMNS = (
+    "model", "layer", "head", "category", "reference_category",
+    "r_q", "reference_r_q", "r_k", "reference_r_k", "explained_variance", "reference_explained_variance",
+)  # fmt: skip
+AGREEMENT_COLUMNS = ("model", "measure", "heads", "median", "p95", "max", "correlation")
+
+MEASURES = ("r_q", "r_k", "explained_variance")
+# Two runs over the same tokens differ by rounding only; correlations of one table are exact to about 1e-7.
+STRICT = 1e-6
+
+_HEAD = ["model", "layer", "head"]
+_ROUNDING = 1e-12  # of the subtraction itself: a difference of exactly the tolerance is inside
+
+
+@dataclass(frozen=True)
+class PublishedComparison:
+    """Aggregates of a run against published ones.
+
+    `coverage` has a row per checkpoint of the run: heads measured, how many of them are in the published sample,
+    the size of that sample, the run's window, the published context (NaN for a checkpoint that was not published),
+    and the share of the compared heads with r_k < -0.3, which no published number gives and a mean of r_k hides.
+    """
+
+    cells: pd.DataFrame
+    coverage: pd.DataFrame
+    only_results: tuple[str, ...]
+    only_reference: tuple[str, ...]
+
+    @property
+    def reproduced(self) -> bool:
+        """Every published number is there and within tolerance; what the run has beyond them does not matter."""
+        published = self.cells[~self.cells["model"].isin(self.only_results)]
+        return bool((published["verdict"] == REPRODUCED).all())
+
+
+@dataclass(frozen=True)
+class HeadComparison:
+    """Two runs head by head.
+
+    `pairs` has a row per head that both have; `changed` those of another category; `agreement` a row per
+    checkpoint and measure: quantiles of the absolute difference, and the correlation over heads.
+    """
+
+    cells: pd.DataFrame
+    pairs: pd.DataFrame
+    changed: pd.DataFrame
+    agreement: pd.DataFrame
+    only_results: tuple[str, ...]
+    only_reference: tuple[str, ...]
+    tolerance: float
+
+    @property
+    def reproduced(self) -> bool:
+        """Both have the same heads, and all their numbers are within tolerance."""
+        return bool((self.cells["verdict"] == REPRODUCED).all())
+
+
+def judge(cells: pd.DataFrame) -> pd.DataFrame:
+    """Add difference and verdict. `cells` has value, reference, tolerance and `on_both`: both sides measured it.
+
+    Undefined (NaN) on both sides agrees; a number on one side and none on the other differs.
+    """
+    difference = cells["value"] - cells["reference"]
+    within = difference.abs() <= cells["tolerance"] + _ROUNDING
+    within |= cells["value"].isna() & cells["reference"].isna()
+    verdict = np.where(~cells["on_both"], MISSING, np.where(within, REPRODUCED, DIFFERS))
+    return cells.assign(difference=difference, verdict=verdict)[list(COLUMNS)].reset_index(drop=True)
+
+
+# --- a published study --------------------------------------------------------------------------------
+
+
+def published_sample(reference: PublishedReference) -> pd.DataFrame:
+    """Layer, head and depth of the query heads in the published sample."""
+    layers = [LayerFacts(i, reference.q_heads, 1, 1) for i in range(reference.n_layers)]
+    chosen = choose_heads(layers, HeadSample(reference.heads, reference.seed))
+    sample = pd.DataFrame([(i, head) for i, heads in chosen.items() for head in heads], columns=["layer", "head"])
+    return sample.assign(depth=depth.depth_of_layers(sample["layer"].to_numpy(), reference.n_layers - 1))
+
+
+def compare_with_published(
+    heads: pd.DataFrame, names: Sequence[str], reference: PublishedReference, given: float | None = None
+) -> PublishedComparison:
+    """Compare a PC0 table (its checkpoints are `names`) with a published study.
+
+    `given` replaces every tolerance: an absolute difference of correlations and explained variance, and a share of
+    the heads for numbers of heads. Raises InputError when no published number can be compared at all.
+    """
+    sample = published_sample(reference)
+    kept = _in_sample(heads, sample, reference)
+    coverage = _coverage(heads, kept, names, reference)
+    models = [*reference.names, *(name for name in names if name not in set(reference.names))]
+    cells = _aggregates(kept, models, reference, sample)
+    if not cells["on_both"].any():
+        raise InputError(_nothing_published(names, reference, coverage))
+    cells["tolerance"] = _tolerances(cells, kept, sample, reference, given)
+    return PublishedComparison(
+        cells=judge(cells),
+        coverage=coverage,
+        only_results=tuple(name for name in names if name not in set(reference.names)),
+        only_reference=tuple(name for name in reference.names if name not in set(names)),
+    )
+
+
+def _in_sample(heads: pd.DataFrame, sample: pd.DataFrame, reference: PublishedReference) -> pd.DataFrame:
+    """The rows of sampled heads; a checkpoint with a layer or head that the published model lacks is another model."""
+    strange = (heads["layer"] >= reference.n_layers) | (heads["head"] >= reference.q_heads)
+    fitting = heads[~heads["model"].isin(set(heads.loc[strange, "model"]))]
+    return fitting.drop(columns="depth").merge(sample, on=["layer", "head"])
+
+
+def _coverage(
+    heads: pd.DataFrame, kept: pd.DataFrame, names: Sequence[str], reference: PublishedReference
+) -> pd.DataFrame:
+    contexts = {checkpoint.name: float(checkpoint.context) for checkpoint in reference.checkpoints}
+    table = pd.DataFrame({"model": list(names)})
+    groups = heads.groupby("model")
+    discordant = trajectory.concordance(kept, names).set_index("model")["discordant"]
+    return table.assign(
+        measured=table["model"].map(groups.size()),
+        in_sample=table["model"].map(kept.groupby("model").size()).fillna(0).astype(int),
+        sample=reference.heads,
+        window=table["model"].map(groups["window"].max()),
+        published_context=table["model"].map(contexts).astype(float),
+        discordant=table["model"].map(discordant).astype(float),
+    )
+
+
+def _aggregates(
+    kept: pd.DataFrame, models: Sequence[str], reference: PublishedReference, sample: pd.DataFrame
+) -> pd.DataFrame:
+    """Value, reference and on_both of every published number, and of the same numbers of further checkpoints."""
+    counts = taxonomy.category_counts(taxonomy.with_category(kept), models)
+    values = {
+        "trajectory": (trajectory.trajectory(kept, models), MEASURES),
+        "heatmap_rq": (depth.depth_means(kept, "r_q", models), depth.DEPTH_COLUMNS),
+        "heatmap_rk": (depth.depth_means(kept, "r_k", models), depth.DEPTH_COLUMNS),
+        "taxonomy": (counts, taxonomy.CATEGORIES),
+    }
+    complete = _complete_bins(kept, models, sample)
+    parts = []
+    for what, (table, columns) in values.items():
+        published = reference.tables[what]
+        if what == "taxonomy":  # the published categories add up to all heads, so none was undefined
+            named = published[[c for c in taxonomy.CATEGORIES if c != taxonomy.UNDEFINED]]
+            published = published.assign(**{taxonomy.UNDEFINED: reference.heads - named.sum(axis=1)})
+        cells = _long(table, columns, "value").merge(_long(published, columns, "reference"), how="left")
+        by_bin = what.startswith("heatmap")
+        measured = [complete[model].get(cell, False) if by_bin else all(complete[model].values())
+                    for model, cell in zip(cells["model"], cells["cell"], strict=True)]  # fmt: skip
+        cells["on_both"] = np.array(measured, dtype=bool) & cells["reference"].notna()
+        cells["value"] = cells["value"].where(np.array(measured, dtype=bool))
+        parts.append(cells.assign(what=what))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _long(table: pd.DataFrame, columns: Sequence[str], name: str) -> pd.DataFrame:
+    """One row per checkpoint and column, checkpoint by checkpoint."""
+    return pd.DataFrame(
+        {
+            "model": np.repeat(table["model"].to_numpy(), len(columns)),
+            "cell": np.tile(np.array(columns, dtype=object), len(table)),
+            name: table[list(columns)].to_numpy(dtype=float).ravel(),
+        }
+    )
+
+
+def _complete_bins(kept: pd.DataFrame, models: Sequence[str], sample: pd.DataFrame) -> dict[str, dict[str, bool]]:
+    """Per checkpoint and depth bin: whether all sampled heads of the bin were measured (bins without any are none)."""
+    needed = np.bincount(depth.depth_bins(sample["depth"].to_numpy()), minlength=depth.N_BINS)
+    complete = {}
+    for model in models:
+        own = kept.loc[kept["model"] == model, "depth"].to_numpy()
+        found = np.bincount(depth.depth_bins(own), minlength=depth.N_BINS)
+        flags = zip(depth.DEPTH_COLUMNS, found == needed, needed > 0, strict=True)
+        complete[model] = {column: bool(same) for column, same, some in flags if some}
+    return complete
+
+
+def _tolerances(
+    cells: pd.DataFrame, kept: pd.DataFrame, sample: pd.DataFrame, reference: PublishedReference, given: float | None
+) -> list[float]:
+    """One tolerance per row, as the module `tolerance` derives it; NaN where there is no published number."""
+    if given is not None:
+        allowed = [given * reference.heads if what == "taxonomy" else given for what in cells["what"]]
+        return [number if known else np.nan for number, known in zip(allowed, cells["reference"].notna(), strict=True)]
+    multiple = tolerance.critical_value(int(cells["reference"].notna().sum()))
+    tokens = reference.tokens
+    layers, bins = sample["layer"].to_numpy(), depth.depth_bins(sample["depth"].to_numpy())
+    factors = {column: tolerance.mean_factor(layers[bins == i]) for i, column in enumerate(depth.DEPTH_COLUMNS)}
+    overall = tolerance.mean_factor(layers)
+    in_heads = {str(model): tolerance.count_noise(rows, tokens) for model, rows in kept.groupby("model")}
+    found = []
+    for what, model, cell, value in cells[["what", "model", "cell", "reference"]].itertuples(index=False):
+        if what == "taxonomy":
+            noise = in_heads.get(model, {}).get(cell, np.nan)
+        elif cell == "explained_variance":
+            noise = float(tolerance.variance_share_noise(value, tokens)) * overall
+        else:
+            noise = float(tolerance.correlation_noise(value, tokens)) * factors.get(cell, overall)
+        found.append(np.nan if np.isnan(value) else reference.reading_error[what] + multiple * noise)
+    return found
+
+
+def _nothing_published(names: Sequence[str], reference: PublishedReference, coverage: pd.DataFrame) -> str:
+    shared = coverage[coverage["published_context"].notna()]
+    if shared.empty:
+        return (
+            f"nothing in common with published:{reference.name}: checkpoints are matched by name; the results have "
+            f"{_some(names)}, the publication has {_some(reference.names)}"
+        )
+    return (
+        f"nothing in common with published:{reference.name}: of its sample of {reference.heads} heads "
+        f"({reference.n_layers} layers of {reference.q_heads} heads, seed {reference.seed}) the results have "
+        f"{int(shared['in_sample'].max())} at most, and no depth bin in full; measure all heads, or "
+        f"`heads: {{sample: {reference.heads}, seed: {reference.seed}}}`"
+    )
+
+
+# --- another results table ----------------------------------------------------------------------------
+
+
+def compare_heads(
+    heads: pd.DataFrame,
+    names: Sequence[str],
+    other: pd.DataFrame,
+    other_names: Sequence[str],
+    given: float | None = None,
+) -> HeadComparison:
+    """Compare two PC0 tables head by head; `other` is the reference. Raises InputError when they share no head."""
+    allowed = STRICT if given is None else given
+    columns = [*_HEAD, *MEASURES, "category", "window"]
+    both = taxonomy.with_category(heads)[columns].merge(
+        taxonomy.with_category(other)[columns].rename(columns={c: f"reference_{c}" for c in columns[3:]}),
+        on=_HEAD, how="outer", indicator="side",
+    )  # fmt: skip
+    order = {name: i for i, name in enumerate(dict.fromkeys([*names, *other_names]))}
+    both = both.sort_values(_HEAD, key=lambda column: column.map(order) if column.name == "model" else column)
+    pairs = both[both["side"] == "both"].drop(columns="side").reset_index(drop=True)
+    if pairs.empty:
+        raise InputError(
+            "nothing in common: heads are matched by checkpoint name, layer and head; the results have the "
+            f"checkpoints {_some(names)}, the reference has {_some(other_names)}"
+        )
+    cells = pd.concat([_head_cells(both, measure, allowed) for measure in MEASURES], ignore_index=True)
+    changed = pairs[pairs["category"] != pairs["reference_category"]]
+    return HeadComparison(
+        cells=judge(cells),
+        pairs=pairs,
+        changed=changed[list(CHANGED_COLUMNS)].reset_index(drop=True),
+        agreement=_agreement(pairs),
+        only_results=tuple(name for name in names if name not in set(other_names)),
+        only_reference=tuple(name for name in other_names if name not in set(names)),
+        tolerance=allowed,
+    )
+
+
+def category_moves(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Heads by category in the reference (rows) and in the run (columns), over all checkpoints."""
+    moves = pd.crosstab(pairs["reference_category"], pairs["category"])
+    return moves.reindex(index=list(taxonomy.CATEGORIES), columns=list(taxonomy.CATEGORIES), fill_value=0)
+
+
+def sign_flips(pairs: pd.DataFrame, allowed: float) -> int:
+    """Heads whose r_q and r_k agree up to a common sign: the axis is the same, the sign rule tipped over.
+
+    The rule looks at |r_q| < 0.05, so a head on that edge may be turned round by rounding.
+    """
+    same = ((pairs["r_q"] - pairs["reference_r_q"]).abs() <= allowed + _ROUNDING) & (
+        (pairs["r_k"] - pairs["reference_r_k"]).abs() <= allowed + _ROUNDING
+    )
+    turned = ((pairs["r_q"] + pairs["reference_r_q"]).abs() <= allowed + _ROUNDING) & (
+        (pairs["r_k"] + pairs["reference_r_k"]).abs() <= allowed + _ROUNDING
+    )
+    return int((turned & ~same).sum())
+
+
+def _head_cells(both: pd.DataFrame, measure: str, allowed: float) -> pd.DataFrame:
+    cell = "layer " + both["layer"].astype(str) + " head " + both["head"].astype(str)
+    return pd.DataFrame(
+        {
+            "what": measure,
+            "model": both["model"],
+            "cell": cell,
+            "value": both[measure],
+            "reference": both[f"reference_{measure}"],
+            "tolerance": allowed,
+            "on_both": both["side"] == "both",
+        }
+    )
+
+
+def _agreement(pairs: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for model, group in pairs.groupby("model", sort=False):
+        for measure in MEASURES:
+            one, other = group[measure].to_numpy(dtype=float), group[f"reference_{measure}"].to_numpy(dtype=float)
+            known = np.isfinite(one) & np.isfinite(other)
+            one, other = one[known], other[known]
+            apart = np.abs(one - other)
+            spreads = len(one) > 1 and np.ptp(one) > 0 and np.ptp(other) > 0
+            rows.append(
+                (
+                    str(model), measure, len(one),
+                    *(np.quantile(apart, [0.5, 0.95, 1.0]) if len(apart) else (np.nan,) * 3),
+                    np.corrcoef(one, other)[0, 1] if spreads else np.nan,
+                )
+            )  # fmt: skip
+    return pd.DataFrame(rows, columns=list(AGREEMENT_COLUMNS))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, quoted."""
+    shown = ", ".join(repr(name[:60]) for name in names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

@@ -1,0 +1,140 @@
+"""Compare a results folder with a published study or with another results folder, and write down the outcome.
+
+`compare_results` loads both sides, lets `analysis.comparison` judge every number, and writes into
+`RESULTS/comparison/<reference>/` the long table, the heads that changed category (two folders), the picture and a
+card in words. Whether the reference was reproduced and what to tell on a terminal comes back to the caller.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.compare.heads import HeadFacts, head_card, head_lines, head_note
+from qkscope.compare.judge import (
+    HeadComparison,
+    PublishedComparison,
+    compare_heads,
+    compare_with_published,
+)
+from qkscope.compare.published import PublishedFacts, published_card, published_lines, published_note
+from qkscope.compare.references import PublishedReference, load_reference, shipped_references
+from qkscope.errors import InputError
+from qkscope.files import write_text
+from qkscope.results.csv_files import write_csv
+from qkscope.results.folder import CARD, comparison_folder
+from qkscope.results.read import Checkpoint, Results, Study, load_results
+
+PREFIX = "published:"
+CELLS_CSV, HEADS_CSV = "comparison.csv", "heads.csv"
+_NAME_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome: the verdict, lines for a terminal, what was written, and the tables behind it."""
+
+    reproduced: bool
+    lines: tuple[str, ...]
+    folder: Path
+    files: tuple[Path, ...]
+    cells: pd.DataFrame
+    changed: pd.DataFrame | None  # heads of another category; None where the reference has no heads
+
+
+def compare_results(
+    results: Path | str, with_: str, *, tolerance: float | None = None, out: Path | None = None
+) -> Comparison:
+    """Compare RESULTS with `published:NAME` or with another results folder, and write the comparison.
+
+    `tolerance` replaces the default (see `analysis.tolerance` and `analysis.comparison`). Raises InputError when
+    either side cannot be read, or when the two have nothing in common.
+    """
+    if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
+        raise InputError(f"--tolerance {tolerance}: expected a number from 0 on")
+    mine = _load(Path(results))
+    if with_.startswith(PREFIX):
+        return _with_published(mine, _published(with_.removeprefix(PREFIX)), tolerance, out)
+    other = Path(with_)
+    if other.resolve() == mine.folder.resolve():
+        raise InputError(f"{with_}: is the results folder itself; comparing it with itself says nothing")
+    return _with_folder(mine, _load(other), tolerance, out)
+
+
+def _load(folder: Path) -> Results:
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such results folder; {_choices()}")
+    return load_results(folder)
+
+
+def _published(name: str) -> PublishedReference:
+    try:
+        return load_reference(name)
+    except KeyError:
+        raise InputError(f"there is no published reference {name[:60]!r}; {_choices()}") from None
+
+
+def _choices() -> str:
+    shipped = ", ".join(PREFIX + name for name in shipped_references())
+    return f"compare with a folder that `qkscope run` wrote, or with what ships with the package: {shipped}"
+
+
+def _with_published(
+    mine: Results, reference: PublishedReference, tolerance: float | None, out: Path | None
+) -> Comparison:
+    from qkscope.compare.figure import draw_published_comparison, save_comparison  # matplotlib: only here
+
+    found = compare_with_published(mine.heads, mine.study.names, reference, tolerance)
+    facts = PublishedFacts(mine, reference, found, tolerance)
+    published = tuple(Checkpoint(c.name, c.label, c.phase, c.context) for c in reference.checkpoints)
+    figure = draw_published_comparison(
+        Study(mine.study.title, published, ()),
+        found,
+        f"Compared with {PREFIX}{reference.name}",
+        published_note(facts),
+    )
+    folder = out or comparison_folder(mine.folder, f"published-{reference.name}")
+    return _write(folder, found, published_card(facts), published_lines(facts), partial(save_comparison, figure))
+
+
+def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Path | None) -> Comparison:
+    from qkscope.compare.figure import draw_head_comparison, save_comparison
+
+    found = compare_heads(mine.heads, mine.study.names, other.heads, other.study.names, tolerance)
+    facts = HeadFacts(mine, other, found)
+    figure = draw_head_comparison(mine.study, found, "Compared Head by Head", head_note(facts))
+    folder = out or comparison_folder(mine.folder, folder_name(other.folder))
+    return _write(folder, found, head_card(facts), head_lines(facts), partial(save_comparison, figure))
+
+
+def folder_name(reference: Path) -> str:
+    """A name for the comparison with this folder: its own name, reduced to letters that are harmless in a path.
+
+    A short digest of the whole path follows, so that two references of the same name do not overwrite each other.
+    """
+    whole = reference.resolve()
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", whole.name).strip(".-")[:_NAME_CHARACTERS]
+    return f"{plain or 'reference'}-{hashlib.sha256(str(whole).encode()).hexdigest()[:8]}"
+
+
+def _write(
+    folder: Path,
+    found: PublishedComparison | HeadComparison,
+    card: str,
+    lines: list[str],
+    save: Callable[[Path], list[Path]],
+) -> Comparison:
+    files = [folder / CELLS_CSV]
+    write_csv(found.cells, files[0])
+    changed = found.changed if isinstance(found, HeadComparison) else None
+    if changed is not None:
+        files.append(folder / HEADS_CSV)
+        write_csv(changed, files[-1])
+    files += [*save(folder), folder / CARD]
+    write_text(files[-1], card)
+    return Comparison(found.reproduced, tuple(lines), folder, tuple(files), found.cells, changed)

@@ -1,0 +1,1 @@
+"""What a study costs before it runs: work, memory, disk and time from shapes alone."""

@@ -1,0 +1,248 @@
+"""What has to be computed, held and moved for one checkpoint, from shapes and token counts alone.
+
+FLOPs count a multiplication and an addition each. Nothing here knows a machine; `estimate` divides by its rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkscope.layers import LayerFacts
+from qkscope.moments.layout import PIECE_TOKENS, Layout
+from qkscope.moments.sizes import FLOAT64, Sizes, predict_sizes
+
+if TYPE_CHECKING:
+    from qkscope.capture.blueprint import Blueprint
+    from qkscope.run.plan import CheckpointPlan
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ROW_BYTES = 200  # of a line of qk.csv
+EIGEN = 25  # FLOPs of an eigendecomposition with its vectors, in units of width³
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's parameters as they are loaded, run and stored."""
+
+    parameters: int  # loaded: the backbone, without the language-model head
+    embedding: int  # of these: looked up, not multiplied
+    active: int  # multiplied with each token
+    hidden: int  # width of the residual stream
+    inner: int  # width of the feed-forward layer
+    loaded_width: int  # bytes per parameter in memory
+    stored: int  # bytes of the checkpoint's files
+    source: str  # checkpoints that share it share its files
+    remote: bool  # whether the files have to be downloaded
+
+
+@dataclass(frozen=True)
+class CheckpointWork:
+    """One checkpoint's shapes and amounts: all that its cost depends on."""
+
+    name: str
+    layers: tuple[LayerFacts, ...]
+    layout: Layout
+    weights: Weights
+    shards: tuple[int, ...]  # documents of each
+    batch_tokens: int
+    heads: int  # query heads that the tables show
+    components: int
+
+    @property
+    def context(self) -> int:
+        """Tokens per document."""
+        return self.layout.context
+
+    @property
+    def documents(self) -> int:
+        """Documents in all shards."""
+        return sum(self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that go through the model."""
+        return self.documents * self.context
+
+    @property
+    def rows(self) -> int:
+        """Documents in one forward pass."""
+        return max(1, min(self.batch_tokens // self.context, max(self.shards)))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Bytes of the sums, on all devices together and in a file."""
+        return predict_sizes(self.layout, self.layers)
+
+
+def shard_documents(documents: int, context: int, shard_tokens: int) -> tuple[int, ...]:
+    """Documents of each shard, as `CheckpointPlan.shards` cuts them."""
+    size = max(1, shard_tokens // context)
+    return tuple(min(size, documents - start) for start in range(0, documents, size))
+
+
+def planned_work(plan: CheckpointPlan) -> CheckpointWork:
+    """The work of a planned checkpoint."""
+    study, layers = plan.study, plan.blueprint.probe.layers
+    every = sum(facts.q_heads for facts in layers)
+    return CheckpointWork(
+        name=plan.checkpoint.name,
+        layers=tuple(layers),
+        layout=plan.layout,
+        weights=_planned_weights(plan),
+        shards=tuple(len(shard.documents) for shard in plan.shards()),
+        batch_tokens=study.batch_tokens,
+        heads=every if study.heads == "all" else min(every, study.heads.sample),
+        components=study.components,
+    )
+
+
+def _planned_weights(plan: CheckpointPlan) -> Weights:
+    source = plan.source
+    weights = described_weights(plan.blueprint, plan.config, str(source), plan.study.dtype)
+    if source.kind == "hub":
+        return weights
+    folder = Path(source.location)
+    files = [folder / source.gguf_file] if source.gguf_file else folder.glob("*.safetensors")
+    stored = sum(path.stat().st_size for path in files)
+    return replace(weights, stored=stored, remote=False)
+
+
+def described_weights(found: Blueprint, config: Any, source: str, dtype: str = "auto") -> Weights:
+    """The weights of a Hub checkpoint, which are stored in the dtype that its config states."""
+    own = BYTES.get(str(getattr(config, "dtype", None)).removeprefix("torch."), 4)
+    counts = found.weights
+    return Weights(
+        parameters=found.parameters,
+        embedding=counts.embedding,
+        active=counts.active,
+        hidden=counts.hidden,
+        inner=counts.inner,
+        loaded_width=BYTES.get(dtype, own),
+        stored=(found.parameters + counts.head) * own,
+        source=source,
+        remote=True,
+    )
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------
+
+
+def attended_pairs(context: int, facts: LayerFacts) -> int:
+    """(query, key) pairs that a causal layer's mask allows in one document."""
+    window = min(facts.attention_window or context, context)
+    triangle = window * (window + 1) // 2
+    if facts.attention == "chunked":
+        rest = context % window
+        return (context // window) * triangle + rest * (rest + 1) // 2
+    return triangle + (context - window) * window
+
+
+def linear_flops(work: CheckpointWork) -> float:
+    """FLOPs of all matrices: two for each active parameter and token."""
+    return 2.0 * work.weights.active * work.tokens
+
+
+def attention_flops(work: CheckpointWork) -> float:
+    """FLOPs of scores and of their product with the values, for the pairs that masks allow."""
+    per_document = sum(4 * f.q_heads * f.head_dim * attended_pairs(work.context, f) for f in work.layers)
+    return float(per_document * work.documents)
+
+
+def sums_flops(work: CheckpointWork) -> float:
+    """FLOPs of the float64 products x xᵀ and x u: an upper bound, whatever symmetry the sums make use of."""
+    per_token = sum((f.q_heads + f.kv_heads) * 2 * f.head_dim * (f.head_dim + 1) for f in work.layers)
+    return float(per_token * _summed_tokens(work))
+
+
+def sums_traffic(work: CheckpointWork) -> float:
+    """Bytes that the sums move in a device's memory: vectors in, a float64 copy, its three readers, the products."""
+    per_vector = work.weights.loaded_width + 4 * FLOAT64
+    vectors = sum((f.q_heads + f.kv_heads) * f.head_dim for f in work.layers) * _summed_tokens(work)
+    # A batch holds one document group: the last ones of a shard are not full.
+    groups = work.layout.groups
+    batches = sum(max(ceil(n / work.rows), min(n, groups)) for n in work.shards)
+    cells = sum((f.q_heads + f.kv_heads) * f.head_dim * (f.head_dim + 2) for f in work.layers) * work.layout.buckets
+    # Each product is written, read twice, and added to a sum that is read and written.
+    return float(vectors * per_vector + batches * cells * 5 * FLOAT64)
+
+
+def _summed_tokens(work: CheckpointWork) -> float:
+    return work.documents * (work.context - work.layout.skip_positions) * work.layout.rate
+
+
+def eigen_flops(work: CheckpointWork) -> float:
+    """FLOPs of the tables: one eigenproblem for each head and window (own, common, and every doubling)."""
+    windows = 2 + len(work.layout.windows())
+    every = sum(facts.q_heads for facts in work.layers)
+    cubes = sum(facts.q_heads * facts.head_dim**3 for facts in work.layers) / every
+    return EIGEN * cubes * work.heads * windows
+
+
+def table_bytes(work: CheckpointWork) -> int:
+    """Bytes of this checkpoint's lines in the three tables."""
+    return ROW_BYTES * work.heads * (2 * work.components + len(work.layout.windows()))
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on the fullest of the devices that share a model."""
+
+    weights: int
+    sums: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.sums + self.activations
+
+
+def device_memory(work: CheckpointWork, devices: int) -> DeviceMemory:
+    """Memory where the layers are spread evenly over `devices`; each layer's sums lie beside it."""
+    weights, count = work.weights, len(work.layers)
+    per_device = ceil(count / devices)
+    blocks = [work.layers[at : at + per_device] for at in range(0, count, per_device)]
+    in_layers = (weights.parameters - weights.embedding) * per_device / count
+    return DeviceMemory(
+        weights=round((weights.embedding + in_layers) * weights.loaded_width),
+        sums=max(predict_sizes(work.layout, block).memory for block in blocks),
+        activations=_activations(work),
+    )
+
+
+def _activations(work: CheckpointWork) -> int:
+    """About what one layer of a forward pass holds, and the tap's own copy: rough, and not divided by devices."""
+    weights = work.weights
+    tokens = work.rows * work.context
+    widest = max(work.layers, key=lambda f: (f.q_heads + f.kv_heads) * f.head_dim)
+    vectors = (widest.q_heads + 2 * widest.kv_heads) * widest.head_dim
+    layer = tokens * weights.loaded_width * (3 * weights.hidden + 2 * vectors + 3 * weights.inner)
+    piece = min(tokens, max(PIECE_TOKENS, work.rows))
+    tap = widest.q_heads * widest.head_dim * FLOAT64 * (piece + widest.head_dim * work.layout.buckets)
+    return layer + tap + _mask(work)
+
+
+def _mask(work: CheckpointWork) -> int:
+    """A window or chunk shorter than the context needs a mask of all pairs, as bool and in the model's dtype."""
+    masked = any(f.attention_window and f.attention_window < work.context for f in work.layers)
+    return work.rows * work.context**2 * (1 + work.weights.loaded_width) if masked else 0
+
+
+def host_memory(works: Sequence[CheckpointWork]) -> int:
+    """Bytes on the host while shards are merged: the sum so far, the next shard and their sum."""
+    return 3 * max(_host_sums(work) for work in works)
+
+
+def _host_sums(work: CheckpointWork) -> int:
+    per_head = sum(
+        (f.q_heads + f.kv_heads) * (f.head_dim * (f.head_dim + 1) // 2 + 2 * f.head_dim) for f in work.layers
+    )
+    return FLOAT64 * per_head * (work.layout.buckets + work.layout.groups)

@@ -1,0 +1,1 @@
+"""How figures look: style, colours, saving."""

@@ -1,0 +1,268 @@
+"""One look for all figures: colours, text, the header, the checkpoint axis, and deterministic files.
+
+Figures are made through matplotlib's object interface on the Agg canvas, so nothing global changes and no
+display is needed. Text that comes from a study (titles, labels, phases) passes through `plain`, so that
+neither `$` nor 200 characters can disturb a drawing. Labels of checkpoints are thinned against text extents
+that the renderer measures.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.transforms import blended_transform_factory
+
+from qkscope.draw.palette import AMBER as AMBER
+from qkscope.draw.palette import BLUE as BLUE
+from qkscope.draw.palette import CATEGORY_COLOURS as CATEGORY_COLOURS
+from qkscope.draw.palette import FAINT as FAINT
+from qkscope.draw.palette import GREY as GREY
+from qkscope.draw.palette import INK as INK
+from qkscope.draw.palette import LINE as LINE
+from qkscope.draw.palette import PURPLE as PURPLE
+from qkscope.draw.palette import RED as RED
+from qkscope.files import replacing
+from qkscope.results.read import Study, one_line, phase_segments
+
+DPI = 200
+AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart
+TITLE_CHARACTERS = 44
+HEADER_INCHES = 0.62
+
+RC: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans"],  # ships with matplotlib: the same letters on every machine
+    "font.size": 9.0,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "hatch.linewidth": 0.6,
+    "axes.unicode_minus": True,
+    "text.usetex": False,  # whatever the user's own settings say: labels are never LaTeX
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "qkscope",  # the same ids in every run
+    "savefig.facecolor": "white",
+}
+
+
+def shorten(text: str, characters: int) -> str:
+    """The text on one line, at most so many characters, with an ellipsis in the middle where it was cut."""
+    line = " ".join(text.split())
+    if len(line) <= characters:
+        return line
+    tail = (characters - 1) // 2
+    return f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
+
+
+def plain(text: str, characters: int = AXIS_LABEL_CHARACTERS) -> str:
+    """Text of a study, ready for matplotlib: shortened, and `$` is a dollar sign rather than mathematics."""
+    return shorten(one_line(text), characters).replace("$", r"\$")
+
+
+def new_figure(width: float, height: float, study: Study, headline: str, note: str = "") -> Figure:
+    """An empty figure with its title, and under it a note that says at which window it was measured."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    header = HEADER_INCHES if note else HEADER_INCHES - 0.2
+    engine.set(rect=(0.0, 0.0, 1.0, 1.0 - header / height), w_pad=0.08, h_pad=0.06)  # type: ignore[call-arg]
+    title = f"{plain(study.title, TITLE_CHARACTERS)}: {headline}"
+    top = 1.0 - 0.12 / height
+    figure.text(0.12 / width, top, title, fontsize=12, fontweight="bold", va="top", gid="title")
+    if note:
+        below = top - 0.24 / height
+        figure.text(0.12 / width, below, note, fontsize=8.5, color=GREY, va="top", gid="note")
+    return figure
+
+
+def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+    """The legend at the right end of the header, clear of the data and of the phase names."""
+    height = figure.get_figheight()
+    figure.legend(
+        handles=list(handles),
+        loc="upper right",
+        bbox_to_anchor=(1.0 - 0.05 / figure.get_figwidth(), 1.0 - 0.35 / height),
+        ncols=columns,
+        borderaxespad=0.0,
+        borderpad=0.1,
+        handlelength=2.2,
+    ).set_in_layout(False)
+
+
+def marker_size(checkpoints: int) -> float:
+    """Markers shrink when there are many checkpoints, so that the line stays visible."""
+    return 5.5 if checkpoints <= 40 else 2.5
+
+
+def span_title(study: Study) -> str:
+    """How titles name what the checkpoints span: During Training, Across Models, ..."""
+    return study.span.title()
+
+
+def window_note(windows: Sequence[float], matched: bool, noun: str = "checkpoint") -> str:
+    """What the figure says about its windows; empty when no table recorded one. `noun` is what an entry is called."""
+    known = sorted({int(w) for w in windows if not math.isnan(w)})
+    if not known:
+        return ""
+    if matched:
+        return f"every {noun} at the common window of {known[0]:,} tokens"
+    if len(known) == 1:
+        return f"window: {known[0]:,} tokens"
+    return f"each {noun} at its own context, {known[0]:,} to {known[-1]:,} tokens"
+
+
+def readable_on(colour: str | tuple[float, float, float]) -> str:
+    """Black or white, whichever has the higher contrast (WCAG) on this colour."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
+
+
+def signed(value: float) -> str:
+    """Two decimals with a real minus sign; what rounds to 0 is 0, without a sign."""
+    return f"{as_printed(value):.2f}".replace("-", "−")
+
+
+def as_printed(value: float) -> float:
+    """The value as two decimals show it, never -0: colours follow what is printed."""
+    return round(value, 2) + 0.0
+
+
+# --- the checkpoint axis ----------------------------------------------------------------------------
+
+
+def checkpoint_axis(axes: Axes, study: Study, *, labels: bool = True, phase_names: bool = True) -> None:
+    """Put the checkpoints of the study on the x axis at 0, 1, 2, ..., with dashed lines between phases."""
+    n = len(study.checkpoints)
+    margin = 0.6 + max(0.0, (4 - n) / 2)  # one bar alone should not fill the page
+    axes.set_xlim(-margin, n - 1 + margin)
+    texts = [plain(c.label) for c in study.checkpoints] if labels else [""] * n
+    axes.set_xticks(range(n), texts, rotation=45, ha="right", rotation_mode="anchor")
+    axes.tick_params(axis="x", length=3 if labels else 0)
+    segments = phase_segments(study.checkpoints)
+    for _, first, _ in segments[1:]:
+        axes.axvline(first - 0.5, color=LINE, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0.5, gid="phase")
+    if phase_names and len(segments) > 1:
+        above = blended_transform_factory(axes.transData, axes.transAxes)
+        for phase, first, last in segments:
+            if phase:
+                axes.text(
+                    (first + last) / 2,
+                    1.015,
+                    plain(phase),
+                    transform=above,
+                    ha="center",
+                    va="bottom",
+                    fontsize=7.5,
+                    color=GREY,
+                    gid="phase name",
+                )
+
+
+def finish(figure: Figure) -> Figure:
+    """Lay the figure out, then thin checkpoint labels and drop phase names that have no room."""
+    with matplotlib.rc_context(RC):
+        figure.draw_without_rendering()
+        for _ in range(2):  # thinner labels change the margins, which changes the room once more
+            changed = [_thin_checkpoint_labels(figure, axes) for axes in figure.axes]
+            if not any(changed):
+                break
+            figure.draw_without_rendering()
+        for axes in figure.axes:
+            _drop_crowded_phase_names(figure, axes)
+        figure.set_layout_engine("none")  # what was measured stays where it is
+    return figure
+
+
+def text_size(figure: Figure, text: str, points: float) -> tuple[float, float]:
+    """Width and height of a text in pixels, as the renderer measures it."""
+    renderer = cast(FigureCanvasAgg, figure.canvas).get_renderer()  # type: ignore[no-untyped-call]
+    font = FontProperties(family=matplotlib.rcParams["font.family"], size=points)
+    width, height, _ = renderer.get_text_width_height_descent(text.replace(r"\$", "$"), font, ismath=False)
+    return width, height
+
+
+def kept_labels(n: int, stride: int) -> list[int]:
+    """Every stride-th label and the last one; the one before the last gives way if it would crowd it."""
+    kept = list(range(0, n, stride))
+    if kept[-1] != n - 1:
+        if n - 1 - kept[-1] < stride and len(kept) > 1:
+            kept.pop()
+        kept.append(n - 1)
+    return kept
+
+
+def _thin_checkpoint_labels(figure: Figure, axes: Axes) -> bool:
+    """Lay slanted labels flat where all fit, else keep as many as fit; says whether anything changed."""
+    ticks = axes.get_xticklabels()
+    if not any(tick.get_rotation() == 45.0 and tick.get_text() for tick in ticks):
+        return False
+    positions = [float(x) for x in axes.get_xticks()]
+    texts = [tick.get_text() for tick in ticks]
+    sizes = [text_size(figure, text, float(tick.get_fontsize())) for text, tick in zip(texts, ticks, strict=True)]
+    left, right = axes.get_xlim()
+    apart = positions[1] - positions[0] if len(positions) > 1 else right - left
+    step = axes.bbox.width / (right - left) * apart
+    # Slanted lines of text are apart by the height of one line when ticks are apart by height / sin 45°.
+    height = max(height for _, height in sizes)
+    stride = math.ceil(1.3 * height / (step * math.sin(math.pi / 4)))
+    if stride > 1:
+        kept = kept_labels(len(positions), stride)
+        axes.set_xticks([positions[i] for i in kept], [texts[i] for i in kept])
+        return True
+    widest = max((a[0] + b[0]) / 2 for a, b in itertools.pairwise([*sizes, sizes[-1]]))
+    if widest + 8 * DPI / 72 >= step:
+        return False
+    axes.set_xticks(positions, texts, rotation=0.0, ha="center", rotation_mode="default")
+    return True
+
+
+def _drop_crowded_phase_names(figure: Figure, axes: Axes) -> None:
+    edges = sorted({*axes.get_xlim(), *(_x_of_line(line) for line in axes.lines if line.get_gid() == "phase")})
+    left, right = axes.get_xlim()
+    pixels = axes.bbox.width / (right - left)
+    for name in [text for text in axes.texts if text.get_gid() == "phase name"]:
+        x = name.get_position()[0]
+        room = min(e for e in edges if e > x) - max(e for e in edges if e < x)
+        if text_size(figure, name.get_text(), float(name.get_fontsize()))[0] > room * pixels * 0.96:
+            name.remove()
+
+
+def _x_of_line(line: object) -> float:
+    return float(line.get_xdata()[0])  # type: ignore[attr-defined]
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def save(figure: Figure, folder: Path) -> list[Path]:
+    """Write `figure.png` (200 dpi) and `figure.svg`; the same figure gives the same bytes."""
+    return save_as(figure, folder / "figure.png", folder / "figure.svg")
+
+
+def save_as(figure: Figure, png: Path, svg: Path) -> list[Path]:
+    """Write both pictures, each whole or not at all; a link at that place is replaced, not followed."""
+    with matplotlib.rc_context(RC):
+        with replacing(png) as temporary:
+            figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
+        with replacing(svg) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
+    return [png, svg]

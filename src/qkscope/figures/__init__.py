@@ -1,1 +1,0 @@
-"""Tables in, pictures out. Figures compute nothing; matplotlib is imported only when something is drawn."""

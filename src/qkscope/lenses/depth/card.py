@@ -1,0 +1,249 @@
+"""Cards of figures 4 and 5: where in depth the signal of queries and keys sits."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from qkscope.lenses.depth.table import DepthAxis
+from qkscope.lenses.layer_kinds.card import kinds_of
+from qkscope.stats.findings import (
+    EARLY,
+    LATE,
+    MIDDLE,
+    DepthProfile,
+    Step,
+    depth_profile,
+    describe_curve,
+    spread_series,
+)
+from qkscope.stats.noise import Change, Part
+from qkscope.words.card import Card, CardInput, drawing_step, opening, rows, table_file, undefined_sentence
+from qkscope.words.phrases import (
+    at_labels,
+    count,
+    course,
+    escape,
+    fall_after_peak,
+    label,
+    listed,
+    number,
+    percent,
+    sentence,
+    shown,
+    went,
+    where,
+)
+
+THIRDS = ((EARLY, "the first three tenths of depth"), (MIDDLE, "the middle"), (LATE, "the last three tenths"))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    quantity: str
+    name: str
+    colour: str
+    function: str
+
+
+_RQ = _Kind("r_q", "r\\_q", "Blues", "heatmaps.draw_heatmap_rq")
+_RK = _Kind("r_k", "r\\_k", "Reds", "heatmaps.draw_heatmap_rk")
+
+
+def layer_heatmap_rq(given: CardInput) -> Card:
+    """Figure 4."""
+    return _card(given, _RQ, given.reading.depth_rq)
+
+
+def layer_heatmap_rk(given: CardInput) -> Card:
+    """Figure 5; the column at the right shows what the means of r_k cancel."""
+    return _card(given, _RK, given.reading.depth_rk)
+
+
+def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
+    axis = given.reading.depth_axis
+    profiles = [depth_profile(given.panel, means, axis, c, kind.quantity) for c in given.checkpoints]
+    known = [p for p in profiles if p is not None]
+    column = (
+        " The column at the right gives the share of heads with r\\_k below −0.3 in the whole row."
+        if kind is _RK
+        else ""
+    )
+    cells = "ten bins of normalised depth" if axis.layers is None else count(axis.size, "layer")
+    shows = [
+        opening(
+            given,
+            f"Mean {kind.name} on PC0 by depth: {rows(given)} from top to bottom, {cells} from "
+            f"left to right, darker for values nearer 1. A mean below 0 keeps its sign and has another hue; "
+            f"a hatched cell has no head with a value.{column}",
+        ),
+        _range_sentence(given, known),
+        _gradient_sentence(given, known, kind),
+        _step_by_depth(given, kind),
+        _kinds_sentence(given, kind),
+        _oddities(known, axis),
+        undefined_sentence(given),
+    ]
+    how = (
+        "layer index over the last layer's index, in ten bins over [0, 1] that are closed on the right (the first "
+        "also on the left)."
+        if axis.layers is None
+        else f"the layers themselves, because every {given.noun} has fewer than the ten bins of larger models."
+    )
+    steps = [
+        ("Depth", how),
+        ("Aggregation", f"mean {kind.name} over the heads of each ({given.noun}, {_cell(axis)})."),
+        drawing_step(kind.function, f'matplotlib `imshow`, colour map "{kind.colour}" from 0 to 1; '),
+    ]
+    headline = f"{kind.name} Layer-Depth Heatmap {given.study.span.title()}"
+    return Card(headline, shows, table_file(given), steps, _takeaway(given, known, kind))
+
+
+def _cell(axis: DepthAxis) -> str:
+    return "depth bin" if axis.layers is None else "layer"
+
+
+def _range_sentence(given: CardInput, known: list[DepthProfile]) -> str:
+    if not known:
+        return "No cell has a value."
+    axis = given.reading.depth_axis
+    shown_rows = [known[0], known[-1]] if given.study.one_run else known[:12]
+    first, *others = shown_rows if len(known) > 1 else known
+    start = f"At {label(first.checkpoint)} the {_cell(axis)}s reach {_reach(axis, first)}"
+    text = sentence("; ".join([start, *(f"at {label(p.checkpoint)} {_reach(axis, p)}" for p in others)]))
+    return f"{text} {_spread_sentence(given, known)}".strip()
+
+
+def _reach(axis: DepthAxis, profile: DepthProfile) -> str:
+    low, high = shown(number, profile.low, profile.high)
+    return f"from {low} ({axis.words(profile.weakest)}) to {high} ({axis.words(profile.strongest)})"
+
+
+def _spread_sentence(given: CardInput, known: list[DepthProfile]) -> str:
+    """How the gap between the weakest and the strongest cell goes over training; of seeds and models nothing."""
+    if not given.study.one_run or len(known) < 2:
+        return ""
+    name = f"The gap between the weakest and the strongest {_cell(given.reading.depth_axis)}"
+    return course(spread_series(known), at_labels([p.checkpoint for p in known]), name, number)
+
+
+def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind) -> str:
+    """Whether early or late layers are ahead, and at how many checkpoints beyond noise."""
+    if not known:
+        return ""
+    early = [p for p in known if p.early_to_late.direction < 0]
+    late = [p for p in known if p.early_to_late.direction > 0]
+    last = known[-1].early_to_late
+    values = "{} against {}".format(*shown(number, last.before, last.after)) + f" at {label(known[-1].checkpoint)}"
+    of = f"of {count(len(known), given.noun)}"
+    if len(early) > len(known) / 2:
+        return (
+            f"Early layers (depth up to 0.3) have higher {kind.name} than late ones (above 0.7) at {len(early)} {of}: "
+            f"{values}."
+        )
+    if len(late) > len(known) / 2:
+        values = "{} against {}".format(*shown(number, last.after, last.before)) + f" at {label(known[-1].checkpoint)}"
+        return (
+            f"Late layers (depth above 0.7) have higher {kind.name} than early ones (up to 0.3) at {len(late)} {of}: "
+            f"{values}."
+        )
+    if early or late:
+        ahead = [
+            f"{who} are ahead at {len(rows_ahead)}"
+            for who, rows_ahead in (
+                ("early layers (depth up to 0.3)", early),
+                ("late layers (depth above 0.7)", late),
+            )
+            if rows_ahead
+        ]
+        none = "There is no lasting gradient" if given.study.one_run else f"No gradient is common to all {given.noun}s"
+        return f"{none}: {listed(ahead)} {of}, the rest is within noise."
+    return (
+        "Early layers (depth up to 0.3) and late ones (above 0.7) do not differ by more than their noise at any "
+        f"{given.noun}."
+    )
+
+
+def _most_telling_step(given: CardInput, kind: _Kind) -> Step | None:
+    if not given.study.one_run or len(given.checkpoints) < 2:
+        return None
+    curve = describe_curve(given.panel, given.checkpoints, kind.quantity)
+    return fall_after_peak(curve) or curve.largest
+
+
+def _step_by_depth(given: CardInput, kind: _Kind) -> str:
+    """The largest step of the mean, taken apart by depth."""
+    step = _most_telling_step(given, kind)
+    if step is None:
+        return ""
+    changes = [
+        (given.panel.change(kind.quantity, step.before.name, step.after.name, part), name) for part, name in THIRDS
+    ]
+    texts = [f"{_by(change)} in {name}" for change, name in changes]
+    extra = where(step.before, step.after, given.windows)
+    return (
+        f"From {label(step.before)} to {label(step.after)}{extra}, mean {kind.name} {went(step.change, number)} over "
+        f"all heads; taken apart by depth it {listed(texts)}."
+    )
+
+
+def _by(change: Change) -> str:
+    if change.direction == 0:
+        return "stays within its noise"
+    return f"{'rises' if change.direction > 0 else 'falls'} by {shown(number, abs(change.difference), 0.0)[0]}"
+
+
+def _kinds_sentence(given: CardInput, kind: _Kind) -> str:
+    """The means of each kind of layer, where there are several: they stand side by side in the cells."""
+    rows_with = [c for c in given.checkpoints if len(kinds_of(given, c)) > 1]
+    if not rows_with:
+        return ""
+    told = rows_with[:1] + rows_with[-1:] if given.study.one_run and len(rows_with) > 1 else rows_with[:6]
+    texts = []
+    for checkpoint in told:
+        kinds = kinds_of(given, checkpoint)
+        means = [given.panel.mean(kind.quantity, checkpoint.name, Part(layer_kind=each)) for each in kinds]
+        parts = [f"{number(mean)} ({escape(each)})" for each, mean in zip(kinds, means, strict=True)]
+        texts.append(f"at {label(checkpoint)} {listed(parts)}")
+    return f"Rows average over kinds of layers: mean {kind.name} is {'; '.join(texts)}."
+
+
+def _oddities(known: list[DepthProfile], axis: DepthAxis) -> str:
+    said = []
+    empty = sorted({i for p in known for i in p.empty})
+    if empty:
+        always = [i for i in empty if all(i in p.empty for p in known)]
+        cells = listed([axis.words(i) for i in empty])
+        said.append(f"No head has a value in {cells}{'' if always == empty else ' at some rows'}.")
+    negative = sum(len(p.negative) for p in known)
+    if negative:
+        has = "has" if negative == 1 else "have"
+        said.append(f"{count(negative, 'cell')} of {len(known) * axis.size} {has} a mean below 0.")
+    return " ".join(said)
+
+
+def _takeaway(given: CardInput, known: list[DepthProfile], kind: _Kind) -> list[str]:
+    if not known:
+        return ["There is nothing to read here: no head has a value."]
+    said = [_gradient_sentence(given, known, kind)]
+    if len(known) > 1:
+        said.append(_spread_sentence(given, known) if given.study.one_run else _range_sentence(given, known))
+    step = _most_telling_step(given, kind)
+    if step is not None:
+        changes = [
+            (given.panel.change(kind.quantity, step.before.name, step.after.name, part), name) for part, name in THIRDS
+        ]
+        real = [c for c in changes if c[0].direction == step.change.direction]
+        if real and step.change.direction:
+            strongest, name = max(real, key=lambda c: abs(c[0].difference))
+            verb = "rise" if step.change.direction > 0 else "fall"
+            said.append(
+                f"The {verb} from {label(step.before)} to {label(step.after)} is largest in {name} "
+                f"({shown(number, abs(strongest.difference), 0.0)[0]})."
+            )
+    if kind is _RK and given.study.one_run:
+        last = float(given.reading.concordance["discordant"].iloc[-1])
+        if last > 0:
+            said.append(
+                f"Means of r\\_k hide its sign: {percent(last)} of the heads of the last row run against their queries."
+            )
+    return said

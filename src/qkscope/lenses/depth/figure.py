@@ -1,0 +1,109 @@
+"""Figures 4 and 5: mean r_q and r_k by checkpoint (rows) and depth (columns), with the values printed."""
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from qkscope.draw import style
+from qkscope.lenses.depth.table import N_BINS, DepthAxis
+from qkscope.lenses.summaries import Reading
+from qkscope.results.read import Study, phase_segments
+
+LABEL_CHARACTERS = 36
+ROW_INCHES = (0.34, 0.165)  # few rows are roomy; many shrink to the height of a line and the page grows
+NEGATIVE = {"Blues": "#fde9c9", "Reds": "#dbe7fb"}  # another hue for means below 0, beside their sign
+
+
+def draw_heatmap_rq(study: Study, reading: Reading, matched: bool = False) -> Figure:
+    """Figure 4: mean r_q in Blues from 0 to 1."""
+    headline = f"Mean $r_q$ (PC0) by Layer Depth {style.span_title(study)}"
+    figure, _ = _heatmap(study, reading, reading.depth_rq, "Blues", headline, "mean $r_q$", matched)
+    return style.finish(figure)
+
+
+def draw_heatmap_rk(study: Study, reading: Reading, matched: bool = False) -> Figure:
+    """Figure 5: mean r_k in Reds from 0 to 1; at the right end of each row the share of discordant keys."""
+    headline = f"Mean $r_k$ (PC0) by Layer Depth {style.span_title(study)}"
+    figure, axes = _heatmap(study, reading, reading.depth_rk, "Reds", headline, "mean $r_k$", matched)
+    size = _text_points(len(study.checkpoints))
+    right = reading.depth_axis.size - 0.35
+    for row, share in enumerate(reading.concordance["discordant"]):
+        if not np.isnan(share):
+            axes.text(
+                right, row, f"{100 * share:.0f}%", va="center", fontsize=size, color=style.AMBER,
+                gid="discordant", clip_on=False,
+            )  # fmt: skip
+    axes.text(right, -0.6, "discordant\n($r_k$ < −0.3)", va="bottom", fontsize=7.5, color=style.AMBER, clip_on=False)
+    return style.finish(figure)
+
+
+def _row_inches(rows: int) -> float:
+    roomy, tight = ROW_INCHES
+    return roomy if rows <= 20 else max(tight, roomy * 20 / rows)
+
+
+def _text_points(rows: int) -> float:
+    return min(8.0, 40.0 * _row_inches(rows))
+
+
+def _heatmap(
+    study: Study, reading: Reading, means: pd.DataFrame, colours: str, headline: str, label: str, matched: bool
+) -> tuple[Figure, Axes]:
+    rows = len(means)
+    height = max(2.6, rows * _row_inches(rows) + 1.4)
+    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
+    axis = reading.depth_axis
+    figure = style.new_figure(9.4, height, study, headline, note)
+    axes = figure.subplots()
+    values = np.vectorize(style.as_printed, otypes=[float])(means[list(axis.columns)].to_numpy(dtype=float))
+    colourmap = matplotlib.colormaps[colours].with_extremes(under=NEGATIVE[colours], bad=(1.0, 1.0, 1.0, 0.0))
+    image = axes.imshow(values, cmap=colourmap, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest", gid="means")
+    _print_cells(axes, values, colourmap)
+    _label_axes(axes, study, axis)
+    bar = figure.colorbar(
+        image, ax=axes, shrink=min(1.0, 3.0 / height), pad=0.055 if colours == "Reds" else 0.02, aspect=18,
+        extend="min" if bool(np.nanmin(np.append(values, 0.0)) < 0) else "neither",
+    )  # fmt: skip
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    return figure, axes
+
+
+def _print_cells(axes: Axes, values: np.ndarray, colourmap: Colormap) -> None:
+    size = _text_points(len(values))
+    for row, column in np.ndindex(values.shape):
+        value = float(values[row, column])
+        if np.isnan(value):
+            axes.add_patch(
+                Rectangle(
+                    (column - 0.5, row - 0.5), 1, 1, facecolor="#f3f4f6", edgecolor=style.FAINT, hatch="///",
+                    linewidth=0, gid="no heads",
+                )
+            )  # fmt: skip
+            continue
+        red, green, blue, _ = colourmap(value)
+        axes.text(
+            column, row, style.signed(value), ha="center", va="center", fontsize=size,
+            color=style.readable_on((red, green, blue)), gid="cell", in_layout=False,
+        )  # fmt: skip
+
+
+def _label_axes(axes: Axes, study: Study, axis: DepthAxis) -> None:
+    rows = len(study.checkpoints)
+    labels = [style.plain(c.label, LABEL_CHARACTERS) for c in study.checkpoints]
+    axes.set_yticks(range(rows), labels, fontsize=_text_points(rows))
+    if axis.layers is None:
+        axes.set_xticks(np.arange(N_BINS + 1) - 0.5, [f"{edge / N_BINS:.1f}" for edge in range(N_BINS + 1)])
+        axes.set_xlabel("normalised depth (0 = first layer, 1 = last)")
+    else:
+        axes.set_xticks(range(axis.layers), [str(layer) for layer in range(axis.layers)])
+        axes.set_xlabel("layer")
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    for _, first, _ in phase_segments(study.checkpoints)[1:]:
+        axes.axhline(first - 0.5, color="white", linewidth=2.5, gid="phase")

@@ -1,0 +1,121 @@
+"""Card of figure 8: kinds of layers apart, by how they encode position and how far they see."""
+
+import itertools
+
+from qkscope.results.read import Checkpoint
+from qkscope.stats.noise import Part
+from qkscope.words.card import Card, CardInput, bands, drawing_step, opening, table_file
+from qkscope.words.phrases import (
+    Format,
+    at_labels,
+    count,
+    course_words,
+    escape,
+    label,
+    listed,
+    number,
+    percent,
+    sentence,
+    shown,
+)
+
+QUANTITIES: tuple[tuple[str, str, Format], ...] = (
+    ("r_q", "mean r\\_q", number),
+    ("r_k", "mean r\\_k", number),
+    ("discordant", "the share of discordant heads", percent),
+)
+
+
+def layer_kinds(given: CardInput) -> Card:
+    """Figure 8: the kinds of layers over the checkpoints that have more than one."""
+    assert given.tables.layer_kinds is not None
+    table = given.tables.layer_kinds
+    kinds = kinds_of(given)
+    several = [c for c in given.checkpoints if c.name in set(table["model"])]
+    shows = [
+        opening(
+            given,
+            "Mean r\\_q, mean r\\_k and the share of discordant heads (r\\_k below −0.3) on PC0, apart for layers of "
+            f"each kind ({'; '.join(escape(kind) for kind in kinds)}), for {count(len(several), given.noun)} with "
+            f"more than one. With {bands(given)} of ± 1 standard deviation over heads.",
+        ),
+        *[_paragraph(given, several, q, name, fmt) for q, name, fmt in QUANTITIES],
+    ]
+    heads = table.groupby("layer_kind")["heads"].max()
+    steps = [
+        (
+            "Aggregation",
+            "means over the heads of each kind of layer: "
+            + "; ".join(f"{escape(kind)} ({count(int(heads[kind]), 'head')})" for kind in kinds)
+            + ".",
+        ),
+        drawing_step("layer_kinds.draw_layer_kinds"),
+    ]
+    headline = f"Kinds of Layers {given.study.span.title()}"
+    return Card(headline, shows, table_file(given), steps, _takeaway(given, several))
+
+
+def kinds_of(given: CardInput, checkpoint: Checkpoint | None = None) -> list[str]:
+    """The kinds of layers of the study, or of one checkpoint, in the order of the table."""
+    table = given.tables.layer_kinds
+    if table is None:
+        return []
+    rows = table if checkpoint is None else table[table["model"] == checkpoint.name]
+    present = set(rows["layer_kind"])
+    return [kind for kind in dict.fromkeys(table["layer_kind"]) if kind in present]
+
+
+def _paragraph(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> str:
+    """One run: the course of each kind. Seeds or models: the values of each."""
+    if given.study.one_run:
+        told = []
+        for kind in kinds_of(given):
+            here = [c for c in several if kind in kinds_of(given, c)]
+            shape = given.panel.series(quantity, [c.name for c in here], Part(layer_kind=kind))
+            told.append(f"In {escape(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
+    else:
+        told = [f"{label(c)} has {_values(given, c, quantity, fmt)}." for c in several[:12]]
+    return f"**{sentence(name)[:-1]}.** " + " ".join(told)
+
+
+def _values(given: CardInput, checkpoint: Checkpoint, quantity: str, fmt: Format) -> str:
+    kinds = kinds_of(given, checkpoint)
+    means = [given.panel.mean(quantity, checkpoint.name, Part(layer_kind=kind)) for kind in kinds]
+    return listed([f"{fmt(mean)} ({escape(kind)})" for mean, kind in zip(means, kinds, strict=True)])
+
+
+def _takeaway(given: CardInput, several: list[Checkpoint]) -> list[str]:
+    return [text for quantity, name, fmt in QUANTITIES[:2] for text in _gaps(given, several, quantity, name, fmt)]
+
+
+def _gaps(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> list[str]:
+    """For each two kinds that occur together: at how many entries one is ahead of the other beyond noise."""
+    pairs = list(dict.fromkeys(p for c in several for p in itertools.combinations(kinds_of(given, c), 2)))
+    return [_gap(given, several, quantity, name, fmt, pair) for pair in pairs[:3]]
+
+
+def _gap(
+    given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format, pair: tuple[str, str]
+) -> str:
+    one, other = (Part(layer_kind=kind) for kind in pair)
+    here = [c for c in several if set(pair) <= set(kinds_of(given, c))]
+    gaps = [given.panel.contrast(quantity, c.name, one, other) for c in here]
+    behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
+    first, second = (escape(kind) for kind in pair)
+    of = f"of {count(len(here), given.noun)}"
+    alone = f"at {label(here[0])}"
+    every, any_of = (f"at every {given.noun}", f"at any {given.noun}") if len(here) > 1 else (alone, alone)
+    if ahead == len(here):
+        text = f"{name} is higher in {first} than in {second} layers {every}"
+    elif behind == len(here):
+        text = f"{name} is higher in {second} than in {first} layers {every}"
+    elif not ahead and not behind:
+        text = f"{name} does not differ between {first} and {second} layers beyond noise {any_of}"
+    else:
+        sides = [f"in {side} layers at {n}" for side, n in ((first, ahead), (second, behind)) if n]
+        rest = " and no different beyond noise at the others" if ahead + behind < len(here) else ""
+        text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
+    last = gaps[-1]
+    before, after = shown(fmt, last.before, last.after) if last.direction else (fmt(last.before), fmt(last.after))
+    values = f"{before} ({first}) and {after} ({second})" + (f" at {label(here[-1])}" if len(here) > 1 else "")
+    return sentence(f"{text}: {values}")

@@ -1,0 +1,71 @@
+"""What kind of layer a head is in: how it encodes position, and how far it sees.
+
+A sliding or chunked layer sees a part of the window and a full one all of it, so their heads answer different
+questions and are told apart wherever rotary and NoPE layers are.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from qkscope.lenses.position.trajectory import means_and_spreads, with_measures
+from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
+
+_POSITIONS = {ROTARY: "rotary", NOPE: "NoPE", UNKNOWN: ""}
+
+
+def with_layer_kind(heads: pd.DataFrame) -> pd.DataFrame:
+    """The table with a `layer_kind` column, such as `rotary`, `NoPE` or `rotary, sliding 512`.
+
+    Attention is named only in tables where some layer is not full. Empty where nothing is known of a layer.
+    """
+    if heads.empty:
+        return heads.assign(layer_kind=pd.Series(dtype=str))
+    limited = bool(heads["attention"].isin([SLIDING, CHUNKED]).any())
+    columns = ["rotary", "attention", "attention_window"]
+    distinct = heads[columns].drop_duplicates()
+    names = [
+        _name(str(rotary), str(attention), float(window), limited)
+        for rotary, attention, window in zip(*(distinct[column] for column in columns), strict=True)
+    ]
+    return heads.merge(distinct.assign(layer_kind=names), on=columns, how="left").set_axis(heads.index)
+
+
+def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
+    position = _POSITIONS.get(rotary, "")
+    if not limited:
+        return position
+    reach = "full" if attention in ("", FULL) else attention
+    if attention in (SLIDING, CHUNKED) and pd.notna(window):
+        reach += f" {int(window):,}"
+    return f"{position}, {reach}" if position else reach
+
+
+def kinds_in_order(kinds: Iterable[str]) -> list[str]:
+    """The distinct kinds: rotary before NoPE, full before sliding before chunked, shorter reach first."""
+    return sorted({kind for kind in kinds if kind}, key=_rank)
+
+
+def _rank(kind: str) -> tuple[int, int, int]:
+    words = kind.replace(",", "").split()
+    position = next((i for i, name in enumerate(("rotary", "NoPE")) if name in words), 2)
+    attention = next((i for i, name in enumerate((FULL, SLIDING, CHUNKED)) if name in words), 0)
+    return position, attention, int(words[-1]) if words[-1].isdigit() else 0
+
+
+def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:
+    """The measures of each kind of layer apart, for models that have more than one; None where none has."""
+    named = with_layer_kind(with_measures(heads))
+    named = named[named["layer_kind"] != ""]
+    several = named.groupby("model")["layer_kind"].transform("nunique") > 1
+    named = named[several]
+    if named.empty:
+        return None
+    groups = named.groupby(["model", "layer_kind"], sort=False)
+    table = means_and_spreads(groups)
+    for share in ("concordant", "discordant"):
+        table[share] = groups[share].mean()
+    for i, fact in enumerate(("rotary", "attention", "attention_window")):
+        table.insert(i, fact, groups[fact].first())
+    order = [(m, kind) for m in models for kind in kinds_in_order(named["layer_kind"]) if (m, kind) in table.index]
+    return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "layer_kind"])).reset_index()

@@ -1,0 +1,164 @@
+"""Cards of figure 1 (position signal) and figure 3 (explained variance)."""
+
+import itertools
+
+from qkscope.stats.findings import Curve, Step, Trend
+from qkscope.stats.noise import Change
+from qkscope.words.card import (
+    Card,
+    CardInput,
+    bands,
+    context_takeaway,
+    drawing_step,
+    opening,
+    phase_lines,
+    readings,
+    rows,
+    table_file,
+    tell_curve,
+    tell_short,
+    undefined_sentence,
+)
+from qkscope.words.phrases import curve_course, fall_after_peak, label, number, percent, shown, went, where
+
+
+def position_signal(given: CardInput) -> Card:
+    """Figure 1: how strongly queries and keys follow position."""
+    shows = [
+        opening(
+            given,
+            f"Mean r\\_q (blue circles) and mean r\\_k (red squares) on PC0 for {rows(given)}, with {bands(given)} of "
+            f"± 1 standard deviation over heads{phase_lines(given)}. The bars underneath give the "
+            "share of heads with r\\_k below −0.3, whose keys run against their queries and cancel in the mean.",
+        ),
+        "**Queries.** " + tell_curve(given, "r_q", "Mean r\\_q", number),
+        "**Keys.** " + " ".join([tell_curve(given, "r_k", "Mean r\\_k", number), *_fall(given)]),
+        undefined_sentence(given),
+        *readings(given, [("r_q", "mean r\\_q", number), ("r_k", "mean r\\_k", number)]),
+    ]
+    steps = [
+        ("Aggregation", f"mean and standard deviation of r\\_q and r\\_k over the heads of each {given.noun}."),
+        drawing_step("curves.draw_position_signal"),
+    ]
+    headline = f"Position Correlation on PC0 {given.study.span.title()}"
+    return Card(headline + _at(given), shows, table_file(given), steps, _signal_takeaway(given))
+
+
+def _at(given: CardInput) -> str:
+    return " at a Common Window" if given.matched else ""
+
+
+def _fall(given: CardInput) -> list[str]:
+    """After a peak of mean r_k: where it falls, and whether the coupling weakens or the sign splits."""
+    curve = given.curve("r_k")
+    step = fall_after_peak(curve)
+    if step is None or not given.study.one_run:
+        return []
+    if step is curve.largest:
+        return [sign_sentence(given, step)]
+    text = f"Most of the fall after the peak happens in one step, from {label(step.before)} to {label(step.after)}"
+    extra = where(step.before, step.after, given.windows)
+    return [f"{text}{extra}: mean r\\_k {went(step.change, number)}.", sign_sentence(given, step)]
+
+
+def sign_sentence(given: CardInput, step: Step) -> str:
+    """What stands behind a fall of mean r_k: fewer strong keys, or keys of the other sign."""
+    size = given.panel.change("r_k_abs", step.before.name, step.after.name)
+    against = given.panel.change("discordant", step.before.name, step.after.name)
+    if against.direction > 0 and size.direction >= 0:
+        strength = f"mean |r\\_k| {went(size, number)}"
+        return (
+            f"That fall is a split in sign and not a weaker coupling: {strength}, and the share of discordant heads "
+            f"{went(against, percent)}."
+        )
+    if size.direction < 0:
+        extra = f"; the share of discordant heads {went(against, percent)}"
+        return f"Keys follow position less strongly after that fall: mean |r\\_k| {went(size, number)}{extra}."
+    return ""
+
+
+def _signal_takeaway(given: CardInput) -> list[str]:
+    r_q, r_k = given.curve("r_q"), given.curve("r_k")
+    if not given.study.one_run:
+        return [tell_short(given, q, name, number) for q, name in (("r_q", "Mean r\\_q"), ("r_k", "Mean r\\_k"))]
+    said = [_queries_in_short(r_q), curve_course(r_k, "Mean r\\_k", number)]
+    if len(given.checkpoints) == 1:
+        return said
+    step = _parting(given)
+    if step is not None:
+        queries, keys = step
+        place = f"{label(queries.before)} to {label(queries.after)}"
+        extra = where(queries.before, queries.after, given.windows)
+        said.append(
+            f"Queries and keys part ways from {place}{extra}: mean r\\_q {_verb(queries.change)} while mean r\\_k "
+            f"{_verb(keys.change)}."
+        )
+    elif r_q.trend is r_k.trend and r_q.trend in (Trend.RISES, Trend.FALLS):
+        said.append(f"Both averages {'grow' if r_q.trend is Trend.RISES else 'fall'} together.")
+    said.append(context_takeaway(given, ["r_q", "r_k"]))
+    last = float(given.reading.concordance["discordant"].iloc[-1])
+    if last > 0:
+        said.append(
+            f"At the last checkpoint {percent(last)} of heads are discordant, which the mean of r\\_k does not show."
+        )
+    return said
+
+
+def _queries_in_short(curve: Curve) -> str:
+    """The course of mean r_q, or where most of its rise falls if one step carries it."""
+    step, shape = curve.largest, curve.shape
+    if step is None or len(curve.checkpoints) < 3 or curve.trend is not Trend.RISES:
+        return curve_course(curve, "Mean r\\_q", number)
+    rise = shape.points[shape.last] - shape.points[shape.first]
+    if step.change.after - step.change.before < 0.5 * rise:
+        return curve_course(curve, "Mean r\\_q", number)
+    before, after, end = shown(number, step.change.before, step.change.after, shape.points[shape.last])
+    return (
+        f"Queries gain most of their position signal in one step, from {label(step.before)} to {label(step.after)} "
+        f"(mean r\\_q {before} to {after}), and end at {end}."
+    )
+
+
+def _verb(change: Change) -> str:
+    return "rises" if change.direction > 0 else "falls"
+
+
+def _parting(given: CardInput) -> tuple[Step, Step] | None:
+    """The step with the largest opposite real changes of mean r_q and mean r_k."""
+    best: tuple[Step, Step] | None = None
+    for before, after in itertools.pairwise(given.checkpoints):
+        q = given.panel.change("r_q", before.name, after.name)
+        k = given.panel.change("r_k", before.name, after.name)
+        if q.direction * k.direction < 0 and (best is None or abs(k.difference) > abs(best[1].change.difference)):
+            best = Step(before, after, q), Step(before, after, k)
+    return best
+
+
+def explained_variance(given: CardInput) -> Card:
+    """Figure 3: how much of the variance PC0 carries."""
+    shows = [
+        opening(
+            given,
+            "The share of the pooled variance of queries and keys that the first principal component carries, "
+            f"as the mean over heads for {rows(given)}, with {bands(given)} of ± 1 standard deviation over heads.",
+        ),
+        tell_curve(given, "explained_variance", "The mean share", percent),
+        *readings(given, [("explained_variance", "the mean explained variance", percent)]),
+    ]
+    steps = [
+        (
+            "Aggregation",
+            "explained variance is the largest eigenvalue of the pooled covariance of queries and keys over its "
+            f"trace; mean and standard deviation over the heads of each {given.noun}.",
+        ),
+        drawing_step("curves.draw_explained_variance"),
+    ]
+    name = "The share of variance on PC0"
+    curve = given.curve("explained_variance")
+    takeaway = [tell_short(given, "explained_variance", name, percent)]
+    if given.study.one_run and len(curve.jumps) > 1 and curve.trend in (Trend.RISES, Trend.FALLS):
+        places = " and ".join(f"from {label(s.before)} to {label(s.after)}" for s in curve.jumps[:3])
+        takeaway.append(f"It moves in {len(curve.jumps)} steps rather than evenly: {places}.")
+    takeaway.append(context_takeaway(given, ["explained_variance"]))
+    headline = f"PC0 Explained Variance {given.study.span.title()}"
+    return Card(headline + _at(given), shows, table_file(given), steps, takeaway)

@@ -1,0 +1,110 @@
+"""Figures 1 and 3: means over heads at each checkpoint, with a band of one standard deviation."""
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from qkscope.draw import style
+from qkscope.lenses.summaries import Reading
+from qkscope.results.read import Study
+
+BESIDE = 0.08  # where no line tells two measures apart, their bars stand beside each other
+
+
+def draw_band_line(
+    axes: Axes,
+    table: pd.DataFrame,
+    measure: str,
+    *,
+    colour: str,
+    marker: str,
+    label: str,
+    linestyle: str | tuple[int, tuple[int, ...]] = "-",
+    x: "Sequence[float] | None" = None,
+    joined: bool = True,
+) -> None:
+    """Markers at the means and ± 1 standard deviation: a line with a band, or bars where nothing joins the entries."""
+    places = list(range(len(table))) if x is None else list(x)
+    mean, std = table[measure], table[f"{measure}_std"]
+    if joined and len(table) > 1:
+        axes.fill_between(
+            places, mean - std, mean + std, color=colour, alpha=0.14, linewidth=0, zorder=1, gid=f"{measure} band"
+        )
+    else:
+        axes.vlines(places, mean - std, mean + std, color=colour, alpha=0.3, linewidth=7, gid=f"{measure} bar")
+    axes.plot(
+        places,
+        mean,
+        color=colour,
+        marker=marker,
+        linestyle=linestyle if joined else "none",
+        linewidth=1.8,
+        markersize=style.marker_size(len(table)),
+        label=label,
+        zorder=3,
+        gid=measure,
+    )
+
+
+def band_key(colour: str) -> Patch:
+    """The legend entry of a band."""
+    return Patch(facecolor=colour, alpha=0.2, label="± 1 standard deviation over heads")
+
+
+def draw_position_signal(study: Study, reading: Reading, matched: bool = False) -> Figure:
+    """Figure 1: mean r_q and r_k; below, the share of keys that run against their queries."""
+    table = reading.trajectory
+    note = style.window_note(list(table["window"]), matched, study.noun)
+    headline = f"Position Correlation on PC0 {style.span_title(study)}"
+    figure = style.new_figure(9.0, 4.7, study, headline, note)
+    signal, against = figure.subplots(2, 1, height_ratios=(6, 1), sharex=True)
+    for measure, colour, marker, side in (("r_q", style.BLUE, "o", -1), ("r_k", style.RED, "s", 1)):
+        places = [i + (0 if study.one_run else BESIDE * side) for i in range(len(table))]
+        draw_band_line(
+            signal, table, measure, colour=colour, marker=marker, label=f"mean ${measure}$", x=places,
+            joined=study.one_run,
+        )  # fmt: skip
+    signal.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=2, gid="zero")
+    lowest = min(float((table[m] - table[f"{m}_std"].fillna(0.0)).min()) for m in ("r_q", "r_k"))
+    signal.set_ylim(-1.0 if lowest < -0.6 else -0.6 if lowest < -0.2 else -0.2, 1.0)
+    signal.set_ylabel("Pearson r with position")
+    style.checkpoint_axis(signal, study, labels=False)
+    style.header_legend(figure, [*signal.get_legend_handles_labels()[0], band_key(style.GREY)], 3)
+    draw_discordant_strip(against, study, reading.concordance)
+    return style.finish(figure)
+
+
+def draw_discordant_strip(axes: Axes, study: Study, concordance: pd.DataFrame) -> None:
+    """Thin bars under a mean of r_k: what share of heads has r_k < -0.3, which the mean cancels out."""
+    share = [0.0 if math.isnan(v) else 100.0 * v for v in concordance["discordant"]]
+    axes.bar(range(len(share)), share, width=0.5, color=style.AMBER, gid="discordant")
+    axes.set_ylim(0, max(20.0, 1.15 * max(share)))
+    axes.set_ylabel("$r_k$ < −0.3\n(% of heads)", fontsize=7.5)
+    style.checkpoint_axis(axes, study, phase_names=False)
+
+
+def draw_explained_variance(study: Study, reading: Reading, matched: bool = False) -> Figure:
+    """Figure 3: the share of the variance of queries and keys that PC0 carries."""
+    table = reading.trajectory
+    note = style.window_note(list(table["window"]), matched, study.noun)
+    headline = f"PC0 Explained Variance {style.span_title(study)}"
+    figure = style.new_figure(9.0, 4.0, study, headline, note)
+    axes = figure.subplots()
+    draw_band_line(
+        axes,
+        table,
+        "explained_variance",
+        colour=style.PURPLE,
+        marker="o",
+        label="mean over heads",
+        joined=study.one_run,
+    )
+    axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
+    axes.set_ylabel("mean explained variance ratio")
+    style.checkpoint_axis(axes, study)
+    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], band_key(style.PURPLE)], 2)
+    return style.finish(figure)

@@ -1,0 +1,39 @@
+"""A dataset of vectors in, rows of `qk.csv` out: the same table as from a capture, for the heads that are there.
+
+Layers are read, analysed and forgotten one by one, so a dataset of any number of layers needs one layer's sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.lenses.position.table import COMPONENTS, join_layers, layer_columns, layer_components, warn_undefined
+from qkscope.moments.moments import Moments
+from qkscope.results.schema import QK_COLUMNS
+from qkscope.vectors.read import Reading, layers_from_vectors, open_vectors
+
+
+def table_from_vectors(
+    folder: Path | str,
+    *,
+    model: str,
+    components: int = COMPONENTS,
+    window: int | None = None,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
+) -> pd.DataFrame:
+    """One row per present query head and component, over the first `window` positions (all by default)."""
+    found = open_vectors(folder, replace(reading, groups=1))  # groups only serve error bars
+    layers = []
+    for facts, sums in layers_from_vectors(found):
+        moments = Moments.from_layers(found.layout, [facts], {facts.layer: sums}, {})
+        heads = sorted(found.pairs[facts.layer])
+        components_of = layer_components(moments, facts.layer, heads, window, components)
+        layers.append(layer_columns(facts, heads, components_of, found.n_layers))
+    table = join_layers(layers)
+    table["model"] = model
+    table["window"] = window or found.layout.context
+    warn_undefined(table, model)
+    return table[list(QK_COLUMNS)]

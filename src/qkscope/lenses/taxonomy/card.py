@@ -1,0 +1,221 @@
+"""Card of figure 2: which categories grew and shrank, when, and which heads moved."""
+
+from collections.abc import Sequence
+
+from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
+from qkscope.results.read import Checkpoint
+from qkscope.stats.findings import (
+    PhaseChange,
+    busiest_steps,
+    change_over,
+    largest_contrast,
+    moves_between,
+    phase_changes,
+)
+from qkscope.stats.noise import SMALLEST, HeadPanel
+from qkscope.stats.series import Shape, Trend
+from qkscope.words.card import (
+    Card,
+    CardInput,
+    context_takeaway,
+    drawing_step,
+    opening,
+    phase_lines,
+    readings,
+    rows,
+    table_file,
+    undefined_sentence,
+)
+from qkscope.words.phrases import against, count, escape, label, listed, percent, sentence, shown, where
+
+NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
+
+
+def taxonomy_evolution(given: CardInput) -> Card:
+    """Figure 2: fractions of heads per category."""
+    shows = [
+        opening(
+            given,
+            f"The fraction of heads in each category for {rows(given)}, stacked to one"
+            f"{phase_lines(given).replace(' and', ', with', 1)}. A head belongs to a category by its r\\_q and |r\\_k| "
+            "on PC0.",
+        ),
+        *(_training(given) if given.study.one_run else _entries(given)),
+        undefined_sentence(given),
+        *_other_window(given),
+    ]
+    rule = (
+        f"position-dominated when r\\_q > {HIGH:g} and |r\\_k| > {HIGH:g}; Q-positional when r\\_q > {HIGH:g} and "
+        f"|r\\_k| < {LOW:g}; K-positional when r\\_q < {LOW:g} and |r\\_k| > {HIGH:g}; content-focused when both "
+        f"are < {LOW:g}; mixed otherwise. A head without a defined correlation is undefined, never mixed."
+    )
+    steps = [
+        ("Classification", rule),
+        ("Aggregation", f"heads per category over all heads of the {given.noun}."),
+        drawing_step("stacks.draw_taxonomy_evolution"),
+    ]
+    what = "Head Taxonomy Evolution" if given.study.one_run else "Head Taxonomy"
+    headline = f"{what} {given.study.span.title()}{' at a Common Window' if given.matched else ''}"
+    return Card(headline, shows, table_file(given), steps, _takeaway(given))
+
+
+def _fractions(given: CardInput, name: str) -> dict[str, float]:
+    table = given.reading.taxonomy_fractions
+    row = table[table["model"] == name]
+    return {c: float(row[c].iloc[0]) for c in CATEGORIES}
+
+
+def _largest(given: CardInput, name: str) -> tuple[str, float]:
+    return max(_fractions(given, name).items(), key=lambda item: item[1])
+
+
+def _entries(given: CardInput) -> list[str]:
+    """Seeds or models: the shares of each, then which categories differ most."""
+    said = []
+    for checkpoint in given.checkpoints[:12]:
+        shares = sorted(_fractions(given, checkpoint.name).items(), key=lambda item: -item[1])
+        parts = [f"{percent(v)} {c}" for c, v in shares if v > 0]
+        said.append(f"- **{label(checkpoint)}**: {listed(parts)}.")
+    return ["\n".join(said), *_differences(given.noun, given.panel, given.checkpoints)]
+
+
+def _other_window(given: CardInput) -> list[str]:
+    """What the other choice of windows shows: step by step over one run, else which categories differ there."""
+    if given.study.one_run:
+        return readings(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
+    panel = given.own_panel if given.matched else given.matched_panel
+    reading = given.tables.own if given.matched else given.tables.matched
+    if panel is None or reading is None:
+        return readings(given, [])
+    place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+    entries = given.results.study.only(list(reading.trajectory["model"])).checkpoints
+    return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(given.noun, panel, entries)]
+
+
+def _differences(noun: str, panel: HeadPanel, entries: Sequence[Checkpoint]) -> list[str]:
+    """The categories whose shares differ between seeds or models, the largest difference first."""
+    if len(entries) < 2:
+        return []
+    found = [(c, largest_contrast(panel, entries, c)) for c in CATEGORIES]
+    real = sorted(
+        ((c, contrast) for c, contrast in found if contrast is not None and contrast.real),
+        key=lambda item: -item[1].size,
+    )
+    if not real:
+        return [f"No category differs between {noun}s by more than its noise."]
+    (first, largest), *others = real
+    said = f"The largest difference between {noun}s is in {first} heads: {against(largest, percent)}."
+    if others:
+        said += f" Beyond noise differ also {listed([f'{c} ({against(each, percent)})' for c, each in others])}."
+    return [said]
+
+
+def _training(given: CardInput) -> list[str]:
+    if len(given.checkpoints) == 1:
+        shares = sorted(_fractions(given, given.checkpoints[0].name).items(), key=lambda item: -item[1])
+        parts = [f"{percent(v)} are {c}" for c, v in shares if v > 0]
+        return [f"At {label(given.checkpoints[0])}, {listed(parts)}."]
+    steps = busiest_steps(given.panel, given.checkpoints)
+    said = []
+    for name, step in zip(_turnover_names(steps), steps, strict=True):
+        place = f"**{name}** is from {label(step.before)} to {label(step.after)}"
+        place += where(step.before, step.after, given.windows)
+        said.append(f"{place}. {sentence(_grew_and_shrank(step))} {_moves(given, step)}".strip())
+    phases = phase_changes(given.panel, given.checkpoints, CATEGORIES)
+    if any(entry.phase for entry in phases):
+        said.append("Phase by phase:\n\n" + "\n".join(_phase_lines(phases)))
+    elif not steps:
+        said.append("No category changes by more than its noise from one checkpoint to the next.")
+    return said
+
+
+def _turnover_names(steps: list[PhaseChange]) -> list[str]:
+    """What the busiest steps are called, in order; only one of them can be the largest."""
+    if len(steps) < 2:
+        return ["The one clear turnover"] * len(steps)
+    first, second = steps
+    if abs(first.size - second.size) <= SMALLEST:
+        return ["One of two turnovers of the same size", "The other"]
+    if first.size > second.size:
+        return ["The largest turnover", "Another clear turnover"]
+    return ["An earlier clear turnover", "The largest turnover"]
+
+
+def _grew_and_shrank(entry: PhaseChange) -> str:
+    """`Position-dominated heads grow from 34% to 55%, while content-focused heads shrink from 11% to ...`"""
+    parts = []
+    for direction, verb in ((1, "grow"), (-1, "shrink")):
+        texts = []
+        for i, (category, change) in enumerate(entry.moved(direction)):
+            before, after = shown(percent, change.before, change.after)
+            texts.append(f"{category} heads{f' {verb}' if i == 0 else ''} from {before} to {after}")
+        parts += [listed(texts)] if texts else []
+    turns = [f"{category} heads {_turn(entry, shape)}" for category, shape in entry.turned()]
+    said = "; ".join([*([", while ".join(parts)] if parts else []), *turns])
+    return f"{said or 'no category changes by more than its noise'}."
+
+
+def _turn(entry: PhaseChange, shape: Shape) -> str:
+    """`peak with 11% at B (0% at A, 3% at C)`."""
+
+    def at(place: int, text: str) -> str:
+        return f"{text} at {label(entry.checkpoints[place])}"
+
+    ends = ", ".join(at(i, percent(shape.points[i])) for i in (shape.first, shape.last))
+    if shape.turn is None:
+        low, high = shown(percent, shape.points[shape.lowest], shape.points[shape.highest])
+        return f"move between {at(shape.lowest, low)} and {at(shape.highest, high)} ({ends})"
+    verb = "peak with" if shape.trend is Trend.PEAKS else "dip to"
+    turn, *texts = shown(percent, *(shape.points[i] for i in (shape.turn, shape.first, shape.last)))
+    ends = ", ".join(at(i, text) for i, text in zip((shape.first, shape.last), texts, strict=True))
+    return f"{verb} {at(shape.turn, turn)} ({ends})"
+
+
+def _moves(given: CardInput, step: PhaseChange) -> str:
+    moves = moves_between(given.reading.transitions, step.before.name, step.after.name)
+    if not moves.changed:
+        return ""
+    common = [f"{a} to {b} ({count(n, 'head')})" for a, b, n in moves.commonest[:2]]
+    text = (
+        f"In this step {percent(moves.changed / moves.heads)} of heads change category, most often from "
+        f"{' and from '.join(common)}."
+    )
+    shrinking = [c for c, _ in step.moved(-1) if c != MIXED]
+    for category in shrinking[:1]:
+        left = [(b, n) for a, b, n in moves.commonest if a == category]
+        if left:
+            goals = listed([f"{b} ({n})" for b, n in left[:3]])
+            text += f" Heads that leave {category} become {goals}."
+    return text
+
+
+def _phase_lines(phases: list[PhaseChange]) -> list[str]:
+    lines, quiet = [], []
+    for entry in phases:
+        name = escape(entry.phase or "without phase")
+        if not entry.quiet:
+            span = f"{label(entry.before)} to {label(entry.after)}"
+            lines.append(f"- **{name}** ({span}): {_grew_and_shrank(entry)}")
+        else:
+            quiet.append(name)
+    if quiet:
+        lines.append(f"- **{listed(quiet)}**: no category changes by more than its noise.")
+    return lines
+
+
+def _takeaway(given: CardInput) -> list[str]:
+    last = given.checkpoints[-1]
+    category, fraction = _largest(given, last.name)
+    if len(given.checkpoints) == 1:
+        return [f"The largest category is {category}, with {percent(fraction)} of heads."]
+    if not given.study.one_run:
+        return _differences(given.noun, given.panel, given.checkpoints)
+    overall = change_over(given.panel, given.checkpoints, CATEGORIES)
+    steps = busiest_steps(given.panel, given.checkpoints)
+    said = [f"From {label(overall.before)} to {label(last)}, {_grew_and_shrank(overall)}"]
+    if len(steps) > 1:
+        places = " and ".join(f"from {label(s.before)} to {label(s.after)}" for s in steps)
+        said.append(f"The heads are resorted mainly in two steps, {places}.")
+    said.append(context_takeaway(given, NAMED[:2]))
+    said.append(f"At the end the largest category is {category}, with {percent(fraction)} of heads.")
+    return said

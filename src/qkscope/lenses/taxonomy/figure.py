@@ -1,0 +1,85 @@
+"""Figure 2: what fraction of heads is in each category, one stacked bar per checkpoint."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from qkscope.draw import style
+from qkscope.lenses.summaries import Reading
+from qkscope.lenses.taxonomy.table import CATEGORIES, K_POSITIONAL, MIXED, Q_POSITIONAL, UNDEFINED
+from qkscope.results.read import Study
+
+# Beside its colour each neighbour differs in texture: blue and indigo alone are hard to tell apart.
+HATCHES = {Q_POSITIONAL: "////", K_POSITIONAL: "....", UNDEFINED: "xxxx"}
+BAR_WIDTH = 0.74
+NUMBERED_BARS = 16  # up to here there is room for percentages inside the bars
+NUMBERED_SHARE = 0.05
+THIN_SHARE = 0.012
+
+
+def draw_taxonomy_evolution(study: Study, reading: Reading, matched: bool = False) -> Figure:
+    """Figure 2: stacked fractions in the order of the taxonomy; undefined heads on top where there are any."""
+    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
+    headline = f"Head Taxonomy {'Evolution ' if study.one_run else ''}{style.span_title(study)}"
+    figure = style.new_figure(9.0, 4.6, study, headline, note)
+    axes = figure.subplots()
+    fractions = reading.taxonomy_fractions
+    shown = [c for c in CATEGORIES if c != UNDEFINED or bool((fractions[c] > 0).any())]
+    bottom = [0.0] * len(fractions)
+    for category in shown:
+        heights = [float(v) for v in fractions[category]]
+        _draw_layer(axes, category, heights, bottom)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.set_ylim(0.0, 1.0)
+    axes.set_ylabel("fraction of heads")
+    style.checkpoint_axis(axes, study)
+    handles = [_key(category) for category in reversed(shown)]  # as the bars are stacked, top first
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    return style.finish(figure)
+
+
+def _key(category: str) -> Patch:
+    return Patch(
+        facecolor=style.CATEGORY_COLOURS[category],
+        edgecolor=style.GREY if category == UNDEFINED else "white",
+        hatch=HATCHES.get(category),
+        label=category,
+    )
+
+
+def _draw_layer(axes: Axes, category: str, heights: list[float], bottom: list[float]) -> None:
+    colour = style.CATEGORY_COLOURS[category]
+    bars = axes.bar(
+        range(len(heights)),
+        heights,
+        BAR_WIDTH,
+        bottom=bottom,
+        color=colour,
+        edgecolor=style.GREY if category == UNDEFINED else "white",
+        linewidth=0.5 if len(heights) <= 60 else 0.0,
+        hatch=HATCHES.get(category),
+        label=category,
+        zorder=2,
+        gid=category,
+    )
+    for bar in bars:
+        if bar.get_height() < THIN_SHARE:  # an edge or a texture would cover the whole slice
+            bar.set_linewidth(0.0)
+            bar.set_hatch("")
+    if len(heights) > NUMBERED_BARS:
+        return
+    for x, (height, low) in enumerate(zip(heights, bottom, strict=True)):
+        if height >= NUMBERED_SHARE:
+            box = {"boxstyle": "round,pad=0.1", "facecolor": colour, "edgecolor": "none"}
+            axes.text(
+                x,
+                low + height / 2,
+                f"{100 * height:.0f}%",
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color=style.INK if category == MIXED else style.readable_on(colour),
+                bbox=box if category in HATCHES else None,
+                zorder=3,
+                gid="share",
+            )

@@ -1,0 +1,161 @@
+"""Card of figure 9: what the window does to the same weights."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
+from qkscope.results import schema
+from qkscope.results.read import Checkpoint
+from qkscope.stats.noise import HeadPanel
+from qkscope.stats.series import Shape, Trend
+from qkscope.words.card import Card, CardInput, drawing_step, rows
+from qkscope.words.phrases import Format, count, course_words, label, listed, number, percent, sentence, shown, tokens
+
+QUANTITIES: tuple[tuple[str, str, Format], ...] = (
+    ("r_q", "mean r\\_q", number),
+    ("r_k", "mean r\\_k", number),
+    (POSITION_DOMINATED, "the share of position-dominated heads", percent),
+)
+_COUNTED = {
+    Trend.LEVEL: "does not change beyond noise",
+    Trend.RISES: "rises with the window",
+    Trend.FALLS: "falls with the window",
+    Trend.PEAKS: "peaks at a window in between",
+    Trend.DIPS: "dips at a window in between",
+    Trend.MOVES: "moves up and down",
+    Trend.SINGLE: "has one value",
+    Trend.UNDEFINED: "is undefined",
+}
+
+
+@dataclass(frozen=True)
+class WindowEffect:
+    """One checkpoint at all its windows, the same weights and heads."""
+
+    checkpoint: Checkpoint
+    windows: tuple[int, ...]  # rising
+    shapes: dict[str, Shape]
+
+    @property
+    def places(self) -> list[str]:
+        """Where the values of a shape are, in words."""
+        return [f"at {window:,}" for window in self.windows]
+
+
+def window_effects(given: CardInput) -> list[WindowEffect]:
+    """The effect of the window on each checkpoint that was measured at more than one."""
+    windows = given.results.windows
+    if windows is None:
+        return []
+    effects = []
+    for checkpoint in given.study.checkpoints:
+        here = windows[windows["model"] == checkpoint.name]
+        sizes = sorted({int(w) for w in here["window"]})
+        if len(sizes) < 2:
+            continue
+        panel = HeadPanel(here.assign(model=here["window"].astype(int).astype(str)), same_heads=True)
+        names = [str(size) for size in sizes]
+        shapes = {quantity: panel.series(quantity, names) for quantity, _, _ in QUANTITIES}
+        effects.append(WindowEffect(checkpoint, tuple(sizes), shapes))
+    return effects
+
+
+def window_dependence(given: CardInput) -> Card:
+    """Figure 9: measures against the length of the prefix window."""
+    effects = window_effects(given)
+    shows = [
+        "Mean r\\_q, mean r\\_k, the share of position-dominated heads and the share of discordant heads on PC0 "
+        "against the window, that is how many leading tokens of each document are analysed (log axis). One line for "
+        f"each of {rows(given)}; along a line the weights do not change. A filled marker is the {given.noun}'s own "
+        "context.",
+        *_effects(given, effects),
+        *_counted(given, effects),
+    ]
+    steps = [
+        (
+            "Aggregation",
+            "the same per-head analysis over prefix windows of one capture; means and shares over the heads of each "
+            f"({given.noun}, window).",
+        ),
+        drawing_step("windows.draw_window_dependence"),
+    ]
+    return Card("Dependence on the Window", shows, schema.QK_WINDOWS_CSV, steps, _takeaway(given, effects))
+
+
+def _effects(given: CardInput, effects: list[WindowEffect]) -> list[str]:
+    """The last checkpoint of a run stands for it; of seeds and models each is told."""
+    if not effects:
+        return [f"Each {given.noun} was measured at one window only, so nothing can be said about the window."]
+    return [_effect(each) for each in (effects[-1:] if given.study.one_run else effects[:6])]
+
+
+def _effect(effect: WindowEffect) -> str:
+    said = [f"{name} {course_words(effect.shapes[q], effect.places, fmt)}" for q, name, fmt in QUANTITIES]
+    return (
+        f"With the weights of {label(effect.checkpoint)}, from {effect.windows[0]:,} to "
+        f"{tokens(effect.windows[-1])}: {'; '.join(said)}."
+    )
+
+
+def _counted(given: CardInput, effects: list[WindowEffect]) -> list[str]:
+    if len(effects) < 2:
+        return []
+    said = []
+    for quantity, name, _ in QUANTITIES:
+        trends = Counter(effect.shapes[quantity].trend for effect in effects)
+        if len(trends) == 1:
+            said.append(sentence(f"{name} {_COUNTED[next(iter(trends))]} at every {given.noun}"))
+        else:
+            ways = listed([f"{_COUNTED[trend]} at {n}" for trend, n in trends.most_common()])
+            said.append(sentence(f"{name} {ways} of {count(len(effects), given.noun)}"))
+    return [" ".join(said)]
+
+
+def _takeaway(given: CardInput, effects: list[WindowEffect]) -> list[str]:
+    if not effects:
+        return [f"There is one window per {given.noun}, so its effect cannot be read from this figure."]
+    if not given.study.one_run:
+        return [_share_sentence(effect) for effect in effects[:4]]
+    return [_share_sentence(effects[-1]), _against_training(given, effects[-1])]
+
+
+def _share_sentence(effect: WindowEffect) -> str:
+    """What the window alone does to the share of position-dominated heads, over all windows."""
+    shape, name = effect.shapes[POSITION_DOMINATED], label(effect.checkpoint)
+    if shape.trend in (Trend.UNDEFINED, Trend.SINGLE):
+        return f"The share of position-dominated heads of {name} is known at fewer than two windows."
+    low, high = shown(percent, shape.points[shape.lowest], shape.points[shape.highest])
+    if shape.trend is Trend.LEVEL:
+        reach = f"it is {low}" if low == high else f"it is between {low} and {high}"
+        return (
+            f"The share of position-dominated heads of {name} shows no dependence on the window beyond its noise: "
+            f"{reach} at all windows from {effect.windows[0]:,} to {tokens(effect.windows[-1])}."
+        )
+    where = (
+        f"{low} position-dominated heads at {tokens(effect.windows[shape.lowest])} and {high} at "
+        f"{tokens(effect.windows[shape.highest])}"
+    )
+    return f"The same weights of {name} have {where}, so shares can only be compared at one window."
+
+
+def _against_training(given: CardInput, effect: WindowEffect) -> str:
+    """Whether training changed the share by more or less than the window alone does."""
+    matched = given.tables.matched
+    there = (
+        given.study.checkpoints
+        if matched is None
+        else given.results.study.only(list(matched.trajectory["model"])).checkpoints
+    )
+    names = [c.name for c in there]
+    held = given.matched_panel is not None or len(set(given.windows.values())) == 1
+    shape = effect.shapes[POSITION_DOMINATED]
+    if not held or len(names) < 2 or not shape.known:
+        return ""
+    training = (given.matched_panel or given.own_panel).change(POSITION_DOMINATED, names[0], names[-1])
+    alone = shape.points[shape.highest] - shape.points[shape.lowest] if shape.trend is not Trend.LEVEL else 0.0
+    larger = alone > abs(training.after - training.before)
+    if not larger and not training.direction:
+        return ""
+    before, after = shown(percent, training.before, training.after)
+    ends = f"from {label(there[0])} to {label(there[-1])}"
+    return f"At one window, the change {ends} is {'smaller' if larger else 'larger'} than that: {before} to {after}."

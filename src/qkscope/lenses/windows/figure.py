@@ -1,0 +1,103 @@
+"""Figure 9: the same weights at several windows. Each line is one checkpoint, each point a prefix window."""
+
+from collections.abc import Mapping
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from qkscope.draw import style
+from qkscope.results.read import Study, one_line, phase_segments
+
+PANELS = (
+    ("r_q", "mean $r_q$"),
+    ("r_k", "mean $r_k$"),
+    ("position_dominated", "position-dominated heads (%)"),
+    ("discordant", "heads with $r_k$ < −0.3 (%)"),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+LISTED = 12  # more lines than this share the colour scale, and the legend names a spread of them
+
+
+def draw_window_dependence(study: Study, table: pd.DataFrame, own_window: Mapping[str, float]) -> Figure:
+    """Figure 9: four measures against window length on a log axis; full markers are the own context."""
+    note = f"the same weights measured over prefix windows; a filled marker is the {study.noun}'s own context"
+    figure = style.new_figure(9.6, 6.2, study, "Dependence on the Window", note)
+    panels = figure.subplots(2, 2, sharex=True)
+    looks = _looks(study)
+    lines = {str(model): rows for model, rows in table.groupby("model", sort=False)}
+    for axes, (measure, title) in zip(panels.flat, PANELS, strict=True):
+        scale = 100.0 if measure in ("position_dominated", "discordant") else 1.0
+        for model in study.names:
+            if model in lines:
+                rows = lines[model]
+                _draw_line(
+                    axes, rows["window"], scale * rows[measure], looks[model], own_window.get(model), study, model
+                )
+        axes.set_title(title, fontsize=9.5, loc="left")
+        highest = scale * float(table[measure].max())
+        lowest = scale * float(table[measure].min())
+        axes.set_ylim(
+            lowest - 0.06 if lowest < 0 else 0.0, 1.0 if scale == 1.0 else min(100.0, max(10.0, 1.15 * highest))
+        )
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=scale != 1.0))
+        if lowest < 0:
+            axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+    _window_axis(list(panels[1]), table)
+    _list_checkpoints(figure, panels.flat[0], study)
+    return style.finish(figure)
+
+
+def _looks(study: Study) -> dict[str, tuple[tuple[float, float, float, float], str]]:
+    """Colour from dark to light in the order of the checkpoints, marker by phase."""
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, max(2, len(study.checkpoints))))
+    markers = {}
+    for number, (_, first, last) in enumerate(phase_segments(study.checkpoints)):
+        for i in range(first, last + 1):
+            markers[study.names[i]] = MARKERS[number % len(MARKERS)]
+    return {name: (tuple(colours[i]), markers[name]) for i, name in enumerate(study.names)}
+
+
+def _draw_line(
+    axes: Axes,
+    windows: "pd.Series[float]",
+    values: "pd.Series[float]",
+    look: tuple[tuple[float, float, float, float], str],
+    own_window: float | None,
+    study: Study,
+    model: str,
+) -> None:
+    colour, marker = look
+    size = style.marker_size(len(study.checkpoints))
+    axes.plot(
+        windows, values, color=colour, marker=marker, markersize=size, markerfacecolor="white", linewidth=1.3,
+        label=style.plain(study.labels[model]), gid=one_line(model),
+    )  # fmt: skip
+    own = windows == own_window
+    axes.plot(windows[own], values[own], color=colour, marker=marker, markersize=size, linestyle="none")
+
+
+def _window_axis(bottom: list[Axes], table: pd.DataFrame) -> None:
+    windows = sorted(table["window"].unique())
+    thinned = windows[:: max(1, int(np.ceil(len(windows) / 8)))]
+    for axes in bottom:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(thinned))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(_short_tokens))
+        axes.set_xlabel("window (leading tokens of each document)")
+
+
+def _short_tokens(value: float, _position: int | None = None) -> str:
+    return f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:,.0f}"
+
+
+def _list_checkpoints(figure: Figure, axes: Axes, study: Study) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > LISTED:
+        kept = sorted({round(i) for i in np.linspace(0, len(handles) - 1, LISTED)})
+        handles, labels = [handles[i] for i in kept], [labels[i] for i in kept]
+    figure.legend(handles, labels, loc="outside right upper", title=study.noun, alignment="left")

@@ -1,1 +1,0 @@
-"""The thin orchestrator: ties study, documents, capture, moments and analysis together and writes the results."""

@@ -1,0 +1,204 @@
+"""Who is compared in a results folder: the checkpoints (or seeds, or models) as their provenance describes them, their
+order, and what they are to each other."""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pandas as pd
+
+from qkscope.errors import TableError
+from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, Architecture, Kind, kind_of, stated_kind
+from qkscope.results import schema
+
+# What the entries of a study span, as titles say it.
+DURING_TRAINING = "during training"
+ACROSS_CHECKPOINTS = "across checkpoints"  # one layout, but nothing says that it is one training run
+ACROSS_SEEDS = "across seeds"
+ACROSS_MODELS = "across models"
+
+N_SELECTED = 6  # panels of the phase portraits, as published
+LONGEST = 2**31  # tokens of a window
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint (or one model) of the study; `record` is what its provenance says about it."""
+
+    name: str
+    label: str
+    phase: str | None = None
+    context: int | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Who is compared: the title of all figures, the checkpoints in order, those with a phase portrait."""
+
+    title: str
+    checkpoints: tuple[Checkpoint, ...]
+    selected: tuple[str, ...]
+    kind: Kind = CHECKPOINTS  # what the entries are to each other
+    span: str = ACROSS_CHECKPOINTS
+
+    @property
+    def one_run(self) -> bool:
+        """Whether the entries are stages of one training run: only then do they have an order and the same heads."""
+        return self.kind == CHECKPOINTS
+
+    @property
+    def noun(self) -> str:
+        """What an entry is called."""
+        return NOUNS[self.kind]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The checkpoints' names, in order: the `model` column of every table."""
+        return tuple(c.name for c in self.checkpoints)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Short labels by name."""
+        return {c.name: c.label for c in self.checkpoints}
+
+    def only(self, models: Sequence[str]) -> "Study":
+        """The study restricted to some of its checkpoints (the order stays)."""
+        kept = tuple(c for c in self.checkpoints if c.name in set(models))
+        selected = tuple(name for name in self.selected if name in set(models))
+        return replace(self, checkpoints=kept, selected=selected)
+
+
+def phase_segments(checkpoints: Sequence[Checkpoint]) -> list[tuple[str | None, int, int]]:
+    """Runs of consecutive checkpoints of one phase: (phase, index of the first, index of the last)."""
+    segments: list[tuple[str | None, int, int]] = []
+    for i, checkpoint in enumerate(checkpoints):
+        if segments and segments[-1][0] == checkpoint.phase:
+            segments[-1] = (checkpoint.phase, segments[-1][1], i)
+        else:
+            segments.append((checkpoint.phase, i, i))
+    return segments
+
+
+def select_checkpoints(checkpoints: Sequence[Checkpoint], chosen: object = None) -> tuple[str, ...]:
+    """The checkpoints with a phase portrait: the study's choice, else first, last, phase ends, the rest even."""
+    names = [c.name for c in checkpoints]
+    if isinstance(chosen, Sequence) and not isinstance(chosen, str):
+        wanted = [name for name in names if name in set(map(str, chosen))]
+        if wanted:
+            return tuple(wanted[:N_SELECTED])
+    last = len(names) - 1
+    phase_ends = {end for _, _, end in phase_segments(checkpoints)} - {0, last}
+    if len(phase_ends) > N_SELECTED - 2:  # too many: those nearest to an even spread
+        even = [last * k / (N_SELECTED - 1) for k in range(1, N_SELECTED - 1)]
+        phase_ends = {min(sorted(phase_ends), key=lambda end: abs(end - place)) for place in even}
+    picked = {0, last, *phase_ends}
+    return tuple(names[i] for i in _filled_evenly(sorted(picked), N_SELECTED))
+
+
+def _filled_evenly(anchors: list[int], wanted: int) -> list[int]:
+    """The anchors, and between them further whole numbers, up to `wanted` in all, with even gaps."""
+    gaps = list(itertools.pairwise(anchors))
+    parts = [1] * len(gaps)
+    for _ in range(wanted - len(anchors)):
+        room = [i for i, (a, b) in enumerate(gaps) if parts[i] < b - a]
+        if not room:
+            break
+        widest = max(room, key=lambda i: (gaps[i][1] - gaps[i][0]) / parts[i])
+        parts[widest] += 1
+    between = [a + round((b - a) * k / n) for (a, b), n in zip(gaps, parts, strict=True) for k in range(1, n)]
+    return sorted({*anchors, *between})
+
+
+def order_checkpoints(
+    heads: pd.DataFrame, provenance: Mapping[str, Any]
+) -> tuple[tuple[Checkpoint, ...], tuple[str, ...]]:
+    """The checkpoints of a table in the order of its provenance, and those of the provenance that it lacks."""
+    measured = list(dict.fromkeys(heads["model"]))
+    recorded = provenance.get("checkpoints")
+    records: dict[str, Mapping[str, Any]] = {}
+    for entry in recorded if isinstance(recorded, list) else []:
+        name = as_mapping(entry).get("name")
+        if isinstance(name, str) and name.strip():
+            records.setdefault(name, as_mapping(entry))
+    strangers = [name for name in measured if records and name not in records]
+    if strangers:
+        raise TableError(
+            f"{schema.QK_CSV} has checkpoints that {schema.PROVENANCE_JSON} does not have: "
+            f"{listed_names(strangers)}; the two files belong to different runs"
+        )
+    order = [name for name in records if name in set(measured)] or measured
+    checkpoints = with_own_labels([_checkpoint(name, records.get(name, {})) for name in order])
+    left_out = provenance.get("checkpoints_left_out")
+    names = [as_text(as_mapping(entry).get("name")) for entry in (left_out if isinstance(left_out, list) else [])]
+    unmeasured = dict.fromkeys([*records, *(name for name in names if name)])
+    return checkpoints, tuple(name for name in unmeasured if name not in set(measured))
+
+
+def with_own_labels(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """The checkpoints with a label that no other has: where labels repeat, the name stands beside them."""
+    times = Counter(c.label for c in checkpoints)
+    alone = [c if times[c.label] == 1 else replace(c, label=f"{c.label} ({one_line(c.name)})") for c in checkpoints]
+    again = Counter(c.label for c in alone)  # a name may look like another's label, or only differ in its blanks
+    return tuple(c if again[c.label] == 1 else replace(c, label=f"{c.label} #{i}") for i, c in enumerate(alone, 1))
+
+
+def _checkpoint(name: str, record: Mapping[str, Any]) -> Checkpoint:
+    return Checkpoint(
+        name=name,
+        label=as_text(record.get("label")) or one_line(name) or "?",
+        phase=as_text(record.get("phase")),
+        context=as_whole(record.get("context")),
+        record=record,
+    )
+
+
+def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Checkpoint], provenance: Mapping[str, Any]) -> Kind:
+    """What the entries are: what the provenance says, else what their architectures (or the table's heads) tell."""
+    recorded = stated_kind(provenance.get("kind")) or stated_kind(as_mapping(provenance.get("study")).get("kind"))
+    if recorded is not None:
+        return recorded
+    if any(c.record for c in checkpoints):  # a sample of heads may differ by checkpoint, an architecture may not
+        return kind_of([Architecture.of_record(c.record) for c in checkpoints])
+    layouts = {frozenset(zip(g["layer"], g["head"], strict=True)) for _, g in heads.groupby("model")}
+    return MODELS if len(layouts) > 1 else CHECKPOINTS
+
+
+def span_of(checkpoints: Sequence[Checkpoint], kind: Kind, provenance: Mapping[str, Any]) -> str:
+    """What the entries span, as titles say it."""
+    if kind != CHECKPOINTS:
+        return {SEEDS: ACROSS_SEEDS, MODELS: ACROSS_MODELS}[kind]
+    sources = {as_text(c.record.get("model")) for c in checkpoints}
+    one_source = len(sources) == 1 and None not in sources
+    known = one_source or provenance.get("kind_stated") is True or any(c.phase for c in checkpoints)
+    return DURING_TRAINING if known else ACROSS_CHECKPOINTS
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def one_line(text: str) -> str:
+    """Text from a file as one printable line: control characters would break an SVG, a card or a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def as_text(value: object) -> str | None:
+    """One line of text, or None for anything else."""
+    return one_line(value) or None if isinstance(value, str) else None
+
+
+def as_whole(value: object) -> int | None:
+    """A whole number of tokens, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+        return None
+    return int(value)
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """At most five names for a message."""
+    shown = ", ".join(repr(n) for n in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,263 @@
+"""Read a results folder back: the tables, who the checkpoints are and in which order they come.
+
+`qk.csv` is needed; `qk_matched.csv`, `qk_windows.csv` and `provenance.json` are used when they are there.
+A table may come from elsewhere with the required columns only: then depth is layer / last layer, labels are
+the model names, and there are no phases. Everything later stages rely on is checked here, once, so they need
+not doubt a column; what cannot be used is refused with the file, the line and what to do.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from qkscope.errors import TableError
+from qkscope.foreign import Missing, Unreadable, lines_of, opened, parse_json, read_bytes
+from qkscope.lenses.depth.table import depth_of_layers
+from qkscope.results import schema
+from qkscope.results.entries import ACROSS_CHECKPOINTS as ACROSS_CHECKPOINTS
+from qkscope.results.entries import ACROSS_MODELS as ACROSS_MODELS
+from qkscope.results.entries import ACROSS_SEEDS as ACROSS_SEEDS
+from qkscope.results.entries import DURING_TRAINING as DURING_TRAINING
+from qkscope.results.entries import (
+    LONGEST,
+    as_mapping,
+    as_text,
+    as_whole,
+    entries_kind,
+    listed_names,
+    order_checkpoints,
+    span_of,
+)
+from qkscope.results.entries import Checkpoint as Checkpoint
+from qkscope.results.entries import Study as Study
+from qkscope.results.entries import one_line as one_line
+from qkscope.results.entries import phase_segments as phase_segments
+from qkscope.results.entries import select_checkpoints as select_checkpoints
+from qkscope.results.folder import results_file
+
+_KEY = ["model", "layer", "head", "pc"]
+_NUMBERS = ("explained_variance", "r_q", "r_k")
+_WHOLE = ("layer", "head", "pc")
+_EMPTY = ["", "nan", "NaN", "NA"]
+_SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
+_TEXT_COLUMNS = ("model", "rotary", "attention")
+_KINDS = {
+    "rotary": (schema.ROTARY, schema.NOPE, schema.UNKNOWN),
+    "attention": (schema.FULL, schema.SLIDING, schema.CHUNKED),  # or empty: not recorded
+}
+_MOST = 10_000  # layers, heads and components; more is damage
+_MAX_TABLE = 16 * 2**30  # bytes; 1000 checkpoints of 80 layers with 64 heads and 10 components have 12 GB
+_MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer model have 60 MB
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results folder: component 0 of each table, checked, with depth, rotary and window filled in."""
+
+    folder: Path
+    study: Study
+    heads: pd.DataFrame
+    matched: pd.DataFrame | None
+    windows: pd.DataFrame | None
+    provenance: Mapping[str, Any]
+    unmeasured: tuple[str, ...]  # checkpoints of the provenance that have no rows (yet)
+
+
+def load_results(folder: Path | str) -> Results:
+    """Read and check a results folder. Raises TableError when something that is needed is not there."""
+    folder = Path(folder)
+    heads = _read_pc0(results_file(folder, schema.QK_CSV))
+    provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
+    checkpoints, unmeasured = order_checkpoints(heads, provenance)
+    heads = _fill_window(heads, checkpoints)
+    names = [c.name for c in checkpoints]
+    matched = _read_optional(results_file(folder, schema.QK_MATCHED_CSV), names)
+    if matched is not None:
+        matched = _fill_matched_window(matched, provenance)
+        if _windows_of(matched) == _windows_of(heads):
+            matched = None  # all contexts are the common window: there is only one reading
+    study_record = as_mapping(provenance.get("study"))
+    title = as_text(study_record.get("title")) or as_text(study_record.get("study"))
+    kind = entries_kind(heads, checkpoints, provenance)
+    study = Study(
+        title=title or folder.resolve().name or "study",
+        checkpoints=checkpoints,
+        selected=select_checkpoints(checkpoints, study_record.get("figure_checkpoints")),
+        kind=kind,
+        span=span_of(checkpoints, kind, provenance),
+    )
+    windows = _read_optional(results_file(folder, schema.QK_WINDOWS_CSV), names, extra_key=["window"])
+    return Results(folder, study, heads, matched, windows, provenance, unmeasured)
+
+
+def load_components(results: Results) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Every component of `qk.csv`, and of `qk_matched.csv` where it is a reading of its own; checked as PC0 is."""
+    path = results_file(results.folder, schema.QK_CSV)
+    own = _read_table(path)
+    _refuse_repeated(own, _KEY, path)
+    own = _fill_window(_with_layer_columns(own, path), results.study.checkpoints)
+    if results.matched is None:
+        return own, None
+    path = results_file(results.folder, schema.QK_MATCHED_CSV)
+    matched = _read_table(path)
+    _refuse_repeated(matched, _KEY, path)
+    return own, _fill_matched_window(_with_layer_columns(matched, path), results.provenance)
+
+
+def _windows_of(heads: pd.DataFrame) -> dict[str, float]:
+    """The window of each checkpoint."""
+    return dict(zip(heads["model"], heads["window"], strict=True))
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _read_optional(path: Path, names: Sequence[str], extra_key: Sequence[str] = ()) -> pd.DataFrame | None:
+    if not path.exists():
+        return None
+    table = _read_pc0(path, extra_key)
+    strangers = sorted(set(table["model"]) - set(names))
+    if strangers:
+        raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
+    if extra_key and table["window"].isna().any():
+        raise TableError(f"{path}: column 'window' is empty in some rows")
+    return table
+
+
+def _read_pc0(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
+    """Component 0 of a table, one row per head (and `extra_key`), in file order, with all columns present."""
+    table = _read_table(path, extra_key)
+    pc0 = table[table["pc"] == 0].reset_index(drop=True)
+    if pc0.empty:
+        raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
+    _refuse_repeated(pc0, [*_KEY, *extra_key], path)
+    return _with_layer_columns(pc0, path)
+
+
+def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
+    """All rows of a table, its numbers checked."""
+    table = _read_csv(path)
+    missing = [c for c in (*schema.REQUIRED_COLUMNS, *extra_key) if c not in table.columns]
+    if missing:
+        raise TableError(
+            f"{path}: missing column{'s' if len(missing) > 1 else ''} {listed_names(missing)}; "
+            f"a table needs at least {', '.join(schema.REQUIRED_COLUMNS)}"
+        )
+    if table.empty:
+        raise TableError(f"{path}: has a header but no rows")
+    for column in table.columns:
+        if column in schema.QK_COLUMNS and column not in _TEXT_COLUMNS:
+            table[column] = _numbers(table[column], path)
+    return _checked(table, path)
+
+
+def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> None:
+    repeated = table[table.duplicated(list(key))]
+    if not repeated.empty:
+        row = repeated.iloc[0]
+        where = ", ".join(f"{name} {row[name]}" for name in key)
+        raise TableError(f"{path}: {len(repeated)} repeated row(s), the first is {where}")
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    try:
+        header = _parse_csv(path, nrows=0)
+        empty = {c: _EMPTY for c in header.columns if c != "model"}  # a checkpoint may be called "NA"
+        text: dict[str, type] = {c: str for c in _TEXT_COLUMNS if c in header.columns}
+        table = _parse_csv(path, dtype=text, keep_default_na=False, na_values=empty, low_memory=False)
+    except Missing:
+        raise TableError(f"{path}: not found; `qkscope run STUDY` writes it") from None
+    except Unreadable as error:
+        raise TableError(f"{path}: {error}") from None
+    except pd.errors.EmptyDataError:
+        raise TableError(f"{path}: is empty") from None
+    except (pd.errors.ParserError, ValueError, OverflowError, OSError) as error:
+        raise TableError(f"{path}: cannot be read as a table: {error}") from error
+    if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
+        raise TableError(f"{path}: cannot be read as a table: its rows have more cells than its header")
+    return table
+
+
+def _parse_csv(path: Path, **options: Any) -> pd.DataFrame:
+    with opened(path, _MAX_TABLE) as file:
+        table: pd.DataFrame = pd.read_csv(lines_of(file), encoding="utf-8", **options)
+    return table
+
+
+def _numbers(column: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
+    numbers = pd.to_numeric(column, errors="coerce")
+    bad = (numbers.isna() & column.notna()) | np.isinf(numbers.astype(float))
+    if bad.any():
+        place = int(np.flatnonzero(bad.to_numpy())[0])
+        value = str(column.iloc[place])[:40]
+        raise TableError(f"{path}: line {place + 2}: {column.name} is {value!r}, which is not a finite number")
+    return numbers
+
+
+def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Ranges that hold for every table; one pass over the columns, the first offending line is named."""
+    checks: list[tuple[str, pd.Series, str]] = [("model", table["model"].str.strip() == "", "a checkpoint's name")]
+    for name in _WHOLE:
+        values = table[name]
+        whole = values.notna() & (values >= 0) & (values % 1 == 0) & (values < _MOST)
+        checks.append((name, ~whole, "a whole number from 0 on"))
+    for name, low in (("r_q", -1.0), ("r_k", -1.0), ("explained_variance", 0.0)):
+        outside = (table[name] < low - _SLACK) | (table[name] > 1.0 + _SLACK)
+        checks.append((name, outside, f"between {low:g} and 1, or empty"))
+    if "depth" in table.columns:
+        checks.append(("depth", (table["depth"] < 0) | (table["depth"] > 1), "between 0 and 1, or empty"))
+    if "window" in table.columns:
+        window = table["window"]
+        inside = (window >= 1) & (window <= LONGEST) & (window % 1 == 0)
+        checks.append(("window", window.notna() & ~inside, "a number of tokens, or empty"))
+    for name, bad, expected in checks:
+        if bad.any():
+            place = int(np.flatnonzero(bad.to_numpy())[0])
+            value = str(table[name].iloc[place])[:40]
+            raise TableError(f"{path}: line {place + 2}: {name} is {value!r}, expected {expected}")
+    return table.astype(dict.fromkeys(_WHOLE, int))
+
+
+def _with_layer_columns(pc0: pd.DataFrame, path: Path) -> pd.DataFrame:
+    last_layer = pc0.groupby("model")["layer"].transform("max").to_numpy()
+    computed = pd.Series(depth_of_layers(pc0["layer"].to_numpy(), last_layer), index=pc0.index)
+    depth = pc0["depth"].fillna(computed) if "depth" in pc0.columns else computed
+    rotary = pc0["rotary"].fillna(schema.UNKNOWN) if "rotary" in pc0.columns else schema.UNKNOWN
+    attention = pc0["attention"].fillna("") if "attention" in pc0.columns else ""
+    width = pc0["attention_window"] if "attention_window" in pc0.columns else np.nan
+    window = pc0["window"] if "window" in pc0.columns else np.nan
+    filled = pc0.assign(
+        depth=depth.astype(float), rotary=rotary, attention=attention, attention_window=width, window=window
+    )
+    for column, known in _KINDS.items():
+        strange = sorted(set(filled[column]) - {*known, ""})
+        if strange:
+            said, expected = listed_names(strange), listed_names(sorted(known))
+            raise TableError(f"{path}: column {column!r} says {said}, expected {expected}")
+    return filled.astype({"window": float, **dict.fromkeys(_NUMBERS, float)})
+
+
+def _fill_window(heads: pd.DataFrame, checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
+    contexts = {c.name: np.nan if c.context is None else float(c.context) for c in checkpoints}
+    return heads.assign(window=heads["window"].fillna(heads["model"].map(contexts).astype(float)))
+
+
+def _fill_matched_window(matched: pd.DataFrame, provenance: Mapping[str, Any]) -> pd.DataFrame:
+    window = as_whole(as_mapping(provenance.get("analysis")).get("matched_window"))
+    return matched.assign(window=matched["window"].fillna(np.nan if window is None else float(window)))
+
+
+# --- provenance -----------------------------------------------------------------------------------
+
+
+def _read_provenance(path: Path) -> Mapping[str, Any]:
+    try:
+        return parse_json(read_bytes(path, _MAX_PROVENANCE))
+    except Missing:
+        return {}
+    except Unreadable as error:
+        raise TableError(f"{path}: {error}") from None

@@ -1,0 +1,1 @@
+"""Plan a study's captures, run them on any engine, resume them, and say how far they are."""

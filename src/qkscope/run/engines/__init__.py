@@ -1,0 +1,25 @@
+"""Where shards run. An engine is one module here with a class `Engine`; its module's name is the engine's name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from qkscope.errors import InputError
+from qkscope.run.engines.base import BaseEngine
+
+_NOT_ENGINES = {"base", "schedule", "worker"}
+
+
+def engine_names() -> list[str]:
+    """The engines there are: `local` first, then the others by name."""
+    found = {module.name for module in pkgutil.iter_modules(__path__)} - _NOT_ENGINES
+    return sorted(found, key=lambda name: (name != "local", name))
+
+
+def find_engine(name: str) -> BaseEngine:
+    """The engine of this name."""
+    if name not in engine_names():
+        raise InputError(f"engine {name!r} is none of {', '.join(engine_names())}")
+    engine: BaseEngine = importlib.import_module(f"{__name__}.{name}").Engine()
+    return engine

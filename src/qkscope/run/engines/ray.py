@@ -1,0 +1,261 @@
+"""A Ray cluster, or a Ray on this machine: `pip install "qkscope[ray]"`.
+
+Workers are Ray actors, so a model stays loaded between shards of one checkpoint. A worker that sees the results
+folder writes its shards there; one that does not returns them through Ray's object store. When a worker or its node
+dies, its task goes to another and a replacement is asked for, which comes when the cluster has room.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import InputError, QkscopeError, QkscopeWarning
+from qkscope.files import write_text
+from qkscope.results.folder import marker_path
+from qkscope.run.engines.base import BaseEngine, Job, LeftOut, Noted, Placement, Report, Started, Task, Told
+from qkscope.run.engines.schedule import Schedule
+from qkscope.run.engines.worker import Worker, pack, unpack
+from qkscope.run.runner import Leniency
+from qkscope.run.stopping import Stop
+
+ANSWER = 20.0  # seconds for a cluster to accept a connection
+POLL = 0.5  # seconds between looks at whether the run was asked to stop
+PATIENCE = 120.0  # seconds without any worker before the user is told; importing torch takes some of them
+
+
+class Engine(BaseEngine):
+    """Shards as tasks of Ray actors."""
+
+    def run(self, job: Job, told: Told, stop: Stop) -> None:
+        """Run every task of the job."""
+        with _connected(job.placement.address) as ray, _marked(job.folder) as marker:
+            _Crew(ray, job, told, stop, marker).run()
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
+    try:
+        import ray
+    except ImportError:
+        raise InputError('engine ray needs Ray: pip install "qkscope[ray]"') from None
+    if ray.is_initialized():  # a notebook's own connection stays open
+        yield ray
+        return
+    _require_answer(address)
+    try:
+        ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(f"Ray address {address}: no Ray cluster answers there ({error})") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(address: str | None) -> None:
+    """Refuse an address where nobody listens; Ray itself would try for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():  # none, or `auto`: Ray finds it, or says that there is none
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+    except OSError as error:
+        raise InputError(f"Ray address {address}: no Ray cluster answers there ({error})") from None
+
+
+@contextmanager
+def _marked(folder: Path) -> Iterator[Path]:
+    """A file by which a worker can tell whether it sees the same results folder."""
+    marker = marker_path(folder.resolve(), uuid.uuid4().hex)
+    write_text(marker, marker.name)
+    try:
+        yield marker
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+@dataclass
+class _Member:
+    """A Ray actor as the run sees it."""
+
+    actor: Any
+    pending: Any  # what the run waits for: that it is ready, or its task's reports
+    task: Task | None = None
+    loaded: int | None = None
+    ready: bool = False
+
+
+class _Crew:
+    """Hands tasks to actors and listens to them all."""
+
+    def __init__(self, ray: Any, job: Job, told: Told, stop: Stop, marker: Path) -> None:
+        self._ray, self._job, self._told, self._stop = ray, job, told, stop
+        self._schedule = Schedule(job.tasks)
+        asked = job.placement
+        self._gpus = _gpus_per_worker(ray, asked)
+        self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
+        self._plans = ray.put(pack(job.plans))  # once per node, however many workers it has
+        self._arguments = (self._plans, str(marker), job.leniency, max(1, int(self._cpus)))
+        self._members: list[_Member] = []
+        self._failure: QkscopeError | None = None
+        self._alone = 0.0  # seconds without a ready worker
+
+    def run(self) -> None:
+        workers = min(self._job.placement.workers or self._room(), len(self._job.tasks))
+        try:
+            self._members = [self._start() for _ in range(workers)]
+            while self._hand_out():
+                waited = {member.pending: member for member in self._members if member.pending is not None}
+                ready, _ = self._ray.wait(list(waited), num_returns=1, timeout=POLL)
+                for reference in ready:
+                    self._listen(waited[reference])
+                self._complain(bool(ready))
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            for member in self._members:
+                with suppress(Exception):  # it may be gone already
+                    self._ray.kill(member.actor)
+
+    def _room(self) -> int:
+        """How many workers the cluster has room for now."""
+        there = self._ray.cluster_resources()
+        fits = [int(there.get("CPU", 0) // self._cpus)] if self._cpus else []
+        if self._gpus:
+            fits.append(int(there.get("GPU", 0) // self._gpus))
+        return max(1, min(fits, default=1))
+
+    def _start(self) -> _Member:
+        remote = self._ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_restarts=0)(_Actor)
+        actor = remote.remote(*self._arguments)
+        return _Member(actor, actor.ready.remote())
+
+    def _hand_out(self) -> bool:
+        """Give free members something to do; whether there is anything to wait for."""
+        if not self._stop.asked and self._failure is None:
+            for member in self._members:
+                if member.ready and member.task is None:
+                    member.task = self._schedule.take(member.loaded)
+                    if member.task is not None:
+                        member.loaded = member.task.checkpoint
+                        self._told(Started(member.task.checkpoint))
+                        member.pending = member.actor.run.remote(member.task)
+            if self._schedule.waiting:
+                return True
+        return any(member.task for member in self._members)
+
+    def _listen(self, member: _Member) -> None:
+        errors = self._ray.exceptions
+        try:
+            reports: list[Report] = self._ray.get(member.pending)
+        except errors.RayTaskError as error:
+            self._failure = self._failure or _own(error)
+            self._free(member)
+        except errors.RayError as error:  # the actor, its node, or what it returned is gone
+            self._replace(member, type(error).__name__)
+        else:
+            for report in reports:
+                if isinstance(report, LeftOut):
+                    self._schedule.drop(report.checkpoint)
+                self._told(report)
+            self._free(member)
+
+    def _free(self, member: _Member) -> None:
+        if member.task is not None:
+            self._schedule.finish(member.task)
+        member.task, member.pending, member.ready = None, None, True
+
+    def _replace(self, member: _Member, how: str) -> None:
+        self._members[self._members.index(member)] = self._start()
+        if member.task is None:
+            return
+        try:
+            self._told(Noted(self._schedule.lose(member.task, f"its worker or node died ({how})")))
+        except QkscopeError as error:
+            self._failure = self._failure or error
+
+    def _complain(self, heard: bool) -> None:
+        """Say when the cluster has no room for any worker, instead of waiting in silence."""
+        if heard or any(member.ready for member in self._members):
+            self._alone = 0.0
+            return
+        before, self._alone = self._alone, self._alone + POLL
+        if before < PATIENCE <= self._alone:
+            self._told(
+                Noted(
+                    f"no worker could start for {PATIENCE:.0f} s: each needs {self._cpus:g} CPUs and {self._gpus:g} "
+                    f"GPUs, the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
+                )
+            )
+
+
+def _gpus_per_worker(ray: Any, asked: Placement) -> float:
+    if asked.gpus_per_worker is not None:
+        return asked.gpus_per_worker
+    return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+
+
+def _cpus_per_worker(ray: Any, gpus: float) -> float:
+    """One beside a GPU; without GPUs a whole node (the smallest there is), for each worker holds a model."""
+    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    return 1.0 if gpus else max(1.0, min((cpus for cpus in nodes if cpus), default=1.0))
+
+
+def _own(error: Any) -> QkscopeError:
+    """The worker's error: ours as it was, others with their traceback."""
+    cause = error.cause
+    if isinstance(cause, QkscopeError):
+        kind = next(each for each in type(cause).__mro__ if each.__module__.startswith("qkscope"))
+        found: QkscopeError = kind(_message(cause))
+        found.advice = tuple(getattr(cause, "advice", ()))
+        return found
+    return QkscopeError(f"a Ray worker failed: {error}")
+
+
+def _message(cause: BaseException) -> str:
+    """The error's own words (Ray's copy of an error prints its whole traceback)."""
+    return str(cause.args[0]) if cause.args else str(cause)
+
+
+class _Actor:
+    """The worker's side; one process somewhere in the cluster."""
+
+    def __init__(self, packed: bytes, marker: str, leniency: Leniency, threads: int) -> None:
+        from qkscope.capture.devices import take_share
+
+        take_share(threads, [])  # Ray has chosen the GPUs
+        self._reports: list[Report] = []
+        # The folder is shared if the run's marker is there; another machine may well have a folder of that name.
+        self._shared = Path(marker).is_file()
+        folder = Path(marker).parents[1]
+        self._worker = Worker(
+            unpack(packed),
+            folder,
+            self._reports.append,
+            leniency=leniency,
+            shared=self._shared,
+        )
+
+    def ready(self) -> list[Report]:
+        """Answers once the actor is up."""
+        return []
+
+    def run(self, task: Task) -> list[Report]:
+        """Run a task and return all it has to tell."""
+        if task.vectors is not None and not self._shared:
+            raise InputError("keeping vectors needs a results folder that every worker sees; this one does not")
+        self._reports.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", QkscopeWarning)
+            self._worker.run(task)
+        told = [Noted(str(each.message)) for each in caught if issubclass(each.category, QkscopeWarning)]
+        return [*told, *self._reports]

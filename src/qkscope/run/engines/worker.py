@@ -1,0 +1,104 @@
+"""The worker's side of every engine: run a task, put its moments where the run will find them."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qkscope.errors import QkscopeError, located
+from qkscope.moments.moments import Moments
+from qkscope.results.folder import shard_path, vectors_path
+from qkscope.run.engines.base import Advanced, Finished, LeftOut, Noted, Report, Task
+from qkscope.run.plan import CheckpointPlan, Shard
+from qkscope.run.runner import BAD_CHECKPOINT, Hearing, Leniency, ShardRunner
+from qkscope.run.shards import running_shard
+
+if TYPE_CHECKING:
+    from qkscope.vectors.write import VectorWriter
+
+
+class Worker:
+    """Runs tasks one after the other with one `ShardRunner`; `told` hears of everything."""
+
+    def __init__(
+        self,
+        plans: Sequence[CheckpointPlan],
+        folder: Path,
+        told: Callable[[Report], None],
+        *,
+        leniency: Leniency,
+        shared: bool = True,  # whether the run sees this folder too
+        held: bool = False,  # whether the caller holds the shard's lock already
+    ) -> None:
+        self._plans = plans
+        self._folder = folder
+        self._told = told
+        self._leniency = leniency
+        self._shared, self._lock = shared, shared and not held
+        self._checkpoint = 0
+        hearing = Hearing(
+            advanced=lambda documents, tokens: told(Advanced(self._checkpoint, documents, tokens)),
+            noted=lambda message: told(Noted(f"{self._plans[self._checkpoint].checkpoint.name}: {message}")),
+        )
+        self._runner = ShardRunner(leniency=leniency, hearing=hearing)
+
+    def run(self, task: Task) -> None:
+        """Run all shards of the task; without a shared folder their moments are told as bytes.
+
+        A checkpoint that cannot be measured is told as left out, if that is wanted, or raised with the way out.
+        """
+        with located(f"checkpoint {task.name!r}"):
+            try:
+                self._run(task)
+            except BAD_CHECKPOINT as error:
+                if not self._leniency.checkpoints:
+                    raise _advised(error) from error
+                self._told(LeftOut(task.checkpoint, str(error.args[0])))
+
+    def _run(self, task: Task) -> None:
+        self._checkpoint = task.checkpoint
+        plan = self._plans[task.checkpoint]
+        with self._writer(task) as writer:
+            for shard in task.shards:
+                with running_shard(self._folder, task.name, shard) if self._lock else nullcontext():
+                    self._deliver(task, shard, self._runner.run(plan, shard, writer))
+
+    def _writer(self, task: Task) -> AbstractContextManager[VectorWriter | None]:
+        if task.vectors is None:
+            return nullcontext()
+        return self._runner.writer(self._plans[task.checkpoint], vectors_path(self._folder, task.name), task.vectors)
+
+    def _deliver(self, task: Task, shard: Shard, moments: Moments) -> None:
+        contents = None
+        if self._shared:
+            moments.save(shard_path(self._folder, task.name, shard.number))
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                moments.save(Path(scratch) / "shard.safetensors")
+                contents = (Path(scratch) / "shard.safetensors").read_bytes()
+        self._told(Finished(task.checkpoint, shard.number, contents))
+
+
+def _advised(error: QkscopeError) -> QkscopeError:
+    return error.advised(
+        python="CaptureOptions(skip_bad_checkpoints=True) goes on without this checkpoint",
+        command="`qkscope run --skip-bad-checkpoints` goes on without this checkpoint",
+    )
+
+
+def pack(plans: Sequence[CheckpointPlan]) -> bytes:
+    """Plans for another process of this run; tokenizers that checkpoints share are packed once."""
+    return pickle.dumps(list(plans))
+
+
+def unpack(packed: bytes) -> list[CheckpointPlan]:
+    """Plans from the process that started this one."""
+    from qkscope.capture.load import find_custom_code
+
+    find_custom_code()
+    plans: list[CheckpointPlan] = pickle.loads(packed)
+    return plans

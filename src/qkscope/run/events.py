@@ -1,0 +1,46 @@
+"""What a run tells while it runs. The command line draws it; a notebook may ignore it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qkscope.run.plan import CheckpointPlan, Plan
+    from qkscope.run.shards import CheckpointState
+
+
+class Events:
+    """Called by the pipeline as it goes. This one says nothing; others override what they want to hear of."""
+
+    def surveying(self, documents: int) -> None:
+        """So many documents have been read and measured."""
+
+    def planned(self, plan: Plan) -> None:
+        """Everything that can be known before a forward pass is known."""
+
+    def found(self, state: CheckpointState) -> None:
+        """What is there of a checkpoint from earlier runs; told of all of them before anything is done again."""
+
+    def reused(self, plan: CheckpointPlan) -> None:
+        """The checkpoint's moments are on disk already and still hold."""
+
+    def started(self, plan: CheckpointPlan) -> None:
+        """Work on the checkpoint begins: its weights are about to be loaded."""
+
+    def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
+        """So many more documents and tokens went through the checkpoint (negative: a shard starts again)."""
+
+    def noted(self, message: str) -> None:
+        """Something the user should know."""
+
+    def finished(self, plan: CheckpointPlan, seconds: float) -> None:
+        """The checkpoint's moments are safe on disk."""
+
+    def left_out(self, plan: CheckpointPlan, reason: str) -> None:
+        """The checkpoint cannot be measured; the run goes on without it."""
+
+    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
+        """The checkpoint's files left the Hub cache; so many bytes are free again."""
+
+    def wrote(self, path: str) -> None:
+        """A result file is in place."""

@@ -1,0 +1,320 @@
+"""Run a plan: look at what is there, hand the rest to an engine, merge each checkpoint as it becomes whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkscope.errors import InputError, ModelError, located
+from qkscope.files import as_path, require_writable, write_bytes
+from qkscope.foreign import read_bytes
+from qkscope.results.folder import (
+    STUDY_YAML,
+    merging_path,
+    moments_folder,
+    refuse_links,
+    results_file,
+    shard_path,
+    vectors_path,
+)
+from qkscope.results.left_out import leave_out, read_left_out, take_back
+from qkscope.results.remove import remove_unfinished
+from qkscope.run.engines import find_engine
+from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
+from qkscope.run.events import Events
+from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
+from qkscope.run.lock import beside_others, holding, only_run
+from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan
+from qkscope.run.record import write_record
+from qkscope.run.runner import Leniency, VectorSample
+from qkscope.run.shards import CheckpointState, look, look_finished, merge_shards, running_shard, usable_shard
+from qkscope.run.stopping import Stop, Stopped, stoppable
+from qkscope.study.load import MAX_BYTES, StudyFile, load_study
+from qkscope.tables.from_moments import analyze_study
+from qkscope.vectors.layout import stored_sample
+from qkscope.vectors.sample import published_rate
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What a capture does beside summing, and where it runs."""
+
+    only: Sequence[str] = ()  # names of checkpoints; all by default
+    evict: bool = False  # delete a checkpoint's files from the Hub cache once its moments are safe
+    trust_remote_code: bool = False  # let Python code that lies with a checkpoint run
+    vectors: VectorSample | None = None  # keep a sample of raw vectors in the predecessor's layout
+    skip_bad_documents: bool = False  # go on without documents that make the model fail
+    overwrite: bool = False  # replace finished moments that were made from other settings
+    skip_bad_checkpoints: bool = False  # go on without checkpoints that cannot be measured
+    engine: str = "local"
+    placement: Placement = Placement()  # noqa: RUF009 - frozen
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this machine does the work."""
+        return self.engine == "local"
+
+    @property
+    def leniency(self) -> Leniency:
+        """What may be left out."""
+        return Leniency(self.skip_bad_documents, self.skip_bad_checkpoints)
+
+
+def run_study(
+    study: StudyFile | Path | str,
+    out: Path | str | None = None,
+    events: Events | None = None,
+    command: str = "run_study",
+    options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
+) -> Path:
+    """Capture and analyze a whole study; returns the results folder."""
+    if not isinstance(options, CaptureOptions):
+        raise InputError(f"options should be CaptureOptions(...), not {type(options).__name__}")
+    reports = events or Events()
+    file = study if isinstance(study, StudyFile) else load_study(study)
+    folder = results_folder(file, out)
+    require_usable(folder)
+    plan = make_plan(
+        file,
+        reports.surveying,
+        noted=reports.noted,
+        here=options.runs_here,
+        trust_remote_code=options.trust_remote_code,
+    )
+    reports.planned(plan)
+    capture_plan(plan, folder, reports, options)
+    return analyze_study(folder, file.study, reports, command)
+
+
+def results_folder(file: StudyFile, out: Path | str | None) -> Path:
+    """Where a study's results go."""
+    return as_path(out, "the results folder") if out is not None else Path("results") / file.study.study
+
+
+def require_usable(folder: Path) -> None:
+    """Refuse a results folder that a run could not write or should not: before anything runs."""
+    for each in (folder, moments_folder(folder)):
+        require_writable(each)
+    refuse_links(folder)
+
+
+def capture_plan(
+    plan: Plan,
+    folder: Path,
+    events: Events,
+    options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
+) -> None:
+    """Write the moments of every checkpoint that are not there yet."""
+    chosen = [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
+    with only_run(folder):
+        if not options.overwrite:
+            require_nothing_lost(chosen, folder)
+        _tell_orphans(plan, folder, events)
+        keep_study(plan, folder, overwrite=options.overwrite)
+        run = _Run(chosen, folder, events, options)
+        with stoppable(run.tell_stopping) as stop:
+            run.go(stop)
+
+
+def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options: CaptureOptions) -> None:
+    """Write the moments of exactly one shard of the plan, and merge its checkpoint if it is the last one."""
+    numbered = plan.numbered_shards()
+    if not 0 <= number < len(numbered):
+        raise InputError(f"shard {number}: the plan has shards 0 to {len(numbered) - 1}")
+    each, shard = numbered[number]
+    name = each.checkpoint.name
+    with beside_others(folder), running_shard(folder, name, shard) as mine:
+        if not mine:
+            raise InputError(f"shard {number} is being run by somebody else; wait for it, or stop it")
+        if not options.overwrite:
+            require_nothing_lost([each], folder)
+        keep_study(plan, folder, overwrite=options.overwrite)
+        reasons: list[str] = []
+        whole = look_finished(each, folder, reasons, overwrite=options.overwrite)
+        if whole is not None:
+            events.found(whole)
+            return
+        if usable_shard(each, shard, folder, reasons) is None:
+            for reason in reasons:
+                events.noted(f"to be captured again: {reason}")
+            _run_one(each, shard, folder, events, options)
+        _merge_if_last(each, folder, events)
+
+
+def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, options: CaptureOptions) -> None:
+    def told(report: Report) -> None:
+        if isinstance(report, Started):
+            events.started(each)
+        elif isinstance(report, Advanced):
+            events.advanced(each, report.documents, report.tokens)
+        elif isinstance(report, Noted):
+            events.noted(report.message)
+
+    task = Task(0, each.checkpoint.name, (shard,))
+    job = Job([each], [task], folder, leniency=options.leniency, held=True)
+    find_engine("local").run(job, told, Stop())
+
+
+def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
+    """Merge once all shards are there; of several that finish together one merges, the others find it done."""
+    begun, name = time.perf_counter(), each.checkpoint.name
+    lock = merging_path(folder, name)
+    with holding(lock) as mine:
+        if not mine:
+            return
+        missing = [shard for shard in each.shards() if usable_shard(each, shard, folder) is None]
+        if not missing:
+            merge_shards(each, folder)
+            take_back(folder, name)
+            events.finished(each, time.perf_counter() - begun)
+            lock.unlink(missing_ok=True)
+
+
+class _Run:
+    """One run over some checkpoints of a plan."""
+
+    def __init__(self, plans: list[CheckpointPlan], folder: Path, events: Events, options: CaptureOptions) -> None:
+        self._plans, self._folder, self._events, self._options = plans, folder, events, options
+        self._left: dict[int, set[int]] = {}  # numbers of shards that are missing, by checkpoint
+        self._begun: dict[int, float] = {}
+        self._shards = 0
+        self._kept = 0
+
+    def go(self, stop: Stop) -> None:
+        states = [look(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
+        tasks = [task for number, state in enumerate(states) for task in self._tasks(number, state)]
+        self._shards = sum(len(state.plan.shards()) for state in states)
+        self._kept = self._shards - sum(len(task.shards) for task in tasks)
+        for state in states:
+            self._events.found(state)
+            if state.whole:
+                take_back(self._folder, state.plan.checkpoint.name)
+        remove_unfinished(self._folder)
+        for number, left in self._left.items():
+            if not left:
+                self._complete(number)
+        if tasks:
+            find_engine(self._options.engine).run(self._job(tasks), self._told, stop)
+        if stop.asked and any(self._left.values()):
+            raise Stopped(f"stopped; {self._kept_text()}: run the same command to go on")
+        self._require_any()
+
+    def tell_stopping(self) -> None:
+        """Said at the first Ctrl-C."""
+        self._events.noted(
+            f"stopping when the shard in flight is finished ({self._kept_text()} so far); Ctrl-C again stops at once"
+        )
+
+    def _kept_text(self) -> str:
+        return f"{self._kept} of {self._shards} shards are kept"
+
+    def _tasks(self, number: int, state: CheckpointState) -> list[Task]:
+        """What is left of a checkpoint; where vectors are wanted, all its shards in one go."""
+        name, wanted = state.plan.checkpoint.name, self._options.vectors
+        kept = vectors_path(self._folder, name)
+        if wanted is not None and kept.is_dir():
+            whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
+            _require_same_sample(kept, state.plan, wanted, whole)
+        elif wanted is not None:
+            self._left[number] = {shard.number for shard in state.plan.shards()}
+            return [Task(number, name, tuple(state.plan.shards()), wanted)]
+        if state.whole:
+            return []
+        self._left[number] = {shard.number for shard in state.left}
+        return [Task(number, name, (shard,)) for shard in state.left]
+
+    def _job(self, tasks: list[Task]) -> Job:
+        options = self._options
+        return Job(
+            plans=self._plans,
+            tasks=tasks,
+            folder=self._folder,
+            placement=options.placement,
+            leniency=options.leniency,
+        )
+
+    def _told(self, report: Report) -> None:
+        if isinstance(report, Started):
+            if report.checkpoint not in self._begun:
+                self._begun[report.checkpoint] = time.perf_counter()
+                self._events.started(self._plans[report.checkpoint])
+        elif isinstance(report, Advanced):
+            self._events.advanced(self._plans[report.checkpoint], report.documents, report.tokens)
+        elif isinstance(report, Finished):
+            self._finish(report)
+        elif isinstance(report, LeftOut):
+            self._leave_out(report)
+        else:
+            self._events.noted(report.message)
+
+    def _finish(self, report: Finished) -> None:
+        name = self._plans[report.checkpoint].checkpoint.name
+        if report.contents is not None:
+            write_bytes(shard_path(self._folder, name, report.shard), report.contents)
+        left = self._left.get(report.checkpoint, set())
+        if report.shard in left:
+            left.discard(report.shard)
+            self._kept += 1
+            if not left:
+                self._complete(report.checkpoint)
+
+    def _leave_out(self, report: LeftOut) -> None:
+        plan = self._plans[report.checkpoint]
+        if self._left.pop(report.checkpoint, None) is None:
+            return  # another worker has said so
+        leave_out(self._folder, plan.checkpoint.name, report.reason)
+        self._events.left_out(plan, report.reason)
+
+    def _require_any(self) -> None:
+        """Refuse to go on with nothing."""
+        left_out = read_left_out(self._folder)
+        bad = [plan.checkpoint.name for plan in self._plans if plan.checkpoint.name in left_out]
+        if bad and len(bad) == len(self._plans):
+            raise ModelError(f"no checkpoint could be measured; {bad[0]!r}: {left_out[bad[0]]}")
+
+    def _complete(self, number: int) -> None:
+        plan = self._plans[number]
+        with located(f"checkpoint {plan.checkpoint.name!r}"):
+            merge_shards(plan, self._folder)
+        take_back(self._folder, plan.checkpoint.name)
+        self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
+        # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
+        waiting = (self._plans[other] for other, left in self._left.items() if left)
+        if self._options.evict and all(other.source != plan.source for other in waiting):
+            _evict(plan, self._events)
+
+
+def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
+    """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
+    rate = published_rate(plan.context) if wanted.rate is None else wanted.rate
+    if not holds or stored_sample(kept) != (rate, wanted.seed):
+        raise InputError(f"{kept} holds vectors of another run or rate").advised(
+            python="remove it, or choose another `out`", command="remove it, or give another --out"
+        )
+
+
+def _evict(plan: CheckpointPlan, events: Events) -> None:
+    from qkscope.capture.hub import evict
+
+    freed = evict(plan.source, plan.commit)
+    if freed:
+        events.evicted(plan, freed)
+
+
+def _tell_orphans(plan: Plan, folder: Path, events: Events) -> None:
+    found = orphans((each.checkpoint.name for each in plan.checkpoints), folder)
+    if found:
+        events.noted(orphan_line(found, folder))
+
+
+def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
+    """Put the study file and the plan beside the results, so that these can be analyzed and watched without it."""
+    original, kept = plan.file.path, results_file(folder, STUDY_YAML)
+    if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
+        with located(str(original)):
+            contents = read_bytes(original, MAX_BYTES, follow=True)
+        write_bytes(kept, contents)
+    write_record(plan, folder, overwrite=overwrite)

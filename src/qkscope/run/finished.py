@@ -1,0 +1,193 @@
+"""Finished moments in a results folder: whether they are what the study asks for, will do, or are of something else.
+
+Nothing finished is replaced or forgotten without a word. Moments that differ only by rounding (other batches, other
+versions) are used; so are those of a longer context, if the shorter one ends on an edge of their buckets. All others
+are left alone: a run refuses, names what differs, and replaces them only when it is asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from qkscope.errors import InputError, MomentsFileError
+from qkscope.moments.file import read_provenance
+from qkscope.results.environment import numeric_versions
+from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path, shards_folder
+from qkscope.run.plan import CheckpointPlan
+
+Standing = Literal["same", "suffices", "other"]
+
+WORDS = {
+    "schema": "schema",
+    "model": "weights",
+    "config": "config overrides",
+    "tokenizer": "tokenizer",
+    "special_tokens": "special_tokens",
+    "documents": "documents",
+    "context": "context",
+    "buckets": "buckets",
+    "groups": "groups",
+    "skip_positions": "skip_positions",
+    "sample": "sample of tokens",
+    "stage": "stage",
+    "dtype": "dtype",
+    "trust_remote_code": "trust_remote_code",
+    "edges": "bucket edges",
+    "tokens": "tokens",
+    "batch_tokens": "batch_tokens",
+    "shard_tokens": "shard_tokens",
+}
+HASHES = ("model", "tokenizer", "documents", "tokens")
+# What follows from other settings is named only where none of these is.
+DERIVED = {"edges": ("context", "buckets"), "tokens": ("context", "documents", "tokenizer", "special_tokens")}
+ROUNDING = ("batch_tokens", "shard_tokens")
+WAY_OUT = (
+    "--overwrite replaces them (in Python: CaptureOptions(overwrite=True)); another --out, or another name for the "
+    "checkpoint, keeps both"
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What finished moments are to a plan."""
+
+    standing: Standing
+    fingerprint: str  # their own
+    remarks: list[str] = field(default_factory=list)  # what differs, in words
+
+
+def judge(plan: CheckpointPlan, provenance: Mapping[str, Any]) -> Judgement:
+    """Compare what finished moments were made from with what the plan would make them from."""
+    own = str(provenance.get("fingerprint") or "")
+    versions = _version_remarks(provenance)
+    if own == plan.fingerprint():
+        return Judgement("same", own, versions)
+    stored, planned = _stored_settings(provenance), plan.settings()
+    changes = differences(stored, planned)
+    complete = set(planned) <= set(stored)
+    if complete and set(changes) <= {*ROUNDING, "context", "edges", "tokens"}:
+        shorter = _shorter(plan, stored)
+        if shorter is not None:
+            rounding = [changes[key] for key in ROUNDING if key in changes]
+            return Judgement("suffices", own, [*shorter, *rounding, *versions])
+    return Judgement("other", own, _named(changes))
+
+
+def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | None:
+    """What to say where moments answer the plan's context and common window; None where they do not."""
+    edges, context = stored["edges"], stored["context"]
+    wanted = {plan.context, min(plan.study.common_window(), plan.context)}
+    if not isinstance(edges, list) or not wanted <= set(edges):
+        return None
+    if context == plan.context:
+        return []
+    return [f"sums over context {context} are there and hold the first {plan.context} tokens, which the tables take"]
+
+
+def differences(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, str]:
+    """What differs, by key, in words; keys that one side does not know are left out."""
+    found = {}
+    for key, word in WORDS.items():
+        if key in stored and key in planned and stored[key] != planned[key]:
+            was, now = stored[key], planned[key]
+            found[key] = f"other {word}" if key in HASHES or key == "edges" else f"{word} {was} (now {now})"
+    return found
+
+
+def _named(changes: Mapping[str, str]) -> list[str]:
+    told = [words for key, words in changes.items() if not set(DERIVED.get(key, ())) & set(changes)]
+    return told or ["other weights, documents or settings"]
+
+
+def _stored_settings(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that moments were made with; older files told only some of them."""
+    settings = provenance.get("settings")
+    if isinstance(settings, dict):
+        return settings
+    corpus = provenance.get("corpus")
+    return {
+        "model": provenance.get("commit") or provenance.get("weights"),
+        "config": provenance.get("config_overrides"),
+        "tokens": provenance.get("tokens_fingerprint"),
+        "tokenizer": provenance.get("tokenizer_fingerprint"),
+        **{key: provenance.get(key) for key in ("context", "skip_positions", "stage")},
+        **({"special_tokens": corpus.get("special_tokens")} if isinstance(corpus, dict) else {}),
+    }
+
+
+def _version_remarks(provenance: Mapping[str, Any]) -> list[str]:
+    made, now = provenance.get("environment"), numeric_versions()
+    if not isinstance(made, dict):
+        return []
+    other = [f"{name} {made.get(name)} (now {number})" for name, number in now.items() if made.get(name) != number]
+    return [f"made by {', '.join(other)}"] if other else []
+
+
+def stale_shard(plan: CheckpointPlan, provenance: Mapping[str, Any]) -> str:
+    """Why a shard that is there is not one of the plan's, in words."""
+    versions = _version_remarks(provenance)
+    changes = differences(_stored_settings(provenance), plan.settings())
+    if versions and not changes:
+        return f"{versions[0]}, and shards of different versions are not added up"
+    return f"made from {', '.join([*_named(changes), *versions])}"
+
+
+# -- a results folder --------------------------------------------------------------------------------------
+
+
+def read_judgement(plan: CheckpointPlan, folder: Path) -> Judgement | None:
+    """What lies there of a checkpoint, by its header alone; None where nothing whole does."""
+    try:
+        return judge(plan, read_provenance(moments_path(folder, plan.checkpoint.name)))
+    except MomentsFileError:  # missing, or damaged: it is made again, and that is told when its sums are read
+        return None
+
+
+def refusals(plans: Iterable[CheckpointPlan], folder: Path) -> list[str]:
+    """Finished moments that the plan would have to replace, one line each."""
+    found = []
+    for plan in plans:
+        judged = read_judgement(plan, folder)
+        if judged is not None and judged.standing == "other":
+            path = moments_path(folder, plan.checkpoint.name)
+            found.append(f"checkpoint {plan.checkpoint.name!r}: {path} was made with {', '.join(judged.remarks)}")
+    return found
+
+
+def require_nothing_lost(plans: Iterable[CheckpointPlan], folder: Path) -> None:
+    """Refuse to replace finished moments that were made from something else."""
+    found = refusals(plans, folder)
+    if found:
+        raise InputError("\n  ".join([*found, f"finished moments are not replaced unasked: {WAY_OUT}"]))
+
+
+def orphans(names: Iterable[str], folder: Path) -> list[str]:
+    """Moments, and unfinished shards, of checkpoints that the study does not name; relative to the results folder."""
+    known, moments, parts = set(names), moments_folder(folder), shards_folder(folder)
+    files = [
+        moments / entry.name
+        for entry in entries(moments)
+        if entry.name.endswith(MOMENTS_SUFFIX) and entry.name[0] != "." and Path(entry.name).stem not in known
+    ]
+    unfinished = [parts / entry.name for entry in entries(parts) if entry.name not in known]
+    return [path.relative_to(folder).as_posix() for path in files + unfinished]
+
+
+def orphan_line(found: Sequence[str], folder: Path) -> str:
+    """What to do about moments that no checkpoint of the study owns."""
+    shown = ", ".join(map(repr, found[:5])) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    return (
+        f"{folder} also holds sums of checkpoints that the study does not name: {shown}. They are neither used nor "
+        "deleted: delete them yourself, or, if you renamed a checkpoint, rename its file likewise to use it"
+    )
+
+
+def folder_notes(plans: Sequence[CheckpointPlan], folder: Path) -> list[str]:
+    """What a run into this folder would find: what it would refuse to replace, and what nobody owns."""
+    refused = refusals(plans, folder)
+    notes = [f"{line}; a run will not replace it unasked: {WAY_OUT}" for line in refused]
+    found = orphans((plan.checkpoint.name for plan in plans), folder)
+    return [*notes, orphan_line(found, folder)] if found else notes

@@ -1,0 +1,184 @@
+"""Every model of a study looked at before anything runs: the one place where `inspect`, `run` and all others check.
+
+What costs nothing comes first and for all checkpoints: the device, every path, whether a revision can apply. Then
+configs, GGUF files last because they take seconds; then layers as shapes; then tokenizers; then equal weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkscope.capture.source import ModelSource, find_source
+from qkscope.errors import StudyError, located
+from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
+from qkscope.study.load import StudyFile
+from qkscope.study.schema import Checkpoint, Heads, Study
+
+SLOW_FIRST_LAST = {"local": 0, "hub": 1, "gguf": 2}
+# Of a config: what does not change a number that is measured.
+INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")
+
+Noted = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint's model, checked against the study from its config alone."""
+
+    checkpoint: Checkpoint  # resolved
+    source: ModelSource  # at its commit
+    tokenizer_source: ModelSource
+    config: Any
+    blueprint: Any  # capture.blueprint.Blueprint
+
+
+def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code: bool) -> list[Model]:
+    """All models of a study, in its order; the first thing that is wrong is an error that names its checkpoint."""
+    from qkscope.capture.load import choose_device
+
+    study, checkpoints = file.study, file.study.resolved_checkpoints()
+    choose_device(study.device, here=here)
+    sources = []
+    for checkpoint in checkpoints:
+        with located(f"checkpoint {checkpoint.name!r}"):
+            sources.append(_sources(checkpoint, file.folder, trust_remote_code))
+    order = sorted(range(len(sources)), key=lambda number: SLOW_FIRST_LAST[sources[number][0].kind])
+    configured: dict[int, tuple[ModelSource, Any]] = {}
+    for number in order:
+        with located(f"checkpoint {checkpoints[number].name!r}"):
+            configured[number] = _configured(study, checkpoints[number], sources[number][0], noted)
+    models = []
+    for number, checkpoint in enumerate(checkpoints):
+        source, config = configured[number]
+        with located(f"checkpoint {checkpoint.name!r}"):
+            layers = _blueprint(study, config, trust_remote_code)
+        models.append(Model(checkpoint, source, sources[number][1] or source, config, layers))
+    return models
+
+
+def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> tuple[ModelSource, ModelSource | None]:
+    model = find_source(checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code)
+    if checkpoint.tokenizer is None:
+        return model, None
+    tokenizer = find_source(
+        checkpoint.tokenizer,
+        checkpoint.tokenizer_revision,
+        folder,
+        role="tokenizer",
+        trust_remote_code=trust_remote_code,
+    )
+    return model, tokenizer
+
+
+def _configured(study: Study, checkpoint: Checkpoint, found: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:
+    """The source at its commit and its config, checked: config and weights are then of one moment."""
+    from qkscope.capture.config import check_config, find_value, load_config
+    from qkscope.capture.hub import pinned
+
+    tell_slow(found, noted)
+    source = pinned(found, "config.json")
+    config = load_config(source, checkpoint.config)
+    check_config(config, checkpoint.context or 0, checkpoint.expect)
+    _require_layers(layer_choice(study), find_value(config, "num_hidden_layers"))
+    return source, config
+
+
+def _require_layers(choice: LayerChoice, count: Any) -> None:
+    beyond = (
+        [layer for layer in choice if layer >= count] if isinstance(choice, tuple) and isinstance(count, int) else []
+    )
+    if beyond:
+        raise StudyError(f"layers: there is no layer {beyond[0]}; this model has layers 0 to {count - 1}")
+
+
+def tell_slow(source: ModelSource, noted: Noted) -> None:
+    """Say that a file is being read which takes seconds."""
+    if source.gguf_file:
+        path = Path(source.location) / source.gguf_file
+        noted(f"reading {path.name} ({path.stat().st_size / 1e6:.0f} MB), which takes a while")
+
+
+def _blueprint(study: Study, config: Any, trust_remote_code: bool) -> Any:
+    """The layers as shapes, after checking that the study's choice leaves something of them to analyse."""
+    from qkscope.capture.blueprint import blueprint
+
+    found = blueprint(config, trust_remote_code=trust_remote_code)
+    choose_heads(found.probe.layers, head_sample(study), layer_choice(study))
+    return found
+
+
+def head_sample(study: Study) -> HeadSample | None:
+    """The study's sample of heads, if it has one."""
+    return HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None
+
+
+def layer_choice(study: Study) -> LayerChoice:
+    """The study's choice of layers."""
+    return study.layers if isinstance(study.layers, str) else tuple(study.layers)
+
+
+# -- equal weights -----------------------------------------------------------------------------------------
+
+
+def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model], str]) -> list[str]:
+    """Refuse two checkpoints whose rows would be identical; returns notes about those that share weights otherwise."""
+    groups, unknown = _same_weights(models)
+    notes = []
+    for group in groups:
+        settings = {model.checkpoint.name: _settings(model, tokenizer_of(model)) for model in group}
+        for number, model in enumerate(group):
+            for earlier in group[:number]:
+                if settings[earlier.checkpoint.name] == settings[model.checkpoint.name]:
+                    raise StudyError(_identical(earlier, model))
+        different = [key for key in settings[group[0].checkpoint.name] if len({s[key] for s in settings.values()}) > 1]
+        names = ", ".join(repr(model.checkpoint.name) for model in group)
+        notes.append(f"checkpoints {names} have the same weights; they differ in {' and '.join(different)}")
+    if unknown:
+        notes.append(
+            f"whether {len(unknown)} checkpoints on the Hub have the same weights as others could not be found out: it "
+            "was not reached, or states no hashes of their files"
+        )
+    return notes
+
+
+def _settings(model: Model, tokenizer: str) -> dict[str, str]:
+    described = {key: value for key, value in model.config.to_dict().items() if key not in INDIFFERENT}
+    return {
+        "context": str(model.checkpoint.context),
+        "config": json.dumps(described, sort_keys=True, default=str),
+        "tokenizer": tokenizer,
+    }
+
+
+def _identical(one: Model, other: Model) -> str:
+    a, b = one.checkpoint, other.checkpoint
+    where = str(one.source) if one.source == other.source else f"{one.source} and {other.source}"
+    return (
+        f"checkpoints {a.name!r} and {b.name!r} have the same weights ({where}), context, config and tokenizer, so all "
+        f"their rows would be identical; remove one, or point its `model:` or `revision:` at the checkpoint you mean"
+    )
+
+
+def _same_weights(models: Sequence[Model]) -> tuple[list[list[Model]], list[Model]]:
+    """Groups of two or more checkpoints with equal weights, and the checkpoints of which nothing is known."""
+    from qkscope.capture.content import same_weights, sampled_weights
+
+    sources = dict.fromkeys(model.source for model in models)
+    samples = {source: sampled_weights(source) if len(sources) > 1 else None for source in sources}
+    groups: list[list[Model]] = []
+    for model in models:
+        sample = samples[model.source]
+        for group in groups:
+            other = group[0].source
+            alike = other == model.source or (sample is not None and samples[other] == sample)
+            if alike and same_weights(other, model.source):
+                group.append(model)
+                break
+        else:
+            groups.append([model])
+    unknown = [model for model in models if samples[model.source] is None]
+    return [group for group in groups if len(group) > 1], unknown if len(sources) > 1 else []

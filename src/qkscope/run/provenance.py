@@ -1,0 +1,66 @@
+"""What produced a result: model and commit, documents, tokens, precision, kernel, versions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from qkscope.capture.config import MISSING, find_value
+from qkscope.capture.probe import Probe
+from qkscope.capture.source import weights_fingerprint
+from qkscope.results.environment import environment
+from qkscope.run.plan import CheckpointPlan, tokenizer_digest
+
+
+def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> dict[str, Any]:
+    """Everything about one checkpoint's capture; stored inside its moments file."""
+    checkpoint = plan.checkpoint
+    parameter = next(backbone.parameters())
+    return {
+        "name": checkpoint.name,
+        "label": checkpoint.label,
+        "phase": checkpoint.phase,
+        "context": plan.context,
+        "model": checkpoint.model,
+        "revision": checkpoint.revision,
+        "commit": plan.commit,
+        "weights": weights_fingerprint(plan.source),
+        "trust_remote_code": plan.trust_remote_code,
+        "config_overrides": checkpoint.config or {},
+        "tokenizer": checkpoint.tokenizer or checkpoint.model,
+        "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,
+        "tokenizer_fingerprint": tokenizer_digest(plan.tokenizer),
+        "model_type": getattr(plan.config, "model_type", None),
+        "n_layers": probe.n_layers,
+        "layers_without_attention": list(probe.gaps),
+        "rope_theta": _config_value(plan, "rope_theta"),
+        "max_position_embeddings": _config_value(plan, "max_position_embeddings"),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "device": str(parameter.device),
+        "kernel": getattr(backbone.config, "_attn_implementation", None) or ", ".join(probe.kernels),
+        "kernel_functions": list(probe.kernels),
+        "stage": plan.study.stage,
+        "corpus": {
+            "source": plan.corpus.source,
+            "fingerprint": plan.corpus.fingerprint,
+            "documents": len(plan.corpus.documents),
+            "special_tokens": plan.corpus.settings.special_tokens,
+        },
+        "documents": len(plan.documents),
+        "documents_too_short": len(plan.corpus.documents) - len(plan.documents),
+        "tokens": plan.tokens,
+        "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context),
+        "skip_positions": plan.layout.skip_positions,
+        "protocol": plan.study.protocol,
+        "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
+        "layers": [facts.to_json() for facts in probe.layers],
+        "fingerprint": plan.fingerprint(),
+        "settings": plan.settings(),
+        "environment": environment(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _config_value(plan: CheckpointPlan, key: str) -> Any:
+    found = find_value(plan.config, key)
+    return None if found is MISSING else found

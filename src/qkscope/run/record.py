@@ -1,0 +1,93 @@
+"""`plan.json` in a results folder: what a run is made of, so that its state can be told without model and documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qkscope.errors import InputError
+from qkscope.files import write_text
+from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
+from qkscope.results.folder import PLAN_JSON, results_file
+from qkscope.run.finished import read_judgement
+from qkscope.run.plan import CheckpointPlan, Plan
+from qkscope.study.schema import Name
+
+SCHEMA = 1
+# Bounds of what a file may claim, far above any run: 64 MiB hold 400 000 shards.
+LARGEST, MOST, LONGEST = 64 * 1024 * 1024, 2**31, 200
+
+Amount = Annotated[int, Field(ge=0, le=MOST)]
+Fingerprint = Annotated[str, Field(max_length=LONGEST)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ShardRecord(_Strict):
+    """One shard: how much it is and what its file must say it was made from."""
+
+    documents: Amount
+    fingerprint: Fingerprint
+
+
+class CheckpointRecord(_Strict):
+    """One checkpoint of the plan."""
+
+    name: Name
+    context: Annotated[int, Field(ge=1, le=MOST)]
+    fingerprint: Fingerprint
+    shards: list[ShardRecord]
+
+
+class PlanRecord(_Strict):
+    """A whole plan."""
+
+    schema_: Annotated[int, Field(alias="schema")]
+    study: Name
+    checkpoints: list[CheckpointRecord]
+
+
+def write_record(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
+    """Write the plan into the results folder."""
+    checkpoints = [
+        {
+            "name": each.checkpoint.name,
+            "context": each.context,
+            "fingerprint": _fingerprint(each, folder, overwrite),
+            "shards": [
+                {"documents": len(shard.documents), "fingerprint": each.fingerprint(shard)} for shard in each.shards()
+            ],
+        }
+        for each in plan.checkpoints
+    ]
+    record = {"schema": SCHEMA, "study": plan.study.study, "checkpoints": checkpoints}
+    write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _fingerprint(plan: CheckpointPlan, folder: Path, overwrite: bool) -> str:
+    """What the checkpoint's finished moments must say they were made from: those that will do are as good."""
+    judged = None if overwrite else read_judgement(plan, folder)
+    return judged.fingerprint if judged is not None and judged.standing == "suffices" else plan.fingerprint()
+
+
+def read_record(folder: Path) -> PlanRecord:
+    """Read the plan of a results folder."""
+    path = results_file(folder, PLAN_JSON)
+    try:
+        record = PlanRecord.model_validate(parse_json(read_bytes(path, LARGEST)))
+    except Missing:
+        raise InputError(f"{path}: no such file; `qkscope run` and `qkscope shard` write it when they start") from None
+    except Unreadable as error:
+        raise InputError(f"{path}: {error}; run the study again") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:LONGEST]
+        raise InputError(f"{path}: is not a plan ({where}: {first['msg']}); run the study again") from None
+    if record.schema_ != SCHEMA:
+        raise InputError(f"{path}: has plan schema {record.schema_}, this qkscope reads {SCHEMA}; run the study again")
+    return record

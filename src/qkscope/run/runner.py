@@ -1,0 +1,264 @@
+"""Run shards in this process, on its devices: the model stays loaded from one shard of a checkpoint to the next.
+
+A shard is summed as a whole or not at all. When a document makes the model fail, or memory runs out, the sums of
+that attempt are thrown away and the shard starts again, without the document or with smaller batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkscope.documents.tokens import batches, group_of
+from qkscope.errors import (
+    BatchError,
+    CaptureError,
+    DocumentFailure,
+    EveryDocumentFails,
+    ModelError,
+    OutOfMemory,
+)
+from qkscope.run.plan import CheckpointPlan, Shard
+from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positions
+
+if TYPE_CHECKING:
+    from qkscope.capture.collect import Batch, Keep
+    from qkscope.capture.probe import Probe
+    from qkscope.capture.tap import AttentionCall
+    from qkscope.moments.moments import Moments
+    from qkscope.vectors.write import VectorWriter
+
+
+# What makes one checkpoint impossible to measure and says nothing about the others.
+BAD_CHECKPOINT = (ModelError, CaptureError, OutOfMemory, EveryDocumentFails)
+
+
+@dataclass(frozen=True)
+class Leniency:
+    """What may be left out so that the rest goes on; it is recorded."""
+
+    documents: bool = False  # that make the model fail
+    checkpoints: bool = False  # that cannot be measured
+
+
+@dataclass(frozen=True)
+class VectorSample:
+    """A request to keep raw vectors: a share of tokens, or (None) one in as many as a bucket has positions."""
+
+    rate: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """Who hears of the progress of a shard."""
+
+    advanced: Callable[[int, int], None] = lambda documents, tokens: None
+    noted: Callable[[str], None] = lambda message: None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory."""
+
+    name: str
+    model: Any
+    probe: Probe
+    about: dict[str, Any]
+
+
+@dataclass
+class Attempt:
+    """One try at a shard: what it leaves out, how large its batches are, how far it came."""
+
+    batch_tokens: int
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    documents: int = 0
+    tokens: int = 0
+
+
+class ShardRunner:
+    """Runs one shard after the other; loads a checkpoint only when it changes."""
+
+    def __init__(self, *, leniency: Leniency = Leniency(), hearing: Hearing = Hearing()) -> None:  # noqa: B008
+        self._leniency = leniency
+        self._hearing = hearing
+        self._loaded: Loaded | None = None
+        self._batch_tokens: int | None = None  # smaller than the study's once memory ran out
+
+    def run(self, plan: CheckpointPlan, shard: Shard, writer: VectorWriter | None = None) -> Moments:
+        """The shard's moments, with their provenance."""
+        loaded = self._load(plan)
+        attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
+        begun = time.perf_counter()
+        moments = self._collect(loaded, plan, shard, attempt, writer)
+        while moments is None:
+            moments = self._collect(loaded, plan, shard, attempt, writer)
+        moments.provenance.update(
+            seconds=round(time.perf_counter() - begun, 3),
+            batch_tokens=attempt.batch_tokens,
+            documents_skipped=attempt.skipped,
+        )
+        return moments
+
+    def writer(self, plan: CheckpointPlan, folder: Path, sample: VectorSample) -> VectorWriter:
+        """A writer of a sample of the checkpoint's raw vectors."""
+        from qkscope.vectors.write import VectorWriter
+
+        probe = self._load(plan).probe
+        rate = published_rate(plan.context) if sample.rate is None else sample.rate
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return VectorWriter(
+            folder, VectorSampler(rate, sample.seed, plan.layout), probe.layers, n_layers=probe.n_layers
+        )
+
+    def _load(self, plan: CheckpointPlan) -> Loaded:
+        from qkscope.capture.load import load_backbone
+        from qkscope.capture.probe import probe_model
+        from qkscope.run.provenance import checkpoint_provenance
+
+        name = plan.checkpoint.name
+        if self._loaded is None or self._loaded.name != name:
+            self._loaded = self._batch_tokens = None  # the old model goes before the new one comes
+            model = load_backbone(plan.source, plan.config, dtype=plan.study.dtype, device=plan.study.device)
+            probe = probe_model(model)
+            self._loaded = Loaded(name, model, probe, checkpoint_provenance(plan, probe, model))
+        return self._loaded
+
+    def _collect(
+        self, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, writer: VectorWriter | None
+    ) -> Moments | None:
+        """One attempt; None if it failed in a way that the next attempt avoids."""
+        from qkscope.capture.collect import collect_moments
+
+        attempt.documents = attempt.tokens = 0
+        try:
+            return collect_moments(
+                loaded.model,
+                _token_batches(plan, shard, attempt),
+                plan.layout,
+                probe=loaded.probe,
+                provenance={**loaded.about, "shard": shard.number, "fingerprint": plan.fingerprint(shard)},
+                stage=plan.study.stage,
+                keep=None if plan.layout.rate == 1 else _keep(plan),
+                watch=None if writer is None else partial(_watch, writer),
+                done=partial(self._advance, attempt),
+            )
+        except BatchError as error:
+            again = self._avoid(error, loaded, plan, shard, attempt, writer is None)
+        # Outside the handler, so that nothing keeps the failed batch's tensors alive.
+        self._hearing.advanced(-attempt.documents, -attempt.tokens)
+        self._hearing.noted(again)
+        return None
+
+    def _advance(self, attempt: Attempt, batch: Batch) -> None:
+        attempt.documents += len(batch.names)
+        attempt.tokens += batch.tokens
+        self._hearing.advanced(len(batch.names), batch.tokens)
+
+    def _avoid(
+        self, error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, restartable: bool
+    ) -> str:
+        """Change the attempt so that it avoids the failure, and say how; re-raise what cannot be avoided."""
+        if isinstance(error, OutOfMemory):
+            return self._halve(error, plan, attempt, restartable)
+        failure = error if isinstance(error, DocumentFailure) else _culprit(error, loaded, plan, shard)
+        skipping = restartable and self._leniency.documents
+        if skipping:
+            attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
+            if len(attempt.skipped) < len(shard.documents):
+                return (
+                    f"document {failure.name} is left out: {failure.reason}; shard {shard.number} starts again "
+                    "without it"
+                )
+        failed = set(shard.documents if skipping else failure.documents)
+        if (skipping or self._leniency.checkpoints) and not _any_works(loaded, plan, failed):
+            raise EveryDocumentFails(
+                f"every document fails, hardly by the documents' fault; the last: {failure}"
+            ) from None
+        if skipping:
+            raise BatchError(f"every document of shard {shard.number} fails; the last: {failure}") from None
+        raise _advised(failure) from None
+
+    def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
+        from qkscope.capture.devices import release_memory
+
+        if attempt.batch_tokens < 2 * plan.context or not restartable:
+            raise OutOfMemory(
+                f"{error}, with one document of {plan.context} tokens at a time; use a device with more memory, more "
+                "devices, a shorter context, or dtype: bfloat16 on a GPU"
+            ) from None
+        smaller = attempt.batch_tokens // 2
+        self._batch_tokens = attempt.batch_tokens = smaller
+        release_memory()
+        return f"{error}: batches are halved to {smaller} tokens from here on (batch_tokens in the study sets it)"
+
+
+def _advised(failure: DocumentFailure) -> DocumentFailure:
+    return failure.advised(
+        python="leave it out of the study, or give CaptureOptions(skip_bad_documents=True)",
+        command="leave it out of the study, or give --skip-bad-documents",
+    )
+
+
+def _any_works(loaded: Loaded, plan: CheckpointPlan, failed: set[int]) -> bool:
+    """Whether any other document of the checkpoint can be measured, one after the other until one can."""
+    from qkscope.capture.collect import collect_moments
+
+    for index in (index for index in plan.documents if index not in failed):
+        alone = _token_batches(plan, Shard(0, (index,)), Attempt(plan.context))
+        with suppress(BatchError):
+            collect_moments(loaded.model, alone, plan.layout, probe=loaded.probe, stage=plan.study.stage)
+            return True
+    return False
+
+
+def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard) -> DocumentFailure:
+    """Which document of a failed batch fails alone."""
+    from qkscope.capture.collect import try_alone
+
+    for window in plan.corpus.windows(
+        plan.tokenizer, plan.context, [i for i in shard.documents if i in error.documents]
+    ):
+        reason = try_alone(loaded.model, window.ids)
+        if reason is not None:
+            return DocumentFailure.of(window.index, window.name, reason)
+    raise error
+
+
+def _watch(writer: VectorWriter, call: AttentionCall, batch: Batch) -> None:
+    writer.observe(call, batch.documents, batch.positions)
+
+
+def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iterator[Batch]:
+    from qkscope.capture.collect import make_batch
+
+    groups = plan.study.groups
+    left_out = {skipped["document"] for skipped in attempt.skipped}
+    chosen = [index for index in shard.documents if index not in left_out]
+    windows = plan.corpus.windows(plan.tokenizer, plan.context, chosen)
+    for batch in batches(windows, plan.context, attempt.batch_tokens, groups):
+        numbers = [window.index for window in batch]
+        of_groups = [group_of(number, groups) for number in numbers]
+        yield make_batch([window.ids for window in batch], of_groups, [window.name for window in batch], numbers)
+
+
+def _keep(plan: CheckpointPlan) -> Keep:
+    """Which tokens the study's sample sums, layer by layer."""
+
+    def keep(layer: int, batch: Batch) -> Any:
+        return sampled_positions(
+            batch.documents,
+            batch.ids.shape[1],
+            layer=layer,
+            rate=plan.layout.rate,
+            seed=plan.layout.seed,
+            positions=batch.positions,
+        )
+
+    return keep

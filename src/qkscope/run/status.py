@@ -1,0 +1,117 @@
+"""How far a run is, read from its results folder alone: works while it runs, after it died, and on a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import MomentsFileError
+from qkscope.moments.file import read_provenance
+from qkscope.results.folder import QK_CSV, lock_path, moments_path, results_file, running_path, shard_path
+from qkscope.results.left_out import read_left_out
+from qkscope.run.finished import orphan_line, orphans
+from qkscope.run.lock import Holder, holder, is_held
+from qkscope.run.record import CheckpointRecord, ShardRecord, read_record
+
+
+@dataclass(frozen=True)
+class CheckpointStatus:
+    """How far one checkpoint is, in shards and in tokens."""
+
+    name: str
+    shards: int
+    done: int
+    running: int
+    tokens: int
+    tokens_done: int
+    seconds: float  # that the finished tokens took
+    skipped: int  # documents left out so far
+
+    @property
+    def left(self) -> int:
+        """Shards that nobody works on yet."""
+        return self.shards - self.done - self.running
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is."""
+
+    study: str
+    checkpoints: list[CheckpointStatus]
+    alive: bool  # whether a run or a shard holds the folder
+    holder: Holder | None  # who signed the lock last
+    tables: bool  # whether the tables have been written
+    left_out: dict[str, str]  # checkpoints that the run goes on without, and why
+    notes: list[str] = field(default_factory=list)  # what else lies in the folder
+
+    @property
+    def measured(self) -> list[CheckpointStatus]:
+        """The checkpoints that are not left out."""
+        return [each for each in self.checkpoints if each.name not in self.left_out]
+
+    def seconds_left(self) -> float | None:
+        """From what finished shards took, each checkpoint by its own where it has any; None where nothing is known."""
+        spent = [each for each in self.checkpoints if each.tokens_done and each.seconds > 0]
+        if not spent:
+            return None
+        overall = sum(each.seconds for each in spent) / sum(each.tokens_done for each in spent)
+        work = 0.0
+        for each in self.measured:
+            pace = each.seconds / each.tokens_done if each in spent else overall
+            work += (each.tokens - each.tokens_done) * pace
+        return work / max(1, sum(each.running for each in self.checkpoints))
+
+
+def read_status(folder: Path) -> Status:
+    """The state of a results folder."""
+    record = read_record(folder)
+    checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
+    lock, table = lock_path(folder), results_file(folder, QK_CSV)
+    reasons = read_left_out(folder)
+    left_out = {each.name: reasons[each.name] for each in record.checkpoints if each.name in reasons}
+    found = orphans((each.name for each in record.checkpoints), folder)
+    notes = [orphan_line(found, folder)] if found else []
+    return Status(record.study, checkpoints, is_held(lock), holder(lock), table.is_file(), left_out, notes)
+
+
+def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:
+    documents = sum(shard.documents for shard in record.shards)
+    whole = _made(moments_path(folder, record.name), record.fingerprint)
+    if whole is not None:
+        found = [whole] * bool(whole)
+        done, running, finished = len(record.shards), 0, documents
+    else:
+        states = [_shard(folder, record, number, shard) for number, shard in enumerate(record.shards)]
+        found = [made for made, _ in states if made is not None]
+        done, running = len(found), sum(held for _, held in states)
+        finished = sum(
+            shard.documents for shard, (made, _) in zip(record.shards, states, strict=True) if made is not None
+        )
+    return CheckpointStatus(
+        name=record.name,
+        shards=len(record.shards),
+        done=done,
+        running=running,
+        tokens=documents * record.context,
+        tokens_done=finished * record.context,
+        seconds=sum(float(made.get("seconds") or 0.0) for made in found),
+        skipped=sum(len(made.get("documents_skipped") or []) for made in found),
+    )
+
+
+def _shard(
+    folder: Path, record: CheckpointRecord, number: int, shard: ShardRecord
+) -> tuple[dict[str, Any] | None, bool]:
+    made = _made(shard_path(folder, record.name, number), shard.fingerprint)
+    return made, made is None and is_held(running_path(folder, record.name, number))
+
+
+def _made(path: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The provenance of a file that is there and made from what the plan says (its sums are not read)."""
+    try:
+        found = read_provenance(path)
+    except MomentsFileError:
+        return None
+    return found if found.get("fingerprint") == fingerprint else None

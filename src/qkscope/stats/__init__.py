@@ -1,0 +1,1 @@
+"""What a table bears out: changes against their noise, courses of curves."""

@@ -1,0 +1,330 @@
+"""What a study shows, as facts: typed, computed from the tables, and free of any wording.
+
+Cards turn these facts into sentences. Whether something changed is decided in `noise`; here is where and how:
+the jumps of a curve, changes per phase, moves between categories, where in depth a signal sits, and
+whether the reading at a common window agrees.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.depth.table import EDGES, DepthAxis
+from qkscope.lenses.taxonomy.table import CATEGORIES
+from qkscope.results.read import Checkpoint, phase_segments
+from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS, Change, HeadPanel, Part
+from qkscope.stats.series import Shape, plateau_of, shape_of
+from qkscope.stats.series import Trend as Trend
+
+JUMP_SHARE = 0.25  # a step is a jump when it covers at least this part of the range of the whole curve
+BELOW_ZERO = 0.005  # a mean nearer to 0 is printed as 0.00, so it is not called negative
+# Three, four and three of the ten depth bins.
+EARLY, MIDDLE, LATE = Part(0.0, EDGES[3]), Part(EDGES[3], EDGES[7]), Part(EDGES[7], 1.0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one checkpoint to the next."""
+
+    before: Checkpoint
+    after: Checkpoint
+    change: Change
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The course of a mean over the checkpoints."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    shape: Shape
+    jumps: tuple[Step, ...]  # chronological
+    largest: Step | None
+    plateau: tuple[int, int] | None  # the longest stretch of at least three checkpoints without change
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The mean at each checkpoint."""
+        return self.shape.points
+
+    @property
+    def trend(self) -> Trend:
+        """The shape in one word."""
+        return self.shape.trend
+
+    @property
+    def labels(self) -> list[str]:
+        """The checkpoints' labels."""
+        return [c.label for c in self.checkpoints]
+
+
+def describe_curve(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantity: str) -> Curve:
+    """The facts about one quantity over the checkpoints in order."""
+    names = [c.name for c in checkpoints]
+    shape = panel.series(quantity, names)
+    steps = [Step(a, b, panel.change(quantity, a.name, b.name)) for a, b in itertools.pairwise(checkpoints)]
+    real = [step for step in steps if step.change.direction]
+    values = shape.points
+    span = np.nanmax(values) - np.nanmin(values) if np.isfinite(values).any() else 0.0
+    return Curve(
+        checkpoints=tuple(checkpoints),
+        shape=shape,
+        jumps=tuple(s for s in real if abs(s.change.difference) >= JUMP_SHARE * span),
+        largest=max(real, key=lambda s: abs(s.change.difference), default=None),
+        plateau=plateau_of(values, panel.directions(quantity, names)),
+    )
+
+
+# --- entries that are not stages of one run ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The lowest and the highest of several seeds or models, and whether any two differ by more than noise."""
+
+    low: Checkpoint
+    high: Checkpoint
+    low_value: float
+    high_value: float
+    real: bool
+
+    @property
+    def size(self) -> float:
+        """The largest difference."""
+        return self.high_value - self.low_value
+
+
+def largest_contrast(panel: HeadPanel, entries: Sequence[Checkpoint], quantity: str) -> Contrast | None:
+    """The largest difference of a mean between two entries; None where fewer than two have a value."""
+    known = [(panel.mean(quantity, c.name), c) for c in entries]
+    known = [(value, c) for value, c in known if np.isfinite(value)]
+    if len(known) < 2:
+        return None
+    (low_value, low), (high_value, high) = min(known, key=_value), max(known, key=_value)
+    real = any(panel.change(quantity, a.name, b.name).direction for (_, a), (_, b) in itertools.combinations(known, 2))
+    return Contrast(low, high, low_value, high_value, real)
+
+
+def _value(item: tuple[float, Checkpoint]) -> float:
+    return item[0]
+
+
+# --- phases and categories --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PhaseChange:
+    """What changed over one phase: from the end of the phase before (or the first checkpoint) to its end."""
+
+    phase: str | None
+    checkpoints: tuple[Checkpoint, ...]
+    changes: dict[str, Change]
+    shapes: dict[str, Shape] = field(default_factory=dict)  # over all checkpoints from the one to the other
+
+    @property
+    def before(self) -> Checkpoint:
+        """Where it starts."""
+        return self.checkpoints[0]
+
+    @property
+    def after(self) -> Checkpoint:
+        """Where it ends."""
+        return self.checkpoints[-1]
+
+    @property
+    def size(self) -> float:
+        """How much changed in all."""
+        return float(sum(abs(change.after - change.before) for change in self.changes.values()))
+
+    def moved(self, direction: int) -> list[tuple[str, Change]]:
+        """What grew (1) or shrank (-1) without a peak or dip on the way, the largest change first."""
+        turned = {name for name, _ in self.turned()}
+        found = [(n, change) for n, change in self.changes.items() if change.direction == direction and n not in turned]
+        return sorted(found, key=lambda item: -abs(item[1].difference))
+
+    def turned(self) -> list[tuple[str, Shape]]:
+        """What peaked, dipped, or moved and came back: its two ends alone would mislead."""
+        return [
+            (name, shape)
+            for name, shape in self.shapes.items()
+            if shape.turn is not None or (shape.trend is Trend.MOVES and not shape.overall)
+        ]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing changed, neither from end to end nor in between."""
+        return not (self.moved(1) or self.moved(-1) or self.turned())
+
+
+def phase_changes(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantities: Sequence[str]) -> list[PhaseChange]:
+    """One entry per phase (one for all where there are no phases); a lone first checkpoint has none."""
+    entries = []
+    for phase, first, last in phase_segments(checkpoints):
+        before, after = checkpoints[max(0, first - 1)], checkpoints[last]
+        if before is not after:
+            entries.append(change_over(panel, checkpoints[max(0, first - 1) : last + 1], quantities, phase))
+    return entries
+
+
+def change_over(
+    panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantities: Sequence[str], phase: str | None = None
+) -> PhaseChange:
+    """What changed from the first to the last of these checkpoints, and what changed only in between."""
+    before, after = checkpoints[0], checkpoints[-1]
+    names = [c.name for c in checkpoints]
+    changes = {q: panel.change(q, before.name, after.name) for q in quantities}
+    shapes = {q: panel.series(q, names) for q in quantities}
+    return PhaseChange(phase, tuple(checkpoints), changes, shapes)
+
+
+def busiest_steps(panel: HeadPanel, checkpoints: Sequence[Checkpoint], most: int = 2) -> list[PhaseChange]:
+    """The steps in which the most heads changed between categories net, in order; only real changes."""
+    steps = [change_over(panel, pair, CATEGORIES) for pair in itertools.pairwise(checkpoints)]
+    real = [step for step in steps if any(change.direction for change in step.changes.values())]
+    largest = max((step.size for step in real), default=0.0)
+    kept = sorted((step for step in real if step.size >= JUMP_SHARE * largest), key=lambda step: -step.size)[:most]
+    return [step for step in steps if any(step is each for each in kept)]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How heads moved between categories in one step."""
+
+    heads: int
+    changed: int
+    commonest: tuple[tuple[str, str, int], ...]  # (from, to, heads), most first
+
+
+def moves_between(transitions: pd.DataFrame, before: str, after: str) -> Moves:
+    """The moves of one step, from the transitions table."""
+    rows = transitions[(transitions["from_model"] == before) & (transitions["to_model"] == after)]
+    moved = rows[rows["from_category"] != rows["to_category"]].sort_values("heads", ascending=False, kind="stable")
+    commonest = tuple(
+        (str(a), str(b), int(n))
+        for a, b, n in zip(moved["from_category"], moved["to_category"], moved["heads"], strict=True)
+    )
+    return Moves(int(rows["heads"].sum()), int(moved["heads"].sum()), commonest)
+
+
+# --- windows ----------------------------------------------------------------------------------------
+
+
+class Verdict(Enum):
+    """How a change at the own contexts compares with the same change at the common window."""
+
+    BOTH = "both"
+    NEITHER = "neither"
+    ONLY_OWN = "only at the own context"
+    ONLY_MATCHED = "only at the common window"
+    OPPOSITE = "opposite"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One change, read twice."""
+
+    quantity: str
+    before: Checkpoint
+    after: Checkpoint
+    own: Change
+    matched: Change
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the two readings agree."""
+        own, matched = self.own.direction, self.matched.direction
+        if own == matched:
+            return Verdict.BOTH if own else Verdict.NEITHER
+        if own and matched:
+            return Verdict.OPPOSITE
+        return Verdict.ONLY_OWN if own else Verdict.ONLY_MATCHED
+
+
+def compare_readings(
+    own: HeadPanel, matched: HeadPanel, before: Checkpoint, after: Checkpoint, quantities: Sequence[str]
+) -> list[Agreement]:
+    """The same changes at the own contexts and at the common window."""
+    return [
+        Agreement(
+            q,
+            before,
+            after,
+            own.change(q, before.name, after.name),
+            matched.change(q, before.name, after.name),
+        )
+        for q in quantities
+    ]
+
+
+def context_changes(
+    checkpoints: Sequence[Checkpoint], trajectory: pd.DataFrame
+) -> list[tuple[Checkpoint, Checkpoint, int, int]]:
+    """Steps at which the window of the measurement changes: (before, after, window before, window after)."""
+    windows = trajectory.set_index("model")["window"]
+    steps = []
+    for before, after in itertools.pairwise(checkpoints):
+        one, other = windows.get(before.name, np.nan), windows.get(after.name, np.nan)
+        if np.isfinite(one) and np.isfinite(other) and one != other:
+            steps.append((before, after, int(one), int(other)))
+    return steps
+
+
+# --- depth ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DepthProfile:
+    """How a mean varies over the cells (bins, or layers) of one checkpoint."""
+
+    checkpoint: Checkpoint
+    weakest: int
+    strongest: int
+    low: float
+    high: float
+    spread_error: float
+    early_to_late: Change
+    empty: tuple[int, ...]
+    negative: tuple[int, ...]
+
+    @property
+    def spread(self) -> float:
+        """Strongest cell minus weakest cell."""
+        return self.high - self.low
+
+
+def depth_profile(
+    panel: HeadPanel, means: pd.DataFrame, axis: DepthAxis, checkpoint: Checkpoint, quantity: str
+) -> DepthProfile | None:
+    """The profile of one row of a depth table; None where no cell has a value."""
+    row = means.set_index("model").loc[checkpoint.name, list(axis.columns)].to_numpy(dtype=float)
+    if not np.isfinite(row).any():
+        return None
+    weakest, strongest = int(np.nanargmin(row)), int(np.nanargmax(row))
+    parts = [Part(layer=i) if axis.layers is not None else Part(EDGES[i], EDGES[i + 1]) for i in (weakest, strongest)]
+    return DepthProfile(
+        checkpoint=checkpoint,
+        weakest=weakest,
+        strongest=strongest,
+        low=float(row[weakest]),
+        high=float(row[strongest]),
+        spread_error=panel.contrast(quantity, checkpoint.name, *parts).error,
+        early_to_late=panel.contrast(quantity, checkpoint.name, EARLY, LATE),
+        empty=tuple(int(i) for i in np.flatnonzero(~np.isfinite(row))),
+        negative=tuple(int(i) for i in np.flatnonzero(row <= -BELOW_ZERO)),
+    )
+
+
+def spread_series(profiles: Sequence[DepthProfile]) -> Shape:
+    """How the gap between the strongest and the weakest cell goes over the checkpoints."""
+
+    def direction(i: int, j: int) -> int:
+        difference = profiles[j].spread - profiles[i].spread
+        error = float(np.hypot(profiles[i].spread_error, profiles[j].spread_error))
+        if not abs(difference) > max(STANDARD_ERRORS * error, SMALLEST):  # also when the error is not known
+            return 0
+        return 1 if difference > 0 else -1
+
+    return shape_of([p.spread for p in profiles], direction)

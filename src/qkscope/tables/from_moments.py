@@ -1,0 +1,266 @@
+"""From moments files to `qk.csv`, `qk_matched.csv`, `qk_windows.csv` and their provenance. No model, no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from qkscope.errors import InputError, located
+from qkscope.files import write_text
+from qkscope.kinds import Architecture, Kind, kind_of, kind_sentence
+from qkscope.lenses.heads import HeadSample, LayerChoice
+from qkscope.lenses.position.table import COMPONENTS, qk_table, stack_tables, windows_table
+from qkscope.moments.file import read_provenance
+from qkscope.moments.moments import Moments
+from qkscope.results.csv_files import write_csv
+from qkscope.results.environment import PROVENANCE_SCHEMA, environment
+from qkscope.results.folder import (
+    PROVENANCE_JSON,
+    QK_CSV,
+    QK_MATCHED_CSV,
+    QK_WINDOWS_CSV,
+    STUDY_YAML,
+    moments_path,
+    results_file,
+)
+from qkscope.results.left_out import read_left_out
+from qkscope.run.models import head_sample, layer_choice
+from qkscope.study.harmless import file_safe
+from qkscope.study.load import changed, load_study
+from qkscope.study.schema import Checkpoint, Study
+
+if TYPE_CHECKING:
+    from qkscope.run.events import Events
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    """How moments become rows."""
+
+    window: int  # the common window, in tokens
+    components: int = COMPONENTS
+    heads: HeadSample | None = None
+    layers: LayerChoice = "all"
+
+    @classmethod
+    def of(cls, study: Study) -> AnalysisSettings:
+        """The study's own settings."""
+        return cls(study.common_window(), study.components, head_sample(study), layer_choice(study))
+
+
+def analyze_study(folder: Path, study: Study, events: Events, command: str, out: Path | None = None) -> Path:
+    """Tables of every checkpoint of a study, from the moments in `folder`, in study order."""
+    left_out = read_left_out(folder)
+    files = {
+        checkpoint.name: moments_path(folder, checkpoint.name)
+        for checkpoint in study.checkpoints
+        if checkpoint.name not in left_out
+    }
+    if not files:
+        name, reason = next(iter(left_out.items()))
+        raise InputError(f"{folder}: all checkpoints were left out, the first is {name!r}: {reason}")
+    for name, path in files.items():
+        if not path.is_file():
+            raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
+    return write_tables(out or folder, files, AnalysisSettings.of(study), events, command, study, left_out)
+
+
+def analyze_folder(
+    folder: Path,
+    events: Events,
+    command: str,
+    *,
+    out: Path | None = None,
+    components: int | None,
+    window: int | None,
+    kind: Kind | None = None,
+) -> Path:
+    """Analyze a results folder again by the study file that lies in it, with changes."""
+    study = load_study(results_file(folder, STUDY_YAML)).study
+    changes = {"components": components, "matched_window": window, "kind": kind}
+    study = changed(study, {key: value for key, value in changes.items() if value is not None})
+    return analyze_study(folder, study, events, command, out)
+
+
+def analyze_files(
+    paths: list[Path],
+    events: Events,
+    command: str,
+    *,
+    out: Path | None,
+    components: int | None,
+    window: int | None,
+    kind: Kind | None = None,
+) -> Path:
+    """Analyze moments files from anywhere; they are named by their own provenance and ordered by its numbers."""
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise InputError(f"{missing[0]}: there is no such file or results folder")
+    if out is None:
+        raise InputError("single moments files need --out, the folder for the tables")
+    if components is not None and components < 1:
+        raise InputError(f"--components {components}: at least one component is needed")
+    files: dict[str, Path] = {}
+    contexts = []
+    for path in paths:
+        with located(str(path)):
+            origin = read_provenance(path)
+        name = _checked_name(path, str(origin.get("name") or path.stem))
+        if name in files:
+            raise InputError(f"{path} and {files[name]} are both of a checkpoint named {name!r}")
+        files[name] = path
+        contexts.append(int(origin.get("context") or Moments.load(path).layout.context))
+    ordered = natural_order(list(files))
+    if ordered != list(files):
+        events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
+    settings = AnalysisSettings(window or min(contexts), components or COMPONENTS)
+    return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
+
+
+def natural_order(names: Sequence[str]) -> list[str]:
+    """Names that differ only in numbers by these numbers (step-20 before step-100); others stay as they were given.
+
+    A shell sorts letter by letter, which is the order of training only by accident.
+    """
+    patterns = {name: re.sub(r"\d+", "0", name) for name in names}
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(patterns[name], []).append(name)
+    in_order = {
+        pattern: iter(sorted(group, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]))
+        for pattern, group in groups.items()
+    }
+    return [name for pattern in groups for name in in_order[pattern]]
+
+
+def _checked_name(path: Path, name: str) -> str:
+    """The checkpoint's name in a file that may come from anywhere: it will be a cell of every table."""
+    try:
+        return file_safe(name)
+    except ValueError as error:
+        raise InputError(f"{path}: is of a checkpoint named {name[:60]!r}, but {error}") from None
+
+
+def write_tables(
+    out: Path,
+    files: Mapping[str, Path],
+    settings: AnalysisSettings,
+    events: Events,
+    command: str,
+    study: Study | None = None,
+    left_out: Mapping[str, str] | None = None,
+    kind: Kind | None = None,
+) -> Path:
+    """Analyze one moments file after the other and write all tables and their provenance into `out`."""
+    tables: dict[str, list[pd.DataFrame]] = {QK_CSV: [], QK_MATCHED_CSV: [], QK_WINDOWS_CSV: []}
+    origins = []
+    for name, path in files.items():
+        moments = Moments.load(path)
+        checkpoint = _named(study, name)
+        longest = _longest(name, moments, checkpoint)
+        rows = partial(
+            qk_table,
+            moments,
+            model=name,
+            heads=settings.heads,
+            layers=settings.layers,
+            components=settings.components,
+        )
+        with located(f"checkpoint {name!r}"):
+            tables[QK_CSV].append(rows(window=longest))
+            tables[QK_MATCHED_CSV].append(rows(window=settings.window))
+            tables[QK_WINDOWS_CSV].append(
+                windows_table(moments, model=name, heads=settings.heads, layers=settings.layers, longest=longest)
+            )
+        origins.append(_origin(name, moments, checkpoint, longest))
+    for file, parts in tables.items():
+        write_csv(stack_tables(parts), results_file(out, file))
+        events.wrote(str(results_file(out, file)))
+    read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
+    provenance = {**_provenance(settings, origins, command, study), **read_as}
+    provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
+    write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
+    events.wrote(str(results_file(out, PROVENANCE_JSON)))
+    return out
+
+
+def _named(study: Study | None, name: str) -> Checkpoint | None:
+    """The study's checkpoint of that name, resolved."""
+    found = [each for each in study.checkpoints if each.name == name] if study else []
+    return study.resolved(found[0]) if study and found else None
+
+
+def _longest(name: str, moments: Moments, checkpoint: Checkpoint | None) -> int | None:
+    """The window that stands for a checkpoint's context where its sums reach further; None where they do not."""
+    wanted, layout = checkpoint.context if checkpoint else None, moments.layout
+    if wanted is None or wanted == layout.context:
+        return None
+    if wanted not in layout.edges:
+        raise InputError(
+            f"checkpoint {name!r} has context {wanted} in the study, but its moments are of context {layout.context} "
+            "and do not answer for that; run the study again"
+        )
+    return wanted
+
+
+def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
+    """The study's checkpoints that the tables are without."""
+    names = [checkpoint.name for checkpoint in study.checkpoints] if study else []
+    return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
+
+
+def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> dict[str, Any]:
+    """What produced a checkpoint's rows, by the names the study has for it now.
+
+    What its capture did not record, the sums themselves tell.
+    """
+    from_sums = {
+        "context": moments.layout.context,
+        "skip_positions": moments.layout.skip_positions,
+        "layers": [facts.to_json() for facts in moments.layers.values()],
+    }
+    recorded = {key: value for key, value in moments.provenance.items() if value is not None}
+    origin = {**moments.provenance, **from_sums, **recorded, "name": name}
+    if checkpoint is not None:
+        origin.update(name=checkpoint.name, label=checkpoint.label, phase=checkpoint.phase)
+    if longest is not None:
+        documents = int(origin.get("documents") or 0)
+        origin.update(context=longest, captured_context=moments.layout.context, tokens=documents * longest)
+    return origin
+
+
+def _kind(origins: list[dict[str, Any]], stated: Kind | None, events: Events, told: bool) -> dict[str, Any]:
+    """What the entries are to each other, for the provenance; said aloud where no plan said it."""
+    kind = stated or kind_of([Architecture.of_record(origin) for origin in origins])
+    if told and len(origins) > 1:
+        events.noted(kind_sentence(kind, len(origins), stated is not None))
+    return {"kind": kind, "kind_stated": stated is not None}
+
+
+def _provenance(
+    settings: AnalysisSettings, origins: list[dict[str, Any]], command: str, study: Study | None
+) -> dict[str, Any]:
+    sample = settings.heads
+    return {
+        "schema": PROVENANCE_SCHEMA,
+        "qkscope": environment()["qkscope"],
+        "command": command,
+        "study": study.model_dump(mode="json") if study else None,
+        "corpus": origins[0].get("corpus"),
+        "checkpoints": origins,
+        "analysis": {
+            "components": settings.components,
+            "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
+            "layers": settings.layers,
+            "matched_window": settings.window,
+            "skip_positions": origins[0].get("skip_positions"),
+        },
+        "environment": environment(),
+    }

@@ -1,0 +1,114 @@
+"""`qk.csv` from datasets of raw vectors: local folders or Hub datasets, one per model."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from qkscope.errors import InputError, located
+from qkscope.files import write_text
+from qkscope.kinds import Kind
+from qkscope.lenses.position.table import COMPONENTS
+from qkscope.lenses.position.vectors_table import table_from_vectors
+from qkscope.results.csv_files import write_csv
+from qkscope.results.environment import PROVENANCE_SCHEMA, environment
+from qkscope.results.folder import PROVENANCE_JSON, QK_CSV, results_file
+from qkscope.run.events import Events
+from qkscope.study.harmless import file_safe
+from qkscope.vectors.hub import download_vectors
+from qkscope.vectors.read import Reading, open_vectors
+
+HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>.+))?")
+
+
+@dataclass(frozen=True)
+class VectorSource:
+    """A dataset and the name its rows get."""
+
+    name: str
+    folder: Path | None  # local, or
+    repo: str | None = None  # on the Hub
+    revision: str | None = None
+
+    def fetch(self) -> Path:
+        """The folder with the dataset; a Hub dataset is downloaded (or found in the cache)."""
+        return self.folder if self.folder is not None else download_vectors(self.repo or "", self.revision)
+
+
+def parse_source(text: str) -> VectorSource:
+    """`[NAME=]DIR` or `[NAME=]org/dataset[@REVISION]`; what is there as a folder is a folder."""
+    name, _, place = text.rpartition("=")
+    hub = HUB.fullmatch(place)
+    folder = Path(place)
+    if not folder.is_dir() and hub is None:
+        raise InputError(f"--vectors {place}: there is no such folder, nor is it the id of a Hub dataset")
+    chosen = name or (folder.resolve().name if folder.is_dir() else (hub and (hub["revision"] or hub["id"])) or "")
+    chosen = chosen.replace("/", "-")
+    try:
+        file_safe(chosen)
+    except ValueError as error:
+        raise InputError(f"--vectors {text}: {chosen!r} cannot name a model ({error}); write NAME={place}") from None
+    if folder.is_dir():
+        return VectorSource(chosen, folder)
+    return VectorSource(chosen, None, hub["id"], hub["revision"]) if hub else VectorSource(chosen, folder)
+
+
+def analyze_vectors(
+    sources: list[str],
+    out: Path,
+    events: Events,
+    command: str,
+    *,
+    components: int | None = None,
+    window: int | None = None,
+    kind: Kind | None = None,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
+) -> Path:
+    """Write `qk.csv` and its provenance from datasets of raw vectors."""
+    parsed = [parse_source(text) for text in sources]
+    names = [source.name for source in parsed]
+    if len(set(names)) != len(names):
+        raise InputError(f"two datasets are named {max(names, key=names.count)!r}; write NAME=DIR")
+    tables: list[pd.DataFrame] = []
+    origins: list[dict[str, Any]] = []
+    kept = components or COMPONENTS
+    for source in parsed:
+        with located(f"vectors {source.name!r}"):
+            folder = source.fetch()
+            tables.append(
+                table_from_vectors(folder, model=source.name, components=kept, window=window, reading=reading)
+            )
+            origins.append(_origin(source, folder, reading))
+    write_csv(pd.concat(tables, ignore_index=True), results_file(out, QK_CSV))
+    events.wrote(str(results_file(out, QK_CSV)))
+    provenance = {
+        "schema": PROVENANCE_SCHEMA,
+        "qkscope": environment()["qkscope"],
+        "command": command,
+        "study": None,
+        **({"kind": kind, "kind_stated": True} if kind else {}),
+        "checkpoints": origins,
+        "analysis": {"components": kept, "heads": "those in the dataset", "matched_window": None},
+        "environment": environment(),
+    }
+    write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
+    events.wrote(str(results_file(out, PROVENANCE_JSON)))
+    return out
+
+
+def _origin(source: VectorSource, folder: Path, reading: Reading) -> dict[str, Any]:
+    """What a dataset says of itself, and which version of it was read."""
+    return {
+        "name": source.name,
+        "label": source.name,
+        "phase": None,
+        "repository": source.repo,
+        "revision": source.revision,
+        "commit": folder.name if source.repo else None,  # the cache keeps a dataset under its commit
+        **open_vectors(folder, reading).provenance,
+    }

@@ -1,0 +1,1 @@
+"""Sentences for facts: numbers, names, cards."""

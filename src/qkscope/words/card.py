@@ -1,0 +1,240 @@
+"""What every card has: its input, its headings, and the sentences about windows that several cards share."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qkscope.lenses.summaries import Reading, SummaryTables
+from qkscope.results import schema
+from qkscope.results.read import Checkpoint, Results, Study
+from qkscope.stats.findings import (
+    Agreement,
+    Contrast,
+    Curve,
+    compare_readings,
+    context_changes,
+    describe_curve,
+    largest_contrast,
+)
+from qkscope.stats.noise import HeadPanel
+from qkscope.words.phrases import (
+    Format,
+    agreements,
+    count,
+    curve_course,
+    escape,
+    jumps,
+    label,
+    listed,
+    ranking,
+    sentence,
+    survives,
+    tokens,
+)
+from qkscope.words.production import produced
+
+
+@dataclass(frozen=True)
+class CardInput:
+    """Everything a card may speak about: one reading of the study, and the other one to compare with."""
+
+    results: Results
+    tables: SummaryTables
+    study: Study  # restricted to the checkpoints of the reading
+    reading: Reading
+    panel: HeadPanel
+    own_panel: HeadPanel
+    matched_panel: HeadPanel | None
+    matched: bool
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints of the reading, in order."""
+        return self.study.checkpoints
+
+    @property
+    def windows(self) -> dict[str, float]:
+        """The window of each checkpoint in this reading."""
+        table = self.reading.trajectory
+        return dict(zip(table["model"], table["window"], strict=True))
+
+    @property
+    def noun(self) -> str:
+        """What a row of the study is called."""
+        return self.study.noun
+
+    def curve(self, quantity: str) -> Curve:
+        """The facts about one quantity over the checkpoints."""
+        return describe_curve(self.panel, self.checkpoints, quantity)
+
+    def contrast(self, quantity: str) -> Contrast | None:
+        """The largest difference of one quantity between entries that are not stages of one run."""
+        return largest_contrast(self.panel, self.checkpoints, quantity)
+
+
+@dataclass(frozen=True)
+class Card:
+    """The parts of a card; `shows` and `takeaway` are paragraphs."""
+
+    headline: str
+    shows: Sequence[str]
+    table: str
+    steps: Sequence[tuple[str, str]]
+    takeaway: Sequence[str]
+
+
+def render(card: Card, given: CardInput) -> str:
+    """The card as Markdown, under the five headings."""
+    lines = [
+        f"# {escape(given.study.title)}: {card.headline}",
+        "",
+        "## File",
+        "`figure.png`, and the same drawing as vector graphics in `figure.svg`",
+        "",
+        "## What This Figure Shows",
+        "",
+        "\n\n".join(text for text in card.shows if text),
+        "",
+        "## How It Was Produced",
+        "",
+        "\n".join(produced(given.results, card.table, card.steps)),
+        "",
+        "## Key Takeaway",
+        "",
+        " ".join(text for text in card.takeaway if text),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def drawing_step(function: str, how: str = "") -> tuple[str, str]:
+    """The last step of a card: the command that makes the figure, and the function that draws it."""
+    return "Drawing", f"{how}`qkscope report RESULTS`; the function is `qkscope.figures.{function}`."
+
+
+def table_file(given: CardInput) -> str:
+    """The per-head table that the reading comes from."""
+    return schema.QK_MATCHED_CSV if given.matched else schema.QK_CSV
+
+
+def window_sentence(given: CardInput) -> str:
+    """At which windows the figure was measured."""
+    known = sorted({int(w) for w in given.windows.values() if not math.isnan(w)})
+    if not known:
+        return "The window of the measurement is not recorded."
+    if given.matched:
+        return f"Every {given.noun} is measured over the same leading {tokens(known[0])} of each document."
+    if len(known) == 1:
+        return f"Every {given.noun} is measured over a window of {tokens(known[0])}."
+    return f"Each {given.noun} is measured over its own context, from {known[0]:,} to {tokens(known[-1])}."
+
+
+def opening(given: CardInput, what: str) -> str:
+    """The first paragraph: what is drawn, for how many checkpoints, at which windows."""
+    return f"{what} {window_sentence(given)}"
+
+
+def phase_lines(given: CardInput) -> str:
+    """The half-sentence about phase separators, where there are any."""
+    return " and dashed lines between phases" if len({c.phase for c in given.checkpoints}) > 1 else ""
+
+
+def bands(given: CardInput) -> str:
+    """How a spread is drawn: a band along a line, or a bar where no line joins the entries."""
+    return "a band" if given.study.one_run and len(given.checkpoints) > 1 else "a bar"
+
+
+def rows(given: CardInput) -> str:
+    """`10 checkpoints` or `3 models`."""
+    return count(len(given.checkpoints), given.noun)
+
+
+def tell_curve(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
+    """A paragraph about one quantity: its course, its largest steps, its plateau; or who is lowest and highest."""
+    said = [tell_short(given, quantity, name, fmt)]
+    if given.study.one_run:
+        said += jumps(given.curve(quantity), name[0].lower() + name[1:], fmt, given.windows)
+    return " ".join(said)
+
+
+def tell_short(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
+    """One sentence: the course over one run, or the largest difference between seeds or models."""
+    if given.study.one_run or len(given.checkpoints) == 1:
+        return curve_course(given.curve(quantity), name, fmt)
+    return ranking(given.contrast(quantity), name, fmt, given.noun)
+
+
+def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+    """Where the own contexts and the common window agree, at each step where the context changes.
+
+    Without a common-window table, only the warning that training and window are mixed there.
+    """
+    changes = context_changes(given.results.study.checkpoints, given.tables.own.trajectory)
+    if not changes:
+        return []
+    if not given.study.one_run:
+        return _other_reading(given, quantities)
+    if given.matched_panel is None or given.tables.matched is None:
+        steps = listed([f"{label(before)} to {label(after)}" for before, after, _, _ in changes[:4]])
+        return [
+            f"The context differs between checkpoints ({steps}), so a change there mixes training with the "
+            "length of the window; no measurement at a common window is in these results."
+        ]
+    said = []
+    for before, after, one, other in changes[:3]:
+        found = _both(given, before, after, [q for q, _, _ in quantities])
+        if found:
+            place = f"from {label(before)} to {label(after)} (context {one:,} to {other:,})"
+            said.append(agreements(found, [(name, fmt) for _, name, fmt in quantities], place))
+    return said
+
+
+def _other_reading(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+    """Seeds or models with different contexts: the same differences at the other choice of windows."""
+    panel = given.own_panel if given.matched else given.matched_panel
+    reading = given.tables.own if given.matched else given.tables.matched
+    if panel is None or reading is None:
+        return [
+            f"Contexts differ between {given.noun}s, so a difference may come from the length of the window; no "
+            "measurement at a common window is in these results."
+        ]
+    there = given.results.study.only(list(reading.trajectory["model"])).checkpoints
+    place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+    if not quantities:
+        return []
+    said = [ranking(largest_contrast(panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
+    return [" ".join(f"{place}, {text}" if i == 0 else sentence(text) for i, text in enumerate(said))]
+
+
+def context_takeaway(given: CardInput, quantities: Sequence[str]) -> str:
+    """For a takeaway: whether the first step with a new context holds at the other choice of windows."""
+    changes = context_changes(given.results.study.checkpoints, given.tables.own.trajectory)
+    if not changes or not given.study.one_run:
+        return ""
+    before, after, _, _ = changes[0]
+    return survives(_both(given, before, after, quantities), f"from {label(before)} to {label(after)}", given.matched)
+
+
+def _both(given: CardInput, before: Checkpoint, after: Checkpoint, quantities: Sequence[str]) -> list[Agreement]:
+    """The changes of one step in both readings; empty where the common window lacks a checkpoint."""
+    if given.matched_panel is None or given.tables.matched is None:
+        return []
+    if not {before.name, after.name} <= set(given.tables.matched.trajectory["model"]):
+        return []
+    return compare_readings(given.own_panel, given.matched_panel, before, after, quantities)
+
+
+def undefined_sentence(given: CardInput) -> str:
+    """How many heads have no correlation, if any."""
+    counts = given.reading.taxonomy_counts
+    total = int(counts["undefined"].sum())
+    if not total:
+        return ""
+    worst = counts.iloc[int(counts["undefined"].to_numpy().argmax())]
+    name, most = escape(given.study.labels[str(worst["model"])]), int(worst["undefined"])
+    where = f"at {name}" if most == total else f"over all {given.noun}s, the most at {name} ({most})"
+    has, they = ("has", "it is") if total == 1 else ("have", "they are")
+    return (
+        f"{count(total, 'head')} {has} no defined correlation {where}; {they} counted as undefined and left out of "
+        "means."
+    )

@@ -1,0 +1,304 @@
+"""Words for facts: numbers as a person would write them, names that cannot break Markdown, and sentences about
+series, changes and agreements that several cards share.
+
+A sentence that claims an order of numbers prints them with as many digits as it takes to see that order (`shown`)."""
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from qkscope.results.read import Checkpoint, one_line
+from qkscope.stats.findings import Agreement, Contrast, Curve, Step, Verdict
+from qkscope.stats.noise import SMALLEST, Change
+from qkscope.stats.series import Shape, Trend
+
+NAME_CHARACTERS = 60
+_MARKDOWN = frozenset("\\`*_{}[]<>#|~$&!:@")  # the last two start links of their own: http://x, a@b.c
+_WWW = re.compile(r"(?i)\bwww\.")
+
+_MOST_DIGITS = 2  # beyond the usual ones, for numbers whose order must be seen
+
+
+class Format(Protocol):
+    """How a number is written, with some digits more than usual where needed."""
+
+    def __call__(self, value: float, extra: int = 0, /) -> str:
+        """The number as text."""
+
+
+# --- numbers and names ------------------------------------------------------------------------------
+
+
+def number(value: float, extra: int = 0) -> str:
+    """A correlation: two decimals, with a real minus sign."""
+    if math.isnan(value):
+        return "undefined"
+    scale = 10 ** (2 + extra)
+    rounded = f"{math.copysign(math.floor(abs(value) * scale + 0.5 + 1e-9) / scale, value):.{2 + extra}f}"
+    return rounded.lstrip("-") if float(rounded) == 0 else rounded.replace("-", "−")
+
+
+def percent(share: float, extra: int = 0) -> str:
+    """A share as a whole percentage; what rounds away is said to be below 1% or above 99%."""
+    if math.isnan(share):
+        return "undefined"
+    unit = 10.0**-extra  # of a percent
+    if 0 < share < unit / 100 - 1e-12:
+        return f"below {unit:.{extra}f}%"
+    if 1 - unit / 100 + 1e-12 < share < 1:
+        return f"above {100 - unit:.{extra}f}%"
+    return f"{math.floor(100 * share / unit + 0.5 + 1e-9) * unit:.{extra}f}%"
+
+
+def shown(fmt: Format, *values: float) -> list[str]:
+    """The numbers as text, with the fewest digits at which those that differ look different."""
+    apart = [(i, j) for i, j in itertools.combinations(range(len(values)), 2) if abs(values[i] - values[j]) > SMALLEST]
+    texts: list[str] = []
+    for extra in range(_MOST_DIGITS + 1):
+        texts = [fmt(value, extra) for value in values]
+        if all(texts[i] != texts[j] for i, j in apart):
+            break
+    return texts
+
+
+def tokens(count: float) -> str:
+    """A number of tokens."""
+    return f"{int(count):,} tokens"
+
+
+def count(n: int, noun: str) -> str:
+    """`1 head`, `3 heads`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def listed(items: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def escape(text: str, characters: int = NAME_CHARACTERS) -> str:
+    """Text of a study as plain Markdown text: one line, shortened, nothing in it is markup."""
+    line = one_line(text)
+    if len(line) > characters:
+        tail = (characters - 1) // 2
+        line = f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
+    return _WWW.sub(lambda found: f"{found[0][:-1]}\\.", "".join(f"\\{c}" if c in _MARKDOWN else c for c in line))
+
+
+def code(text: str) -> str:
+    """Text of a study as a Markdown code span, whatever backticks it contains."""
+    line = one_line(text) or "?"
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence, pad = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def label(checkpoint: Checkpoint) -> str:
+    """The checkpoint's label in running text."""
+    return escape(checkpoint.label)
+
+
+def sentence(text: str) -> str:
+    """The text with a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", ":")) else ".")
+
+
+# --- changes ----------------------------------------------------------------------------------------
+
+
+def went(change: Change, fmt: Format) -> str:
+    """`rises from 0.67 to 0.81`, or that nothing changed."""
+    if change.direction == 0:
+        return f"does not change by more than its noise ({fmt(change.before)} and {fmt(change.after)})"
+    before, after = shown(fmt, change.before, change.after)
+    return f"{'rises' if change.direction > 0 else 'falls'} from {before} to {after}"
+
+
+def between(step: Step) -> str:
+    """`between A and B`."""
+    return f"between {label(step.before)} and {label(step.after)}"
+
+
+def where(before: Checkpoint, after: Checkpoint, windows: dict[str, float]) -> str:
+    """What else happens at a step: the window changes, or another phase begins. Empty when neither."""
+    one, other = windows.get(before.name, math.nan), windows.get(after.name, math.nan)
+    if one != other and not math.isnan(one) and not math.isnan(other):
+        verb = "grows" if other > one else "shrinks"
+        return f", where the context {verb} from {int(one):,} to {tokens(other)}"
+    if before.phase != after.phase and after.phase:
+        return f", at the start of {escape(after.phase)}"
+    return ""
+
+
+# --- series -----------------------------------------------------------------------------------------
+
+
+def course(shape: Shape, places: Sequence[str], name: str, fmt: Format) -> str:
+    """One sentence about a whole series; `places` say where its values are, such as `at S1-40K`."""
+    return f"{name} {course_words(shape, places, fmt)}."
+
+
+def course_words(shape: Shape, places: Sequence[str], fmt: Format) -> str:
+    """What a series does: `rises from 0.2 at A to 0.5 at C, ...`; the numbers bear it out as they are printed."""
+    if shape.trend is Trend.UNDEFINED:
+        return "is undefined throughout"
+    if shape.trend is Trend.SINGLE:
+        return f"is {fmt(shape.points[shape.first])} {places[shape.first]}"
+
+    def printed(*chosen: int) -> list[str]:
+        texts = shown(fmt, *(shape.points[i] for i in chosen))
+        return [f"{text} {places[i]}" for text, i in zip(texts, chosen, strict=True)]
+
+    ends = (shape.first, shape.last)
+    if shape.trend is Trend.LEVEL:
+        first, last, low, high = (f"{fmt(shape.points[i])} {places[i]}" for i in (*ends, shape.lowest, shape.highest))
+        reach = "" if {shape.lowest, shape.highest} <= set(ends) else f" (lowest {low}, highest {high})"
+        return f"does not change by more than its noise: {first} and {last}{reach}"
+    if shape.turn is not None:
+        (first, turn), (last, _) = printed(shape.first, shape.turn), printed(shape.last, shape.turn)
+        verb = "peaks with" if shape.trend is Trend.PEAKS else "dips to"
+        return f"is not monotonic: it starts with {first}, {verb} {turn} and ends with {last}"
+    if shape.overall:
+        first, last = printed(*ends)
+        way, other = ("rises", "falls") if shape.overall > 0 else ("falls", "rises")
+        return f"{way} from {first} to {last}{_how(shape, other)}"
+    low, high, first, last = (
+        *printed(shape.lowest, shape.highest),
+        *(f"{fmt(shape.points[i])} {places[i]}" for i in ends),
+    )
+    return f"moves between {low} and {high}: it starts with {first} and ends with {last}"
+
+
+def _how(shape: Shape, other: str) -> str:
+    """Whether a series that rises or falls does so all the way; of two values there is nothing to add."""
+    if len(shape.known) == 2:
+        return ""
+    if shape.trend is Trend.MOVES:
+        return f", but {other} on the way by more than its noise"
+    return ", monotonically, at every step" if shape.strict else ", monotonically up to noise"
+
+
+def at_labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """The places of a series over checkpoints."""
+    return [f"at {label(c)}" for c in checkpoints]
+
+
+def curve_course(curve: Curve, name: str, fmt: Format) -> str:
+    """One sentence about the course of a mean over the checkpoints."""
+    return course(curve.shape, at_labels(curve.checkpoints), name, fmt)
+
+
+def jumps(curve: Curve, name: str, fmt: Format, windows: dict[str, float]) -> list[str]:
+    """Sentences about the largest step, a second one of similar size, and the longest plateau."""
+    said: list[str] = []
+    if curve.largest is None or len(curve.checkpoints) < 3:
+        return said
+    step = curve.largest
+    text = f"The largest step of {name} is {between(step)}: it {went(step.change, fmt)}"
+    said.append(f"{text}{where(step.before, step.after, windows)}.")
+    others = sorted((s for s in curve.jumps if s is not step), key=lambda s: -abs(s.change.difference))
+    if others:
+        second = others[0]
+        extra = where(second.before, second.after, windows)
+        said.append(f"A second clear step lies {between(second)}: it {went(second.change, fmt)}{extra}.")
+    if curve.plateau is not None and curve.trend is not Trend.LEVEL:
+        start, end = (curve.checkpoints[i] for i in curve.plateau)
+        said.append(f"From {label(start)} to {label(end)} it does not change by more than its noise.")
+    return said
+
+
+def fall_after_peak(curve: Curve) -> Step | None:
+    """The one step that carries at least half of the fall after a peak, if there is one."""
+    turn = curve.shape.turn
+    if curve.trend is not Trend.PEAKS or turn is None:
+        return None
+    total = curve.values[curve.shape.last] - curve.values[turn]
+    later = {c.name for c in curve.checkpoints[turn:]}
+    candidates = [s for s in curve.jumps if s.before.name in later and s.change.difference <= 0.5 * total]
+    return min(candidates, key=lambda s: s.change.difference, default=None)
+
+
+# --- entries that are not stages of one run ---------------------------------------------------------
+
+
+def ranking(contrast: Contrast | None, name: str, fmt: Format, noun: str) -> str:
+    """For seeds and models: which is lowest and which is highest; no order, no line from one to the next."""
+    if contrast is None:
+        return f"{name} is defined for fewer than two {noun}s."
+    if not contrast.real:
+        low, high = fmt(contrast.low_value), fmt(contrast.high_value)
+        if low == high:
+            return f"{name} is {low} in every {noun}."
+        return f"{name} does not differ between {noun}s by more than its noise ({low} to {high})."
+    low, high = shown(fmt, contrast.low_value, contrast.high_value)
+    return f"{name} is lowest in {label(contrast.low)} ({low}) and highest in {label(contrast.high)} ({high})."
+
+
+def against(contrast: Contrast, fmt: Format) -> str:
+    """`33% in A against 0% in B`."""
+    low, high = shown(fmt, contrast.low_value, contrast.high_value)
+    return f"{high} in {label(contrast.high)} against {low} in {label(contrast.low)}"
+
+
+# --- two readings -----------------------------------------------------------------------------------
+
+_AFTERTHOUGHTS = {
+    Verdict.ONLY_OWN: "; {it} tied to the longer window and cannot be put down to training alone",
+    Verdict.ONLY_MATCHED: "; {it} only seen when the window is held fixed",
+}
+
+
+def agreements(found: Sequence[Agreement], names: Sequence[tuple[str, Format]], place: str) -> str:
+    """Whether changes at one step are there at both choices of windows; one sentence per verdict."""
+    said: list[str] = []
+    for verdict in Verdict:
+        group = [(item, name, fmt) for item, (name, fmt) in zip(found, names, strict=True) if item.verdict is verdict]
+        if group:
+            text = _agreement(verdict, group)
+            said.append(sentence(f"{place}, {text}" if not said else text))
+    return " ".join(said)
+
+
+def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]]) -> str:
+    one = len(group) == 1
+    own = listed([f"{name} {went(item.own, fmt)}" for item, name, fmt in group])
+    matched = listed([f"{name} {went(item.matched, fmt)}" for item, name, fmt in group])
+    subjects = listed([name for _, name, _ in group])
+    still = "it does" if one else "none of these" if len(group) > 2 else "neither"
+    still += " not change by more than its noise" if one else " changes by more than its noise"
+    it = _AFTERTHOUGHTS.get(verdict, "").format(it="the change is" if one else "the changes are")
+    return {
+        Verdict.BOTH: f"both readings agree: at each checkpoint's own context {own}, at the common window {matched}",
+        Verdict.NEITHER: (
+            f"{subjects} {'stays' if one else 'stay'} within noise at each checkpoint's own context and at the common "
+            "window"
+        ),
+        Verdict.ONLY_OWN: f"{own} at each checkpoint's own context, but at the common window {still}{it}",
+        Verdict.ONLY_MATCHED: f"{matched} at the common window, but at each checkpoint's own context {still}{it}",
+        Verdict.OPPOSITE: (
+            f"the two readings contradict each other: at each checkpoint's own context {own}, at the common window "
+            f"{matched}"
+        ),
+    }[verdict]
+
+
+def survives(found: Sequence[Agreement], place: str, matched: bool) -> str:
+    """One short sentence for a takeaway: does what happens at a step hold at the other choice of windows?"""
+    here, only_here = (
+        ([item for item in found if item.matched.direction], Verdict.ONLY_MATCHED)
+        if matched
+        else ([item for item in found if item.own.direction], Verdict.ONLY_OWN)
+    )
+    there = "each checkpoint's own context" if matched else "the common window"
+    verdicts = {item.verdict for item in here}
+    if not verdicts:
+        return ""
+    if verdicts == {only_here}:
+        return f"Measured at {there}, the step {place} does not stand out from its noise."
+    if verdicts == {Verdict.BOTH}:
+        return f"The step {place} is there at {there} too."
+    return f"The step {place} looks different at {there}."

@@ -1,0 +1,151 @@
+"""The section "How It Was Produced" of a card, from the provenance. What it does not say is "not recorded"."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from qkscope.results import schema
+from qkscope.results.read import Checkpoint, Results, phase_segments
+from qkscope.words.phrases import code, count, escape, listed
+
+NOT_RECORDED = "not recorded"
+_LISTED_CHECKPOINTS = 12
+
+
+def produced(results: Results, table: str, steps: Sequence[tuple[str, str]]) -> list[str]:
+    """Numbered lines: data, model, heads, checkpoints, corpus, then the figure's own steps."""
+    tables = {schema.QK_MATCHED_CSV: results.matched, schema.QK_WINDOWS_CSV: results.windows}
+    rows = tables.get(table)
+    amount = len(results.heads if rows is None else rows)
+    data = f"{code(table)}, filtered to PC0 (`pc == 0`): {amount:,} rows."
+    entries = [
+        ("Data source", data),
+        ("Model" if results.study.one_run else "Models", _models(results.study.checkpoints)),
+        ("Heads", _heads(results)),
+        (
+            "Checkpoints in order" if results.study.one_run else f"{results.study.noun.title()}s compared",
+            _order(results),
+        ),
+        ("Corpus and tokens", _corpus(results)),
+        *steps,
+    ]
+    return [
+        f"{i}. **{title}**:{'' if text.startswith(chr(10)) else ' '}{text}"
+        for i, (title, text) in enumerate(entries, start=1)
+    ]
+
+
+def _distinct(values: Iterable[object]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value is not None and value not in found:
+            found.append(value)
+    return found
+
+
+def _models(checkpoints: Sequence[Checkpoint]) -> str:
+    sources = _distinct(c.record.get("model") for c in checkpoints)
+    if not sources:
+        return f"{NOT_RECORDED}."
+    names = [code(str(source)) for source in sources]
+    shown = listed(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+    layouts = _distinct(_layout(c) for c in checkpoints)
+    layout = f", {layouts[0]}" if len(layouts) == 1 else ""
+    types = _distinct(c.record.get("dtype") for c in checkpoints)
+    precision = f", computed in {listed([escape(str(t)) for t in types])}" if types else ""
+    return f"{shown}{layout}{precision}."
+
+
+def _layout(checkpoint: Checkpoint) -> str | None:
+    layers = checkpoint.record.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(entry, Mapping) for entry in layers) or not layers:
+        n = checkpoint.record.get("n_layers")
+        return f"{n} layers" if isinstance(n, int) else None
+    nope = sum(entry.get("rotary") == schema.NOPE for entry in layers)
+    n = checkpoint.record.get("n_layers")
+    parts = [f"{n if isinstance(n, int) else len(layers)} layers"]
+    parts[0] += f" ({nope} of them without rotary position)" if nope else ""
+    for key, noun in (("q_heads", "query heads"), ("kv_heads", "KV heads")):
+        values = _distinct(entry.get(key) for entry in layers)
+        if len(values) == 1:
+            parts.append(f"{escape(str(values[0]))} {noun}")
+    return ", ".join(parts)
+
+
+def _heads(results: Results) -> str:
+    per = results.heads.groupby("model").size()
+    low, high = int(per.min()), int(per.max())
+    noun = results.study.noun
+    amount = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    study = results.provenance.get("study")
+    choice = study.get("heads") if isinstance(study, Mapping) else None
+    if isinstance(choice, Mapping) and "sample" in choice:
+        how = f"sampled with seed {escape(str(choice.get('seed', NOT_RECORDED)))}"
+    elif choice == "all":
+        how = "all heads that can be compared"
+    else:
+        how = f"how they were chosen is {NOT_RECORDED}"
+    return f"{amount} query heads per {noun} ({how})."
+
+
+def _order(results: Results) -> str:
+    checkpoints = results.study.checkpoints
+    lines = []
+    for phase, first, last in phase_segments(checkpoints):
+        group = checkpoints[first : last + 1]
+        title = escape(phase) if phase else "All" if len(group) == len(checkpoints) else "No phase"
+        lines.append(f"   - {title}: {_names(group)} ({_settings(group)})")
+    text = "\n" + "\n".join(lines)
+    if results.unmeasured:
+        text += f"\n   - Not measured: {listed([escape(name) for name in results.unmeasured[:6]])}"
+    return text
+
+
+def _names(group: Sequence[Checkpoint]) -> str:
+    names = [escape(c.label) for c in group]
+    if len(names) > _LISTED_CHECKPOINTS:
+        return f"{count(len(names), 'checkpoint')} from {names[0]} to {names[-1]}"
+    return listed(names)
+
+
+def _settings(group: Sequence[Checkpoint]) -> str:
+    contexts = _distinct(c.context for c in group)
+    thetas = _distinct(_theta(c.record.get("rope_theta")) for c in group)
+    limits = _distinct(c.record.get("max_position_embeddings") for c in group)
+    context = listed([f"{c:,}" for c in contexts]) + " tokens" if contexts else NOT_RECORDED
+    theta = listed(thetas) if thetas else NOT_RECORDED
+    limit = listed([f"{v:,}" if isinstance(v, int) else escape(str(v)) for v in limits]) or NOT_RECORDED
+    return rf"context {context}, rope\_theta {theta}, max\_position\_embeddings {limit}"
+
+
+def _theta(value: object) -> str | None:
+    if isinstance(value, Mapping):
+        parts = [f"{_theta(v) or NOT_RECORDED} for {escape(str(k))} layers" for k, v in list(value.items())[:8]]
+        return listed(parts) or None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return None
+    return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+
+
+def _corpus(results: Results) -> str:
+    corpus = results.provenance.get("corpus")
+    corpus = corpus if isinstance(corpus, Mapping) else {}
+    source = corpus.get("source")
+    records = [c.record for c in results.study.checkpoints]
+    documents = [n for n in (r.get("documents") for r in records) if isinstance(n, int)]
+    totals = [n for n in (r.get("tokens") for r in records) if isinstance(n, int)]
+    text = code(str(source)) if source else f"corpus {NOT_RECORDED}"
+    if isinstance(corpus.get("fingerprint"), str):
+        text += f" (fingerprint {code(str(corpus['fingerprint'])[:19])})"
+    text += f"; {_range(documents, 'documents')}, {_range(totals, 'tokens')} per {results.study.noun}"
+    analysis = results.provenance.get("analysis")
+    skipped = analysis.get("skip_positions") if isinstance(analysis, Mapping) else None
+    if isinstance(skipped, int) and skipped:
+        text += f"; the first {count(skipped, 'position')} of each document left out"
+    return f"{text}."
+
+
+def _range(values: Sequence[int], noun: str) -> str:
+    if not values:
+        return f"{noun} {NOT_RECORDED}"
+    low, high = min(values), max(values)
+    return f"{low:,} {noun}" if low == high else f"{low:,} to {high:,} {noun}"
