@@ -17,7 +17,8 @@ from qkscope.compare.words import (
     worst_section,
 )
 from qkscope.results.read import Results
-from qkscope.words.phrases import code, count, escape, listed
+from qkscope.words.markdown import code, escape
+from qkscope.words.phrases import count, listed
 
 SHOWN = 24  # changed heads in the card; all are in the table
 

@@ -20,6 +20,7 @@ from qkscope.lenses.depth import table as depth
 from qkscope.lenses.heads import HeadSample, choose_heads
 from qkscope.lenses.position import trajectory
 from qkscope.lenses.taxonomy import table as taxonomy
+from qkscope.results.schema import depth_of_layers
 
 REPRODUCED, DIFFERS, MISSING = "reproduced", "differs", "missing"
 COLUMNS = ("what", "model", "cell", "value", "reference", "difference", "tolerance", "verdict")
@@ -100,7 +101,7 @@ def published_sample(reference: PublishedReference) -> pd.DataFrame:
     layers = [LayerFacts(i, reference.q_heads, 1, 1) for i in range(reference.n_layers)]
     chosen = choose_heads(layers, HeadSample(reference.heads, reference.seed))
     sample = pd.DataFrame([(i, head) for i, heads in chosen.items() for head in heads], columns=["layer", "head"])
-    return sample.assign(depth=depth.depth_of_layers(sample["layer"].to_numpy(), reference.n_layers - 1))
+    return sample.assign(depth=depth_of_layers(sample["layer"].to_numpy(), reference.n_layers - 1))
 
 
 def compare_with_published(

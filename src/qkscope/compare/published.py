@@ -21,7 +21,8 @@ from qkscope.compare.words import (
     worst_section,
 )
 from qkscope.results.read import Results
-from qkscope.words.phrases import code, count, escape, listed, percent
+from qkscope.words.markdown import code, escape
+from qkscope.words.phrases import count, listed, percent
 
 _TABLES = {
     "trajectory": "means by checkpoint",

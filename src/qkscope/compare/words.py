@@ -14,7 +14,8 @@ import pandas as pd
 from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED
 from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
 from qkscope.results.read import one_line
-from qkscope.words.phrases import count, escape, listed
+from qkscope.words.markdown import escape
+from qkscope.words.phrases import count, listed
 
 WORST = 8  # rows in the table of the largest differences
 LISTED = 6  # names in a sentence

@@ -1,26 +1,8 @@
 """The colours of all figures and of the page, without matplotlib: one place, so that both look alike."""
 
-from qkscope.lenses.taxonomy.table import (
-    CONTENT_FOCUSED,
-    K_POSITIONAL,
-    MIXED,
-    POSITION_DOMINATED,
-    Q_POSITIONAL,
-    UNDEFINED,
-)
-
 BLUE, RED, PURPLE = "#3b82f6", "#ef4444", "#8b5cf6"
 INK, GREY, LINE, FAINT = "#1f2937", "#6b7280", "#9ca3af", "#d1d5db"
 AMBER = "#b45309"  # far from the blue in hue and lightness, for any colour vision
-
-CATEGORY_COLOURS = {
-    POSITION_DOMINATED: "#3b82f6",
-    Q_POSITIONAL: "#6366f1",
-    K_POSITIONAL: "#ec4899",
-    CONTENT_FOCUSED: "#10b981",
-    MIXED: "#9ca3af",
-    UNDEFINED: "#ffffff",
-}
 
 # Nine stops each of matplotlib's Blues and Reds, for drawings that are not made by matplotlib.
 BLUES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b")

@@ -23,7 +23,6 @@ from matplotlib.transforms import blended_transform_factory
 
 from qkscope.draw.palette import AMBER as AMBER
 from qkscope.draw.palette import BLUE as BLUE
-from qkscope.draw.palette import CATEGORY_COLOURS as CATEGORY_COLOURS
 from qkscope.draw.palette import FAINT as FAINT
 from qkscope.draw.palette import GREY as GREY
 from qkscope.draw.palette import INK as INK

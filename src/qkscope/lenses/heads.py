@@ -9,6 +9,7 @@ from typing import Literal
 
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
+from qkscope.study.schema import Heads, Study
 
 LayerChoice = Literal["all", "full"] | tuple[int, ...]
 
@@ -54,3 +55,13 @@ def _chosen_layers(facts: list[LayerFacts], choice: LayerChoice) -> list[LayerFa
     if unknown:
         raise InputError(f"layers: {unknown[0]} is not an attention layer of this model; it has {sorted(known)}")
     return [each for each in facts if each.layer in choice]
+
+
+def head_sample(study: Study) -> HeadSample | None:
+    """The study's sample of heads, if it has one."""
+    return HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None
+
+
+def layer_choice(study: Study) -> LayerChoice:
+    """The study's choice of layers."""
+    return study.layers if isinstance(study.layers, str) else tuple(study.layers)

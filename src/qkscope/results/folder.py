@@ -54,6 +54,11 @@ def results_file(folder: Path, name: str) -> Path:
     return _within(folder, _known(name, name in FILES))
 
 
+def head_table_path(folder: Path, name: str) -> Path:
+    """A table with rows per head, as `qk.csv` is one."""
+    return _within(folder, _known(name, TABLE.fullmatch(name)))
+
+
 def lock_path(folder: Path) -> Path:
     """The lock file that a run holds alone and that shards share."""
     return results_file(folder, LOCK)

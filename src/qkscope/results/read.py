@@ -16,7 +16,6 @@ import pandas as pd
 
 from qkscope.errors import TableError
 from qkscope.foreign import Missing, Unreadable, lines_of, opened, parse_json, read_bytes
-from qkscope.lenses.depth.table import depth_of_layers
 from qkscope.results import schema
 from qkscope.results.entries import ACROSS_CHECKPOINTS as ACROSS_CHECKPOINTS
 from qkscope.results.entries import ACROSS_MODELS as ACROSS_MODELS
@@ -37,9 +36,12 @@ from qkscope.results.entries import Study as Study
 from qkscope.results.entries import one_line as one_line
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
-from qkscope.results.folder import results_file
+from qkscope.results.folder import head_table_path, results_file
+from qkscope.results.schema import depth_of_layers
 
 _KEY = ["model", "layer", "head", "pc"]
+_HEAD_KEY = ("model", "layer", "head", "window")
+_AGAIN = "`qkscope analyze RESULTS` writes it again"
 _NUMBERS = ("explained_variance", "r_q", "r_k")
 _WHOLE = ("layer", "head", "pc")
 _EMPTY = ["", "nan", "NaN", "NA"]
@@ -65,21 +67,24 @@ class Results:
     windows: pd.DataFrame | None
     provenance: Mapping[str, Any]
     unmeasured: tuple[str, ...]  # checkpoints of the provenance that have no rows (yet)
+    components: pd.DataFrame  # `heads` with every component
+    components_matched: pd.DataFrame | None  # `matched` with every component
 
 
 def load_results(folder: Path | str) -> Results:
-    """Read and check a results folder. Raises TableError when something that is needed is not there."""
+    """Read and check a results folder, each file once. Raises TableError when something that is needed is not there."""
     folder = Path(folder)
-    heads = _read_pc0(results_file(folder, schema.QK_CSV))
+    components = _read_components(results_file(folder, schema.QK_CSV))
     provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
-    checkpoints, unmeasured = order_checkpoints(heads, provenance)
-    heads = _fill_window(heads, checkpoints)
+    checkpoints, unmeasured = order_checkpoints(components, provenance)
+    components = _fill_window(components, checkpoints)
+    heads = _leading(components)
     names = [c.name for c in checkpoints]
-    matched = _read_optional(results_file(folder, schema.QK_MATCHED_CSV), names)
-    if matched is not None:
-        matched = _fill_matched_window(matched, provenance)
-        if _windows_of(matched) == _windows_of(heads):
-            matched = None  # all contexts are the common window: there is only one reading
+    components_matched = _read_optional(results_file(folder, schema.QK_MATCHED_CSV), names)
+    if components_matched is not None:
+        components_matched = _fill_matched_window(components_matched, provenance)
+        if _windows_of(components_matched) == _windows_of(heads):
+            components_matched = None  # all contexts are the common window: there is only one choice of windows
     study_record = as_mapping(provenance.get("study"))
     title = as_text(study_record.get("title")) or as_text(study_record.get("study"))
     kind = entries_kind(heads, checkpoints, provenance)
@@ -90,22 +95,42 @@ def load_results(folder: Path | str) -> Results:
         kind=kind,
         span=span_of(checkpoints, kind, provenance),
     )
-    windows = _read_optional(results_file(folder, schema.QK_WINDOWS_CSV), names, extra_key=["window"])
-    return Results(folder, study, heads, matched, windows, provenance, unmeasured)
+    return Results(
+        folder=folder,
+        study=study,
+        heads=heads,
+        matched=None if components_matched is None else _leading(components_matched),
+        windows=_read_optional(results_file(folder, schema.QK_WINDOWS_CSV), names, extra_key=["window"]),
+        provenance=provenance,
+        unmeasured=unmeasured,
+        components=components,
+        components_matched=components_matched,
+    )
 
 
-def load_components(results: Results) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Every component of `qk.csv`, and of `qk_matched.csv` where it is a reading of its own; checked as PC0 is."""
-    path = results_file(results.folder, schema.QK_CSV)
-    own = _read_table(path)
-    _refuse_repeated(own, _KEY, path)
-    own = _fill_window(_with_layer_columns(own, path), results.study.checkpoints)
-    if results.matched is None:
-        return own, None
-    path = results_file(results.folder, schema.QK_MATCHED_CSV)
-    matched = _read_table(path)
-    _refuse_repeated(matched, _KEY, path)
-    return own, _fill_matched_window(_with_layer_columns(matched, path), results.provenance)
+def read_head_table(results: Results, file: str, columns: Sequence[str]) -> pd.DataFrame | None:
+    """A lens's table of the folder, its numbers checked; None where the folder has none (yet)."""
+    path = head_table_path(results.folder, file)
+    if not path.exists():
+        return None
+    table = _read_csv(path)
+    needed = (*_HEAD_KEY, *columns)
+    missing = [name for name in needed if name not in table.columns]
+    if missing or table.empty:
+        raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
+    for name in needed:
+        if name not in _TEXT_COLUMNS:
+            table[name] = _numbers(table[name], path)
+    _refuse_repeated(table, [*_HEAD_KEY, *(["pc"] if "pc" in table.columns else [])], path)
+    strangers = sorted(set(table["model"]) - set(results.study.names))
+    if strangers:
+        raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
+    return table
+
+
+def _leading(components: pd.DataFrame) -> pd.DataFrame:
+    """Component 0."""
+    return components[components["pc"] == 0].reset_index(drop=True)
 
 
 def _windows_of(heads: pd.DataFrame) -> dict[str, float]:
@@ -119,7 +144,7 @@ def _windows_of(heads: pd.DataFrame) -> dict[str, float]:
 def _read_optional(path: Path, names: Sequence[str], extra_key: Sequence[str] = ()) -> pd.DataFrame | None:
     if not path.exists():
         return None
-    table = _read_pc0(path, extra_key)
+    table = _read_components(path, extra_key)
     strangers = sorted(set(table["model"]) - set(names))
     if strangers:
         raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
@@ -128,14 +153,13 @@ def _read_optional(path: Path, names: Sequence[str], extra_key: Sequence[str] = 
     return table
 
 
-def _read_pc0(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
-    """Component 0 of a table, one row per head (and `extra_key`), in file order, with all columns present."""
+def _read_components(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
+    """A table with one row per head, component (and `extra_key`), in file order, with all columns present."""
     table = _read_table(path, extra_key)
-    pc0 = table[table["pc"] == 0].reset_index(drop=True)
-    if pc0.empty:
+    if not (table["pc"] == 0).any():
         raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
-    _refuse_repeated(pc0, [*_KEY, *extra_key], path)
-    return _with_layer_columns(pc0, path)
+    _refuse_repeated(table, [*_KEY, *extra_key], path)
+    return _with_layer_columns(table, path)
 
 
 def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:

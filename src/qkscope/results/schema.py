@@ -1,14 +1,19 @@
-"""The columns of the results tables: the one place that names them.
+"""The columns that every table with rows per head shares, and those of `qk.csv`.
 
 `qk.csv` has one row per checkpoint, layer, query head and principal component. `qk_matched.csv` is the same
 table at the study's common window, `qk_windows.csv` has component 0 at several prefix windows.
 """
+
+import numpy as np
+import numpy.typing as npt
 
 # The files of these tables, for whoever speaks about them.
 from qkscope.results.folder import PROVENANCE_JSON as PROVENANCE_JSON
 from qkscope.results.folder import QK_CSV as QK_CSV
 from qkscope.results.folder import QK_MATCHED_CSV as QK_MATCHED_CSV
 from qkscope.results.folder import QK_WINDOWS_CSV as QK_WINDOWS_CSV
+
+QK_FILES = (QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV)
 
 # Who: `model` is the checkpoint's name, `depth` is layer / (number of layers - 1).
 IDENTITY_COLUMNS = ("model", "layer", "depth", "head", "kv_head", "pc")
@@ -27,3 +32,10 @@ REQUIRED_COLUMNS = ("model", "layer", "head", "pc", "explained_variance", "r_q",
 
 ROTARY, NOPE, UNKNOWN = "rotary", "nope", "unknown"
 FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
+
+
+def depth_of_layers(layer: npt.ArrayLike, last_layer: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """layer / last layer, in [0, 1]; the only layer of a one-layer model has depth 0."""
+    layers = np.asarray(layer, dtype=np.float64)
+    last = np.asarray(last_layer, dtype=np.float64)
+    return np.divide(layers, last, out=np.zeros(np.broadcast(layers, last).shape), where=last > 0)

@@ -14,9 +14,9 @@ from typing import Any
 
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
-from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
+from qkscope.lenses.heads import LayerChoice, choose_heads, head_sample, layer_choice
 from qkscope.study.load import StudyFile
-from qkscope.study.schema import Checkpoint, Heads, Study
+from qkscope.study.schema import Checkpoint, Study
 
 SLOW_FIRST_LAST = {"local": 0, "hub": 1, "gguf": 2}
 # Of a config: what does not change a number that is measured.
@@ -109,16 +109,6 @@ def _blueprint(study: Study, config: Any, trust_remote_code: bool) -> Any:
     found = blueprint(config, trust_remote_code=trust_remote_code)
     choose_heads(found.probe.layers, head_sample(study), layer_choice(study))
     return found
-
-
-def head_sample(study: Study) -> HeadSample | None:
-    """The study's sample of heads, if it has one."""
-    return HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None
-
-
-def layer_choice(study: Study) -> LayerChoice:
-    """The study's choice of layers."""
-    return study.layers if isinstance(study.layers, str) else tuple(study.layers)
 
 
 # -- equal weights -----------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """What a study shows, as facts: typed, computed from the tables, and free of any wording.
 
 Cards turn these facts into sentences. Whether something changed is decided in `noise`; here is where and how:
-the jumps of a curve, changes per phase, moves between categories, where in depth a signal sits, and
-whether the reading at a common window agrees.
+the jumps of a curve, changes per phase, and whether the common window agrees. What only one lens speaks about is found
+in that lens's room.
 """
 
 import itertools
@@ -13,17 +13,12 @@ from enum import Enum
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.depth.table import EDGES, DepthAxis
-from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.results.read import Checkpoint, phase_segments
 from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS, Change, HeadPanel, Part
 from qkscope.stats.series import Shape, plateau_of, shape_of
 from qkscope.stats.series import Trend as Trend
 
 JUMP_SHARE = 0.25  # a step is a jump when it covers at least this part of the range of the whole curve
-BELOW_ZERO = 0.005  # a mean nearer to 0 is printed as 0.00, so it is not called negative
-# Three, four and three of the ten depth bins.
-EARLY, MIDDLE, LATE = Part(0.0, EDGES[3]), Part(EDGES[3], EDGES[7]), Part(EDGES[7], 1.0)
 
 
 @dataclass(frozen=True)
@@ -180,35 +175,6 @@ def change_over(
     return PhaseChange(phase, tuple(checkpoints), changes, shapes)
 
 
-def busiest_steps(panel: HeadPanel, checkpoints: Sequence[Checkpoint], most: int = 2) -> list[PhaseChange]:
-    """The steps in which the most heads changed between categories net, in order; only real changes."""
-    steps = [change_over(panel, pair, CATEGORIES) for pair in itertools.pairwise(checkpoints)]
-    real = [step for step in steps if any(change.direction for change in step.changes.values())]
-    largest = max((step.size for step in real), default=0.0)
-    kept = sorted((step for step in real if step.size >= JUMP_SHARE * largest), key=lambda step: -step.size)[:most]
-    return [step for step in steps if any(step is each for each in kept)]
-
-
-@dataclass(frozen=True)
-class Moves:
-    """How heads moved between categories in one step."""
-
-    heads: int
-    changed: int
-    commonest: tuple[tuple[str, str, int], ...]  # (from, to, heads), most first
-
-
-def moves_between(transitions: pd.DataFrame, before: str, after: str) -> Moves:
-    """The moves of one step, from the transitions table."""
-    rows = transitions[(transitions["from_model"] == before) & (transitions["to_model"] == after)]
-    moved = rows[rows["from_category"] != rows["to_category"]].sort_values("heads", ascending=False, kind="stable")
-    commonest = tuple(
-        (str(a), str(b), int(n))
-        for a, b, n in zip(moved["from_category"], moved["to_category"], moved["heads"], strict=True)
-    )
-    return Moves(int(rows["heads"].sum()), int(moved["heads"].sum()), commonest)
-
-
 # --- windows ----------------------------------------------------------------------------------------
 
 
@@ -270,61 +236,3 @@ def context_changes(
         if np.isfinite(one) and np.isfinite(other) and one != other:
             steps.append((before, after, int(one), int(other)))
     return steps
-
-
-# --- depth ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DepthProfile:
-    """How a mean varies over the cells (bins, or layers) of one checkpoint."""
-
-    checkpoint: Checkpoint
-    weakest: int
-    strongest: int
-    low: float
-    high: float
-    spread_error: float
-    early_to_late: Change
-    empty: tuple[int, ...]
-    negative: tuple[int, ...]
-
-    @property
-    def spread(self) -> float:
-        """Strongest cell minus weakest cell."""
-        return self.high - self.low
-
-
-def depth_profile(
-    panel: HeadPanel, means: pd.DataFrame, axis: DepthAxis, checkpoint: Checkpoint, quantity: str
-) -> DepthProfile | None:
-    """The profile of one row of a depth table; None where no cell has a value."""
-    row = means.set_index("model").loc[checkpoint.name, list(axis.columns)].to_numpy(dtype=float)
-    if not np.isfinite(row).any():
-        return None
-    weakest, strongest = int(np.nanargmin(row)), int(np.nanargmax(row))
-    parts = [Part(layer=i) if axis.layers is not None else Part(EDGES[i], EDGES[i + 1]) for i in (weakest, strongest)]
-    return DepthProfile(
-        checkpoint=checkpoint,
-        weakest=weakest,
-        strongest=strongest,
-        low=float(row[weakest]),
-        high=float(row[strongest]),
-        spread_error=panel.contrast(quantity, checkpoint.name, *parts).error,
-        early_to_late=panel.contrast(quantity, checkpoint.name, EARLY, LATE),
-        empty=tuple(int(i) for i in np.flatnonzero(~np.isfinite(row))),
-        negative=tuple(int(i) for i in np.flatnonzero(row <= -BELOW_ZERO)),
-    )
-
-
-def spread_series(profiles: Sequence[DepthProfile]) -> Shape:
-    """How the gap between the strongest and the weakest cell goes over the checkpoints."""
-
-    def direction(i: int, j: int) -> int:
-        difference = profiles[j].spread - profiles[i].spread
-        error = float(np.hypot(profiles[i].spread_error, profiles[j].spread_error))
-        if not abs(difference) > max(STANDARD_ERRORS * error, SMALLEST):  # also when the error is not known
-            return 0
-        return 1 if difference > 0 else -1
-
-    return shape_of([p.spread for p in profiles], direction)

@@ -13,9 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.lenses.layer_kinds.table import with_layer_kind
-from qkscope.lenses.position.trajectory import MEASURES, with_measures
-from qkscope.lenses.taxonomy.table import CATEGORIES, with_category
 from qkscope.stats.series import Direction, Shape, shape_of
 
 STANDARD_ERRORS = 2.0  # about one chance in twenty for a single comparison
@@ -59,30 +56,24 @@ class Part:
 
 
 EVERY_HEAD = Part()
+_PLACES = ("layer", "head", "depth", "layer_kind")
 
 
 class HeadPanel:
     """The heads of each checkpoint, ready to be compared between checkpoints.
 
-    Quantities are the measures of the trajectory (`r_q`, `r_k`, `r_k_abs`, `explained_variance`), the shares
-    `concordant` and `discordant`, each category by its name, and `r_q_spread` and `r_k_spread`: the distance
-    from the checkpoint's median.
+    Quantities are the numeric columns of the table of heads, those that lenses derive included.
     """
 
     def __init__(self, heads: pd.DataFrame, same_heads: bool) -> None:
-        table = with_category(with_measures(with_layer_kind(heads)))
-        for category in CATEGORIES:
-            table[category] = (table["category"] == category).astype(float)
-        for measure in ("r_q", "r_k"):
-            median = table.groupby("model")[measure].transform("median")
-            table[f"{measure}_spread"] = (table[measure] - median).abs()
         self._same_heads = same_heads
-        columns = [*MEASURES, "concordant", "discordant", *CATEGORIES, "r_q_spread", "r_k_spread"]
+        columns = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name].dtype)]
+        places = [name for name in _PLACES if name in heads.columns]
         self._columns: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
         self._places: dict[str, pd.DataFrame] = {}  # layer, head, depth and kind of each head, in the columns' order
-        for model, group in table.sort_values(["layer", "head"]).groupby("model"):
-            self._columns[str(model)] = {name: group[name].to_numpy(dtype=np.float64) for name in columns}
-            self._places[str(model)] = group[["layer", "head", "depth", "layer_kind"]]
+        for model, group in heads.sort_values(["layer", "head"]).groupby("model"):
+            values = {name: group[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in columns}
+            self._columns[str(model)], self._places[str(model)] = values, group[places]
         self._heads = {m: p[["layer", "head"]].to_numpy().tobytes() for m, p in self._places.items()}
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:

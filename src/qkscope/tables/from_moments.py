@@ -1,4 +1,4 @@
-"""From moments files to `qk.csv`, `qk_matched.csv`, `qk_windows.csv` and their provenance. No model, no torch."""
+"""From moments files to the tables of every lens and their provenance. No model, no torch."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pandas as pd
 
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.kinds import Architecture, Kind, kind_of, kind_sentence
-from qkscope.lenses.heads import HeadSample, LayerChoice
-from qkscope.lenses.position.table import COMPONENTS, qk_table, stack_tables, windows_table
+from qkscope.lenses.heads import HeadSample, LayerChoice, head_sample, layer_choice
+from qkscope.lenses.registry import head_tables
+from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import PROVENANCE_SCHEMA, environment
 from qkscope.results.folder import (
     PROVENANCE_JSON,
-    QK_CSV,
-    QK_MATCHED_CSV,
-    QK_WINDOWS_CSV,
     STUDY_YAML,
+    head_table_path,
     moments_path,
     results_file,
 )
 from qkscope.results.left_out import read_left_out
-from qkscope.run.models import head_sample, layer_choice
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Checkpoint, Study
 
-if TYPE_CHECKING:
-    from qkscope.run.events import Events
+
+class Listener(Protocol):
+    """Who hears what becomes of the tables; a run's events fit."""
+
+    def wrote(self, path: str) -> None:
+        """A file is there."""
+
+    def noted(self, message: str) -> None:
+        """Something a reader should know."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,12 @@ class AnalysisSettings:
         """The study's own settings."""
         return cls(study.common_window(), study.components, head_sample(study), layer_choice(study))
 
+    def rows(self, own: int | None) -> RowSettings:
+        """What a checkpoint's rows are made with; `own` is its context where its sums reach further."""
+        return RowSettings(own, self.window, self.components, self.heads, self.layers)
 
-def analyze_study(folder: Path, study: Study, events: Events, command: str, out: Path | None = None) -> Path:
+
+def analyze_study(folder: Path, study: Study, events: Listener, command: str, out: Path | None = None) -> Path:
     """Tables of every checkpoint of a study, from the moments in `folder`, in study order."""
     left_out = read_left_out(folder)
     files = {
@@ -74,7 +82,7 @@ def analyze_study(folder: Path, study: Study, events: Events, command: str, out:
 
 def analyze_folder(
     folder: Path,
-    events: Events,
+    events: Listener,
     command: str,
     *,
     out: Path | None = None,
@@ -91,7 +99,7 @@ def analyze_folder(
 
 def analyze_files(
     paths: list[Path],
-    events: Events,
+    events: Listener,
     command: str,
     *,
     out: Path | None,
@@ -152,37 +160,27 @@ def write_tables(
     out: Path,
     files: Mapping[str, Path],
     settings: AnalysisSettings,
-    events: Events,
+    events: Listener,
     command: str,
     study: Study | None = None,
     left_out: Mapping[str, str] | None = None,
     kind: Kind | None = None,
 ) -> Path:
-    """Analyze one moments file after the other and write all tables and their provenance into `out`."""
-    tables: dict[str, list[pd.DataFrame]] = {QK_CSV: [], QK_MATCHED_CSV: [], QK_WINDOWS_CSV: []}
+    """Analyze one moments file after the other and write every lens's tables and their provenance into `out`."""
+    tables = head_tables()
+    parts: dict[str, list[pd.DataFrame]] = {table.file: [] for table in tables}
     origins = []
     for name, path in files.items():
         moments = Moments.load(path)
         checkpoint = _named(study, name)
         longest = _longest(name, moments, checkpoint)
-        rows = partial(
-            qk_table,
-            moments,
-            model=name,
-            heads=settings.heads,
-            layers=settings.layers,
-            components=settings.components,
-        )
         with located(f"checkpoint {name!r}"):
-            tables[QK_CSV].append(rows(window=longest))
-            tables[QK_MATCHED_CSV].append(rows(window=settings.window))
-            tables[QK_WINDOWS_CSV].append(
-                windows_table(moments, model=name, heads=settings.heads, layers=settings.layers, longest=longest)
-            )
+            for file, rows in checkpoint_rows(moments, tables, settings.rows(longest), model=name).items():
+                parts[file].append(rows)
         origins.append(_origin(name, moments, checkpoint, longest))
-    for file, parts in tables.items():
-        write_csv(stack_tables(parts), results_file(out, file))
-        events.wrote(str(results_file(out, file)))
+    for file, of_checkpoints in parts.items():
+        write_csv(pd.concat(of_checkpoints, ignore_index=True), head_table_path(out, file))
+        events.wrote(str(head_table_path(out, file)))
     read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
     provenance = {**_provenance(settings, origins, command, study), **read_as}
     provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
@@ -236,7 +234,7 @@ def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest:
     return origin
 
 
-def _kind(origins: list[dict[str, Any]], stated: Kind | None, events: Events, told: bool) -> dict[str, Any]:
+def _kind(origins: list[dict[str, Any]], stated: Kind | None, events: Listener, told: bool) -> dict[str, Any]:
     """What the entries are to each other, for the provenance; said aloud where no plan said it."""
     kind = stated or kind_of([Architecture.of_record(origin) for origin in origins])
     if told and len(origins) > 1:

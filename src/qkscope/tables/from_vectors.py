@@ -13,12 +13,12 @@ import pandas as pd
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.kinds import Kind
-from qkscope.lenses.position.table import COMPONENTS
+from qkscope.lenses.rows import COMPONENTS
 from qkscope.lenses.position.vectors_table import table_from_vectors
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import PROVENANCE_SCHEMA, environment
 from qkscope.results.folder import PROVENANCE_JSON, QK_CSV, results_file
-from qkscope.run.events import Events
+from qkscope.tables.from_moments import Listener
 from qkscope.study.harmless import file_safe
 from qkscope.vectors.hub import download_vectors
 from qkscope.vectors.read import Reading, open_vectors
@@ -61,7 +61,7 @@ def parse_source(text: str) -> VectorSource:
 def analyze_vectors(
     sources: list[str],
     out: Path,
-    events: Events,
+    events: Listener,
     command: str,
     *,
     components: int | None = None,

@@ -1,11 +1,10 @@
-"""Words for facts: numbers as a person would write them, names that cannot break Markdown, and sentences about
+"""Words for facts: numbers as a person would write them, names on one line, and sentences about
 series, changes and agreements that several cards share.
 
 A sentence that claims an order of numbers prints them with as many digits as it takes to see that order (`shown`)."""
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,8 +14,6 @@ from qkscope.stats.noise import SMALLEST, Change
 from qkscope.stats.series import Shape, Trend
 
 NAME_CHARACTERS = 60
-_MARKDOWN = frozenset("\\`*_{}[]<>#|~$&!:@")  # the last two start links of their own: http://x, a@b.c
-_WWW = re.compile(r"(?i)\bwww\.")
 
 _MOST_DIGITS = 2  # beyond the usual ones, for numbers whose order must be seen
 
@@ -80,26 +77,18 @@ def listed(items: Sequence[str]) -> str:
     return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def escape(text: str, characters: int = NAME_CHARACTERS) -> str:
-    """Text of a study as plain Markdown text: one line, shortened, nothing in it is markup."""
+def shortened(text: str, characters: int = NAME_CHARACTERS) -> str:
+    """Text of a study for a sentence: one line, shortened in the middle."""
     line = one_line(text)
-    if len(line) > characters:
-        tail = (characters - 1) // 2
-        line = f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
-    return _WWW.sub(lambda found: f"{found[0][:-1]}\\.", "".join(f"\\{c}" if c in _MARKDOWN else c for c in line))
-
-
-def code(text: str) -> str:
-    """Text of a study as a Markdown code span, whatever backticks it contains."""
-    line = one_line(text) or "?"
-    longest = max((len(run) for run in re.findall("`+", line)), default=0)
-    fence, pad = "`" * (longest + 1), " " if longest else ""
-    return f"{fence}{pad}{line}{pad}{fence}"
+    if len(line) <= characters:
+        return line
+    tail = (characters - 1) // 2
+    return f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def label(checkpoint: Checkpoint) -> str:
     """The checkpoint's label in running text."""
-    return escape(checkpoint.label)
+    return shortened(checkpoint.label)
 
 
 def sentence(text: str) -> str:
@@ -130,7 +119,7 @@ def where(before: Checkpoint, after: Checkpoint, windows: dict[str, float]) -> s
         verb = "grows" if other > one else "shrinks"
         return f", where the context {verb} from {int(one):,} to {tokens(other)}"
     if before.phase != after.phase and after.phase:
-        return f", at the start of {escape(after.phase)}"
+        return f", at the start of {shortened(after.phase)}"
     return ""
 
 

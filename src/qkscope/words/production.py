@@ -4,33 +4,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qkscope.results import schema
-from qkscope.results.read import Checkpoint, Results, phase_segments
-from qkscope.words.phrases import code, count, escape, listed
+from qkscope.results.read import Checkpoint, Results, one_line, phase_segments
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Code, Run, Strong, bullet, numbered
+from qkscope.words.phrases import listed, shortened
 
 NOT_RECORDED = "not recorded"
 _LISTED_CHECKPOINTS = 12
 
 
-def produced(results: Results, table: str, steps: Sequence[tuple[str, str]]) -> list[str]:
-    """Numbered lines: data, model, heads, checkpoints, corpus, then the figure's own steps."""
-    tables = {schema.QK_MATCHED_CSV: results.matched, schema.QK_WINDOWS_CSV: results.windows}
-    rows = tables.get(table)
-    amount = len(results.heads if rows is None else rows)
-    data = f"{code(table)}, filtered to PC0 (`pc == 0`): {amount:,} rows."
-    entries = [
-        ("Data source", data),
-        ("Model" if results.study.one_run else "Models", _models(results.study.checkpoints)),
-        ("Heads", _heads(results)),
-        (
-            "Checkpoints in order" if results.study.one_run else f"{results.study.noun.title()}s compared",
-            _order(results),
-        ),
-        ("Corpus and tokens", _corpus(results)),
-        *steps,
-    ]
+def produced(results: Results, rows: int, table: str, steps: Sequence[tuple[str, str]]) -> list[Block]:
+    """Numbered items: data, model, heads, checkpoints, corpus, then the figure's own steps."""
+    component = (", filtered to PC0 (", Code("pc == 0"), ")") if table in schema.QK_FILES else ()
+    one_run = results.study.one_run
     return [
-        f"{i}. **{title}**:{'' if text.startswith(chr(10)) else ' '}{text}"
-        for i, (title, text) in enumerate(entries, start=1)
+        numbered(Strong("Data source"), ": ", Code(table), *component, f": {counted(rows, 'row')}."),
+        numbered(Strong("Model" if one_run else "Models"), ": ", *_models(results.study.checkpoints)),
+        numbered(Strong("Heads"), f": {_heads(results)}"),
+        numbered(Strong("Checkpoints in order" if one_run else f"{results.study.noun.title()}s compared"), ":"),
+        *(bullet(line, level=1) for line in _order(results)),
+        numbered(Strong("Corpus and tokens"), ": ", *_corpus(results)),
+        *(numbered(Strong(what), f": {how}") for what, how in steps),
     ]
 
 
@@ -42,17 +36,22 @@ def _distinct(values: Iterable[object]) -> list[Any]:
     return found
 
 
-def _models(checkpoints: Sequence[Checkpoint]) -> str:
+def _models(checkpoints: Sequence[Checkpoint]) -> list[Run]:
     sources = _distinct(c.record.get("model") for c in checkpoints)
     if not sources:
-        return f"{NOT_RECORDED}."
-    names = [code(str(source)) for source in sources]
-    shown = listed(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+        return [f"{NOT_RECORDED}."]
+    names: list[Run] = [Code(one_line(str(source))) for source in sources]
     layouts = _distinct(_layout(c) for c in checkpoints)
     layout = f", {layouts[0]}" if len(layouts) == 1 else ""
     types = _distinct(c.record.get("dtype") for c in checkpoints)
-    precision = f", computed in {listed([escape(str(t)) for t in types])}" if types else ""
-    return f"{shown}{layout}{precision}."
+    precision = f", computed in {listed([shortened(str(t)) for t in types])}" if types else ""
+    return [*_listed_runs(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]), f"{layout}{precision}."]
+
+
+def _listed_runs(runs: Sequence[Run]) -> list[Run]:
+    """`a`, `a and b`, `a, b and c`, of runs."""
+    between = ["", *[", "] * (len(runs) - 2), " and "] if len(runs) > 1 else [""]
+    return [part for joint, run in zip(between, runs, strict=True) for part in (joint, run)]
 
 
 def _layout(checkpoint: Checkpoint) -> str | None:
@@ -67,7 +66,7 @@ def _layout(checkpoint: Checkpoint) -> str | None:
     for key, noun in (("q_heads", "query heads"), ("kv_heads", "KV heads")):
         values = _distinct(entry.get(key) for entry in layers)
         if len(values) == 1:
-            parts.append(f"{escape(str(values[0]))} {noun}")
+            parts.append(f"{shortened(str(values[0]))} {noun}")
     return ", ".join(parts)
 
 
@@ -79,7 +78,7 @@ def _heads(results: Results) -> str:
     study = results.provenance.get("study")
     choice = study.get("heads") if isinstance(study, Mapping) else None
     if isinstance(choice, Mapping) and "sample" in choice:
-        how = f"sampled with seed {escape(str(choice.get('seed', NOT_RECORDED)))}"
+        how = f"sampled with seed {shortened(str(choice.get('seed', NOT_RECORDED)))}"
     elif choice == "all":
         how = "all heads that can be compared"
     else:
@@ -87,23 +86,22 @@ def _heads(results: Results) -> str:
     return f"{amount} query heads per {noun} ({how})."
 
 
-def _order(results: Results) -> str:
+def _order(results: Results) -> list[str]:
     checkpoints = results.study.checkpoints
     lines = []
     for phase, first, last in phase_segments(checkpoints):
         group = checkpoints[first : last + 1]
-        title = escape(phase) if phase else "All" if len(group) == len(checkpoints) else "No phase"
-        lines.append(f"   - {title}: {_names(group)} ({_settings(group)})")
-    text = "\n" + "\n".join(lines)
+        title = shortened(phase) if phase else "All" if len(group) == len(checkpoints) else "No phase"
+        lines.append(f"{title}: {_names(group)} ({_settings(group)})")
     if results.unmeasured:
-        text += f"\n   - Not measured: {listed([escape(name) for name in results.unmeasured[:6]])}"
-    return text
+        lines.append(f"Not measured: {listed([shortened(name) for name in results.unmeasured[:6]])}")
+    return lines
 
 
 def _names(group: Sequence[Checkpoint]) -> str:
-    names = [escape(c.label) for c in group]
+    names = [shortened(c.label) for c in group]
     if len(names) > _LISTED_CHECKPOINTS:
-        return f"{count(len(names), 'checkpoint')} from {names[0]} to {names[-1]}"
+        return f"{counted(len(names), 'checkpoint')} from {names[0]} to {names[-1]}"
     return listed(names)
 
 
@@ -113,39 +111,39 @@ def _settings(group: Sequence[Checkpoint]) -> str:
     limits = _distinct(c.record.get("max_position_embeddings") for c in group)
     context = listed([f"{c:,}" for c in contexts]) + " tokens" if contexts else NOT_RECORDED
     theta = listed(thetas) if thetas else NOT_RECORDED
-    limit = listed([f"{v:,}" if isinstance(v, int) else escape(str(v)) for v in limits]) or NOT_RECORDED
-    return rf"context {context}, rope\_theta {theta}, max\_position\_embeddings {limit}"
+    limit = listed([f"{v:,}" if isinstance(v, int) else shortened(str(v)) for v in limits]) or NOT_RECORDED
+    return f"context {context}, rope_theta {theta}, max_position_embeddings {limit}"
 
 
 def _theta(value: object) -> str | None:
     if isinstance(value, Mapping):
-        parts = [f"{_theta(v) or NOT_RECORDED} for {escape(str(k))} layers" for k, v in list(value.items())[:8]]
+        parts = [f"{_theta(v) or NOT_RECORDED} for {shortened(str(k))} layers" for k, v in list(value.items())[:8]]
         return listed(parts) or None
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
     return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
 
 
-def _corpus(results: Results) -> str:
+def _corpus(results: Results) -> list[Run]:
     corpus = results.provenance.get("corpus")
     corpus = corpus if isinstance(corpus, Mapping) else {}
     source = corpus.get("source")
     records = [c.record for c in results.study.checkpoints]
     documents = [n for n in (r.get("documents") for r in records) if isinstance(n, int)]
     totals = [n for n in (r.get("tokens") for r in records) if isinstance(n, int)]
-    text = code(str(source)) if source else f"corpus {NOT_RECORDED}"
+    runs: list[Run] = [Code(one_line(str(source))) if source else f"corpus {NOT_RECORDED}"]
     if isinstance(corpus.get("fingerprint"), str):
-        text += f" (fingerprint {code(str(corpus['fingerprint'])[:19])})"
-    text += f"; {_range(documents, 'documents')}, {_range(totals, 'tokens')} per {results.study.noun}"
+        runs += [" (fingerprint ", Code(one_line(str(corpus["fingerprint"]))[:19]), ")"]
+    runs.append(f"; {_range(documents, 'document')}, {_range(totals, 'token')} per {results.study.noun}")
     analysis = results.provenance.get("analysis")
     skipped = analysis.get("skip_positions") if isinstance(analysis, Mapping) else None
     if isinstance(skipped, int) and skipped:
-        text += f"; the first {count(skipped, 'position')} of each document left out"
-    return f"{text}."
+        runs.append(f"; the first {counted(skipped, 'position')} of each document left out")
+    return [*runs, "."]
 
 
 def _range(values: Sequence[int], noun: str) -> str:
     if not values:
-        return f"{noun} {NOT_RECORDED}"
+        return f"{noun}s {NOT_RECORDED}"
     low, high = min(values), max(values)
-    return f"{low:,} {noun}" if low == high else f"{low:,} to {high:,} {noun}"
+    return counted(low, noun) if low == high else f"{low:,} to {high:,} {noun}s"

@@ -2,10 +2,9 @@
 
 from qkscope.lenses.position.card import sign_sentence
 from qkscope.stats.findings import Step
-from qkscope.words.card import (
+from qkscope.lenses.card import (
     Card,
     CardInput,
-    drawing_step,
     opening,
     readings,
     rows,
@@ -13,6 +12,7 @@ from qkscope.words.card import (
     tell_curve,
     tell_short,
 )
+from qkscope.words.blocks import Strong, paragraph
 from qkscope.words.phrases import escape, label, number, percent, shown, went, where
 
 
@@ -22,25 +22,24 @@ def concordance(given: CardInput) -> Card:
         opening(
             given,
             f"Above, for {rows(given)}: the share of heads whose keys clearly drift along PC0 in the direction of "
-            "their queries (r\\_k above 0.3, upwards) and against it (r\\_k below −0.3, downwards, hatched). Below: "
-            f"mean r\\_k (red squares) and mean |r\\_k| (diamonds{', dashed' if given.study.one_run else ''}); what "
+            "their queries (r_k above 0.3, upwards) and against it (r_k below −0.3, downwards, hatched). Below: "
+            f"mean r_k (red squares) and mean |r_k| (diamonds{', dashed' if given.study.one_run else ''}); what "
             "lies between them is what opposite signs cancel.",
         ),
-        "**Against.** " + tell_curve(given, "discordant", "The share of discordant heads", percent),
-        "**With.** " + tell_curve(given, "concordant", "The share of concordant heads", percent),
-        "**Strength.** " + tell_curve(given, "r_k_abs", "Mean |r\\_k|", number),
+        paragraph(Strong("Against."), " ", tell_curve(given, "discordant", "The share of discordant heads", percent)),
+        paragraph(Strong("With."), " ", tell_curve(given, "concordant", "The share of concordant heads", percent)),
+        paragraph(Strong("Strength."), " ", tell_curve(given, "r_k_abs", "Mean |r_k|", number)),
         *_falls(given),
         *readings(
-            given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r\\_k|", number)]
+            given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]
         ),
     ]
     steps = [
         (
             "Aggregation",
-            f"heads with r\\_k > 0.3 and with r\\_k < −0.3 over all heads of the {given.noun}; mean of r\\_k and of "
-            "|r\\_k| over heads. The sign is that of r\\_k after PC0 is turned so that r\\_q is not negative.",
+            f"heads with r_k > 0.3 and with r_k < −0.3 over all heads of the {given.noun}; mean of r_k and of "
+            "|r_k| over heads. The sign is that of r_k after PC0 is turned so that r_q is not negative.",
         ),
-        drawing_step("signs.draw_concordance"),
     ]
     headline = f"Concordant and Discordant Keys {given.study.span.title()}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given))
@@ -59,21 +58,21 @@ def _falls(given: CardInput) -> list[str]:
 
 def _fall(given: CardInput, step: Step) -> str:
     extra = where(step.before, step.after, given.windows)
-    return f"Mean r\\_k {went(step.change, number)} between {label(step.before)} and {label(step.after)}{extra}."
+    return f"Mean r_k {went(step.change, number)} between {label(step.before)} and {label(step.after)}{extra}."
 
 
 def _takeaway(given: CardInput) -> list[str]:
-    table = given.reading.concordance
+    table = given.table("concordance")
     gap = table["r_k_abs"] - table["r_k"]
     if gap.isna().all():
-        return ["No head has a defined r\\_k."]
+        return ["No head has a defined r_k."]
     widest = table.iloc[int(gap.fillna(-1.0).to_numpy().argmax())]
     size, mean = shown(number, float(widest["r_k_abs"]), float(widest["r_k"]))
-    name = escape(given.study.labels[str(widest["model"])])
+    name = shortened(given.study.labels[str(widest["model"])])
     said = [
-        f"The sign matters most at {name}: mean |r\\_k| is {size} and mean r\\_k only {mean}."
+        f"The sign matters most at {name}: mean |r_k| is {size} and mean r_k only {mean}."
         if float(widest["r_k_abs"]) - float(widest["r_k"]) >= 0.005
-        else "Hardly any key runs against its queries, so mean r\\_k and mean |r\\_k| tell the same story."
+        else "Hardly any key runs against its queries, so mean r_k and mean |r_k| tell the same story."
     ]
     if len(given.checkpoints) > 1:
         said.append(tell_short(given, "discordant", "The share of discordant heads", percent))

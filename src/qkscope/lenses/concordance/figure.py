@@ -6,14 +6,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from qkscope.draw import style
-from qkscope.lenses.summaries import Reading
+from qkscope.lenses.at_window import AtWindow
 from qkscope.results.read import Study
 
 
-def draw_concordance(study: Study, reading: Reading, matched: bool = False) -> Figure:
+def draw_concordance(at: AtWindow) -> Figure:
     """Figure 7: shares of concordant keys upwards and discordant keys downwards; mean |r_k| over mean r_k."""
-    table = reading.concordance
-    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
+    study = at.study
+    table = at.table("concordance")
+    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
     headline = f"Concordant and Discordant Keys {style.span_title(study)}"
     figure = style.new_figure(9.0, 5.4, study, headline, note)
     shares, means = figure.subplots(2, 1, height_ratios=(1.15, 1), sharex=True)

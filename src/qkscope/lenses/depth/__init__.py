@@ -1,1 +1,29 @@
-""""""
+"""Where in depth the position signal sits: means by layer, or by tenths of depth."""
+
+from qkscope.lenses.base import Figure, Lens, Summary, later
+from qkscope.lenses.depth.card import layer_heatmap_rk, layer_heatmap_rq
+from qkscope.lenses.depth.table import depth_rk, depth_rq
+
+LENS = Lens(
+    name="depth",
+    title="Depth",
+    question="In which layers is the position signal?",
+    summaries=(Summary("depth_rq", depth_rq), Summary("depth_rk", depth_rk)),
+    figures=(
+        Figure(
+            "layer_heatmap_rq",
+            later("qkscope.lenses.depth.figure:draw_heatmap_rq"),
+            layer_heatmap_rq,
+            needs=("trajectory", "depth_rq"),
+            number=4,
+        ),
+        Figure(
+            "layer_heatmap_rk",
+            later("qkscope.lenses.depth.figure:draw_heatmap_rk"),
+            layer_heatmap_rk,
+            needs=("trajectory", "depth_rk", "concordance"),
+            number=5,
+        ),
+    ),
+    own_views=("rq", "rk"),
+)

@@ -4,25 +4,17 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from qkscope.lenses.depth.table import DepthAxis
+from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
+from qkscope.lenses.depth.table import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_of
-from qkscope.stats.findings import (
-    EARLY,
-    LATE,
-    MIDDLE,
-    DepthProfile,
-    Step,
-    depth_profile,
-    describe_curve,
-    spread_series,
-)
+from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
-from qkscope.words.card import Card, CardInput, drawing_step, opening, rows, table_file, undefined_sentence
+from qkscope.lenses.card import Card, CardInput, opening, rows, table_file, undefined_sentence
 from qkscope.words.phrases import (
     at_labels,
     count,
     course,
-    escape,
+    shortened,
     fall_after_peak,
     label,
     listed,
@@ -42,29 +34,28 @@ class _Kind:
     quantity: str
     name: str
     colour: str
-    function: str
 
 
-_RQ = _Kind("r_q", "r\\_q", "Blues", "heatmaps.draw_heatmap_rq")
-_RK = _Kind("r_k", "r\\_k", "Reds", "heatmaps.draw_heatmap_rk")
+_RQ = _Kind("r_q", "r_q", "Blues")
+_RK = _Kind("r_k", "r_k", "Reds")
 
 
 def layer_heatmap_rq(given: CardInput) -> Card:
     """Figure 4."""
-    return _card(given, _RQ, given.reading.depth_rq)
+    return _card(given, _RQ, given.table("depth_rq"))
 
 
 def layer_heatmap_rk(given: CardInput) -> Card:
     """Figure 5; the column at the right shows what the means of r_k cancel."""
-    return _card(given, _RK, given.reading.depth_rk)
+    return _card(given, _RK, given.table("depth_rk"))
 
 
 def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
-    axis = given.reading.depth_axis
+    axis = depth_axis(given.at)
     profiles = [depth_profile(given.panel, means, axis, c, kind.quantity) for c in given.checkpoints]
     known = [p for p in profiles if p is not None]
     column = (
-        " The column at the right gives the share of heads with r\\_k below −0.3 in the whole row."
+        " The column at the right gives the share of heads with r_k below −0.3 in the whole row."
         if kind is _RK
         else ""
     )
@@ -92,10 +83,10 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
     steps = [
         ("Depth", how),
         ("Aggregation", f"mean {kind.name} over the heads of each ({given.noun}, {_cell(axis)})."),
-        drawing_step(kind.function, f'matplotlib `imshow`, colour map "{kind.colour}" from 0 to 1; '),
     ]
     headline = f"{kind.name} Layer-Depth Heatmap {given.study.span.title()}"
-    return Card(headline, shows, table_file(given), steps, _takeaway(given, known, kind))
+    drawing = f'matplotlib imshow, colour map "{kind.colour}" from 0 to 1'
+    return Card(headline, shows, table_file(given), steps, _takeaway(given, known, kind), drawing)
 
 
 def _cell(axis: DepthAxis) -> str:
@@ -105,7 +96,7 @@ def _cell(axis: DepthAxis) -> str:
 def _range_sentence(given: CardInput, known: list[DepthProfile]) -> str:
     if not known:
         return "No cell has a value."
-    axis = given.reading.depth_axis
+    axis = depth_axis(given.at)
     shown_rows = [known[0], known[-1]] if given.study.one_run else known[:12]
     first, *others = shown_rows if len(known) > 1 else known
     start = f"At {label(first.checkpoint)} the {_cell(axis)}s reach {_reach(axis, first)}"
@@ -122,7 +113,7 @@ def _spread_sentence(given: CardInput, known: list[DepthProfile]) -> str:
     """How the gap between the weakest and the strongest cell goes over training; of seeds and models nothing."""
     if not given.study.one_run or len(known) < 2:
         return ""
-    name = f"The gap between the weakest and the strongest {_cell(given.reading.depth_axis)}"
+    name = f"The gap between the weakest and the strongest {_cell(depth_axis(given.at))}"
     return course(spread_series(known), at_labels([p.checkpoint for p in known]), name, number)
 
 
@@ -202,7 +193,7 @@ def _kinds_sentence(given: CardInput, kind: _Kind) -> str:
     for checkpoint in told:
         kinds = kinds_of(given, checkpoint)
         means = [given.panel.mean(kind.quantity, checkpoint.name, Part(layer_kind=each)) for each in kinds]
-        parts = [f"{number(mean)} ({escape(each)})" for each, mean in zip(kinds, means, strict=True)]
+        parts = [f"{number(mean)} ({shortened(each)})" for each, mean in zip(kinds, means, strict=True)]
         texts.append(f"at {label(checkpoint)} {listed(parts)}")
     return f"Rows average over kinds of layers: mean {kind.name} is {'; '.join(texts)}."
 
@@ -241,9 +232,9 @@ def _takeaway(given: CardInput, known: list[DepthProfile], kind: _Kind) -> list[
                 f"({shown(number, abs(strongest.difference), 0.0)[0]})."
             )
     if kind is _RK and given.study.one_run:
-        last = float(given.reading.concordance["discordant"].iloc[-1])
+        last = float(given.table("concordance")["discordant"].iloc[-1])
         if last > 0:
             said.append(
-                f"Means of r\\_k hide its sign: {percent(last)} of the heads of the last row run against their queries."
+                f"Means of r_k hide its sign: {percent(last)} of the heads of the last row run against their queries."
             )
     return said

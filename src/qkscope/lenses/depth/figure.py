@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from qkscope.draw import style
-from qkscope.lenses.depth.table import N_BINS, DepthAxis
-from qkscope.lenses.summaries import Reading
+from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
+from qkscope.lenses.at_window import AtWindow
 from qkscope.results.read import Study, phase_segments
 
 LABEL_CHARACTERS = 36
@@ -18,20 +18,22 @@ ROW_INCHES = (0.34, 0.165)  # few rows are roomy; many shrink to the height of a
 NEGATIVE = {"Blues": "#fde9c9", "Reds": "#dbe7fb"}  # another hue for means below 0, beside their sign
 
 
-def draw_heatmap_rq(study: Study, reading: Reading, matched: bool = False) -> Figure:
+def draw_heatmap_rq(at: AtWindow) -> Figure:
     """Figure 4: mean r_q in Blues from 0 to 1."""
+    study = at.study
     headline = f"Mean $r_q$ (PC0) by Layer Depth {style.span_title(study)}"
-    figure, _ = _heatmap(study, reading, reading.depth_rq, "Blues", headline, "mean $r_q$", matched)
+    figure, _ = _heatmap(at, at.table("depth_rq"), "Blues", headline, "mean $r_q$")
     return style.finish(figure)
 
 
-def draw_heatmap_rk(study: Study, reading: Reading, matched: bool = False) -> Figure:
+def draw_heatmap_rk(at: AtWindow) -> Figure:
     """Figure 5: mean r_k in Reds from 0 to 1; at the right end of each row the share of discordant keys."""
+    study = at.study
     headline = f"Mean $r_k$ (PC0) by Layer Depth {style.span_title(study)}"
-    figure, axes = _heatmap(study, reading, reading.depth_rk, "Reds", headline, "mean $r_k$", matched)
+    figure, axes = _heatmap(at, at.table("depth_rk"), "Reds", headline, "mean $r_k$")
     size = _text_points(len(study.checkpoints))
-    right = reading.depth_axis.size - 0.35
-    for row, share in enumerate(reading.concordance["discordant"]):
+    right = depth_axis(at).size - 0.35
+    for row, share in enumerate(at.table("concordance")["discordant"]):
         if not np.isnan(share):
             axes.text(
                 right, row, f"{100 * share:.0f}%", va="center", fontsize=size, color=style.AMBER,
@@ -51,12 +53,13 @@ def _text_points(rows: int) -> float:
 
 
 def _heatmap(
-    study: Study, reading: Reading, means: pd.DataFrame, colours: str, headline: str, label: str, matched: bool
+    at: AtWindow, means: pd.DataFrame, colours: str, headline: str, label: str
 ) -> tuple[Figure, Axes]:
+    study = at.study
     rows = len(means)
     height = max(2.6, rows * _row_inches(rows) + 1.4)
-    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
-    axis = reading.depth_axis
+    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
+    axis = depth_axis(at)
     figure = style.new_figure(9.4, height, study, headline, note)
     axes = figure.subplots()
     values = np.vectorize(style.as_printed, otypes=[float])(means[list(axis.columns)].to_numpy(dtype=float))

@@ -15,17 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from qkscope.lenses.at_window import AtWindow
+
 N_BINS = 10
 EDGES = np.linspace(0.0, 1.0, N_BINS + 1)
 _MOST = 10_000  # layers; a depth that says more is damage
 DEPTH_COLUMNS = tuple(f"depth_{i}" for i in range(N_BINS))
-
-
-def depth_of_layers(layer: npt.ArrayLike, last_layer: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """layer / last layer, in [0, 1]; the only layer of a one-layer model has depth 0."""
-    layers = np.asarray(layer, dtype=np.float64)
-    last = np.asarray(last_layer, dtype=np.float64)
-    return np.divide(layers, last, out=np.zeros(np.broadcast(layers, last).shape), where=last > 0)
 
 
 def depth_bins(depth: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -91,3 +86,18 @@ def layer_counts(heads: pd.DataFrame) -> dict[str, int]:
         layer, depth = float(rows["layer"].iloc[last]), float(rows["depth"].iloc[last])
         counts[str(model)] = round(min(layer / depth, _MOST)) + 1 if layer > 0 and depth > 0 else int(layer) + 1
     return counts
+
+
+def depth_axis(at: AtWindow) -> DepthAxis:
+    """The cells of the study's depth tables."""
+    return DepthAxis.of(at.heads)
+
+
+def depth_rq(at: AtWindow) -> pd.DataFrame:
+    """Mean r_q of each (checkpoint, cell): columns depth_0, ... (ten bins), or layer_0, ... in small models."""
+    return depth_axis(at).means(at.heads, "r_q", at.names)
+
+
+def depth_rk(at: AtWindow) -> pd.DataFrame:
+    """Mean r_k of each (checkpoint, cell)."""
+    return depth_axis(at).means(at.heads, "r_k", at.names)

@@ -4,13 +4,14 @@ import itertools
 
 from qkscope.results.read import Checkpoint
 from qkscope.stats.noise import Part
-from qkscope.words.card import Card, CardInput, bands, drawing_step, opening, table_file
+from qkscope.lenses.card import Card, CardInput, bands, opening, table_file
+from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import (
     Format,
     at_labels,
     count,
     course_words,
-    escape,
+    shortened,
     label,
     listed,
     number,
@@ -20,23 +21,23 @@ from qkscope.words.phrases import (
 )
 
 QUANTITIES: tuple[tuple[str, str, Format], ...] = (
-    ("r_q", "mean r\\_q", number),
-    ("r_k", "mean r\\_k", number),
+    ("r_q", "mean r_q", number),
+    ("r_k", "mean r_k", number),
     ("discordant", "the share of discordant heads", percent),
 )
 
 
 def layer_kinds(given: CardInput) -> Card:
     """Figure 8: the kinds of layers over the checkpoints that have more than one."""
-    assert given.tables.layer_kinds is not None
-    table = given.tables.layer_kinds
+    assert given.own.find("layer_kinds") is not None
+    table = given.own.find("layer_kinds")
     kinds = kinds_of(given)
     several = [c for c in given.checkpoints if c.name in set(table["model"])]
     shows = [
         opening(
             given,
-            "Mean r\\_q, mean r\\_k and the share of discordant heads (r\\_k below −0.3) on PC0, apart for layers of "
-            f"each kind ({'; '.join(escape(kind) for kind in kinds)}), for {count(len(several), given.noun)} with "
+            "Mean r_q, mean r_k and the share of discordant heads (r_k below −0.3) on PC0, apart for layers of "
+            f"each kind ({'; '.join(shortened(kind) for kind in kinds)}), for {count(len(several), given.noun)} with "
             f"more than one. With {bands(given)} of ± 1 standard deviation over heads.",
         ),
         *[_paragraph(given, several, q, name, fmt) for q, name, fmt in QUANTITIES],
@@ -46,10 +47,9 @@ def layer_kinds(given: CardInput) -> Card:
         (
             "Aggregation",
             "means over the heads of each kind of layer: "
-            + "; ".join(f"{escape(kind)} ({count(int(heads[kind]), 'head')})" for kind in kinds)
+            + "; ".join(f"{shortened(kind)} ({count(int(heads[kind]), 'head')})" for kind in kinds)
             + ".",
         ),
-        drawing_step("layer_kinds.draw_layer_kinds"),
     ]
     headline = f"Kinds of Layers {given.study.span.title()}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given, several))
@@ -57,7 +57,7 @@ def layer_kinds(given: CardInput) -> Card:
 
 def kinds_of(given: CardInput, checkpoint: Checkpoint | None = None) -> list[str]:
     """The kinds of layers of the study, or of one checkpoint, in the order of the table."""
-    table = given.tables.layer_kinds
+    table = given.own.find("layer_kinds")
     if table is None:
         return []
     rows = table if checkpoint is None else table[table["model"] == checkpoint.name]
@@ -65,23 +65,23 @@ def kinds_of(given: CardInput, checkpoint: Checkpoint | None = None) -> list[str
     return [kind for kind in dict.fromkeys(table["layer_kind"]) if kind in present]
 
 
-def _paragraph(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> str:
+def _paragraph(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> Block:
     """One run: the course of each kind. Seeds or models: the values of each."""
     if given.study.one_run:
         told = []
         for kind in kinds_of(given):
             here = [c for c in several if kind in kinds_of(given, c)]
             shape = given.panel.series(quantity, [c.name for c in here], Part(layer_kind=kind))
-            told.append(f"In {escape(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
+            told.append(f"In {shortened(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
     else:
         told = [f"{label(c)} has {_values(given, c, quantity, fmt)}." for c in several[:12]]
-    return f"**{sentence(name)[:-1]}.** " + " ".join(told)
+    return paragraph(Strong(sentence(name)), " ", " ".join(told))
 
 
 def _values(given: CardInput, checkpoint: Checkpoint, quantity: str, fmt: Format) -> str:
     kinds = kinds_of(given, checkpoint)
     means = [given.panel.mean(quantity, checkpoint.name, Part(layer_kind=kind)) for kind in kinds]
-    return listed([f"{fmt(mean)} ({escape(kind)})" for mean, kind in zip(means, kinds, strict=True)])
+    return listed([f"{fmt(mean)} ({shortened(kind)})" for mean, kind in zip(means, kinds, strict=True)])
 
 
 def _takeaway(given: CardInput, several: list[Checkpoint]) -> list[str]:
@@ -101,7 +101,7 @@ def _gap(
     here = [c for c in several if set(pair) <= set(kinds_of(given, c))]
     gaps = [given.panel.contrast(quantity, c.name, one, other) for c in here]
     behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
-    first, second = (escape(kind) for kind in pair)
+    first, second = (shortened(kind) for kind in pair)
     of = f"of {count(len(here), given.noun)}"
     alone = f"at {label(here[0])}"
     every, any_of = (f"at every {given.noun}", f"at any {given.noun}") if len(here) > 1 else (alone, alone)

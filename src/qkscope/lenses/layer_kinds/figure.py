@@ -7,14 +7,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
+from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.position.figure import band_key, draw_band_line
 from qkscope.results.read import Study
 
 
-def draw_layer_kinds(study: Study, table: pd.DataFrame, note: str) -> Figure:
+def draw_layer_kinds(at: AtWindow) -> Figure:
     """Figure 8: mean r_q, mean r_k and the share of discordant keys, for the heads of each kind of layer."""
+    study, table = at.study, at.table("layer_kinds")
+    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
+    if not study.one_run:  # a gap in a run says something; an empty place among models does not
+        study = study.only(list(table["model"]))
     headline = f"Kinds of Layers {style.span_title(study)}"
     figure = style.new_figure(11.0, 4.0, study, headline, note)
     panels = figure.subplots(1, 3, sharex=True)

@@ -4,12 +4,11 @@ import itertools
 
 from qkscope.stats.findings import Curve, Step, Trend
 from qkscope.stats.noise import Change
-from qkscope.words.card import (
+from qkscope.lenses.card import (
     Card,
     CardInput,
     bands,
     context_takeaway,
-    drawing_step,
     opening,
     phase_lines,
     readings,
@@ -19,6 +18,7 @@ from qkscope.words.card import (
     tell_short,
     undefined_sentence,
 )
+from qkscope.words.blocks import Strong, paragraph
 from qkscope.words.phrases import curve_course, fall_after_peak, label, number, percent, shown, went, where
 
 
@@ -27,18 +27,17 @@ def position_signal(given: CardInput) -> Card:
     shows = [
         opening(
             given,
-            f"Mean r\\_q (blue circles) and mean r\\_k (red squares) on PC0 for {rows(given)}, with {bands(given)} of "
+            f"Mean r_q (blue circles) and mean r_k (red squares) on PC0 for {rows(given)}, with {bands(given)} of "
             f"± 1 standard deviation over heads{phase_lines(given)}. The bars underneath give the "
-            "share of heads with r\\_k below −0.3, whose keys run against their queries and cancel in the mean.",
+            "share of heads with r_k below −0.3, whose keys run against their queries and cancel in the mean.",
         ),
-        "**Queries.** " + tell_curve(given, "r_q", "Mean r\\_q", number),
-        "**Keys.** " + " ".join([tell_curve(given, "r_k", "Mean r\\_k", number), *_fall(given)]),
+        paragraph(Strong("Queries."), " ", tell_curve(given, "r_q", "Mean r_q", number)),
+        paragraph(Strong("Keys."), " ", " ".join([tell_curve(given, "r_k", "Mean r_k", number), *_fall(given)])),
         undefined_sentence(given),
-        *readings(given, [("r_q", "mean r\\_q", number), ("r_k", "mean r\\_k", number)]),
+        *readings(given, [("r_q", "mean r_q", number), ("r_k", "mean r_k", number)]),
     ]
     steps = [
-        ("Aggregation", f"mean and standard deviation of r\\_q and r\\_k over the heads of each {given.noun}."),
-        drawing_step("curves.draw_position_signal"),
+        ("Aggregation", f"mean and standard deviation of r_q and r_k over the heads of each {given.noun}."),
     ]
     headline = f"Position Correlation on PC0 {given.study.span.title()}"
     return Card(headline + _at(given), shows, table_file(given), steps, _signal_takeaway(given))
@@ -58,7 +57,7 @@ def _fall(given: CardInput) -> list[str]:
         return [sign_sentence(given, step)]
     text = f"Most of the fall after the peak happens in one step, from {label(step.before)} to {label(step.after)}"
     extra = where(step.before, step.after, given.windows)
-    return [f"{text}{extra}: mean r\\_k {went(step.change, number)}.", sign_sentence(given, step)]
+    return [f"{text}{extra}: mean r_k {went(step.change, number)}.", sign_sentence(given, step)]
 
 
 def sign_sentence(given: CardInput, step: Step) -> str:
@@ -66,22 +65,22 @@ def sign_sentence(given: CardInput, step: Step) -> str:
     size = given.panel.change("r_k_abs", step.before.name, step.after.name)
     against = given.panel.change("discordant", step.before.name, step.after.name)
     if against.direction > 0 and size.direction >= 0:
-        strength = f"mean |r\\_k| {went(size, number)}"
+        strength = f"mean |r_k| {went(size, number)}"
         return (
             f"That fall is a split in sign and not a weaker coupling: {strength}, and the share of discordant heads "
             f"{went(against, percent)}."
         )
     if size.direction < 0:
         extra = f"; the share of discordant heads {went(against, percent)}"
-        return f"Keys follow position less strongly after that fall: mean |r\\_k| {went(size, number)}{extra}."
+        return f"Keys follow position less strongly after that fall: mean |r_k| {went(size, number)}{extra}."
     return ""
 
 
 def _signal_takeaway(given: CardInput) -> list[str]:
     r_q, r_k = given.curve("r_q"), given.curve("r_k")
     if not given.study.one_run:
-        return [tell_short(given, q, name, number) for q, name in (("r_q", "Mean r\\_q"), ("r_k", "Mean r\\_k"))]
-    said = [_queries_in_short(r_q), curve_course(r_k, "Mean r\\_k", number)]
+        return [tell_short(given, q, name, number) for q, name in (("r_q", "Mean r_q"), ("r_k", "Mean r_k"))]
+    said = [_queries_in_short(r_q), curve_course(r_k, "Mean r_k", number)]
     if len(given.checkpoints) == 1:
         return said
     step = _parting(given)
@@ -90,16 +89,16 @@ def _signal_takeaway(given: CardInput) -> list[str]:
         place = f"{label(queries.before)} to {label(queries.after)}"
         extra = where(queries.before, queries.after, given.windows)
         said.append(
-            f"Queries and keys part ways from {place}{extra}: mean r\\_q {_verb(queries.change)} while mean r\\_k "
+            f"Queries and keys part ways from {place}{extra}: mean r_q {_verb(queries.change)} while mean r_k "
             f"{_verb(keys.change)}."
         )
     elif r_q.trend is r_k.trend and r_q.trend in (Trend.RISES, Trend.FALLS):
         said.append(f"Both averages {'grow' if r_q.trend is Trend.RISES else 'fall'} together.")
     said.append(context_takeaway(given, ["r_q", "r_k"]))
-    last = float(given.reading.concordance["discordant"].iloc[-1])
+    last = float(given.table("concordance")["discordant"].iloc[-1])
     if last > 0:
         said.append(
-            f"At the last checkpoint {percent(last)} of heads are discordant, which the mean of r\\_k does not show."
+            f"At the last checkpoint {percent(last)} of heads are discordant, which the mean of r_k does not show."
         )
     return said
 
@@ -108,14 +107,14 @@ def _queries_in_short(curve: Curve) -> str:
     """The course of mean r_q, or where most of its rise falls if one step carries it."""
     step, shape = curve.largest, curve.shape
     if step is None or len(curve.checkpoints) < 3 or curve.trend is not Trend.RISES:
-        return curve_course(curve, "Mean r\\_q", number)
+        return curve_course(curve, "Mean r_q", number)
     rise = shape.points[shape.last] - shape.points[shape.first]
     if step.change.after - step.change.before < 0.5 * rise:
-        return curve_course(curve, "Mean r\\_q", number)
+        return curve_course(curve, "Mean r_q", number)
     before, after, end = shown(number, step.change.before, step.change.after, shape.points[shape.last])
     return (
         f"Queries gain most of their position signal in one step, from {label(step.before)} to {label(step.after)} "
-        f"(mean r\\_q {before} to {after}), and end at {end}."
+        f"(mean r_q {before} to {after}), and end at {end}."
     )
 
 
@@ -151,7 +150,6 @@ def explained_variance(given: CardInput) -> Card:
             "explained variance is the largest eigenvalue of the pooled covariance of queries and keys over its "
             f"trace; mean and standard deviation over the heads of each {given.noun}.",
         ),
-        drawing_step("curves.draw_explained_variance"),
     ]
     name = "The share of variance on PC0"
     curve = given.curve("explained_variance")

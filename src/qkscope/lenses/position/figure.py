@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from qkscope.draw import style
-from qkscope.lenses.summaries import Reading
+from qkscope.lenses.at_window import AtWindow
 from qkscope.results.read import Study
 
 BESIDE = 0.08  # where no line tells two measures apart, their bars stand beside each other
@@ -55,10 +55,11 @@ def band_key(colour: str) -> Patch:
     return Patch(facecolor=colour, alpha=0.2, label="± 1 standard deviation over heads")
 
 
-def draw_position_signal(study: Study, reading: Reading, matched: bool = False) -> Figure:
+def draw_position_signal(at: AtWindow) -> Figure:
     """Figure 1: mean r_q and r_k; below, the share of keys that run against their queries."""
-    table = reading.trajectory
-    note = style.window_note(list(table["window"]), matched, study.noun)
+    study = at.study
+    table = at.table("trajectory")
+    note = style.window_note(list(table["window"]), at.common, study.noun)
     headline = f"Position Correlation on PC0 {style.span_title(study)}"
     figure = style.new_figure(9.0, 4.7, study, headline, note)
     signal, against = figure.subplots(2, 1, height_ratios=(6, 1), sharex=True)
@@ -74,7 +75,7 @@ def draw_position_signal(study: Study, reading: Reading, matched: bool = False) 
     signal.set_ylabel("Pearson r with position")
     style.checkpoint_axis(signal, study, labels=False)
     style.header_legend(figure, [*signal.get_legend_handles_labels()[0], band_key(style.GREY)], 3)
-    draw_discordant_strip(against, study, reading.concordance)
+    draw_discordant_strip(against, study, at.table("concordance"))
     return style.finish(figure)
 
 
@@ -87,10 +88,11 @@ def draw_discordant_strip(axes: Axes, study: Study, concordance: pd.DataFrame) -
     style.checkpoint_axis(axes, study, phase_names=False)
 
 
-def draw_explained_variance(study: Study, reading: Reading, matched: bool = False) -> Figure:
+def draw_explained_variance(at: AtWindow) -> Figure:
     """Figure 3: the share of the variance of queries and keys that PC0 carries."""
-    table = reading.trajectory
-    note = style.window_note(list(table["window"]), matched, study.noun)
+    study = at.study
+    table = at.table("trajectory")
+    note = style.window_note(list(table["window"]), at.common, study.noun)
     headline = f"PC0 Explained Variance {style.span_title(study)}"
     figure = style.new_figure(9.0, 4.0, study, headline, note)
     axes = figure.subplots()

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from qkscope.draw import style
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
-from qkscope.lenses.summaries import Reading
+from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.taxonomy.table import HIGH, LOW, POSITION_DOMINATED
 from qkscope.results.read import Study
 
@@ -17,20 +17,21 @@ X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 
 
-def draw_rq_rk_scatter_grid(study: Study, reading: Reading, matched: bool = False) -> Figure:
+def draw_rq_rk_scatter_grid(at: AtWindow) -> Figure:
     """Figure 6: one panel per selected checkpoint; marks tell kinds of layers apart where there are several."""
-    models = list(dict.fromkeys(reading.portraits["model"]))
+    study = at.study
+    models = list(dict.fromkeys(at.table("portraits")["model"]))
     rows, columns = GRIDS[len(models)]
-    windows = reading.trajectory.set_index("model")["window"].reindex(models)
-    note = style.window_note(list(windows), matched, study.noun)
+    windows = at.table("trajectory").set_index("model")["window"].reindex(models)
+    note = style.window_note(list(windows), at.common, study.noun)
     which = "at Selected Checkpoints" if study.one_run else f"of Selected {study.noun.title()}s"
     figure = style.new_figure(3.3 * columns + 0.6, 3.1 * rows + 0.9, study, f"$r_q$ vs $r_k$ (PC0) {which}", note)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    fractions = reading.taxonomy_fractions.set_index("model")[POSITION_DOMINATED]
-    discordant = reading.concordance.set_index("model")["discordant"]
-    looks = kind_looks(kinds_in_order(reading.portraits["layer_kind"]))
+    fractions = at.table("taxonomy_fractions").set_index("model")[POSITION_DOMINATED]
+    discordant = at.table("concordance").set_index("model")["discordant"]
+    looks = kind_looks(kinds_in_order(at.table("portraits")["layer_kind"]))
     for axes, model in zip(grid.flat, models, strict=False):
-        heads = reading.portraits[reading.portraits["model"] == model]
+        heads = at.table("portraits")[at.table("portraits")["model"] == model]
         _draw_panel(axes, heads, looks)
         axes.set_title(style.plain(study.labels[model]), fontsize=9.5, loc="left")
         corner = f"{100 * fractions[model]:.0f}% position-dominated\n{100 * discordant[model]:.0f}% discordant"

@@ -2,40 +2,40 @@
 
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
 from qkscope.results.read import Checkpoint
-from qkscope.words.card import (
+from qkscope.lenses.card import (
     Card,
     CardInput,
     context_takeaway,
-    drawing_step,
     opening,
     readings,
     table_file,
     tell_short,
     undefined_sentence,
 )
+from qkscope.words.blocks import Run, Strong, bullet, plain
 from qkscope.words.phrases import count, label, listed, number, percent, shown
 
-SPREADS = (("r_q_spread", "r\\_q"), ("r_k_spread", "r\\_k"))
+SPREADS = (("r_q_spread", "r_q"), ("r_k_spread", "r_k"))
 
 
 def rq_rk_scatter_grid(given: CardInput) -> Card:
     """Figure 6: phase portraits."""
-    models = list(dict.fromkeys(given.reading.portraits["model"]))
+    models = list(dict.fromkeys(given.table("portraits")["model"]))
     chosen = [c for c in given.checkpoints if c.name in set(models)]
     shows = [
         opening(
             given,
-            f"Each point is one head with its r\\_q (across) and r\\_k (up) on PC0, for "
+            f"Each point is one head with its r_q (across) and r_k (up) on PC0, for "
             f"{count(len(chosen), given.noun)} of {len(given.checkpoints)}. Dashed lines are the thresholds of the "
-            "taxonomy at 0.3 and 0.7, above and below zero for r\\_k; the solid line is r\\_k = 0. All panels share "
+            "taxonomy at 0.3 and 0.7, above and below zero for r_k; the solid line is r_k = 0. All panels share "
             f"their axes.{_marks(given)}",
         ),
-        "\n".join(f"- {_panel(given, chosen, i)}" for i in range(len(chosen))),
+        *(bullet(*_panel(given, chosen, i)) for i in range(len(chosen))),
         undefined_sentence(given),
         *readings(
             given,
-            [("r_q_spread", "the mean distance of r\\_q from its median", number),
-             ("r_k_spread", "the mean distance of r\\_k from its median", number)],
+            [("r_q_spread", "the mean distance of r_q from its median", number),
+             ("r_k_spread", "the mean distance of r_k from its median", number)],
         ),
     ]  # fmt: skip
     wanted = given.results.provenance.get("study")
@@ -43,26 +43,23 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
     how = "chosen by the study" if by_study else _choice(given, chosen)
     steps = [
         ("Selection", f"{listed([label(c) for c in chosen])} ({how})."),
-        drawing_step(
-            "portraits.draw_rq_rk_scatter_grid",
-            "matplotlib scatter; r\\_q from −0.05 to 1.05, r\\_k from −1.05 to 1.05 in every panel; ",
-        ),
     ]
     which = "at Selected Checkpoints" if given.study.one_run else f"of Selected {given.noun.title()}s"
-    headline = f"r\\_q vs r\\_k Phase Portraits {which}"
+    headline = f"r_q vs r_k Phase Portraits {which}"
     headline += " at a Common Window" if given.matched else ""
-    return Card(headline, shows, table_file(given), steps, _takeaway(given, chosen))
+    drawing = "matplotlib scatter; r_q from −0.05 to 1.05, r_k from −1.05 to 1.05 in every panel"
+    return Card(headline, shows, table_file(given), steps, _takeaway(given, chosen), drawing)
 
 
-def _panel(given: CardInput, chosen: list[Checkpoint], index: int) -> str:
+def _panel(given: CardInput, chosen: list[Checkpoint], index: int) -> tuple[Run, ...]:
     here = chosen[index]
     corner = given.panel.mean(POSITION_DOMINATED, here.name)
     against = given.panel.mean("discordant", here.name)
     if index == 0 or not given.study.one_run:
         box = given.panel.mean(CONTENT_FOCUSED, here.name)
-        return (
-            f"**{label(here)}**: {percent(corner)} of heads are in the position-dominated corners, {percent(box)} in "
-            f"the content-focused box, and {percent(against)} are discordant (r\\_k below −0.3)."
+        return Strong(label(here)), (
+            f": {percent(corner)} of heads are in the position-dominated corners, {percent(box)} in "
+            f"the content-focused box, and {percent(against)} are discordant (r_k below −0.3)."
         )
     before = chosen[index - 1]
     said = [_moved(given, q, before, here) for q in (POSITION_DOMINATED, "discordant")]
@@ -71,7 +68,7 @@ def _panel(given: CardInput, chosen: list[Checkpoint], index: int) -> str:
         for quantity, name in SPREADS
         if (change := given.panel.change(quantity, before.name, here.name)).direction
     ]
-    return f"**{label(here)}**: {', '.join(said)}{f'; {listed(shape)}' if shape else ''}."
+    return Strong(label(here)), f": {', '.join(said)}{f'; {listed(shape)}' if shape else ''}."
 
 
 def _moved(given: CardInput, quantity: str, before: Checkpoint, here: Checkpoint) -> str:
@@ -90,13 +87,13 @@ def _choice(given: CardInput, chosen: list[Checkpoint]) -> str:
 
 
 def _marks(given: CardInput) -> str:
-    kinds = [kind for kind in dict.fromkeys(given.reading.portraits["layer_kind"]) if kind]
+    kinds = [kind for kind in dict.fromkeys(given.table("portraits")["layer_kind"]) if kind]
     return f" Marks tell layers apart: {'; '.join(kinds)}." if len(kinds) > 1 else ""
 
 
 def _takeaway(given: CardInput, chosen: list[Checkpoint]) -> list[str]:
     if len(chosen) == 1:
-        return [_panel(given, chosen, 0)]
+        return [plain(_panel(given, chosen, 0))]
     if not given.study.one_run:
         return [
             tell_short(given, POSITION_DOMINATED, "The share of heads in the position-dominated corners", percent),

@@ -1,117 +1,53 @@
-"""Moments in, rows of `qk.csv` out: at the whole context, at a common window, and at every doubling."""
+"""The published statistic: combined PCA of a head's queries and keys, each component correlated with position."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeWarning
-from qkscope.layers import LayerFacts
-from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
-from qkscope.lenses.position.pca import HeadComponents, head_components, over_layers
+from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.heads import HeadSample, LayerChoice
+from qkscope.lenses.pca import head_components
+from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
+from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
-from qkscope.results.schema import QK_COLUMNS
+from qkscope.results.schema import QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
 
-COMPONENTS = 10  # as published; explained variance is spread thinly beyond
+CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
 
-
-def qk_table(
-    moments: Moments,
-    *,
-    model: str,
-    window: int | None = None,
-    components: int = COMPONENTS,
-    heads: HeadSample | None = None,
-    layers: LayerChoice = "all",
-) -> pd.DataFrame:
-    """One checkpoint's rows: every chosen head and component over the first `window` positions (all by default)."""
-    chosen = choose_heads(moments.layers.values(), heads, layers)
-    n_layers = int(moments.provenance.get("n_layers", max(moments.layers) + 1))
-    moments.settle()  # before threads read it
-    found = over_layers(lambda layer: layer_components(moments, layer, chosen[layer], window, components), chosen)
-    table = join_layers(
-        layer_columns(moments.layers[layer], chosen[layer], each, n_layers)
-        for layer, each in zip(chosen, found, strict=True)
-    )
-    table["model"] = model
-    table["window"] = window or moments.layout.context
-    warn_undefined(table, model)
-    return table[list(QK_COLUMNS)]
+COLUMNS = (
+    Column("explained_variance", "Share of the variance of queries and keys together on the component.", "", SHARE),
+    Column("r_q", "Pearson correlation of the component's projection of queries with position.", "", CORRELATION),
+    Column("r_k", "The same for keys; below 0, keys move against their queries.", "", CORRELATION),
+    Column("n_q", "Queries that were summed.", "tokens"),
+    Column("n_k", "Keys that were summed.", "tokens"),
+    Column("mu_q", "Where the line through the projected queries is at position 0."),
+    Column("mu_k", "Where the line through the projected keys is at position 0."),
+    Column("alpha", "Slope of the line through the projected queries.", "per token"),
+    Column("beta", "Slope of the line through the projected keys.", "per token"),
+)
 
 
-def windows_table(
-    moments: Moments,
-    *,
-    model: str,
-    heads: HeadSample | None = None,
-    layers: LayerChoice = "all",
-    longest: int | None = None,
-) -> pd.DataFrame:
-    """Component 0 at every doubling from one bucket to the whole context, or to `longest`."""
-    whole = longest or moments.layout.context
-    tables = [
-        qk_table(moments, model=model, window=window, components=1, heads=heads, layers=layers)
-        for window in (*(w for w in moments.layout.windows() if w < whole), whole)
-    ]
-    return pd.concat(tables, ignore_index=True)
+def components_of(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """Every component that tables keep."""
+    return _columns(sums, sums.components)
 
 
-def stack_tables(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Checkpoints' tables one below the other, in study order."""
-    return pd.concat(list(tables), ignore_index=True)
+def leading_component(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """Component 0 alone."""
+    return _columns(sums, 1)
 
 
-def layer_components(
-    moments: Moments, layer: int, heads: Sequence[int], window: int | None, components: int
-) -> HeadComponents:
-    """The components of some query heads of one layer, each with the keys it reads."""
-    facts = moments.layers[layer]
-    q = moments.window(layer, "q", window).statistics(moments.layout.scale)
-    k = moments.window(layer, "k", window).statistics(moments.layout.scale)
-    key_heads = np.array([facts.kv_head(head) for head in heads])
-    return head_components(q.take(np.array(heads)), k.take(key_heads), components)
-
-
-def layer_columns(facts: LayerFacts, heads: Sequence[int], found: HeadComponents, n_layers: int) -> dict[str, Any]:
-    """One entry per head and component of a layer, without the columns that are the same for a whole table."""
-    count = found.r_q.shape[1]
-    rows = len(heads) * count
-    per_head = {
-        "head": np.array(heads),
-        "kv_head": np.array([facts.kv_head(head) for head in heads]),
-        "n_q": found.n_q.astype(np.int64),
-        "n_k": found.n_k.astype(np.int64),
-    }
-    per_layer = {
-        "layer": facts.layer,
-        "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
-        "rotary": facts.rotary,
-        "head_dim": facts.head_dim,
-        "attention": facts.attention,
-        "rotary_dims": facts.rotary_dims,
-        "attention_window": facts.attention_window,
-    }
-    names = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "alpha", "beta")
-    return {
-        **{name: np.repeat(values, count) for name, values in per_head.items()},
-        **{name: getattr(found, name).ravel() for name in names},
-        "pc": np.tile(np.arange(count), len(heads)),
-        **{name: [value] * rows for name, value in per_layer.items()},
-    }
-
-
-def join_layers(layers: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Layers' columns one below the other, as one table (made once: a table per layer costs more than its numbers)."""
-    parts = list(layers)
-    table = pd.DataFrame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
-    for name in ("rotary_dims", "attention_window"):
-        table[name] = pd.array([value for part in parts for value in part[name]], dtype="Int64")
-    return table
+def _columns(sums: LayerSums, components: int) -> Mapping[str, NDArray[np.float64]]:
+    found = head_components(sums.q, sums.k, components, sums.eigen)
+    columns = {column.name: getattr(found, column.name) for column in COLUMNS}
+    return {**columns, **{name: columns[name].astype(np.int64) for name in ("n_q", "n_k")}}
 
 
 def warn_undefined(table: pd.DataFrame, model: str) -> None:
@@ -134,3 +70,30 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
         QkscopeWarning,
         stacklevel=3,
     )
+
+
+OWN = HeadTable(QK_CSV, COLUMNS, components_of, "own", components=True, check=warn_undefined)
+COMMON = replace(OWN, file=QK_MATCHED_CSV, windows="common")
+DOUBLINGS = replace(OWN, file=QK_WINDOWS_CSV, windows="doublings", rows=leading_component)
+
+
+def qk_table(
+    moments: Moments,
+    *,
+    model: str,
+    window: int | None = None,
+    components: int = COMPONENTS,
+    heads: HeadSample | None = None,
+    layers: LayerChoice = "all",
+) -> pd.DataFrame:
+    """One checkpoint's rows: every chosen head and component over the first `window` positions (all by default)."""
+    settings = RowSettings(own=window, components=components, heads=heads, layers=layers)
+    return checkpoint_rows(moments, [OWN], settings, model=model)[OWN.file]
+
+
+def windows_table(
+    moments: Moments, *, model: str, heads: HeadSample | None = None, layers: LayerChoice = "all"
+) -> pd.DataFrame:
+    """Component 0 at every doubling from one bucket to the whole context."""
+    settings = RowSettings(heads=heads, layers=layers)
+    return checkpoint_rows(moments, [DOUBLINGS], settings, model=model)[DOUBLINGS.file]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.lenses.position.table import COMPONENTS, join_layers, layer_columns, layer_components, warn_undefined
+from qkscope.lenses.position.table import OWN
+from qkscope.lenses.rows import COMPONENTS, finished, layer_rows
+from qkscope.lenses.sums import layer_sums
 from qkscope.moments.moments import Moments
-from qkscope.results.schema import QK_COLUMNS
 from qkscope.vectors.read import Reading, layers_from_vectors, open_vectors
 
 
@@ -29,11 +30,6 @@ def table_from_vectors(
     layers = []
     for facts, sums in layers_from_vectors(found):
         moments = Moments.from_layers(found.layout, [facts], {facts.layer: sums}, {})
-        heads = sorted(found.pairs[facts.layer])
-        components_of = layer_components(moments, facts.layer, heads, window, components)
-        layers.append(layer_columns(facts, heads, components_of, found.n_layers))
-    table = join_layers(layers)
-    table["model"] = model
-    table["window"] = window or found.layout.context
-    warn_undefined(table, model)
-    return table[list(QK_COLUMNS)]
+        of_layer = layer_sums(moments, facts.layer, sorted(found.pairs[facts.layer]), window, components)
+        layers.append(layer_rows(OWN, of_layer, found.n_layers))
+    return finished(OWN, layers, model, window or found.layout.context)

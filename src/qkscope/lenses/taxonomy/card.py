@@ -4,21 +4,14 @@ from collections.abc import Sequence
 
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
 from qkscope.results.read import Checkpoint
-from qkscope.stats.findings import (
-    PhaseChange,
-    busiest_steps,
-    change_over,
-    largest_contrast,
-    moves_between,
-    phase_changes,
-)
+from qkscope.lenses.taxonomy.findings import busiest_steps, moves_between
+from qkscope.stats.findings import PhaseChange, change_over, largest_contrast, phase_changes
 from qkscope.stats.noise import SMALLEST, HeadPanel
 from qkscope.stats.series import Shape, Trend
-from qkscope.words.card import (
+from qkscope.lenses.card import (
     Card,
     CardInput,
     context_takeaway,
-    drawing_step,
     opening,
     phase_lines,
     readings,
@@ -26,7 +19,8 @@ from qkscope.words.card import (
     table_file,
     undefined_sentence,
 )
-from qkscope.words.phrases import against, count, escape, label, listed, percent, sentence, shown, where
+from qkscope.words.blocks import Block, Strong, bullet, paragraph
+from qkscope.words.phrases import against, count, shortened, label, listed, percent, sentence, shown, where
 
 NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
 
@@ -37,7 +31,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
         opening(
             given,
             f"The fraction of heads in each category for {rows(given)}, stacked to one"
-            f"{phase_lines(given).replace(' and', ', with', 1)}. A head belongs to a category by its r\\_q and |r\\_k| "
+            f"{phase_lines(given).replace(' and', ', with', 1)}. A head belongs to a category by its r_q and |r_k| "
             "on PC0.",
         ),
         *(_training(given) if given.study.one_run else _entries(given)),
@@ -45,14 +39,13 @@ def taxonomy_evolution(given: CardInput) -> Card:
         *_other_window(given),
     ]
     rule = (
-        f"position-dominated when r\\_q > {HIGH:g} and |r\\_k| > {HIGH:g}; Q-positional when r\\_q > {HIGH:g} and "
-        f"|r\\_k| < {LOW:g}; K-positional when r\\_q < {LOW:g} and |r\\_k| > {HIGH:g}; content-focused when both "
+        f"position-dominated when r_q > {HIGH:g} and |r_k| > {HIGH:g}; Q-positional when r_q > {HIGH:g} and "
+        f"|r_k| < {LOW:g}; K-positional when r_q < {LOW:g} and |r_k| > {HIGH:g}; content-focused when both "
         f"are < {LOW:g}; mixed otherwise. A head without a defined correlation is undefined, never mixed."
     )
     steps = [
         ("Classification", rule),
         ("Aggregation", f"heads per category over all heads of the {given.noun}."),
-        drawing_step("stacks.draw_taxonomy_evolution"),
     ]
     what = "Head Taxonomy Evolution" if given.study.one_run else "Head Taxonomy"
     headline = f"{what} {given.study.span.title()}{' at a Common Window' if given.matched else ''}"
@@ -60,7 +53,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
 
 
 def _fractions(given: CardInput, name: str) -> dict[str, float]:
-    table = given.reading.taxonomy_fractions
+    table = given.table("taxonomy_fractions")
     row = table[table["model"] == name]
     return {c: float(row[c].iloc[0]) for c in CATEGORIES}
 
@@ -69,27 +62,26 @@ def _largest(given: CardInput, name: str) -> tuple[str, float]:
     return max(_fractions(given, name).items(), key=lambda item: item[1])
 
 
-def _entries(given: CardInput) -> list[str]:
+def _entries(given: CardInput) -> list[Block | str]:
     """Seeds or models: the shares of each, then which categories differ most."""
-    said = []
+    said: list[Block | str] = []
     for checkpoint in given.checkpoints[:12]:
         shares = sorted(_fractions(given, checkpoint.name).items(), key=lambda item: -item[1])
         parts = [f"{percent(v)} {c}" for c, v in shares if v > 0]
-        said.append(f"- **{label(checkpoint)}**: {listed(parts)}.")
-    return ["\n".join(said), *_differences(given.noun, given.panel, given.checkpoints)]
+        said.append(bullet(Strong(label(checkpoint)), f": {listed(parts)}."))
+    return [*said, *_differences(given.noun, given.panel, given.checkpoints)]
 
 
 def _other_window(given: CardInput) -> list[str]:
     """What the other choice of windows shows: step by step over one run, else which categories differ there."""
     if given.study.one_run:
         return readings(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
-    panel = given.own_panel if given.matched else given.matched_panel
-    reading = given.tables.own if given.matched else given.tables.matched
-    if panel is None or reading is None:
+    other = given.other
+    if other is None:
         return readings(given, [])
     place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
-    entries = given.results.study.only(list(reading.trajectory["model"])).checkpoints
-    return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(given.noun, panel, entries)]
+    entries = other.study.checkpoints
+    return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(given.noun, other.panel, entries)]
 
 
 def _differences(noun: str, panel: HeadPanel, entries: Sequence[Checkpoint]) -> list[str]:
@@ -110,20 +102,20 @@ def _differences(noun: str, panel: HeadPanel, entries: Sequence[Checkpoint]) -> 
     return [said]
 
 
-def _training(given: CardInput) -> list[str]:
+def _training(given: CardInput) -> list[Block | str]:
     if len(given.checkpoints) == 1:
         shares = sorted(_fractions(given, given.checkpoints[0].name).items(), key=lambda item: -item[1])
         parts = [f"{percent(v)} are {c}" for c, v in shares if v > 0]
         return [f"At {label(given.checkpoints[0])}, {listed(parts)}."]
     steps = busiest_steps(given.panel, given.checkpoints)
-    said = []
+    said: list[Block | str] = []
     for name, step in zip(_turnover_names(steps), steps, strict=True):
-        place = f"**{name}** is from {label(step.before)} to {label(step.after)}"
+        place = f" is from {label(step.before)} to {label(step.after)}"
         place += where(step.before, step.after, given.windows)
-        said.append(f"{place}. {sentence(_grew_and_shrank(step))} {_moves(given, step)}".strip())
+        said.append(paragraph(Strong(name), f"{place}. {sentence(_grew_and_shrank(step))} {_moves(given, step)}".rstrip()))
     phases = phase_changes(given.panel, given.checkpoints, CATEGORIES)
     if any(entry.phase for entry in phases):
-        said.append("Phase by phase:\n\n" + "\n".join(_phase_lines(phases)))
+        said += ["Phase by phase:", *_phase_lines(phases)]
     elif not steps:
         said.append("No category changes by more than its noise from one checkpoint to the next.")
     return said
@@ -172,7 +164,7 @@ def _turn(entry: PhaseChange, shape: Shape) -> str:
 
 
 def _moves(given: CardInput, step: PhaseChange) -> str:
-    moves = moves_between(given.reading.transitions, step.before.name, step.after.name)
+    moves = moves_between(given.table("transitions"), step.before.name, step.after.name)
     if not moves.changed:
         return ""
     common = [f"{a} to {b} ({count(n, 'head')})" for a, b, n in moves.commonest[:2]]
@@ -189,17 +181,18 @@ def _moves(given: CardInput, step: PhaseChange) -> str:
     return text
 
 
-def _phase_lines(phases: list[PhaseChange]) -> list[str]:
-    lines, quiet = [], []
+def _phase_lines(phases: list[PhaseChange]) -> list[Block]:
+    lines: list[Block] = []
+    quiet: list[str] = []
     for entry in phases:
-        name = escape(entry.phase or "without phase")
+        name = shortened(entry.phase or "without phase")
         if not entry.quiet:
             span = f"{label(entry.before)} to {label(entry.after)}"
-            lines.append(f"- **{name}** ({span}): {_grew_and_shrank(entry)}")
+            lines.append(bullet(Strong(name), f" ({span}): {_grew_and_shrank(entry)}"))
         else:
             quiet.append(name)
     if quiet:
-        lines.append(f"- **{listed(quiet)}**: no category changes by more than its noise.")
+        lines.append(bullet(Strong(listed(quiet)), ": no category changes by more than its noise."))
     return lines
 
 

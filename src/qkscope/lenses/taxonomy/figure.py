@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from qkscope.draw import style
-from qkscope.lenses.summaries import Reading
+from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.taxonomy.table import CATEGORIES, K_POSITIONAL, MIXED, Q_POSITIONAL, UNDEFINED
 from qkscope.results.read import Study
 
@@ -17,13 +17,14 @@ NUMBERED_SHARE = 0.05
 THIN_SHARE = 0.012
 
 
-def draw_taxonomy_evolution(study: Study, reading: Reading, matched: bool = False) -> Figure:
+def draw_taxonomy_evolution(at: AtWindow) -> Figure:
     """Figure 2: stacked fractions in the order of the taxonomy; undefined heads on top where there are any."""
-    note = style.window_note(list(reading.trajectory["window"]), matched, study.noun)
+    study = at.study
+    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
     headline = f"Head Taxonomy {'Evolution ' if study.one_run else ''}{style.span_title(study)}"
     figure = style.new_figure(9.0, 4.6, study, headline, note)
     axes = figure.subplots()
-    fractions = reading.taxonomy_fractions
+    fractions = at.table("taxonomy_fractions")
     shown = [c for c in CATEGORIES if c != UNDEFINED or bool((fractions[c] > 0).any())]
     bottom = [0.0] * len(fractions)
     for category in shown:

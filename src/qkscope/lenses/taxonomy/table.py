@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from qkscope.lenses.at_window import AtWindow
+
 # The published thresholds; a value exactly on one belongs to neither side, so the head is mixed.
 HIGH = 0.7
 LOW = 0.3
@@ -43,8 +45,9 @@ def classify(r_q: npt.ArrayLike, r_k: npt.ArrayLike) -> npt.NDArray[np.object_]:
 
 
 def with_category(heads: pd.DataFrame) -> pd.DataFrame:
-    """The PC0 table with a `category` column."""
-    return heads.assign(category=classify(heads["r_q"].to_numpy(), heads["r_k"].to_numpy()))
+    """The heads with their category, and an indicator (0 or 1) for each category by its name."""
+    category = classify(heads["r_q"].to_numpy(), heads["r_k"].to_numpy())
+    return heads.assign(category=category, **{name: (category == name).astype(float) for name in CATEGORIES})
 
 
 def category_counts(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
@@ -79,3 +82,18 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
         moves = pairs.groupby(["a", "b"]).size().to_dict()
         rows += [(before, after, a, b, int(moves[a, b])) for a in CATEGORIES for b in CATEGORIES if (a, b) in moves]
     return pd.DataFrame(rows, columns=list(TRANSITION_COLUMNS))
+
+
+def counts_at(at: AtWindow) -> pd.DataFrame:
+    """Heads per category of each entry."""
+    return category_counts(at.heads, at.names)
+
+
+def fractions_at(at: AtWindow) -> pd.DataFrame:
+    """Fractions of heads per category of each entry."""
+    return category_fractions(at.table("taxonomy_counts"))
+
+
+def transitions_at(at: AtWindow) -> pd.DataFrame:
+    """Moves between categories over one training run; seeds and models have no heads in common."""
+    return transitions(at.heads, at.names if at.study.one_run else [])

@@ -1,1 +1,25 @@
-""""""
+"""What the window alone does to the same weights."""
+
+from qkscope.lenses.base import Figure, Lens, Summary, later
+from qkscope.lenses.position.table import DOUBLINGS
+from qkscope.lenses.windows import card
+from qkscope.lenses.windows.table import window_dependence
+
+LENS = Lens(
+    name="windows",
+    title="Windows",
+    question="How much of it is the window?",
+    tables=(DOUBLINGS,),
+    summaries=(Summary("window_dependence", window_dependence, at_common_window=False),),
+    figures=(
+        Figure(
+            "window_dependence",
+            later("qkscope.lenses.windows.figure:draw_window_dependence"),
+            card.window_dependence,
+            needs=("window_dependence",),
+            number=9,
+            leads=1,
+        ),
+    ),
+    own_views=("windows",),
+)

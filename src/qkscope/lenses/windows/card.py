@@ -8,12 +8,12 @@ from qkscope.results import schema
 from qkscope.results.read import Checkpoint
 from qkscope.stats.noise import HeadPanel
 from qkscope.stats.series import Shape, Trend
-from qkscope.words.card import Card, CardInput, drawing_step, rows
+from qkscope.lenses.card import Card, CardInput, rows
 from qkscope.words.phrases import Format, count, course_words, label, listed, number, percent, sentence, shown, tokens
 
 QUANTITIES: tuple[tuple[str, str, Format], ...] = (
-    ("r_q", "mean r\\_q", number),
-    ("r_k", "mean r\\_k", number),
+    ("r_q", "mean r_q", number),
+    ("r_k", "mean r_k", number),
     (POSITION_DOMINATED, "the share of position-dominated heads", percent),
 )
 _COUNTED = {
@@ -44,7 +44,7 @@ class WindowEffect:
 
 def window_effects(given: CardInput) -> list[WindowEffect]:
     """The effect of the window on each checkpoint that was measured at more than one."""
-    windows = given.results.windows
+    windows = given.own.windows
     if windows is None:
         return []
     effects = []
@@ -64,7 +64,7 @@ def window_dependence(given: CardInput) -> Card:
     """Figure 9: measures against the length of the prefix window."""
     effects = window_effects(given)
     shows = [
-        "Mean r\\_q, mean r\\_k, the share of position-dominated heads and the share of discordant heads on PC0 "
+        "Mean r_q, mean r_k, the share of position-dominated heads and the share of discordant heads on PC0 "
         "against the window, that is how many leading tokens of each document are analysed (log axis). One line for "
         f"each of {rows(given)}; along a line the weights do not change. A filled marker is the {given.noun}'s own "
         "context.",
@@ -77,7 +77,6 @@ def window_dependence(given: CardInput) -> Card:
             "the same per-head analysis over prefix windows of one capture; means and shares over the heads of each "
             f"({given.noun}, window).",
         ),
-        drawing_step("windows.draw_window_dependence"),
     ]
     return Card("Dependence on the Window", shows, schema.QK_WINDOWS_CSV, steps, _takeaway(given, effects))
 
@@ -140,18 +139,13 @@ def _share_sentence(effect: WindowEffect) -> str:
 
 def _against_training(given: CardInput, effect: WindowEffect) -> str:
     """Whether training changed the share by more or less than the window alone does."""
-    matched = given.tables.matched
-    there = (
-        given.study.checkpoints
-        if matched is None
-        else given.results.study.only(list(matched.trajectory["model"])).checkpoints
-    )
+    there = (given.common or given.own).study.checkpoints
     names = [c.name for c in there]
-    held = given.matched_panel is not None or len(set(given.windows.values())) == 1
+    held = given.common is not None or len(set(given.windows.values())) == 1
     shape = effect.shapes[POSITION_DOMINATED]
     if not held or len(names) < 2 or not shape.known:
         return ""
-    training = (given.matched_panel or given.own_panel).change(POSITION_DOMINATED, names[0], names[-1])
+    training = (given.common or given.own).panel.change(POSITION_DOMINATED, names[0], names[-1])
     alone = shape.points[shape.highest] - shape.points[shape.lowest] if shape.trend is not Trend.LEVEL else 0.0
     larger = alone > abs(training.after - training.before)
     if not larger and not training.direction:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from qkscope.draw import style
+from qkscope.lenses.at_window import AtWindow
 from qkscope.results.read import Study, one_line, phase_segments
 
 PANELS = (
@@ -22,8 +23,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 LISTED = 12  # more lines than this share the colour scale, and the legend names a spread of them
 
 
-def draw_window_dependence(study: Study, table: pd.DataFrame, own_window: Mapping[str, float]) -> Figure:
+def draw_window_dependence(at: AtWindow) -> Figure:
     """Figure 9: four measures against window length on a log axis; full markers are the own context."""
+    study, table = at.study, at.table("window_dependence")
     note = f"the same weights measured over prefix windows; a filled marker is the {study.noun}'s own context"
     figure = style.new_figure(9.6, 6.2, study, "Dependence on the Window", note)
     panels = figure.subplots(2, 2, sharex=True)
@@ -35,7 +37,7 @@ def draw_window_dependence(study: Study, table: pd.DataFrame, own_window: Mappin
             if model in lines:
                 rows = lines[model]
                 _draw_line(
-                    axes, rows["window"], scale * rows[measure], looks[model], own_window.get(model), study, model
+                    axes, rows["window"], scale * rows[measure], looks[model], at.window_of(model), study, model
                 )
         axes.set_title(title, fontsize=9.5, loc="left")
         highest = scale * float(table[measure].max())

@@ -4,7 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qkscope.lenses.summaries import Reading, SummaryTables
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.base import Figure
 from qkscope.results import schema
 from qkscope.results.read import Checkpoint, Results, Study
 from qkscope.stats.findings import (
@@ -17,12 +20,12 @@ from qkscope.stats.findings import (
     largest_contrast,
 )
 from qkscope.stats.noise import HeadPanel
+from qkscope.words.blocks import Block, Code, Run, Strong, heading, numbered, paragraph
 from qkscope.words.phrases import (
     Format,
     agreements,
     count,
     curve_course,
-    escape,
     jumps,
     label,
     listed,
@@ -36,35 +39,67 @@ from qkscope.words.production import produced
 
 @dataclass(frozen=True)
 class CardInput:
-    """Everything a card may speak about: one reading of the study, and the other one to compare with."""
+    """Everything a card may speak about: the study at one choice of windows, and at the other to compare with."""
 
-    results: Results
-    tables: SummaryTables
-    study: Study  # restricted to the checkpoints of the reading
-    reading: Reading
-    panel: HeadPanel
-    own_panel: HeadPanel
-    matched_panel: HeadPanel | None
-    matched: bool
+    tables: StudyTables
+    at: AtWindow  # the choice of windows that the card is about
+
+    @property
+    def results(self) -> Results:
+        """The results folder."""
+        return self.tables.results
+
+    @property
+    def own(self) -> AtWindow:
+        """The study at each entry's own context."""
+        return self.tables.own
+
+    @property
+    def common(self) -> AtWindow | None:
+        """The study at the common window, where that is another choice."""
+        return self.tables.common
+
+    @property
+    def other(self) -> AtWindow | None:
+        """The choice of windows that the card is not about."""
+        return self.own if self.matched else self.common
+
+    @property
+    def matched(self) -> bool:
+        """Whether the card is about the common window."""
+        return self.at.common
+
+    @property
+    def study(self) -> Study:
+        """The entries that were measured at this choice of windows."""
+        return self.at.study
+
+    @property
+    def panel(self) -> HeadPanel:
+        """The heads, ready to be compared."""
+        return self.at.panel
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """The checkpoints of the reading, in order."""
+        """The entries, in order."""
         return self.study.checkpoints
 
     @property
     def windows(self) -> dict[str, float]:
-        """The window of each checkpoint in this reading."""
-        table = self.reading.trajectory
-        return dict(zip(table["model"], table["window"], strict=True))
+        """The window of each entry."""
+        return {name: self.at.window_of(name) for name in self.at.names}
 
     @property
     def noun(self) -> str:
-        """What a row of the study is called."""
+        """What an entry is called."""
         return self.study.noun
 
+    def table(self, name: str) -> pd.DataFrame:
+        """A table at this choice of windows."""
+        return self.at.table(name)
+
     def curve(self, quantity: str) -> Curve:
-        """The facts about one quantity over the checkpoints."""
+        """The facts about one quantity over the entries."""
         return describe_curve(self.panel, self.checkpoints, quantity)
 
     def contrast(self, quantity: str) -> Contrast | None:
@@ -74,42 +109,42 @@ class CardInput:
 
 @dataclass(frozen=True)
 class Card:
-    """The parts of a card; `shows` and `takeaway` are paragraphs."""
+    """The parts of a card; what it shows are blocks (a text alone is a paragraph, an empty one is left out)."""
 
     headline: str
-    shows: Sequence[str]
-    table: str
-    steps: Sequence[tuple[str, str]]
+    shows: Sequence[Block | str]
+    table: str  # the file that the figure's numbers come from
+    steps: Sequence[tuple[str, str]]  # how they were made: what, and how
     takeaway: Sequence[str]
+    drawing: str = ""  # how it is drawn, where that says more than the function's name
 
 
-def render(card: Card, given: CardInput) -> str:
-    """The card as Markdown, under the five headings."""
-    lines = [
-        f"# {escape(given.study.title)}: {card.headline}",
-        "",
-        "## File",
-        "`figure.png`, and the same drawing as vector graphics in `figure.svg`",
-        "",
-        "## What This Figure Shows",
-        "",
-        "\n\n".join(text for text in card.shows if text),
-        "",
-        "## How It Was Produced",
-        "",
-        "\n".join(produced(given.results, card.table, card.steps)),
-        "",
-        "## Key Takeaway",
-        "",
-        " ".join(text for text in card.takeaway if text),
-        "",
+def card_blocks(figure: Figure, card: Card, given: CardInput) -> list[Block]:
+    """The card under its headings."""
+    return [
+        heading(1, f"{shortened(given.study.title)}: {card.headline}"),
+        heading(2, "File"),
+        paragraph(Code("figure.png"), ", and the same drawing as vector graphics in ", Code("figure.svg")),
+        heading(2, "What This Figure Shows"),
+        *(paragraph(shown) if isinstance(shown, str) else shown for shown in card.shows if shown),
+        heading(2, "How It Was Produced"),
+        *produced(given.results, given.tables.rows_of(card.table, given.at), card.table, card.steps),
+        numbered(Strong("Drawing"), ": ", *_drawing(figure, card)),
+        heading(2, "Key Takeaway"),
+        paragraph(takeaway(card)),
     ]
-    return "\n".join(lines)
 
 
-def drawing_step(function: str, how: str = "") -> tuple[str, str]:
+def takeaway(card: Card) -> str:
+    """The sentences to remember, as one text."""
+    return " ".join(text for text in card.takeaway if text)
+
+
+def _drawing(figure: Figure, card: Card) -> tuple[Run, ...]:
     """The last step of a card: the command that makes the figure, and the function that draws it."""
-    return "Drawing", f"{how}`qkscope report RESULTS`; the function is `qkscope.figures.{function}`."
+    how = f"{card.drawing}; " if card.drawing else ""
+    function = f"{figure.draw.__module__}.{figure.draw.__qualname__}"
+    return how, Code("qkscope report RESULTS"), "; the function is ", Code(function), "."
 
 
 def table_file(given: CardInput) -> str:
@@ -169,12 +204,12 @@ def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) ->
 
     Without a common-window table, only the warning that training and window are mixed there.
     """
-    changes = context_changes(given.results.study.checkpoints, given.tables.own.trajectory)
+    changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
     if not changes:
         return []
     if not given.study.one_run:
         return _other_reading(given, quantities)
-    if given.matched_panel is None or given.tables.matched is None:
+    if given.common is None:
         steps = listed([f"{label(before)} to {label(after)}" for before, after, _, _ in changes[:4]])
         return [
             f"The context differs between checkpoints ({steps}), so a change there mixes training with the "
@@ -191,24 +226,23 @@ def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) ->
 
 def _other_reading(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
     """Seeds or models with different contexts: the same differences at the other choice of windows."""
-    panel = given.own_panel if given.matched else given.matched_panel
-    reading = given.tables.own if given.matched else given.tables.matched
-    if panel is None or reading is None:
+    other = given.other
+    if other is None:
         return [
             f"Contexts differ between {given.noun}s, so a difference may come from the length of the window; no "
             "measurement at a common window is in these results."
         ]
-    there = given.results.study.only(list(reading.trajectory["model"])).checkpoints
+    there = other.study.checkpoints
     place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
     if not quantities:
         return []
-    said = [ranking(largest_contrast(panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
+    said = [ranking(largest_contrast(other.panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
     return [" ".join(f"{place}, {text}" if i == 0 else sentence(text) for i, text in enumerate(said))]
 
 
 def context_takeaway(given: CardInput, quantities: Sequence[str]) -> str:
     """For a takeaway: whether the first step with a new context holds at the other choice of windows."""
-    changes = context_changes(given.results.study.checkpoints, given.tables.own.trajectory)
+    changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
     if not changes or not given.study.one_run:
         return ""
     before, after, _, _ = changes[0]
@@ -217,21 +251,19 @@ def context_takeaway(given: CardInput, quantities: Sequence[str]) -> str:
 
 def _both(given: CardInput, before: Checkpoint, after: Checkpoint, quantities: Sequence[str]) -> list[Agreement]:
     """The changes of one step in both readings; empty where the common window lacks a checkpoint."""
-    if given.matched_panel is None or given.tables.matched is None:
+    if given.common is None or not {before.name, after.name} <= set(given.common.names):
         return []
-    if not {before.name, after.name} <= set(given.tables.matched.trajectory["model"]):
-        return []
-    return compare_readings(given.own_panel, given.matched_panel, before, after, quantities)
+    return compare_readings(given.own.panel, given.common.panel, before, after, quantities)
 
 
 def undefined_sentence(given: CardInput) -> str:
     """How many heads have no correlation, if any."""
-    counts = given.reading.taxonomy_counts
+    counts = given.table("taxonomy_counts")
     total = int(counts["undefined"].sum())
     if not total:
         return ""
     worst = counts.iloc[int(counts["undefined"].to_numpy().argmax())]
-    name, most = escape(given.study.labels[str(worst["model"])]), int(worst["undefined"])
+    name, most = shortened(given.study.labels[str(worst["model"])]), int(worst["undefined"])
     where = f"at {name}" if most == total else f"over all {given.noun}s, the most at {name} ({most})"
     has, they = ("has", "it is") if total == 1 else ("have", "they are")
     return (

@@ -6,12 +6,9 @@ goes with position. One batched eigendecomposition per layer; nothing here sees 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from os import cpu_count
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +17,6 @@ from threadpoolctl import ThreadpoolController
 from qkscope.moments.second import Statistics
 
 Array = NDArray[np.float64]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 WEAK_R_Q = 0.05  # below this r_q carries no usable sign, and r_k decides the orientation instead
 # Of the queries' (keys') own spread: what rounding leaves of a projection that does not vary. Never of both together:
@@ -45,10 +40,25 @@ class HeadComponents:
     directions: Array  # (heads, d, components), oriented
 
 
-def head_components(q: Statistics, k: Statistics, components: int) -> HeadComponents:
+@dataclass(frozen=True)
+class Eigen:
+    """Eigenvalues and eigenvectors of each head's queries and keys together, rising as LAPACK gives them."""
+
+    values: Array  # (heads, d); NaN where a head has no tokens
+    vectors: Array  # (heads, d, d)
+    trace: Array  # (heads,): the pool's whole variance
+
+    def leading(self, components: int) -> tuple[Array, Array]:
+        """The largest eigenvalues (heads, components), never below 0, and their vectors (heads, d, components)."""
+        kept = min(components, self.values.shape[1])
+        values = np.maximum(self.values[:, ::-1][:, :kept], 0.0)  # rounding can leave -1e-17
+        return values, np.ascontiguousarray(self.vectors[:, :, ::-1][:, :, :kept])
+
+
+def head_components(q: Statistics, k: Statistics, components: int, eigen: Eigen | None = None) -> HeadComponents:
     """The leading `components` of each head; `q` and `k` have one entry per head (keys already matched)."""
-    pool, trace = _pooled(q, k)
-    values, vectors = _top_eigen(pool, components)
+    eigen = eigen or pooled_eigen(q, k)
+    (values, vectors), trace = eigen.leading(components), eigen.trace
     r_q, alpha, mu_q = _against_position(q, vectors)
     r_k, beta, mu_k = _against_position(k, vectors)
     sign = _orientation(r_q, r_k)
@@ -68,41 +78,30 @@ def head_components(q: Statistics, k: Statistics, components: int) -> HeadCompon
     )
 
 
-def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:
-    """`analyse` of each layer, on all cores: small eigenproblems share out well, but not within one of them."""
-    with _blas().limit(limits=1, user_api="blas"), ThreadPoolExecutor(cpu_count()) as pool:
-        return list(pool.map(analyse, layers))
-
-
 @lru_cache(maxsize=1)
 def _blas() -> ThreadpoolController:
     """The loaded BLAS libraries; looking for them takes longer than a layer's eigenvectors."""
     return ThreadpoolController()
 
 
-def _pooled(q: Statistics, k: Statistics) -> tuple[Array, Array]:
-    """Covariance (heads, d, d) of queries and keys together about their common mean, and its trace."""
+def pooled_eigen(q: Statistics, k: Statistics) -> Eigen:
+    """Eigenvectors of the covariance of queries and keys about their common mean; heads without tokens stay NaN."""
     with np.errstate(invalid="ignore", divide="ignore"):
         share = (q.n / (q.n + k.n))[:, None, None]
     gap = q.mean_x - k.mean_x
     between = gap[:, :, None] * gap[:, None, :]
     pool = share * q.cov_xx + (1 - share) * k.cov_xx + share * (1 - share) * between
-    return pool, np.trace(pool, axis1=1, axis2=2)
-
-
-def _top_eigen(pool: Array, components: int) -> tuple[Array, Array]:
-    """Largest eigenvalues (heads, components) and their vectors (heads, d, components); NaN pools stay NaN."""
-    heads, width, _ = pool.shape
-    kept = min(components, width)
-    values = np.full((heads, kept), np.nan)
-    vectors = np.full((heads, width, kept), np.nan)
+    values, vectors = np.full(pool.shape[:2], np.nan), np.full(pool.shape, np.nan)
     known = np.isfinite(pool).all(axis=(1, 2))
     if known.any():
-        with _blas().limit(limits=1, user_api="blas"):  # threads only wait for each other at these sizes
-            rising, axes = np.linalg.eigh(pool[known])
-        values[known] = np.maximum(rising[:, ::-1][:, :kept], 0.0)  # rounding can leave -1e-17
-        vectors[known] = axes[:, :, ::-1][:, :, :kept]
-    return values, vectors
+        with one_blas_thread():  # threads only wait for each other at these sizes
+            values[known], vectors[known] = np.linalg.eigh(pool[known])
+    return Eigen(values, vectors, np.trace(pool, axis1=1, axis2=2))
+
+
+def one_blas_thread() -> Any:
+    """A block in which BLAS does not split small problems over all cores."""
+    return _blas().limit(limits=1, user_api="blas")
 
 
 def _against_position(of: Statistics, vectors: Array) -> tuple[Array, Array, Array]:

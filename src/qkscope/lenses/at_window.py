@@ -1,0 +1,170 @@
+"""A study at one choice of windows, with the tables that the lenses make of it.
+
+There are one or two such choices: each entry's own context, and, where contexts differ, the window that all share
+(files ending in `_matched`). Summaries are built when they are first asked for, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.lenses.base import Lens, Summary
+from qkscope.lenses.registry import registered
+from qkscope.results.csv_files import write_csv
+from qkscope.results.folder import table_path
+from qkscope.results.read import Results, Study, read_head_table
+from qkscope.results.remove import remove_table
+from qkscope.results.schema import QK_FILES, QK_WINDOWS_CSV
+from qkscope.stats.noise import HeadPanel
+
+MATCHED_SUFFIX = "_matched"
+RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
+
+
+class AtWindow:
+    """The heads of each entry over its own context, or over the common window."""
+
+    def __init__(
+        self,
+        study: Study,
+        heads: pd.DataFrame,
+        lenses: Sequence[Lens],
+        *,
+        common: bool = False,
+        windows: pd.DataFrame | None = None,
+        head_tables: Mapping[str, pd.DataFrame] | None = None,
+    ) -> None:
+        present = set(heads["model"])
+        self.study = study.only([name for name in study.names if name in present])
+        self.heads = _derived(heads, lenses)  # component 0, one row per head
+        self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
+        self.common = common
+        self.head_tables = dict(head_tables or {})  # of the lenses, by file name
+        self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
+        self._built: dict[str, pd.DataFrame | None] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The entries' names, in order."""
+        return self.study.names
+
+    @cached_property
+    def panel(self) -> HeadPanel:
+        """The heads, ready to be compared between entries."""
+        return HeadPanel(self.heads, same_heads=self.study.one_run)
+
+    def find(self, name: str) -> pd.DataFrame | None:
+        """A summary by its name or a head table by its file; None where the results do not carry it."""
+        if name in self.head_tables:
+            return self.head_tables[name]
+        if name not in self._summaries:
+            return None
+        if name not in self._built:
+            self._built[name] = self._summaries[name].build(self)
+        return self._built[name]
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table that is known to be there."""
+        found = self.find(name)
+        if found is None:
+            raise KeyError(f"these results carry no table {name!r}")
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether the results carry a table."""
+        return self.find(name) is not None
+
+    def summaries(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """(file name, table) of all summaries that exist."""
+        for name in self._summaries:
+            found = self.find(name)
+            if found is not None:
+                yield summary_file(name, self.common), found
+
+    def window_of(self, name: str) -> float:
+        """The window over which an entry was measured; NaN where it is not recorded."""
+        windows = self.heads.loc[self.heads["model"] == name, "window"]
+        return float(windows.max())
+
+
+@dataclass(frozen=True)
+class StudyTables:
+    """A study at each choice of windows."""
+
+    results: Results
+    own: AtWindow
+    common: AtWindow | None
+
+    def rows_of(self, file: str, at: AtWindow) -> int:
+        """How many rows a figure's numbers come from."""
+        if file == QK_WINDOWS_CSV:
+            return 0 if self.own.windows is None else len(self.own.windows)
+        return len(at.head_tables[file] if file in at.head_tables else at.heads)
+
+    def choices(self) -> list[AtWindow]:
+        """The choices of windows that there are."""
+        return [self.own] if self.common is None else [self.own, self.common]
+
+
+def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> StudyTables:
+    """A results folder, ready for figures, cards and page."""
+    used = registered() if lenses is None else lenses
+    study, tables = results.study, _read_head_tables(results, used)
+    common = None
+    if results.matched is not None:
+        of_common = {file: _rows_at(table, results.matched) for file, table in tables.items()}
+        common = AtWindow(study, results.matched, used, common=True, head_tables=of_common)
+    of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
+    own = AtWindow(study, results.heads, used, windows=results.windows, head_tables=of_own)
+    return StudyTables(results, own, common)
+
+
+def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.DataFrame]:
+    """The lenses' tables that are there; those of `qk.csv` and its kin are part of the results already."""
+    found: dict[str, pd.DataFrame] = {}
+    for table in (table for lens in lenses for table in lens.tables if table.file not in QK_FILES):
+        rows = read_head_table(results, table.file, table.names)
+        if rows is not None:
+            found[table.file] = rows
+    return found
+
+
+def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
+    """A table's rows at the windows over which these heads were measured."""
+    windows = heads.groupby("model")["window"].max()
+    return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)
+
+
+def summary_file(name: str, common: bool) -> str:
+    """`trajectory.csv`, or `trajectory_matched.csv` at the common window."""
+    return f"{name}{MATCHED_SUFFIX if common else ''}.csv"
+
+
+def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
+    """Write `tables/*.csv`, remove those of an earlier run that no longer apply, and return what was written."""
+    written = []
+    for choice in tables.choices():
+        for name, table in choice.summaries():
+            path = table_path(folder, name)
+            write_csv(table, path)
+            written.append(path)
+    for name in set(_possible_files(registered())) - {path.name for path in written}:
+        remove_table(folder, name)
+    return written
+
+
+def _possible_files(lenses: Sequence[Lens]) -> Iterator[str]:
+    summaries: list[Summary] = [summary for lens in lenses for summary in lens.summaries]
+    yield from (summary_file(summary.name, common) for summary in summaries for common in (False, True))
+    yield from (f"{name}.csv" for name in RETIRED)
+
+
+def _derived(heads: pd.DataFrame, lenses: Sequence[Lens]) -> pd.DataFrame:
+    for lens in lenses:
+        heads = heads if lens.derive is None else lens.derive(heads)
+    return heads

@@ -1,0 +1,128 @@
+"""What a lens is: one analysis of the sums, with everything that it writes, draws, says and shows.
+
+A lens is a value. It lists its tables (each column with its definition), how a layer's rows follow from the layer's
+sums, what can be derived head by head, the summaries over heads, the figures with their cards, and what the page shows.
+The drivers of `tables`, `report` and `page` loop over the registered lenses and know none of them by name; a new analysis
+is one folder, one line in `qkscope.lenses`, and its test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure as Drawing
+    from numpy.typing import NDArray
+
+    from qkscope.lenses.at_window import AtWindow
+    from qkscope.lenses.card import Card, CardInput
+    from qkscope.lenses.sums import LayerSums
+
+# At which windows a table has rows: each checkpoint's own context, the window that all share, both, or every doubling.
+Windows = Literal["own", "common", "own and common", "doublings"]
+ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number that a table has for each row, and what it means: docs, cards and page take the definition from here."""
+
+    name: str
+    definition: str  # one sentence in plain text
+    unit: str = ""  # for axes: tokens, per token; empty for a pure number
+    limits: tuple[float, float] | None = None  # what the number cannot exceed, for instance (-1, 1)
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """A file with rows per checkpoint and head: `rows` computes one layer's columns from that layer's sums.
+
+    Each array has one entry per head, or one per head and component; the driver adds who and where (checkpoint,
+    layer, head, key head, component, window, what the layer is).
+    """
+
+    file: str
+    columns: tuple[Column, ...]
+    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]]
+    windows: Windows = "own and common"
+    components: bool = False  # one row per component as well
+    check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its own columns."""
+        return tuple(column.name for column in self.columns)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A table over the heads of each checkpoint, `tables/<name>.csv`; `build` returns None where there is none."""
+
+    name: str
+    build: Callable[[AtWindow], pd.DataFrame | None]
+    at_common_window: bool = True  # also made there, as `<name>_matched.csv`
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing and its card; both exist where all tables that they need do."""
+
+    name: str
+    draw: Callable[[AtWindow], Drawing]
+    card: Callable[[CardInput], Card]
+    needs: tuple[str, ...]  # names of summaries, or files of head tables
+    at_common_window: bool = False
+    number: int | None = None  # of its folder; the next free one by default
+    leads: int = 0  # sentences of its takeaway that open the page
+
+    def exists(self, at: AtWindow) -> bool:
+        """Whether the results carry the figure at this choice of windows: the one place that decides it."""
+        return (self.at_common_window or not at.common) and all(at.has(name) for name in self.needs)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the page shows of a lens, declared over named columns of its head tables.
+
+    A curve or bars: means over heads by checkpoint. A heatmap: one column, layers by heads. A scatter: two columns,
+    a dot per head.
+    """
+
+    kind: ViewKind
+    title: str
+    columns: tuple[str, ...]
+    about: str = ""  # one sentence below the title
+    figure: str | None = None  # whose card it opens
+
+
+@dataclass(frozen=True)
+class Lens:
+    """One analysis."""
+
+    name: str  # a plain word: file names, anchors
+    title: str
+    question: str  # what a reader asks; the heading of its section on the page
+    tables: tuple[HeadTable, ...] = ()
+    derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # adds columns that follow from those of qk.csv
+    summaries: tuple[Summary, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    views: tuple[View, ...] = ()
+    own_views: tuple[str, ...] = ()  # modules of the page, where named columns do not describe what is to be seen
+
+
+def later(place: str) -> Callable[..., Any]:
+    """A function by its place, `package.module:name`, imported when it is called.
+
+    Drawing needs matplotlib, which takes a second to import; declaring a figure must not.
+    """
+    module, _, name = place.partition(":")
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments, **options)
+
+    call.__name__, call.__qualname__, call.__module__ = name, name, module
+    return call

@@ -1,0 +1,47 @@
+"""Averages over heads at each checkpoint, and the heads of the phase portraits.
+
+Means leave out heads whose value does not exist (NaN). Standard deviations are over heads (n - 1), so a single head has
+none. Tables in, tables out.
+"""
+
+from typing import Any
+
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+
+MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
+PORTRAIT_COLUMNS = ["model", "layer", "head", "rotary", "layer_kind", "r_q", "r_k", "category"]
+
+
+def with_measures(heads: pd.DataFrame) -> pd.DataFrame:
+    """The heads with |r_k|, and how far r_q and r_k are from their checkpoint's median."""
+    medians = heads.groupby("model")[["r_q", "r_k"]].transform("median")
+    return heads.assign(
+        r_k_abs=heads["r_k"].abs(),
+        r_q_spread=(heads["r_q"] - medians["r_q"]).abs(),
+        r_k_spread=(heads["r_k"] - medians["r_k"]).abs(),
+    )
+
+
+def means_and_spreads(groups: Any) -> pd.DataFrame:
+    """Heads, and mean and standard deviation of every measure, of grouped heads."""
+    columns: dict[str, pd.Series] = {"heads": groups.size()}
+    for measure in MEASURES:
+        columns[measure] = groups[measure].mean()
+        columns[f"{measure}_std"] = groups[measure].std()
+    return pd.DataFrame(columns)
+
+
+def trajectory(at: AtWindow) -> pd.DataFrame:
+    """Per checkpoint: heads, window, and mean and standard deviation of every measure."""
+    groups = at.heads.groupby("model", sort=False)
+    table = means_and_spreads(groups)
+    table.insert(1, "window", groups["window"].max())
+    return table.reindex(list(at.names)).rename_axis("model").reset_index()
+
+
+def portraits(at: AtWindow) -> pd.DataFrame:
+    """The heads of the selected checkpoints."""
+    chosen = [at.heads.loc[at.heads["model"] == name, PORTRAIT_COLUMNS] for name in at.study.selected]
+    return pd.concat(chosen) if chosen else at.heads.loc[[], PORTRAIT_COLUMNS]

@@ -1,0 +1,133 @@
+"""Moments in, rows of head tables out. A layer is read once per window, whatever tables want it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from qkscope.errors import InputError
+from qkscope.lenses.base import HeadTable
+from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
+from qkscope.lenses.pca import one_blas_thread
+from qkscope.lenses.sums import LayerSums, layer_sums
+from qkscope.moments.layout import Layout
+from qkscope.moments.moments import Moments
+from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
+
+COMPONENTS = 10  # as published; explained variance is spread thinly beyond
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Columns = Mapping[str, Any]  # one layer's part of a table
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """Which rows tables have."""
+
+    own: int | None = None  # tokens of the checkpoint's own context; the whole of its sums by default
+    common: int | None = None  # tokens of the common window; by default there is nothing to compare with
+    components: int = COMPONENTS
+    heads: HeadSample | None = None
+    layers: LayerChoice = "all"
+
+
+def checkpoint_rows(
+    moments: Moments, tables: Sequence[HeadTable], settings: RowSettings, *, model: str
+) -> dict[str, pd.DataFrame]:
+    """One checkpoint's rows of each table, by file name: windows, then layers, heads and components."""
+    chosen = choose_heads(moments.layers.values(), settings.heads, settings.layers)
+    wanted = {table.file: table_windows(table, moments.layout, settings) for table in tables}
+    every = dict.fromkeys(window for windows in wanted.values() for window in windows)
+    n_layers = int(moments.provenance.get("n_layers", max(moments.layers) + 1))
+    moments.settle()  # before threads read it
+
+    def of_layer(layer: int) -> dict[tuple[str, int], Columns]:
+        parts: dict[tuple[str, int], Columns] = {}
+        for window in every:
+            sums = layer_sums(moments, layer, chosen[layer], window, settings.components)
+            for table in tables:
+                if window in wanted[table.file]:
+                    parts[table.file, window] = layer_rows(table, sums, n_layers)
+        return parts
+
+    layers = over_layers(of_layer, chosen)
+    return {
+        table.file: pd.concat(
+            [
+                finished(table, [part[table.file, window] for part in layers], model, window)
+                for window in wanted[table.file]
+            ],
+            ignore_index=True,
+        )
+        for table in tables
+    }
+
+
+def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:
+    """The windows at which a table has rows of a checkpoint."""
+    own = settings.own or layout.context
+    common = own if settings.common is None else settings.common
+    if table.windows == "doublings":
+        return [*(window for window in layout.windows() if window < own), own]
+    windows = {"own": [own], "common": [common], "own and common": [own, common]}[table.windows]
+    return list(dict.fromkeys(windows))
+
+
+def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
+    """One layer's part of a table: the lens's own columns, and who and where."""
+    found = {name: np.asarray(values) for name, values in table.rows(sums).items()}
+    if set(found) != set(table.names):
+        odd = sorted(set(found) ^ set(table.names))[0]
+        raise InputError(f"{table.file}: column {odd!r} is {'not computed' if odd in table.names else 'not declared'}")
+    count = next(values.shape[1] for values in found.values() if values.ndim == 2) if table.components else 1
+    heads, facts = len(sums.heads), sums.facts
+    for name, values in found.items():
+        if values.shape not in ((heads,), (heads, count)):
+            raise InputError(f"{table.file}: column {name!r} has shape {values.shape} for {heads} heads")
+    per_layer = {
+        "layer": facts.layer,
+        "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
+        "rotary": facts.rotary,
+        "head_dim": facts.head_dim,
+        "attention": facts.attention,
+        "rotary_dims": facts.rotary_dims,
+        "attention_window": facts.attention_window,
+    }
+    return {
+        "head": np.repeat(np.array(sums.heads), count),
+        "kv_head": np.repeat(np.array(sums.kv_heads), count),
+        **{name: values.ravel() if values.ndim == 2 else np.repeat(values, count) for name, values in found.items()},
+        **({"pc": np.tile(np.arange(count), heads)} if table.components else {}),
+        **{name: [value] * (heads * count) for name, value in per_layer.items()},
+    }
+
+
+def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: int) -> pd.DataFrame:
+    """Layers one below the other, as one table (made once: a table per layer costs more than its numbers)."""
+    rows = pd.DataFrame({name: np.concatenate([part[name] for part in layers]) for name in layers[0]})
+    # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
+    for name in ("rotary_dims", "attention_window"):
+        rows[name] = pd.array([value for part in layers for value in part[name]], dtype="Int64")
+    rows["model"], rows["window"] = model, window
+    if table.check is not None:
+        table.check(rows, model)
+    return rows[list(file_columns(table))]
+
+
+def file_columns(table: HeadTable) -> tuple[str, ...]:
+    """The columns of a table's file, in order."""
+    identity = [name for name in IDENTITY_COLUMNS if table.components or name != "pc"]
+    return (*identity, *table.names, *LAYER_COLUMNS)
+
+
+def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:
+    """`analyse` of each layer, on all cores: small eigenproblems share out well, but not within one of them."""
+    with one_blas_thread(), ThreadPoolExecutor(cpu_count()) as pool:
+        return list(pool.map(analyse, layers))

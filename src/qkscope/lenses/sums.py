@@ -1,0 +1,52 @@
+"""A layer's sums as a lens gets them: the chosen query heads over one window, each beside the keys it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from qkscope.layers import LayerFacts
+from qkscope.lenses.pca import Eigen, pooled_eigen
+from qkscope.moments.moments import Moments
+from qkscope.moments.second import Statistics
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """Statistics of one layer's queries and keys over the first `window` positions; entry i belongs to `heads[i]`."""
+
+    facts: LayerFacts
+    heads: tuple[int, ...]
+    window: int
+    components: int  # how many principal components tables keep
+    q: Statistics
+    k: Statistics  # of the key head that each query head reads
+
+    @property
+    def kv_heads(self) -> list[int]:
+        """The key head of each query head."""
+        return [self.facts.kv_head(head) for head in self.heads]
+
+    @cached_property
+    def eigen(self) -> Eigen:
+        """Principal components of queries and keys together: the costly part, so all tables share it."""
+        return pooled_eigen(self.q, self.k)
+
+
+def layer_sums(
+    moments: Moments, layer: int, heads: Sequence[int], window: int | None = None, components: int = 1
+) -> LayerSums:
+    """One layer of `moments` over its first `window` positions (all by default)."""
+    facts, scale = moments.layers[layer], moments.layout.scale
+    key_heads = np.array([facts.kv_head(head) for head in heads])
+    return LayerSums(
+        facts=facts,
+        heads=tuple(heads),
+        window=window or moments.layout.context,
+        components=components,
+        q=moments.window(layer, "q", window).statistics(scale).take(np.array(heads)),
+        k=moments.window(layer, "k", window).statistics(scale).take(key_heads),
+    )

@@ -1,0 +1,145 @@
+"""Cards as blocks of plain text, and two ways to show them: Markdown, and what the page reads.
+
+Text is text until it is rendered: names of a study go into sentences as they are, and each renderer sees to it that
+nothing in them is markup. A run of text is plain, strong or code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Strong:
+    """Text that stands out."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """A file, a command, a value as it is typed."""
+
+    text: str
+
+
+Run = str | Strong | Code
+Text = str | Sequence[Run]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A heading, a paragraph, or an item of a list (bullets of level 1 sit below a numbered item)."""
+
+    kind: Literal["heading", "paragraph", "bullet", "number"]
+    text: Text
+    level: int = 0
+
+
+def heading(level: int, text: Text) -> Block:
+    """A heading, 1 for the title."""
+    return Block("heading", text, level)
+
+
+def paragraph(*runs: Run) -> Block:
+    """A paragraph."""
+    return Block("paragraph", runs)
+
+
+def bullet(*runs: Run, level: int = 0) -> Block:
+    """An item of a bulleted list."""
+    return Block("bullet", runs, level)
+
+
+def numbered(*runs: Run) -> Block:
+    """An item of a numbered list; items that follow each other are counted."""
+    return Block("number", runs)
+
+
+def runs_of(text: Text) -> tuple[Run, ...]:
+    """The runs of a text, empty ones left out."""
+    runs = (text,) if isinstance(text, str) else tuple(text)
+    return tuple(run for run in runs if (run if isinstance(run, str) else run.text))
+
+
+def plain(text: Text) -> str:
+    """The text without its runs' kinds."""
+    return "".join(run if isinstance(run, str) else run.text for run in runs_of(text))
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+
+def to_page(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    """Blocks as JSON that the page shows without ever interpreting HTML."""
+    return [_page_block(block) for block in blocks]
+
+
+def page_runs(text: Text) -> list[list[str]]:
+    """[kind, text] of each run, with kind text | strong | code."""
+    kinds = {str: "text", Strong: "strong", Code: "code"}
+    return [[kinds[type(run)], run if isinstance(run, str) else run.text] for run in runs_of(text)]
+
+
+def _page_block(block: Block) -> dict[str, Any]:
+    runs = page_runs(block.text)
+    if block.kind == "heading":
+        return {"kind": "heading", "level": block.level, "runs": runs}
+    if block.kind == "paragraph":
+        return {"kind": "paragraph", "runs": runs}
+    return {"kind": "item", "level": block.level, "numbered": block.kind == "number", "runs": runs}
+
+
+# --- Markdown ---------------------------------------------------------------------------------------
+
+_MARKUP = re.compile(r"[\\`*_\[\]<~$&]")  # what starts markup anywhere in a line
+_LINKS = re.compile(r"(?i)(?<=[a-z0-9]):(?=//)|(?<=\w)@(?=\w)|\bwww(?=\.)")  # what GitHub makes a link without being asked
+_START = re.compile(r"^(\s*)([#>+\-|=:]|\d+(?=[.)]))")  # what makes a line something else than text
+
+
+def to_markdown(blocks: Iterable[Block]) -> str:
+    """Blocks as a Markdown document."""
+    lines: list[str] = []
+    number = 0
+    before: Block | None = None
+    for block in blocks:
+        in_list = block.kind in ("bullet", "number")
+        together = in_list and before is not None and before.kind in ("bullet", "number")
+        if lines and not together:
+            lines.append("")
+        nested = block.kind == "bullet" and block.level > 0
+        number = number + 1 if block.kind == "number" else number if nested else 0
+        lines.append(_markdown_line(block, number))
+        before = block
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_line(block: Block, number: int) -> str:
+    text = markdown_text(block.text, starts_line=block.kind == "paragraph")
+    marks = {"heading": f"{'#' * block.level} ", "paragraph": "", "number": f"{number}. "}
+    return f"{marks.get(block.kind, '   ' * block.level + '- ')}{text}"
+
+
+def markdown_text(text: Text, *, starts_line: bool = False) -> str:
+    """Runs as Markdown in which nothing but the runs' own kinds is markup."""
+    rendered = "".join(_markdown_run(run) for run in runs_of(text))
+    return _START.sub(lambda found: f"{found[1]}\\{found[2]}", rendered) if starts_line else rendered
+
+
+def _markdown_run(run: Run) -> str:
+    if isinstance(run, Code):
+        return _code_span(run.text)
+    text = _MARKUP.sub(lambda found: f"\\{found[0]}", run if isinstance(run, str) else run.text)
+    text = _LINKS.sub(lambda found: "www\\" if found[0].lower().startswith("www") else f"\\{found[0]}", text)
+    return text if isinstance(run, str) else f"**{text}**"
+
+
+def _code_span(text: str) -> str:
+    """A code span, whatever backticks the text contains."""
+    line = " ".join(text.split()) or "?"
+    longest = max((len(ticks) for ticks in re.findall("`+", line)), default=0)
+    fence, pad = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
