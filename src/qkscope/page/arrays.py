@@ -5,7 +5,7 @@ The page must not decide what Python has decided: categories (of every component
 longer be pleasant to mail; then they are float32, which the page says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,12 @@ def grid_of(study: Study, table: pd.DataFrame) -> Grid:
     heads = table[["layer", "head"]].drop_duplicates().sort_values(["layer", "head"])
     pairs = tuple((int(a), int(b)) for a, b in heads.itertuples(index=False))
     return Grid(study.names, tuple(sorted({int(pc) for pc in table["pc"]})), pairs)
+
+
+def page_grid(study: Study, data: Mapping[str, Any]) -> Grid:
+    """The grid of what `add_tables` returned."""
+    heads = tuple(zip(data["layers"], data["heads"], strict=True))
+    return Grid(study.names, tuple(data["components"]), heads)
 
 
 def column(table: pd.DataFrame, name: str) -> Floats:

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from qkscope._version import __version__
@@ -14,9 +15,11 @@ from qkscope.analysis.taxonomy import CATEGORIES, HIGH, LOW
 from qkscope.analysis.trajectory import CONCORDANCE
 from qkscope.figures import palette
 from qkscope.files import write_text
-from qkscope.page.arrays import add_tables
+from qkscope.lenses.base import Lens
+from qkscope.page.arrays import add_tables, page_grid
 from qkscope.page.assemble import assemble
 from qkscope.page.facts import facts
+from qkscope.page.lens_data import LensTables, add_lenses
 from qkscope.page.markdown import blocks, inline
 from qkscope.page.pack import Pack
 
@@ -33,10 +36,21 @@ class CardText:
     markdown: str
 
 
-def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText]) -> str:
-    """The page as text; `lead` are the sentences of the first screen, in Markdown."""
+def page_html(
+    results: Results,
+    lead: Sequence[str],
+    cards: Sequence[CardText],
+    lenses: Sequence[Lens] = (),
+    tables: LensTables = MappingProxyType({}),
+) -> str:
+    """The page as text; `lead` are the sentences of the first screen, in Markdown.
+
+    `lenses` get a section each over the head tables that `tables` has, by file and reading.
+    """
     pack = Pack()
     data = add_tables(pack, results)
+    shown = {card.figure: True for card in cards}
+    lens_data = add_lenses(pack, page_grid(results.study, data), lenses, tables, shown)
     pack.add_text("provenance", json.dumps(results.provenance, indent=1, ensure_ascii=False))
     about = {
         "format": FORMAT,
@@ -61,15 +75,22 @@ def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText]) 
         "lead": [inline(text) for text in lead],
         "cards": [{"figure": c.figure, "matched": c.matched, "blocks": blocks(c.markdown)} for c in cards],
         "commands": _commands(results),
+        "lenses": lens_data,
         "data": data,
     }
     return assemble(about, pack.text())
 
 
-def write_page(results: Results, lead: Sequence[str], cards: Sequence[CardText]) -> Path:
+def write_page(
+    results: Results,
+    lead: Sequence[str],
+    cards: Sequence[CardText],
+    lenses: Sequence[Lens] = (),
+    tables: LensTables = MappingProxyType({}),
+) -> Path:
     """Write `report.html` into the results folder."""
     path = results.folder / PAGE
-    write_text(path, page_html(results, lead, cards))
+    write_text(path, page_html(results, lead, cards, lenses, tables))
     return path
 
 
