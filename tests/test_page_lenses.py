@@ -76,13 +76,14 @@ def tables():
     return {"tilt.csv": {"own": own, "matched": lens_rows(1, 64)}, "reach.csv": {"own": reach}}
 
 
-def write_study(folder, lenses=(), tables=None, **record):
+def write_study(folder, lenses=(), tables=None, components=1, **record):
     rng = np.random.default_rng(5)
     keys = [(m, layer, head) for m in MODELS for layer in range(LAYERS) for head in range(HEADS)]
     qk = pd.DataFrame(keys, columns=["model", "layer", "head"]).assign(
         pc=0, explained_variance=0.3, r_q=rng.uniform(0, 1, len(keys)), r_k=rng.uniform(-1, 1, len(keys)), n_q=9, n_k=9
     )
     qk["rotary"] = np.where(qk["layer"] == 1, "nope", "rotary")
+    qk = pd.concat([qk.assign(pc=pc) for pc in range(components)])
     qk.assign(window=qk["model"].map(CONTEXTS)).to_csv(folder / "qk.csv", index=False)
     qk.assign(window=64, r_q=qk["r_q"] / 2).to_csv(folder / "qk_matched.csv", index=False)
     known = [{"name": m, "label": m.title(), "context": CONTEXTS[m], **record.get(m, {})} for m in MODELS]
@@ -288,6 +289,16 @@ def test_the_common_window_shows_its_own_values(visit, report, tables):
         page.get_by_role("button", name="own context", exact=True).click()
         own = head(tables["tilt.csv"]["own"], "three", 1, 2)
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (own["tilt"], own["tilt_se"])
+
+
+def test_a_column_with_components_follows_the_component_switch(visit, tmp_path, tables):
+    own = tables["tilt.csv"]["own"]
+    both = {"tilt.csv": {"own": pd.concat([own.assign(pc=0), own.assign(pc=1, tilt=own["tilt"] / 2)])}}
+    row = head(own, "three", 1, 2)
+    with visit(write_study(tmp_path, (LENS,), both, components=2)) as page:
+        assert number(hover_cell(page, 2, 1, 2)[1], "tilt ") == row["tilt"]
+        page.locator("#component").select_option("1")
+        assert number(hover_cell(page, 2, 1, 2)[1], "tilt ") == pytest.approx(row["tilt"] / 2)
 
 
 @pytest.mark.parametrize("place", [0, 1])
