@@ -1,6 +1,7 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,33 @@ def chromium():
         browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def visit(chromium):
+    """Opens a page from disk; afterwards there must have been no error and no request but the file itself."""
+
+    @contextmanager
+    def opened(path, fragment="", **context):
+        settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
+        place = chromium.new_context(**settings)
+        page = place.new_page()
+        problems, requests = [], []
+        page.on(
+            "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        address = Path(path).resolve().as_uri()
+        page.goto(address + fragment)
+        page.wait_for_selector("html[data-ready]")
+        yield page
+        page.wait_for_timeout(50)
+        assert problems == []
+        assert [u for u in requests if not u.startswith(("data:", "blob:"))] == [address]
+        place.close()
+
+    return opened
 
 
 @pytest.fixture

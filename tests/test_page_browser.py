@@ -5,7 +5,6 @@ import io
 import json
 import struct
 import xml.etree.ElementTree as ElementTree
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -28,33 +27,6 @@ HOSTILE = [
     "🦜🦜 emoji",
     "x" * 300,
 ]
-
-
-@pytest.fixture
-def visit(chromium):
-    """Opens a page from disk; afterwards there must have been no error and no request but the file itself."""
-
-    @contextmanager
-    def opened(path, fragment="", **context):
-        settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
-        place = chromium.new_context(**settings)
-        page = place.new_page()
-        problems, requests = [], []
-        page.on(
-            "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        address = Path(path).resolve().as_uri()
-        page.goto(address + fragment)
-        page.wait_for_selector("html[data-ready]")
-        yield page
-        page.wait_for_timeout(50)
-        assert problems == []
-        assert [u for u in requests if not u.startswith(("data:", "blob:"))] == [address]
-        place.close()
-
-    return opened
 
 
 @pytest.fixture(scope="session")

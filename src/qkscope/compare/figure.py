@@ -23,6 +23,7 @@ from matplotlib.patches import Patch, Rectangle
 from qkscope.compare.judge import DIFFERS, HeadComparison, PublishedComparison, category_moves
 from qkscope.draw import style
 from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
+from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
 from qkscope.results.read import Study, one_line, phase_segments
 
@@ -224,7 +225,7 @@ def _draw_categories(axes: Axes, study: Study, table: pd.DataFrame, run: str) ->
             rows = _rows(table, "taxonomy", category, study)
             heights = rows[column].to_numpy(dtype=float)
             bars = axes.bar(
-                x + offset, np.nan_to_num(heights), _BAR, bottom=bottom, color=style.CATEGORY_COLOURS[category],
+                x + offset, np.nan_to_num(heights), _BAR, bottom=bottom, color=CATEGORY_COLOURS[category],
                 alpha=alpha, edgecolor="white", linewidth=0.4, label=category if column == "value" else None,
                 gid=f"{category} {column}", zorder=2,
             )  # fmt: skip
@@ -241,7 +242,7 @@ def _draw_categories(axes: Axes, study: Study, table: pd.DataFrame, run: str) ->
     )
     axes.set_ylabel("heads")
     style.checkpoint_axis(axes, study)
-    keys = [Patch(facecolor=style.CATEGORY_COLOURS[c], edgecolor=style.GREY, linewidth=0.4, label=c) for c in shown]
+    keys = [Patch(facecolor=CATEGORY_COLOURS[c], edgecolor=style.GREY, linewidth=0.4, label=c) for c in shown]
     axes.legend(
         handles=keys, loc="lower right", bbox_to_anchor=(1.0, 1.085), ncols=len(keys), borderaxespad=0.0, borderpad=0.1,
         handlelength=1.4, columnspacing=1.4,

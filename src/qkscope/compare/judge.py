@@ -16,9 +16,10 @@ from qkscope.compare import tolerance
 from qkscope.compare.references import PublishedReference
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
+from qkscope.lenses.concordance.table import concordance
 from qkscope.lenses.depth import table as depth
 from qkscope.lenses.heads import HeadSample, choose_heads
-from qkscope.lenses.position import trajectory
+from qkscope.lenses.position.summaries import trajectory
 from qkscope.lenses.taxonomy import table as taxonomy
 from qkscope.results.schema import depth_of_layers
 
@@ -141,7 +142,7 @@ def _coverage(
     contexts = {checkpoint.name: float(checkpoint.context) for checkpoint in reference.checkpoints}
     table = pd.DataFrame({"model": list(names)})
     groups = heads.groupby("model")
-    discordant = trajectory.concordance(kept, names).set_index("model")["discordant"]
+    discordant = concordance(kept, names).set_index("model")["discordant"]
     return table.assign(
         measured=table["model"].map(groups.size()),
         in_sample=table["model"].map(kept.groupby("model").size()).fillna(0).astype(int),
@@ -158,7 +159,7 @@ def _aggregates(
     """Value, reference and on_both of every published number, and of the same numbers of further checkpoints."""
     counts = taxonomy.category_counts(taxonomy.with_category(kept), models)
     values = {
-        "trajectory": (trajectory.trajectory(kept, models), MEASURES),
+        "trajectory": (trajectory(kept, models), MEASURES),
         "heatmap_rq": (depth.depth_means(kept, "r_q", models), depth.DEPTH_COLUMNS),
         "heatmap_rk": (depth.depth_means(kept, "r_k", models), depth.DEPTH_COLUMNS),
         "taxonomy": (counts, taxonomy.CATEGORIES),

@@ -104,7 +104,7 @@ class StudyTables:
         """How many rows a figure's numbers come from."""
         if file == QK_WINDOWS_CSV:
             return 0 if self.own.windows is None else len(self.own.windows)
-        return len(at.head_tables[file] if file in at.head_tables else at.heads)
+        return len(at.head_tables.get(file, at.heads))
 
     def choices(self) -> list[AtWindow]:
         """The choices of windows that there are."""

@@ -2,8 +2,8 @@
 
 A lens is a value. It lists its tables (each column with its definition), how a layer's rows follow from the layer's
 sums, what can be derived head by head, the summaries over heads, the figures with their cards, and what the page shows.
-The drivers of `tables`, `report` and `page` loop over the registered lenses and know none of them by name; a new analysis
-is one folder, one line in `qkscope.lenses`, and its test.
+The drivers of `tables`, `report` and `page` loop over the registered lenses and know none of them by name: a new
+analysis is one folder, one line in `qkscope.lenses`, and its test.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from qkscope.words.phrases import (
     listed,
     ranking,
     sentence,
+    shortened,
     survives,
     tokens,
 )

@@ -5,7 +5,7 @@ codes that `analysis` computed. Correlations keep all their digits (float64) unl
 would no longer be pleasant to mail; then they are float32, which the page says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from qkscope.lenses.depth.table import DepthAxis
 from qkscope.lenses.layer_kinds.table import with_layer_kind
 from qkscope.lenses.taxonomy.table import CATEGORIES, classify
 from qkscope.page.pack import Pack
-from qkscope.results.read import Results, Study, load_components
+from qkscope.results.read import Results, Study
 
 STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")
@@ -63,6 +63,12 @@ def grid_of(study: Study, table: pd.DataFrame) -> Grid:
     return Grid(study.names, tuple(sorted({int(pc) for pc in table["pc"]})), pairs)
 
 
+def page_grid(study: Study, data: Mapping[str, Any]) -> Grid:
+    """The grid of what `add_tables` returned."""
+    heads = tuple(zip(data["layers"], data["heads"], strict=True))
+    return Grid(study.names, tuple(data["components"]), heads)
+
+
 def column(table: pd.DataFrame, name: str) -> Floats:
     """A column as floats; NaN throughout where the table does not have it."""
     if name not in table.columns:
@@ -79,7 +85,7 @@ def categories(table: pd.DataFrame) -> npt.NDArray[np.uint8]:
 
 def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
     """Put all tables of a results folder into the pack; returns what the page must know to read them."""
-    own, matched = load_components(results)
+    own, matched = results.components, results.components_matched
     grid = grid_of(results.study, own)
     rows = (
         len(own) + (0 if matched is None else len(matched)) + (0 if results.windows is None else len(results.windows))

@@ -11,35 +11,42 @@ from qkscope._version import __version__
 from qkscope.draw import palette
 from qkscope.files import write_text
 from qkscope.foreign import is_finite
-from qkscope.lenses.depth.table import DepthAxis
-from qkscope.lenses.layer_kinds.table import kinds_in_order, with_layer_kind
-from qkscope.lenses.position.trajectory import CONCORDANCE
+from qkscope.lenses.at_window import StudyTables
+from qkscope.lenses.concordance.table import CONCORDANCE
+from qkscope.lenses.depth.table import depth_axis
+from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.registry import registered
+from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW
-from qkscope.page.arrays import add_tables
+from qkscope.page.arrays import add_tables, page_grid
 from qkscope.page.assemble import assemble
 from qkscope.page.facts import facts
-from qkscope.page.markdown import blocks, inline
+from qkscope.page.lens_data import add_lenses, lens_tables
 from qkscope.page.pack import Pack
 from qkscope.results.folder import REPORT_HTML, results_file
 from qkscope.results.read import Checkpoint, Results
+from qkscope.words.blocks import Block, page_runs, to_page
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class CardText:
-    """A card in Markdown, and the figure that it belongs to."""
+class PageCard:
+    """A card, and the figure that it belongs to."""
 
     figure: str
     matched: bool
-    markdown: str
+    blocks: Sequence[Block]
 
 
-def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText], out: Path | None = None) -> str:
-    """The page as text; `lead` are the sentences of the first screen, in Markdown."""
+def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> str:
+    """The page as text; `lead` are the sentences of the first screen."""
+    results = tables.results
     pack = Pack()
-    axis = DepthAxis.of(results.heads)
+    axis = depth_axis(tables.own)
     data = add_tables(pack, results)
+    shown = {card.figure: True for card in cards}
+    lens_data = add_lenses(pack, page_grid(results.study, data), registered(), lens_tables(tables), shown)
     pack.add_text("provenance", json.dumps(results.provenance, indent=1, ensure_ascii=False))
     about = {
         "format": FORMAT,
@@ -49,10 +56,10 @@ def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText], 
         "kind": results.study.kind,
         "oneRun": results.study.one_run,
         "noun": results.study.noun,
-        "layerKinds": kinds_in_order(with_layer_kind(results.heads)["layer_kind"]),
+        "layerKinds": kinds_in_order(tables.own.heads["layer_kind"]),
         "checkpoints": [_checkpoint(c) for c in results.study.checkpoints],
         "unmeasured": list(results.unmeasured),
-        "categories": [{"name": name, "colour": palette.CATEGORY_COLOURS[name]} for name in CATEGORIES],
+        "categories": [{"name": name, "colour": CATEGORY_COLOURS[name]} for name in CATEGORIES],
         "thresholds": {"high": HIGH, "low": LOW, "concordance": CONCORDANCE},
         "depth": {"byLayer": axis.layers is not None, "columns": list(axis.columns)},
         "colours": {
@@ -64,18 +71,19 @@ def page_html(results: Results, lead: Sequence[str], cards: Sequence[CardText], 
             "reds": list(palette.REDS),
         },
         "facts": facts(results),
-        "lead": [inline(text) for text in lead],
-        "cards": [{"figure": c.figure, "matched": c.matched, "blocks": blocks(c.markdown)} for c in cards],
+        "lead": [page_runs(text) for text in lead],
+        "cards": [{"figure": c.figure, "matched": c.matched, "blocks": to_page(c.blocks)} for c in cards],
         "commands": _commands(results, out),
+        "lenses": lens_data,
         "data": data,
     }
     return assemble(about, pack.text())
 
 
-def write_page(results: Results, lead: Sequence[str], cards: Sequence[CardText], out: Path | None = None) -> Path:
+def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> Path:
     """Write `report.html` into the results folder, or into another."""
-    path = results_file(out or results.folder, REPORT_HTML)
-    write_text(path, page_html(results, lead, cards, out))
+    path = results_file(out or tables.results.folder, REPORT_HTML)
+    write_text(path, page_html(tables, lead, cards, out))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The sentences that matter, for the first screen of the page: the openings of the takeaways that a lens puts forward."""
+"""The sentences for the first screen of the page: the openings of the takeaways that lenses put forward."""
 
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.card import CardInput

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.results.read import Checkpoint, phase_segments
-from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS, Change, HeadPanel, Part
-from qkscope.stats.series import Shape, plateau_of, shape_of
+from qkscope.stats.noise import Change, HeadPanel
+from qkscope.stats.series import Shape, plateau_of
 from qkscope.stats.series import Trend as Trend
 
 JUMP_SHARE = 0.25  # a step is a jump when it covers at least this part of the range of the whole curve

@@ -13,13 +13,13 @@ import pandas as pd
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.kinds import Kind
-from qkscope.lenses.rows import COMPONENTS
 from qkscope.lenses.position.vectors_table import table_from_vectors
+from qkscope.lenses.rows import COMPONENTS
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import PROVENANCE_SCHEMA, environment
 from qkscope.results.folder import PROVENANCE_JSON, QK_CSV, results_file
-from qkscope.tables.from_moments import Listener
 from qkscope.study.harmless import file_safe
+from qkscope.tables.from_moments import Listener
 from qkscope.vectors.hub import download_vectors
 from qkscope.vectors.read import Reading, open_vectors
 

@@ -96,7 +96,9 @@ def _page_block(block: Block) -> dict[str, Any]:
 # --- Markdown ---------------------------------------------------------------------------------------
 
 _MARKUP = re.compile(r"[\\`*_\[\]<~$&]")  # what starts markup anywhere in a line
-_LINKS = re.compile(r"(?i)(?<=[a-z0-9]):(?=//)|(?<=\w)@(?=\w)|\bwww(?=\.)")  # what GitHub makes a link without being asked
+_LINKS = re.compile(
+    r"(?i)(?<=[a-z0-9]):(?=//)|(?<=\w)@(?=\w)|\bwww(?=\.)"
+)  # what GitHub makes a link without being asked
 _START = re.compile(r"^(\s*)([#>+\-|=:]|\d+(?=[.)]))")  # what makes a line something else than text
 
 

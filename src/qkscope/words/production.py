@@ -45,7 +45,10 @@ def _models(checkpoints: Sequence[Checkpoint]) -> list[Run]:
     layout = f", {layouts[0]}" if len(layouts) == 1 else ""
     types = _distinct(c.record.get("dtype") for c in checkpoints)
     precision = f", computed in {listed([shortened(str(t)) for t in types])}" if types else ""
-    return [*_listed_runs(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]), f"{layout}{precision}."]
+    return [
+        *_listed_runs(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]),
+        f"{layout}{precision}.",
+    ]
 
 
 def _listed_runs(runs: Sequence[Run]) -> list[Run]:

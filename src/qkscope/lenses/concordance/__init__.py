@@ -2,14 +2,14 @@
 
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.concordance import card
-from qkscope.lenses.concordance.table import concordance, with_concordance
+from qkscope.lenses.concordance.table import concordance_at, with_concordance
 
 LENS = Lens(
     name="concordance",
     title="Concordance",
     question="Do keys run with their queries or against them?",
     derive=with_concordance,
-    summaries=(Summary("concordance", concordance),),
+    summaries=(Summary("concordance", concordance_at),),
     figures=(
         Figure(
             "concordance",

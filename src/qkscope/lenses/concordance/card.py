@@ -1,7 +1,5 @@
 """Card of figure 7: what mean r_k hides."""
 
-from qkscope.lenses.position.card import sign_sentence
-from qkscope.stats.findings import Step
 from qkscope.lenses.card import (
     Card,
     CardInput,
@@ -12,13 +10,15 @@ from qkscope.lenses.card import (
     tell_curve,
     tell_short,
 )
-from qkscope.words.blocks import Strong, paragraph
-from qkscope.words.phrases import escape, label, number, percent, shown, went, where
+from qkscope.lenses.position.card import sign_sentence
+from qkscope.stats.findings import Step
+from qkscope.words.blocks import Block, Strong, paragraph
+from qkscope.words.phrases import label, number, percent, shortened, shown, went, where
 
 
 def concordance(given: CardInput) -> Card:
     """Figure 7: concordant and discordant keys, mean |r_k| against mean r_k."""
-    shows = [
+    shows: list[Block | str] = [
         opening(
             given,
             f"Above, for {rows(given)}: the share of heads whose keys clearly drift along PC0 in the direction of "
@@ -30,9 +30,7 @@ def concordance(given: CardInput) -> Card:
         paragraph(Strong("With."), " ", tell_curve(given, "concordant", "The share of concordant heads", percent)),
         paragraph(Strong("Strength."), " ", tell_curve(given, "r_k_abs", "Mean |r_k|", number)),
         *_falls(given),
-        *readings(
-            given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]
-        ),
+        *readings(given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]),
     ]
     steps = [
         (

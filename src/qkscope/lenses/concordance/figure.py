@@ -7,7 +7,6 @@ from matplotlib.ticker import FuncFormatter
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
-from qkscope.results.read import Study
 
 
 def draw_concordance(at: AtWindow) -> Figure:

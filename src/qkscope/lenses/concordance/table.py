@@ -1,5 +1,7 @@
 """Keys that run with their queries and keys that run against them: what the mean of r_k cancels."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
@@ -16,16 +18,21 @@ def with_concordance(heads: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def concordance(at: AtWindow) -> pd.DataFrame:
+def concordance(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """Per checkpoint: the shares of concordant, discordant, weak and undefined keys, mean r_k and |r_k|.
 
     Shares are of all heads of the checkpoint, undefined ones included.
     """
-    measured = at.heads.assign(undefined=at.heads["r_k"].isna().astype(float))
+    measured = with_concordance(heads).assign(undefined=heads["r_k"].isna().astype(float), r_k_abs=heads["r_k"].abs())
     groups = measured.groupby("model", sort=False)
     columns = ["concordant", "discordant", "undefined", "r_k", "r_k_abs"]
-    table = groups[columns].mean().reindex(list(at.names))
+    table = groups[columns].mean().reindex(list(models))
     weak = 1.0 - table["concordant"] - table["discordant"] - table["undefined"]
     table.insert(2, "weak", weak.clip(lower=0.0))
     table.insert(0, "heads", groups.size())
     return table.rename_axis("model").reset_index()
+
+
+def concordance_at(at: AtWindow) -> pd.DataFrame:
+    """The shares of a study at one choice of windows."""
+    return concordance(at.heads, at.names)

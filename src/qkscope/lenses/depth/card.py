@@ -4,23 +4,23 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from qkscope.lenses.card import Card, CardInput, opening, rows, table_file, undefined_sentence
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
 from qkscope.lenses.depth.table import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_of
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
-from qkscope.lenses.card import Card, CardInput, opening, rows, table_file, undefined_sentence
 from qkscope.words.phrases import (
     at_labels,
     count,
     course,
-    shortened,
     fall_after_peak,
     label,
     listed,
     number,
     percent,
     sentence,
+    shortened,
     shown,
     went,
     where,
@@ -55,9 +55,7 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
     profiles = [depth_profile(given.panel, means, axis, c, kind.quantity) for c in given.checkpoints]
     known = [p for p in profiles if p is not None]
     column = (
-        " The column at the right gives the share of heads with r_k below −0.3 in the whole row."
-        if kind is _RK
-        else ""
+        " The column at the right gives the share of heads with r_k below −0.3 in the whole row." if kind is _RK else ""
     )
     cells = "ten bins of normalised depth" if axis.layers is None else count(axis.size, "layer")
     shows = [

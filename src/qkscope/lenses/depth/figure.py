@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from qkscope.draw import style
-from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
 from qkscope.results.read import Study, phase_segments
 
 LABEL_CHARACTERS = 36
@@ -52,9 +52,7 @@ def _text_points(rows: int) -> float:
     return min(8.0, 40.0 * _row_inches(rows))
 
 
-def _heatmap(
-    at: AtWindow, means: pd.DataFrame, colours: str, headline: str, label: str
-) -> tuple[Figure, Axes]:
+def _heatmap(at: AtWindow, means: pd.DataFrame, colours: str, headline: str, label: str) -> tuple[Figure, Axes]:
     study = at.study
     rows = len(means)
     height = max(2.6, rows * _row_inches(rows) + 1.4)

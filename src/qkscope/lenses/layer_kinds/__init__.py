@@ -2,14 +2,14 @@
 
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.layer_kinds import card
-from qkscope.lenses.layer_kinds.table import layer_kinds, with_layer_kind
+from qkscope.lenses.layer_kinds.table import layer_kinds_at, with_layer_kind
 
 LENS = Lens(
     name="layer_kinds",
     title="Kinds of layers",
     question="Do layers of different kinds differ?",
     derive=with_layer_kind,
-    summaries=(Summary("layer_kinds", layer_kinds, at_common_window=False),),
+    summaries=(Summary("layer_kinds", layer_kinds_at, at_common_window=False),),
     figures=(
         Figure(
             "layer_kinds",

@@ -2,21 +2,21 @@
 
 import itertools
 
+from qkscope.lenses.card import Card, CardInput, bands, opening, table_file
 from qkscope.results.read import Checkpoint
 from qkscope.stats.noise import Part
-from qkscope.lenses.card import Card, CardInput, bands, opening, table_file
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import (
     Format,
     at_labels,
     count,
     course_words,
-    shortened,
     label,
     listed,
     number,
     percent,
     sentence,
+    shortened,
     shown,
 )
 
@@ -29,11 +29,10 @@ QUANTITIES: tuple[tuple[str, str, Format], ...] = (
 
 def layer_kinds(given: CardInput) -> Card:
     """Figure 8: the kinds of layers over the checkpoints that have more than one."""
-    assert given.own.find("layer_kinds") is not None
-    table = given.own.find("layer_kinds")
+    table = given.own.table("layer_kinds")
     kinds = kinds_of(given)
     several = [c for c in given.checkpoints if c.name in set(table["model"])]
-    shows = [
+    shows: list[Block | str] = [
         opening(
             given,
             "Mean r_q, mean r_k and the share of discordant heads (r_k below −0.3) on PC0, apart for layers of "

@@ -11,7 +11,6 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.position.figure import band_key, draw_band_line
-from qkscope.results.read import Study
 
 
 def draw_layer_kinds(at: AtWindow) -> Figure:

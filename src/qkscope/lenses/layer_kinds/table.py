@@ -4,12 +4,13 @@ A sliding or chunked layer sees a part of the window and a full one all of it, s
 questions and are told apart wherever rotary and NoPE layers are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.position.summaries import means_and_spreads
+from qkscope.lenses.concordance.table import with_concordance
+from qkscope.lenses.position.summaries import means_and_spreads, with_measures
 from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
 
 _POSITIONS = {ROTARY: "rotary", NOPE: "NoPE", UNKNOWN: ""}
@@ -22,6 +23,7 @@ def with_layer_kind(heads: pd.DataFrame) -> pd.DataFrame:
     """
     if heads.empty:
         return heads.assign(layer_kind=pd.Series(dtype=str))
+    heads = heads.drop(columns="layer_kind", errors="ignore")
     limited = bool(heads["attention"].isin([SLIDING, CHUNKED]).any())
     columns = ["rotary", "attention", "attention_window"]
     distinct = heads[columns].drop_duplicates()
@@ -54,9 +56,10 @@ def _rank(kind: str) -> tuple[int, int, int]:
     return position, attention, int(words[-1]) if words[-1].isdigit() else 0
 
 
-def layer_kinds(at: AtWindow) -> pd.DataFrame | None:
+def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:
     """The measures of each kind of layer apart, for models that have more than one; None where none has."""
-    named = at.heads[at.heads["layer_kind"] != ""]
+    named = with_layer_kind(with_concordance(with_measures(heads)))
+    named = named[named["layer_kind"] != ""]
     several = named.groupby("model")["layer_kind"].transform("nunique") > 1
     named = named[several]
     if named.empty:
@@ -67,5 +70,10 @@ def layer_kinds(at: AtWindow) -> pd.DataFrame | None:
         table[share] = groups[share].mean()
     for i, fact in enumerate(("rotary", "attention", "attention_window")):
         table.insert(i, fact, groups[fact].first())
-    order = [(m, kind) for m in at.names for kind in kinds_in_order(named["layer_kind"]) if (m, kind) in table.index]
+    order = [(m, kind) for m in models for kind in kinds_in_order(named["layer_kind"]) if (m, kind) in table.index]
     return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "layer_kind"])).reset_index()
+
+
+def layer_kinds_at(at: AtWindow) -> pd.DataFrame | None:
+    """The kinds of layers of a study at one choice of windows."""
+    return layer_kinds(at.heads, at.names)

@@ -3,7 +3,7 @@
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.position.card import explained_variance, position_signal
 from qkscope.lenses.position.portraits_card import rq_rk_scatter_grid
-from qkscope.lenses.position.summaries import portraits, trajectory, with_measures
+from qkscope.lenses.position.summaries import portraits_at, trajectory_at, with_measures
 from qkscope.lenses.position.table import COMMON, OWN
 
 DRAW = "qkscope.lenses.position"
@@ -14,7 +14,7 @@ LENS = Lens(
     question="Which heads follow position, in their queries and in their keys?",
     tables=(OWN, COMMON),
     derive=with_measures,
-    summaries=(Summary("trajectory", trajectory), Summary("portraits", portraits)),
+    summaries=(Summary("trajectory", trajectory_at), Summary("portraits", portraits_at)),
     figures=(
         Figure(
             "position_signal",

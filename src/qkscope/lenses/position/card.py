@@ -2,8 +2,6 @@
 
 import itertools
 
-from qkscope.stats.findings import Curve, Step, Trend
-from qkscope.stats.noise import Change
 from qkscope.lenses.card import (
     Card,
     CardInput,
@@ -18,13 +16,15 @@ from qkscope.lenses.card import (
     tell_short,
     undefined_sentence,
 )
-from qkscope.words.blocks import Strong, paragraph
+from qkscope.stats.findings import Curve, Step, Trend
+from qkscope.stats.noise import Change
+from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import curve_course, fall_after_peak, label, number, percent, shown, went, where
 
 
 def position_signal(given: CardInput) -> Card:
     """Figure 1: how strongly queries and keys follow position."""
-    shows = [
+    shows: list[Block | str] = [
         opening(
             given,
             f"Mean r_q (blue circles) and mean r_k (red squares) on PC0 for {rows(given)}, with {bands(given)} of "
@@ -135,7 +135,7 @@ def _parting(given: CardInput) -> tuple[Step, Step] | None:
 
 def explained_variance(given: CardInput) -> Card:
     """Figure 3: how much of the variance PC0 carries."""
-    shows = [
+    shows: list[Block | str] = [
         opening(
             given,
             "The share of the pooled variance of queries and keys that the first principal component carries, "

@@ -7,11 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
+from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.taxonomy.table import HIGH, LOW, POSITION_DOMINATED
-from qkscope.results.read import Study
 
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}

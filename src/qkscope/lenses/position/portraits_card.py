@@ -1,7 +1,5 @@
 """Card of figure 6: the cloud of heads at selected checkpoints."""
 
-from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
-from qkscope.results.read import Checkpoint
 from qkscope.lenses.card import (
     Card,
     CardInput,
@@ -12,7 +10,9 @@ from qkscope.lenses.card import (
     tell_short,
     undefined_sentence,
 )
-from qkscope.words.blocks import Run, Strong, bullet, plain
+from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
+from qkscope.results.read import Checkpoint
+from qkscope.words.blocks import Block, Run, Strong, bullet, plain
 from qkscope.words.phrases import count, label, listed, number, percent, shown
 
 SPREADS = (("r_q_spread", "r_q"), ("r_k_spread", "r_k"))
@@ -22,7 +22,7 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
     """Figure 6: phase portraits."""
     models = list(dict.fromkeys(given.table("portraits")["model"]))
     chosen = [c for c in given.checkpoints if c.name in set(models)]
-    shows = [
+    shows: list[Block | str] = [
         opening(
             given,
             f"Each point is one head with its r_q (across) and r_k (up) on PC0, for "

@@ -4,6 +4,7 @@ Means leave out heads whose value does not exist (NaN). Standard deviations are 
 none. Tables in, tables out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -33,15 +34,20 @@ def means_and_spreads(groups: Any) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def trajectory(at: AtWindow) -> pd.DataFrame:
+def trajectory(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """Per checkpoint: heads, window, and mean and standard deviation of every measure."""
-    groups = at.heads.groupby("model", sort=False)
+    groups = with_measures(heads).groupby("model", sort=False)
     table = means_and_spreads(groups)
     table.insert(1, "window", groups["window"].max())
-    return table.reindex(list(at.names)).rename_axis("model").reset_index()
+    return table.reindex(list(models)).rename_axis("model").reset_index()
 
 
-def portraits(at: AtWindow) -> pd.DataFrame:
+def trajectory_at(at: AtWindow) -> pd.DataFrame:
+    """The averages of a study at one choice of windows."""
+    return trajectory(at.heads, at.names)
+
+
+def portraits_at(at: AtWindow) -> pd.DataFrame:
     """The heads of the selected checkpoints."""
     chosen = [at.heads.loc[at.heads["model"] == name, PORTRAIT_COLUMNS] for name in at.study.selected]
     return pd.concat(chosen) if chosen else at.heads.loc[[], PORTRAIT_COLUMNS]

@@ -2,12 +2,6 @@
 
 from collections.abc import Sequence
 
-from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
-from qkscope.results.read import Checkpoint
-from qkscope.lenses.taxonomy.findings import busiest_steps, moves_between
-from qkscope.stats.findings import PhaseChange, change_over, largest_contrast, phase_changes
-from qkscope.stats.noise import SMALLEST, HeadPanel
-from qkscope.stats.series import Shape, Trend
 from qkscope.lenses.card import (
     Card,
     CardInput,
@@ -19,8 +13,14 @@ from qkscope.lenses.card import (
     table_file,
     undefined_sentence,
 )
+from qkscope.lenses.taxonomy.findings import busiest_steps, moves_between
+from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
+from qkscope.results.read import Checkpoint
+from qkscope.stats.findings import PhaseChange, change_over, largest_contrast, phase_changes
+from qkscope.stats.noise import SMALLEST, HeadPanel
+from qkscope.stats.series import Shape, Trend
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
-from qkscope.words.phrases import against, count, shortened, label, listed, percent, sentence, shown, where
+from qkscope.words.phrases import against, count, label, listed, percent, sentence, shortened, shown, where
 
 NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
 
@@ -112,7 +112,9 @@ def _training(given: CardInput) -> list[Block | str]:
     for name, step in zip(_turnover_names(steps), steps, strict=True):
         place = f" is from {label(step.before)} to {label(step.after)}"
         place += where(step.before, step.after, given.windows)
-        said.append(paragraph(Strong(name), f"{place}. {sentence(_grew_and_shrank(step))} {_moves(given, step)}".rstrip()))
+        said.append(
+            paragraph(Strong(name), f"{place}. {sentence(_grew_and_shrank(step))} {_moves(given, step)}".rstrip())
+        )
     phases = phase_changes(given.panel, given.checkpoints, CATEGORIES)
     if any(entry.phase for entry in phases):
         said += ["Phase by phase:", *_phase_lines(phases)]

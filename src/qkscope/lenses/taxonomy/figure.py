@@ -6,8 +6,8 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, K_POSITIONAL, MIXED, Q_POSITIONAL, UNDEFINED
-from qkscope.results.read import Study
 
 # Beside its colour each neighbour differs in texture: blue and indigo alone are hard to tell apart.
 HATCHES = {Q_POSITIONAL: "////", K_POSITIONAL: "....", UNDEFINED: "xxxx"}
@@ -41,7 +41,7 @@ def draw_taxonomy_evolution(at: AtWindow) -> Figure:
 
 def _key(category: str) -> Patch:
     return Patch(
-        facecolor=style.CATEGORY_COLOURS[category],
+        facecolor=CATEGORY_COLOURS[category],
         edgecolor=style.GREY if category == UNDEFINED else "white",
         hatch=HATCHES.get(category),
         label=category,
@@ -49,7 +49,7 @@ def _key(category: str) -> Patch:
 
 
 def _draw_layer(axes: Axes, category: str, heights: list[float], bottom: list[float]) -> None:
-    colour = style.CATEGORY_COLOURS[category]
+    colour = CATEGORY_COLOURS[category]
     bars = axes.bar(
         range(len(heights)),
         heights,

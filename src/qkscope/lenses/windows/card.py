@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from qkscope.lenses.card import Card, CardInput, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
 from qkscope.results import schema
 from qkscope.results.read import Checkpoint
 from qkscope.stats.noise import HeadPanel
 from qkscope.stats.series import Shape, Trend
-from qkscope.lenses.card import Card, CardInput, rows
 from qkscope.words.phrases import Format, count, course_words, label, listed, number, percent, sentence, shown, tokens
 
 QUANTITIES: tuple[tuple[str, str, Format], ...] = (

@@ -1,7 +1,5 @@
 """Figure 9: the same weights at several windows. Each line is one checkpoint, each point a prefix window."""
 
-from collections.abc import Mapping
-
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -36,9 +34,7 @@ def draw_window_dependence(at: AtWindow) -> Figure:
         for model in study.names:
             if model in lines:
                 rows = lines[model]
-                _draw_line(
-                    axes, rows["window"], scale * rows[measure], looks[model], at.window_of(model), study, model
-                )
+                _draw_line(axes, rows["window"], scale * rows[measure], looks[model], at.window_of(model), study, model)
         axes.set_title(title, fontsize=9.5, loc="left")
         highest = scale * float(table[measure].max())
         lowest = scale * float(table[measure].min())

@@ -1,22 +1,29 @@
 """The same weights over shorter and longer windows: what the window alone does."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.position.summaries import MEASURES
-from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
+from qkscope.lenses.concordance.table import with_concordance
+from qkscope.lenses.position.summaries import MEASURES, with_measures
+from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED, with_category
 
 
-def window_dependence(at: AtWindow) -> pd.DataFrame | None:
+def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """Per checkpoint and window: mean measures, and the shares of two categories and of discordant keys."""
-    if at.windows is None:
-        return None
-    measured = at.windows.assign(
-        position_dominated=at.windows[POSITION_DOMINATED], content_focused=at.windows[CONTENT_FOCUSED]
+    measured = with_category(with_concordance(with_measures(windows)))
+    measured = measured.assign(
+        position_dominated=measured[POSITION_DOMINATED], content_focused=measured[CONTENT_FOCUSED]
     )
     groups = measured.groupby(["model", "window"])
     columns = [*MEASURES, "concordant", "discordant", "position_dominated", "content_focused"]
     table = groups[columns].mean()
     table.insert(0, "heads", groups.size())
-    order = [(m, w) for m in at.names for w in sorted(measured.loc[measured["model"] == m, "window"].unique())]
+    order = [(m, w) for m in models for w in sorted(measured.loc[measured["model"] == m, "window"].unique())]
     return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "window"])).reset_index()
+
+
+def window_dependence_at(at: AtWindow) -> pd.DataFrame | None:
+    """The dependence on the window of a study that was measured at several."""
+    return None if at.windows is None else window_dependence(at.windows, at.names)

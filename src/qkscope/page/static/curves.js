@@ -24,7 +24,7 @@ function layKey(entries, width) {
 }
 
 // The key above, the axis below, and what is left for the curves.
-function curveFrame(g, checkpoints, key) {
+export function curveFrame(g, checkpoints, key, { left = 44, right = g.width - 12 } = {}) {
   const placed = layKey(key, g.width);
   for (const { text, colour, mark, dash, fill, alpha = 0.3, x, y } of placed) {
     if (fill) g.pen.rect(x, y - 8, 16, 10, { fill, alpha });
@@ -32,7 +32,6 @@ function curveFrame(g, checkpoints, key) {
     if (mark) g.pen.mark(mark, x + 9, y - 4, 3.6, { fill: colour });
     g.pen.text(text, x + 24, y, { size: 12, fill: g.theme.ink });
   }
-  const [left, right] = [44, g.width - 12];
   const labels = checkpoints.map((c) => g.app.data.checkpoints[c].label);
   const layout = layLabels(labels, (right - left) / checkpoints.length);
   const frame = { left, right, top: placed[placed.length - 1].y + 32, bottom: g.height - Math.min(layout.height, 110) };
@@ -40,7 +39,7 @@ function curveFrame(g, checkpoints, key) {
 }
 
 // One line with marks, interrupted where a value is undefined; between seeds or models there is no line.
-function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true }) {
+export function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true }) {
   let run = [];
   const runs = [run];
   values.forEach((value, i) => {
@@ -54,7 +53,7 @@ function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connec
   }
 }
 
-function drawBand(g, x, y, centres, spreads, colour, connected, limits) {
+export function drawBand(g, x, y, centres, spreads, colour, connected, limits) {
   const clamp = (value) => Math.max(limits[0], Math.min(limits[1], value));
   const known = centres.map((_, i) => i).filter((i) => Number.isFinite(centres[i] + spreads[i]));
   if (!connected) {

@@ -1,6 +1,7 @@
 // Reads what Python packed: a JSON object that says what is where, and one compressed block of arrays.
 
 import { headName } from "./format.js";
+import { readLenses } from "./columns.js";
 
 const TYPES = { float64: Float64Array, float32: Float32Array, uint8: Uint8Array };
 
@@ -73,6 +74,7 @@ export class Data {
     this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));
     this.nLayers = Math.max(...this.layers, ...this.checkpoints.map((c) => (c.n_layers ?? 0) - 1)) + 1;
     this.nColumns = Math.max(...this.heads) + 1;
+    this.lenses = readLenses(this, (name) => (about.data.arrays[name] ? array(name) : null));
   }
 
   at(checkpoint, component, head) {

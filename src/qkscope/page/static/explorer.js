@@ -1,12 +1,12 @@
 // The portrait that moves: slider, trails, hovering, clicking, brushing, and arrow keys from head to head.
 
 import { View } from "./view.js";
+import { attachMarkKeys, nearest, point } from "./pointing.js";
 import { button, select } from "./dom.js";
 import { markWords } from "./colours.js";
 import { correlation, plural, whole } from "./format.js";
 import { dotRadius, drawDots, drawFrame, drawTrails, portraitFrame } from "./portrait.js";
 
-const NEAR = 14; // pixels within which a pointer means a dot
 const DRAG = 5; // pixels after which a click is a brush
 
 // What a reader wants to know about a head at a checkpoint.
@@ -28,33 +28,6 @@ export function headLines(app, head, checkpoint) {
   ];
 }
 
-function nearest(motion, frame, mask, x, y) {
-  let best = null;
-  let distance = NEAR ** 2;
-  for (let h = 0; h < mask.length; h += 1) {
-    const away = mask[h] ? (frame.x(motion.x[h]) - x) ** 2 + (frame.y(motion.y[h]) - y) ** 2 : Infinity;
-    if (away < distance) [best, distance] = [h, away];
-  }
-  return best;
-}
-
-// The next head in a direction: near and not far off the line; the order of heads where nothing lies there.
-function neighbour(motion, mask, from, [dx, dy]) {
-  let best = from;
-  let least = Infinity;
-  for (let h = 0; h < mask.length; h += 1) {
-    if (!mask[h] || h === from || !Number.isFinite(motion.x[h] + motion.y[h])) continue;
-    const [across, up] = [2 * (motion.x[h] - motion.x[from]), motion.y[h] - motion.y[from]];
-    const along = across * dx + up * dy;
-    const aside = Math.abs(across * dy) + Math.abs(up * dx);
-    const cost = along + 2 * aside;
-    if (along > 1e-9 && cost < least) [best, least] = [h, cost];
-  }
-  return best;
-}
-
-const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
-
 function draw(g) {
   const { app } = g;
   const { data, store, selection, motion } = app;
@@ -74,10 +47,19 @@ function draw(g) {
   }
 }
 
+function frameOf(view) {
+  return portraitFrame(view.app, { x: 0, y: 0, w: view.width, h: view.spec.height(view.width, view.app) });
+}
+
+// Where the mark of each head is now.
+function placesOf(view) {
+  const [frame, { motion }] = [frameOf(view), view.app];
+  return (h) => [frame.x(motion.x[h]), frame.y(motion.y[h])];
+}
+
 function attachPointer(view) {
   const { app, surface } = view;
-  const frameNow = () => portraitFrame(app, { x: 0, y: 0, w: view.width, h: view.spec.height(view.width, app) });
-  const maskNow = () => app.selection.mask(app.store.state.checkpoint);
+  const headAt = (event) => nearest(placesOf(view), app.selection.mask(app.store.state.checkpoint), view.place(event));
   const clamp = (value) => Math.max(-1.06, Math.min(1.06, value));
   let start = null;
   surface.addEventListener("pointerdown", (event) => {
@@ -85,20 +67,16 @@ function attachPointer(view) {
   });
   surface.addEventListener("pointermove", (event) => {
     const [x, y] = view.place(event);
-    const frame = frameNow();
     if (start && Math.hypot(x - start[0], y - start[1]) > DRAG) {
       surface.setPointerCapture(event.pointerId);
+      const frame = frameOf(view);
       const sorted = (a, b, to) => [a, b].map((value) => clamp(to(value))).sort((one, other) => one - other);
       app.dragging = { r_q: sorted(start[0], x, frame.toQ), r_k: sorted(start[1], y, frame.toK) };
       app.tooltip.hide();
       view.refresh();
       return;
     }
-    const hover = nearest(app.motion, frame, maskNow(), x, y);
-    surface.classList.toggle("clickable", hover !== null);
-    app.store.set({ hover });
-    if (hover === null) app.tooltip.hide();
-    else app.tooltip.show(headLines(app, hover, app.store.state.checkpoint), event.clientX, event.clientY);
+    point(view, headAt(event), event, headLines);
   });
   surface.addEventListener("pointerup", (event) => {
     const { checkpoint, component, reading } = app.store.state;
@@ -107,37 +85,13 @@ function attachPointer(view) {
       app.dragging = null;
       app.announce(`Box: ${app.selection.title()}`);
     } else if (event.button === 0) {
-      const [x, y] = view.place(event);
-      const head = nearest(app.motion, frameNow(), maskNow(), x, y);
+      const head = headAt(event);
       if (head === null && app.store.state.brush) app.store.set({ brush: null });
       else app.store.set({ head });
     }
     start = null;
   });
   surface.addEventListener("pointerleave", () => app.store.set({ hover: null }));
-}
-
-function attachKeys(view) {
-  const { app, surface } = view;
-  surface.tabIndex = 0;
-  surface.setAttribute("role", "application");
-  surface.setAttribute("aria-roledescription", "scatter plot");
-  surface.addEventListener("keydown", (event) => {
-    const { state } = app.store;
-    const mask = app.selection.mask(state.checkpoint);
-    const current = state.hover ?? state.head ?? mask.indexOf(1);
-    if (current < 0) return;
-    const direction = ARROWS[event.key];
-    if (direction) {
-      const hover = state.hover === null && state.head === null ? current : neighbour(app.motion, mask, current, direction);
-      app.store.set({ hover });
-      app.announce(headLines(app, hover, state.checkpoint).join(", "));
-    } else if (event.key === "Enter" || event.key === " ") app.store.set({ head: current });
-    else if (event.key === "Escape") app.store.set({ head: null, hover: null, brush: null });
-    else return;
-    event.preventDefault();
-  });
-  surface.addEventListener("blur", () => app.store.set({ hover: null }));
 }
 
 function table(app) {
@@ -162,7 +116,7 @@ export function explorer(app) {
     table,
     attach: (each) => {
       attachPointer(each);
-      attachKeys(each);
+      attachMarkKeys(each, "scatter plot", placesOf, headLines);
     },
     label: () => {
       const s = app.summaries.at(store.state.checkpoint);

@@ -8,8 +8,9 @@ import { LABEL, scale, valueAxis } from "./axis.js";
 import { SvgPen } from "./pen.js";
 import { toHash } from "./state.js";
 
+// Pairs of a term and its text, with what the term means where that is not plain.
 function definition(entries) {
-  return element("dl", { class: "facts-small" }, ...entries.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]));
+  return element("dl", { class: "facts-small" }, ...entries.flatMap(([term, text, title]) => [element("dt", { title }, term), element("dd", { title }, text)]));
 }
 
 function chart(app, label, width, height, draw) {
@@ -121,6 +122,16 @@ function about(app, head) {
   ]);
 }
 
+// What every lens says about this head.
+function lensFacts(app, head) {
+  const { data, store } = app;
+  const parts = data.lenses.map((lens) => {
+    const entries = lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head), column.definition]);
+    return element("div", {}, element("h4", {}, lens.title), definition(entries));
+  });
+  return parts.length ? element("div", { class: "lens-facts" }, ...parts) : null;
+}
+
 function title(app, head) {
   const { data, store } = app;
   const link = element("a", { href: toHash(data, store.state), class: "permalink" }, "link to this head");
@@ -172,6 +183,7 @@ export function headPanel(app) {
         app.data.oneRun ? element("div", {}, element("h4", {}, "Over training: ", element("span", { class: "is-q" }, sign(app, "blue", "circle"), " r_q"), " ", element("span", { class: "is-k" }, sign(app, "red", "square"), " r_k")), chart(app, `Path of ${name} over training`, 380, 210, (g) => drawPath(g, head))) : null,
         element("div", {}, element("h4", {}, `All ${app.data.components.length} components here`), chart(app, `Components of ${name}`, 380, 210, (g) => drawComponents(g, head))),
       ),
+      ...[lensFacts(app, head)].filter(Boolean),
       element("h4", {}, `Layer ${app.data.layers[head]}`),
       neighbours(app, head),
     );

@@ -15,6 +15,7 @@ import { explorer } from "./explorer.js";
 import { headMap } from "./map.js";
 import { headPanel } from "./headpanel.js";
 import { headTable, tablePanel } from "./tables.js";
+import { lensSections } from "./lenses.js";
 import { loadData } from "./data.js";
 import { shareViews } from "./shares.js";
 import { size, whole } from "./format.js";
@@ -120,6 +121,7 @@ function build(app) {
       section("training", data.oneRun ? "Over training" : `Across ${data.noun}s`, null, pair(nodes.signal, nodes.concordance), pair(nodes.stack, nodes.flow), pair(nodes.variance, nodes.windows)),
       section("depth", "By depth", null, pair(nodes.rq, nodes.rk)),
       nodes.compare ? section("compare", `Two ${data.noun}s`, null, nodes.compare) : null,
+      ...lensSections(app, section),
       section("table", "The numbers", null, tablePanel(app)),
       section("cards", "Cards", "What each figure shows, how it was made, and what to take from it, computed from this study.", app.cards.index()),
       section("provenance", "Where this comes from", null, provenancePanel(app)),

@@ -1,0 +1,161 @@
+"""What lenses show on the page: their columns as dense arrays, and their views as JSON.
+
+Nothing here knows a particular lens. A column becomes `lens.<table>.<reading>.<column>`, checkpoint x head, or
+checkpoint x component x head where its table has a row per component; NaN where the table has no value. A table that
+a results folder does not have takes its columns and the views over them along.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import StudyTables
+from qkscope.lenses.base import Column, HeadTable, Lens, View
+from qkscope.page.arrays import Grid, column
+from qkscope.page.pack import Pack
+
+READINGS = ("own", "matched")  # as the page calls each checkpoint's own context and the common window
+ERROR = "_se"  # a column of this ending is the standard error of the column before it
+MOST_SERIES = 4  # lines or bars that can be told apart
+# How many columns a view of each kind has: at least, at most.
+COLUMNS = {"curve": (1, MOST_SERIES), "bars": (1, MOST_SERIES), "heatmap": (1, 1), "scatter": (2, 2)}
+
+LensTables = Mapping[str, Mapping[str, pd.DataFrame]]  # file of a table: reading: rows
+
+
+def add_lenses(
+    pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: LensTables, shown: Mapping[str, bool]
+) -> list[dict[str, Any]]:
+    """Put the columns of all lenses into the pack; returns what the page must know to show them.
+
+    `tables` has, for each head table that there is, its rows by reading ("own", "matched"); `shown` says which figures
+    have a card on the page. Raises ValueError where a lens declares what cannot be drawn.
+    """
+    described = [_lens(pack, grid, lens, tables, shown) for lens in lenses]
+    return [lens for lens in described if lens["columns"]]
+
+
+def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
+    """The lenses' head tables that the results have, by file and reading."""
+    files = {file for at in tables.choices() for file in at.head_tables}
+    readings = dict(zip(READINGS, tables.choices(), strict=False))
+    return {
+        file: {reading: at.head_tables[file] for reading, at in readings.items() if file in at.head_tables}
+        for file in files
+    }
+
+
+def _lens(pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping[str, bool]) -> dict[str, Any]:
+    homes = _homes(lens)
+    views = [view for view in lens.views if isinstance(view, View)]
+    for view in views:
+        _check(lens, view, homes)
+    columns: dict[str, Any] = {}
+    for table in _head_tables(lens):
+        columns |= _add_table(pack, grid, table, tables.get(table.file, {}))
+    return {
+        "name": lens.name,
+        "title": lens.title,
+        "question": lens.question,
+        "columns": columns,
+        "views": [
+            _view(f"lens-{lens.name}-{place}", view, shown)
+            for place, view in enumerate(views)
+            if all(name in columns for name in view.columns)
+        ],
+    }
+
+
+def _head_tables(lens: Lens) -> list[HeadTable]:
+    """The tables with rows at both choices of windows; those of `qk.csv` and its kin have views of their own."""
+    return [table for table in lens.tables if table.windows == "own and common"]
+
+
+def _homes(lens: Lens) -> dict[str, str]:
+    """The file of each column; a view names columns only, so a name stands for one."""
+    homes: dict[str, str] = {}
+    for table in _head_tables(lens):
+        for declared in table.columns:
+            if declared.name in homes:
+                files = f"{homes[declared.name]} and {table.file}"
+                raise ValueError(f"lens {lens.name}: {files} both have a column {declared.name!r}; rename one")
+            homes[declared.name] = table.file
+    return homes
+
+
+def _check(lens: Lens, view: View, homes: Mapping[str, str]) -> None:
+    where = f"lens {lens.name}, view {view.title!r}"
+    unknown = [name for name in view.columns if name not in homes]
+    if unknown:
+        raise ValueError(f"{where}: no table has {', '.join(unknown)}; there is {', '.join(homes)}")
+    least, most = COLUMNS[view.kind]
+    if not least <= len(view.columns) <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        raise ValueError(f"{where}: a {view.kind} shows {wanted} columns, not {len(view.columns)}")
+
+
+def _add_table(pack: Pack, grid: Grid, table: HeadTable, readings: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Pack a table's columns and their standard errors; describes those that are there."""
+    described: dict[str, Any] = {}
+    packed: set[str] = set()
+    for reading in READINGS:
+        if reading not in readings:
+            continue
+        rows = _rows(grid, table, readings[reading])
+        for declared in table.columns:
+            for name in (declared.name, declared.name + ERROR):
+                key = f"lens.{PurePath(table.file).stem}.{reading}.{name}"
+                if name in rows.columns and key not in packed:
+                    pack.add(key, _dense(grid, rows, name), "float32")
+                    packed.add(key)
+            if declared.name in rows.columns:
+                entry = described.setdefault(declared.name, _column(table, declared))
+                entry["error"] = entry["error"] or declared.name + ERROR in rows.columns
+    return described
+
+
+def _rows(grid: Grid, table: HeadTable, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of heads that the page has, at most one for each."""
+    places = grid.places(rows if "pc" in rows.columns else rows.assign(pc=grid.components[0]))
+    known = rows[np.all([place >= 0 for place in places], axis=0)]
+    keys = ["model", "layer", "head", *(["pc"] if "pc" in rows.columns else [])]
+    repeated = known[known.duplicated(keys)]
+    if len(repeated):
+        first = ", ".join(f"{key} {repeated.iloc[0][key]}" for key in keys)
+        raise ValueError(f"{table.file}: more than one row for {first}; the page wants one window for each reading")
+    return known
+
+
+def _dense(grid: Grid, rows: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    if "pc" in rows.columns:
+        return grid.spread(rows, column(rows, name), np.nan)
+    flat = Grid(grid.names, (0,), grid.heads)
+    return flat.spread(rows.assign(pc=0), column(rows, name), np.nan)[:, 0]
+
+
+def _column(table: HeadTable, declared: Column) -> dict[str, Any]:
+    limits = None
+    if declared.limits is not None:
+        limits = [float(limit) if math.isfinite(limit) else None for limit in declared.limits]
+    return {
+        "definition": declared.definition,
+        "unit": declared.unit,
+        "limits": limits,
+        "table": PurePath(table.file).stem,
+        "error": False,
+    }
+
+
+def _view(key: str, view: View, shown: Mapping[str, bool]) -> dict[str, Any]:
+    return {
+        "id": key,
+        "kind": view.kind,
+        "title": view.title,
+        "about": view.about,
+        "columns": list(view.columns),
+        "card": view.figure if view.figure is not None and shown.get(view.figure, False) else None,
+    }

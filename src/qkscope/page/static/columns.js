@@ -1,0 +1,86 @@
+// The columns of lenses: a number for each head, with its definition, as Python declared it.
+
+import { extent, withError } from "./numbers.js";
+
+const ERROR = "_se";
+
+class LensColumn {
+  constructor(data, name, spec, array) {
+    Object.assign(this, { data, name, ...spec, values: {}, errors: {} });
+    for (const reading of Object.keys(data.readings)) {
+      const key = `lens.${spec.table}.${reading}.${name}`;
+      this.values[reading] = array(key);
+      this.errors[reading] = spec.error ? array(`${key}${ERROR}`) : null;
+    }
+    // Over all checkpoints and windows, so that axes and colours stay when the slider moves.
+    this.range = Object.values(this.values).reduce((range, values) => extent(values ?? [], range), null);
+  }
+
+  get label() {
+    return this.unit ? `${this.name} (${this.unit})` : this.name;
+  }
+
+  // Whether it was measured at the window that the page shows.
+  isAt(state) {
+    return Boolean(this.values[state.reading]);
+  }
+
+  #read(values, component, checkpoint, head) {
+    const { data } = this;
+    if (!values) return NaN;
+    const perHead = values.length === data.checkpoints.length * data.nHeads;
+    return values[perHead ? checkpoint * data.nHeads + head : data.at(checkpoint, component, head)];
+  }
+
+  at({ reading, component }, checkpoint, head) {
+    return this.#read(this.values[reading], component, checkpoint, head);
+  }
+
+  errorAt({ reading, component }, checkpoint, head) {
+    return this.#read(this.errors[reading], component, checkpoint, head);
+  }
+
+  // A value, its error and its unit.
+  text(state, checkpoint, head) {
+    if (!this.isAt(state)) return "not measured at this window";
+    const value = this.at(state, checkpoint, head);
+    const text = withError(value, this.errorAt(state, checkpoint, head));
+    return this.unit && Number.isFinite(value) ? `${text} ${this.unit}` : text;
+  }
+}
+
+// All lenses of the page: each with its columns by name, those that a head lists (errors stand beside their values),
+// and its views over columns.
+export function readLenses(data, array) {
+  return (data.about.lenses ?? []).map((lens) => {
+    const columns = Object.fromEntries(Object.entries(lens.columns).map(([name, spec]) => [name, new LensColumn(data, name, spec, array)]));
+    const isError = (name) => name.endsWith(ERROR) && columns[name.slice(0, -ERROR.length)]?.error;
+    const listed = Object.values(columns).filter((column) => !isError(column.name));
+    return { ...lens, columns, listed, views: lens.views.map((view) => ({ ...view, columns: view.columns.map((name) => columns[name]) })) };
+  });
+}
+
+// What a reader wants to know about a head: its place, and these columns.
+export function columnLines(columns) {
+  return (app, head, checkpoint) => {
+    const { data, store } = app;
+    const { reading, component } = store.state;
+    const there = data.readings[reading].category[data.at(checkpoint, component, head)] !== data.absent;
+    if (!there) return [data.name(head), `not measured at ${data.checkpoints[checkpoint].label}`];
+    return [`Layer ${data.layers[head]}, head ${data.heads[head]}`, ...columns.map((c) => `${c.name} ${c.text(store.state, checkpoint, head)}`)];
+  };
+}
+
+// The shown heads of the checkpoint on the slider, with these columns and their errors, as a table.
+export function columnTable(app, columns) {
+  const { data, store, selection } = app;
+  const { checkpoint, reading } = store.state;
+  const mask = selection.mask(checkpoint);
+  const seven = (value) => (Number.isFinite(value) ? Number(value.toPrecision(7)) : NaN); // what single precision holds
+  const heads = Array.from(mask.keys()).filter((h) => mask[h]);
+  const numbers = (c, h) => [c.at(store.state, checkpoint, h), ...(c.error ? [c.errorAt(store.state, checkpoint, h)] : [])].map(seven);
+  return {
+    columns: ["model", "layer", "head", "window", ...columns.flatMap((c) => [c.name, ...(c.error ? [`${c.name}${ERROR}`] : [])])],
+    rows: heads.map((h) => [data.checkpoints[checkpoint].name, data.layers[h], data.heads[h], data.window(reading, checkpoint), ...columns.flatMap((c) => numbers(c, h))]),
+  };
+}

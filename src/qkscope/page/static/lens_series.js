@@ -1,0 +1,149 @@
+// Columns of a lens over the checkpoints, as means over the shown heads: lines with bands, or bars.
+
+import { axisOf, extent, significant } from "./numbers.js";
+import { checkpointAxis, columnHits, currentColumn, scale, valueAxis } from "./axis.js";
+import { curveFrame, drawBand, drawCurve } from "./curves.js";
+import { meanAndSpread } from "./stats.js";
+import { plural, shorten } from "./format.js";
+import { textWidth } from "./pen.js";
+
+const HEIGHT = 330;
+const MARKS = ["circle", "square", "triangle", "circle"];
+const LETTERS = 20; // of a column's name beside its line
+const LINE = 15; // pixels between two such names
+
+// Mean and spread of a column over the shown heads, how many have no value, and the mean of their standard errors.
+function overHeads(app, column, checkpoint) {
+  const { store, selection } = app;
+  const mask = selection.mask(checkpoint);
+  const heads = Array.from(mask.keys()).filter((h) => mask[h]);
+  const all = meanAndSpread(heads.map((h) => column.at(store.state, checkpoint, h)));
+  const error = meanAndSpread(heads.map((h) => column.errorAt(store.state, checkpoint, h))).mean;
+  return { ...all, error, heads: heads.length };
+}
+
+function seriesOf(app, columns) {
+  const { blue, red, purple, amber } = app.data.about.colours;
+  const checkpoints = app.selection.checkpoints();
+  return columns.filter((column) => column.isAt(app.store.state)).map((column, i) => {
+    const all = checkpoints.map((c) => overHeads(app, column, c));
+    return { column, colour: [blue, red, purple, amber][i], mark: MARKS[i], all, means: all.map((s) => s.mean), spreads: all.map((s) => s.spread) };
+  });
+}
+
+function valueAxisOf(series, zero) {
+  const ends = series.flatMap((s) => s.means.flatMap((mean, i) => [mean - (s.spreads[i] || 0), mean + (s.spreads[i] || 0)]));
+  const limits = [0, 1].map((side) => {
+    const all = series.map((s) => s.column.limits?.[side] ?? null);
+    return all.includes(null) ? null : side ? Math.max(...all) : Math.min(...all);
+  });
+  return axisOf(extent(ends), limits, { zero });
+}
+
+function tooltipLines(s, i) {
+  const { column } = s;
+  const { mean, spread, count, heads, error } = s.all[i];
+  const unit = column.unit && Number.isFinite(mean) ? ` ${column.unit}` : "";
+  const spreadText = Number.isFinite(spread) ? ` ± ${significant(spread, 2)}` : "";
+  return [
+    `mean ${column.name} ${significant(mean)}${spreadText}${unit}`,
+    ...(Number.isFinite(error) ? [`mean standard error of a head ${significant(error, 2)}`] : []),
+    ...(count < heads ? [`undefined for ${heads - count} of ${plural(heads, "head")}`] : []),
+  ];
+}
+
+// Frame, axes and the checkpoints; `draw` gets where things are.
+function drawSeries(columns, { bars, draw }) {
+  return (g) => {
+    const { app } = g;
+    const checkpoints = app.selection.checkpoints();
+    const series = seriesOf(app, columns);
+    if (!series.length) {
+      g.pen.text("Not measured at this window.", g.width / 2, g.height / 2, { size: 13, anchor: "middle", fill: g.theme.muted });
+      return [];
+    }
+    const axis = valueAxisOf(series, bars);
+    const left = 16 + Math.max(...axis.ticks.map((tick) => textWidth(axis.text(tick), 11.5)));
+    const units = new Set(series.map((s) => s.column.unit));
+    const unit = units.size === 1 && series[0].column.unit ? ` (${series[0].column.unit})` : "";
+    const key = bars ? [...series.map((s) => ({ text: `mean ${s.column.name}${unit}`, fill: s.colour, alpha: 0.85 })), { text: "± 1 SD over heads", colour: g.theme.ink }] : [{ text: `mean over heads${unit}, band ± 1 SD`, fill: g.theme.line }];
+    const beside = bars ? 12 : 30 + Math.max(...series.map((s) => textWidth(shorten(s.column.name, LETTERS), 12)));
+    const { frame, layout } = curveFrame(g, checkpoints, key, { left: Math.max(44, left), right: g.width - beside });
+    const y = scale([axis.low, axis.high], [frame.bottom, frame.top]);
+    currentColumn(g, frame, checkpoints);
+    valueAxis(g, frame, y, axis.ticks, axis.text);
+    const { x, step } = checkpointAxis(g, frame, checkpoints, layout);
+    draw(g, { series, frame, axis, x, y, step });
+    return columnHits(g, frame, checkpoints, (c) => [...series.flatMap((s) => tooltipLines(s, checkpoints.indexOf(c))), plural(series[0].all[checkpoints.indexOf(c)].heads, "head")]);
+  };
+}
+
+// Names at the ends of their lines, pushed apart where they would overlap.
+function drawNames(g, { series, frame, y }) {
+  const ends = series.map((s) => ({ ...s, end: s.means.findLast(Number.isFinite) })).filter((s) => s.end !== undefined);
+  ends.sort((a, b) => y(a.end) - y(b.end));
+  let last = -Infinity;
+  const places = ends.map((s) => (last = Math.max(y(s.end), last + LINE)));
+  const over = Math.max(0, (places.at(-1) ?? 0) - frame.bottom);
+  ends.forEach((s, i) => {
+    const at = places[i] - over;
+    g.pen.mark(s.mark, frame.right + 9, at, 3.6, { fill: s.colour });
+    g.pen.text(shorten(s.column.name, LETTERS), frame.right + 17, at + 4, { size: 12, fill: g.theme.ink });
+  });
+}
+
+function drawCurves(g, where) {
+  const { series, axis, x, y } = where;
+  const connected = !g.app.data.about.differentModels;
+  for (const s of series) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [axis.low, axis.high]);
+  for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
+  drawNames(g, where);
+}
+
+function drawBars(g, { series, axis, x, y, step }) {
+  const wide = Math.min(34, (step * 0.8) / series.length);
+  const inside = (value) => y(Math.max(axis.low, Math.min(axis.high, value)));
+  const base = inside(0);
+  series.forEach((s, place) => {
+    s.means.forEach((mean, i) => {
+      const left = x(i) + (place - series.length / 2) * wide;
+      const middle = left + wide / 2;
+      if (!Number.isFinite(mean)) {
+        g.pen.text("?", middle, base - 4, { size: 11, anchor: "middle", fill: g.theme.muted });
+        return;
+      }
+      g.pen.rect(left + 0.5, Math.min(base, y(mean)), Math.max(1, wide - 1), Math.abs(y(mean) - base), { fill: s.colour, alpha: 0.85 });
+      if (Number.isFinite(s.spreads[i])) g.pen.line([[middle, inside(mean - s.spreads[i])], [middle, inside(mean + s.spreads[i])]], { stroke: g.theme.ink, width: 1, alpha: 0.7 });
+    });
+  });
+}
+
+function seriesTable(app, columns) {
+  const { data, selection, store } = app;
+  const rows = selection.checkpoints().map((c) => {
+    const all = columns.map((column) => overHeads(app, column, c));
+    return [data.checkpoints[c].name, data.window(store.state.reading, c), ...all.flatMap((s) => [s.mean, s.spread, s.count])];
+  });
+  return { columns: ["model", "window", ...columns.flatMap(({ name }) => [name, `${name}_std`, `${name}_heads`])], rows };
+}
+
+function spoken(app, columns) {
+  const checkpoints = app.selection.checkpoints();
+  return [...new Set([checkpoints[0], checkpoints.at(-1)])]
+    .map((c) => `${app.data.checkpoints[c].label}: ${columns.map((column) => `mean ${column.name} ${significant(overHeads(app, column, c).mean, 3)}`).join(", ")}`)
+    .join("; ");
+}
+
+// What a view of this kind is made of, for View.
+export function seriesSpec(app, { kind, columns, title }) {
+  const curve = kind === "curve";
+  return {
+    surface: "svg",
+    uses: [],
+    height: () => HEIGHT,
+    draw: drawSeries(columns, curve ? { bars: false, draw: drawCurves } : { bars: true, draw: drawBars }),
+    table: () => seriesTable(app, columns),
+    label: () => `${title}: means over heads by checkpoint, as ${curve ? "lines" : "bars"}. ${spoken(app, columns)}`,
+    note: () => "",
+  };
+}

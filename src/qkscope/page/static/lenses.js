@@ -1,0 +1,54 @@
+// A section for each lens: its question, its title, and the views that it declares over its columns.
+
+import { View } from "./view.js";
+import { cellsSpec } from "./lens_cells.js";
+import { element } from "./dom.js";
+import { scatterSpec } from "./lens_scatter.js";
+import { seriesSpec } from "./lens_series.js";
+import { bound } from "./numbers.js";
+
+const KINDS = { curve: seriesSpec, bars: seriesSpec, heatmap: cellsSpec, scatter: scatterSpec };
+const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+
+// What the columns of a view mean.
+function definitions(columns) {
+  const bounds = ({ limits }) => {
+    const [low, high] = limits ?? [null, null];
+    if (low !== null && high !== null) return `from ${bound(low)} to ${bound(high)}`;
+    return low !== null ? `at least ${bound(low)}` : high !== null ? `at most ${bound(high)}` : "";
+  };
+  const entries = columns.map((column) => {
+    const more = [column.unit, bounds(column)].filter(Boolean).join(", ");
+    return element("div", {}, element("dt", {}, column.name), element("dd", {}, more ? `${column.definition.replace(/\.$/, "")} (${more}).` : column.definition));
+  });
+  return element("dl", { class: "defines" }, ...entries);
+}
+
+// Shown heads of the checkpoint on the slider for which a column has no value.
+function countUndefined(app, columns) {
+  const { store, selection } = app;
+  const { checkpoint } = store.state;
+  return selection.mask(checkpoint).filter((kept, h) => kept && columns.some((c) => !Number.isFinite(c.at(store.state, checkpoint, h)))).length;
+}
+
+function lensView(app, declared) {
+  const { id, kind, title, about, card, columns } = declared;
+  const spec = KINDS[kind](app, declared);
+  const note = () => {
+    const missing = columns.filter((column) => !column.isAt(app.store.state)).map((column) => column.name);
+    return missing.length ? `Not measured at this window: ${missing.join(", ")}.` : spec.note(countUndefined(app, columns));
+  };
+  const view = new View(app, { ...spec, id, title, about, card, note, uses: [...USES, ...spec.uses] });
+  view.node.classList.add(`view-${kind}`);
+  view.note.before(definitions(columns));
+  return view;
+}
+
+// `section(id, title, intro, ...children)` makes a part of the page; there is none for a lens without views.
+export function lensSections(app, section) {
+  return app.data.lenses.filter((lens) => lens.views.length).map((lens) => {
+    const views = lens.views.map((declared) => lensView(app, declared));
+    app.views.push(...views);
+    return section(`lens-${lens.name}`, lens.question, lens.title, element("div", { class: "pair" }, ...views.map((view) => view.node)));
+  });
+}

@@ -1,0 +1,69 @@
+// Numbers of any size: as text, and as the ends and ticks of an axis.
+
+import { UNDEFINED } from "./format.js";
+
+function minus(text) {
+  return text.replaceAll("-", "−");
+}
+
+// A number with so many significant digits; powers of ten where zeros would fill the line.
+export function significant(value, digits = 4) {
+  if (Number.isNaN(value)) return UNDEFINED;
+  const size = Math.abs(value);
+  if (size === Infinity) return value < 0 ? "−∞" : "∞";
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return minus(value.toExponential(digits - 1).replace("e+", "e"));
+  const decimals = size === 0 ? 0 : Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
+  return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+}
+
+// A limit or the end of a scale: no zeros that say nothing.
+export function bound(value) {
+  return significant(value, 3).replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "");
+}
+
+export function withError(value, error) {
+  return significant(value) + (Number.isFinite(value) && Number.isFinite(error) ? ` ± ${significant(error, 2)}` : "");
+}
+
+// The lowest and the highest defined value; null where there is none.
+export function extent(values, before = null) {
+  let [low, high] = before ?? [Infinity, -Infinity];
+  for (const value of values) {
+    if (!Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return low <= high ? [low, high] : null;
+}
+
+function niceStep(span, parts) {
+  const rough = span / parts;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+}
+
+function tickText(value, step) {
+  if (value === 0) return "0";
+  if (step < 1e-3 || step >= 1e5) return minus(String(Number(value.toPrecision(3)).toExponential()).replace("e+", "e"));
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+}
+
+// An axis over [low, high]: rounded outwards but not beyond what is possible; from 0 where that costs little room.
+// Returns low, high, ticks and text(tick).
+export function axisOf(range, limits = null, { zero = false, parts = 5 } = {}) {
+  let [low, high] = range ?? [0, 1];
+  if (zero || (low > 0 && low < high / 2)) low = Math.min(0, low);
+  if (zero || (high < 0 && high > low / 2)) high = Math.max(0, high);
+  if (low === high) {
+    const room = Math.abs(low) / 2 || 1;
+    [low, high] = [low - room, high + room];
+  }
+  const step = niceStep(high - low, parts);
+  const ends = [Math.floor(low / step + 1e-6), Math.ceil(high / step - 1e-6)];
+  const inside = (value) => Math.min(limits?.[1] ?? Infinity, Math.max(limits?.[0] ?? -Infinity, value));
+  [low, high] = ends.map((end) => inside(end * step));
+  const all = Array.from({ length: ends[1] - ends[0] + 1 }, (_, i) => (ends[0] + i) * step);
+  const ticks = all.filter((tick) => tick >= low - step * 1e-6 && tick <= high + step * 1e-6);
+  return { low, high, ticks, text: (tick) => tickText(tick, step) };
+}

@@ -1,0 +1,450 @@
+"""Lenses on the page: any declared view over any column shows what the lens's table says, and nobody knows the lens."""
+
+import io
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from browser import axe_script
+from qkscope.analysis.results import load_results
+from qkscope.lenses.base import Column, HeadTable, Lens, OwnView, View
+from qkscope.page.arrays import Grid
+from qkscope.page.lens_data import add_lenses
+from qkscope.page.pack import Pack, unpack
+from qkscope.page.write import CardText, page_html
+from test_page_browser import downloaded, set_slider, state
+
+MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
+CONTEXTS = {"one": 64, "two": 64, "three": 256}
+
+
+def no_rows(_layer):
+    raise AssertionError("the page reads tables and computes none")
+
+
+TILT = HeadTable(
+    "tilt.csv",
+    (
+        Column("tilt", "How far the score leans towards late keys.", "per token", (-1.0, 1.0)),
+        Column("share", "The share of the score that leans.", limits=(0.0, 1.0)),
+        Column("size", "The size of what leans.", limits=(0.0, math.inf)),
+    ),
+    no_rows,
+)
+REACH = HeadTable("reach.csv", (Column("reach", "How many tokens back half of it lies.", "tokens"),), no_rows, "own")
+LENS = Lens(
+    "tilt",
+    "Tilted scores",
+    "Which way do scores lean?",
+    tables=(TILT, REACH, HeadTable("gone.csv", (Column("gone", "Was never written."),), no_rows)),
+    views=(
+        View("curve", "Tilt and share by checkpoint", ("tilt", "share"), "Means over heads.", figure="tilt_curve"),
+        View("bars", "Tilt and share as bars", ("tilt", "share"), figure="no_such_card"),
+        View("heatmap", "Tilt of every head", ("tilt",), "Blue leans towards late keys."),
+        View("scatter", "Share against tilt", ("share", "tilt")),
+        View("heatmap", "Reach of every head", ("reach",)),
+        View("curve", "Never written", ("gone",)),
+        OwnView("something"),
+    ),
+)
+
+
+def lens_rows(seed, window=None):
+    """Three decimals for each head and checkpoint; head 1 of layer 2 is undefined."""
+    rng = np.random.default_rng(seed)
+    keys = [(m, layer, head) for m in MODELS for layer in range(LAYERS) for head in range(HEADS)]
+    n = len(keys)
+    table = pd.DataFrame(keys, columns=["model", "layer", "head"]).assign(
+        window=[window or CONTEXTS[m] for m, _, _ in keys],
+        tilt=rng.uniform(-0.9, 0.9, n).round(3),
+        tilt_se=rng.uniform(0.01, 0.09, n).round(3),
+        share=rng.uniform(0.05, 0.95, n).round(3),
+        size=rng.uniform(1e-6, 9e-6, n).round(9),
+    )
+    table.loc[(table["layer"] == 2) & (table["head"] == 1), ["tilt", "tilt_se"]] = np.nan
+    return table
+
+
+@pytest.fixture(scope="module")
+def tables():
+    own = lens_rows(0)
+    reach = own[["model", "layer", "head", "window"]].assign(reach=np.arange(len(own)) * 30.0 + 5)
+    return {"tilt.csv": {"own": own, "matched": lens_rows(1, 64)}, "reach.csv": {"own": reach}}
+
+
+def write_study(folder, lenses=(), tables=None, components=1, **record):
+    rng = np.random.default_rng(5)
+    keys = [(m, layer, head) for m in MODELS for layer in range(LAYERS) for head in range(HEADS)]
+    qk = pd.DataFrame(keys, columns=["model", "layer", "head"]).assign(
+        pc=0, explained_variance=0.3, r_q=rng.uniform(0, 1, len(keys)), r_k=rng.uniform(-1, 1, len(keys)), n_q=9, n_k=9
+    )
+    qk["rotary"] = np.where(qk["layer"] == 1, "nope", "rotary")
+    qk = pd.concat([qk.assign(pc=pc) for pc in range(components)])
+    qk.assign(window=qk["model"].map(CONTEXTS)).to_csv(folder / "qk.csv", index=False)
+    qk.assign(window=64, r_q=qk["r_q"] / 2).to_csv(folder / "qk_matched.csv", index=False)
+    known = [{"name": m, "label": m.title(), "context": CONTEXTS[m], **record.get(m, {})} for m in MODELS]
+    (folder / "provenance.json").write_text(json.dumps({"study": {"title": "Leaning"}, "checkpoints": known}))
+    card = CardText("tilt_curve", False, "# Tilt\n\n## File\n\nx\n\n## What This Figure Shows\n\nHow scores lean.\n")
+    html = page_html(load_results(folder), ["One sentence."], [card], lenses, tables or {})
+    (folder / "report.html").write_text(html, encoding="utf-8")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, tables):
+    return write_study(tmp_path_factory.mktemp("lenses"), (LENS,), tables)
+
+
+def head(table, model, layer, number):
+    rows = table[(table["model"] == model) & (table["layer"] == layer) & (table["head"] == number)]
+    assert len(rows) == 1
+    return rows.iloc[0]
+
+
+# --- data -------------------------------------------------------------------------------------------
+
+
+GRID = Grid(MODELS, (0, 1), tuple((layer, number) for layer in range(LAYERS) for number in range(HEADS)))
+
+
+def test_what_is_packed_is_what_the_tables_say(tables):
+    pack = Pack()
+    known = add_lenses(pack, GRID, [LENS], tables, {"tilt_curve": True, "other": False})
+    packed = pack.text()
+    for reading, table in tables["tilt.csv"].items():
+        for name in ("tilt", "tilt_se", "share", "size"):
+            dense = unpack(packed, pack.index, f"lens.tilt.{reading}.{name}")
+            assert dense.shape == (3, 12)
+            assert dense.dtype == np.float32
+            for row in table.itertuples():
+                value = dense[MODELS.index(row.model), row.layer * HEADS + row.head]
+                assert value == np.float32(getattr(row, name)) or (np.isnan(value) and row.layer == 2)
+    assert "lens.reach.matched.reach" not in pack.index
+    assert "lens.tilt.own.share_se" not in pack.index
+    assert json.loads(json.dumps(known, allow_nan=False)) == known
+    lens = known[0]
+    assert (lens["name"], lens["title"], lens["question"]) == ("tilt", "Tilted scores", "Which way do scores lean?")
+    assert list(lens["columns"]) == ["tilt", "share", "size", "reach"]
+    assert lens["columns"]["tilt"] == {
+        "definition": "How far the score leans towards late keys.",
+        "unit": "per token",
+        "limits": [-1.0, 1.0],
+        "table": "tilt",
+        "error": True,
+    }
+    assert lens["columns"]["size"]["limits"] == [0.0, None]
+    assert [(v["id"], v["kind"], v["card"]) for v in lens["views"]] == [
+        ("lens-tilt-0", "curve", "tilt_curve"),
+        ("lens-tilt-1", "bars", None),
+        ("lens-tilt-2", "heatmap", None),
+        ("lens-tilt-3", "scatter", None),
+        ("lens-tilt-4", "heatmap", None),
+    ]
+
+
+def test_heads_that_the_page_lacks_are_left_out_and_those_without_a_row_are_undefined(tables):
+    own = tables["tilt.csv"]["own"]
+    some = pd.concat([own[own["layer"] < 2], own[:1].assign(layer=9), own[:1].assign(model="elsewhere")])
+    pack = Pack()
+    add_lenses(pack, GRID, [LENS], {"tilt.csv": {"own": some}}, {})
+    dense = unpack(pack.text(), pack.index, "lens.tilt.own.share")
+    assert np.isnan(dense[:, 8:]).all()
+    assert np.array_equal(dense[:, :8].ravel(), own[own["layer"] < 2]["share"].to_numpy(np.float32))
+
+
+def test_a_table_with_components_keeps_them(tables):
+    own = tables["tilt.csv"]["own"]
+    both = pd.concat([own.assign(pc=0), own.assign(pc=1, share=own["share"] / 2)])
+    pack = Pack()
+    add_lenses(pack, GRID, [LENS], {"tilt.csv": {"own": both}}, {})
+    dense = unpack(pack.text(), pack.index, "lens.tilt.own.share")
+    assert dense.shape == (3, 2, 12)
+    assert np.allclose(dense[:, 1], dense[:, 0] / 2)
+
+
+def test_without_any_table_there_is_no_lens():
+    pack = Pack()
+    assert add_lenses(pack, GRID, [LENS], {}, {}) == []
+    assert pack.index == {}
+
+
+@pytest.mark.parametrize(
+    ("view", "says"),
+    [
+        (View("heatmap", "Two", ("tilt", "share")), "lens tilt, view 'Two': a heatmap shows 1 columns, not 2"),
+        (View("scatter", "One", ("tilt",)), "a scatter shows 2 columns, not 1"),
+        (View("curve", "None", ()), "a curve shows 1 to 4 columns, not 0"),
+        (View("bars", "Typo", ("tlit",)), "no table has tlit; there is tilt, share, size"),
+    ],
+)
+def test_a_view_that_cannot_be_drawn_is_refused(tables, view, says):
+    lens = Lens("tilt", "t", "q", tables=(TILT,), views=(view,))
+    with pytest.raises(ValueError, match=says):
+        add_lenses(Pack(), GRID, [lens], tables, {})
+
+
+def test_a_column_name_stands_for_one_column_and_a_head_has_one_row(tables):
+    twice = Lens("tilt", "t", "q", tables=(TILT, HeadTable("more.csv", TILT.columns[:1], no_rows)))
+    with pytest.raises(ValueError, match=r"tilt\.csv and more\.csv both have a column 'tilt'"):
+        add_lenses(Pack(), GRID, [twice], tables, {})
+    own = tables["tilt.csv"]["own"]
+    with pytest.raises(ValueError, match=r"tilt\.csv: more than one row for model one, layer 0, head 0"):
+        add_lenses(Pack(), GRID, [LENS], {"tilt.csv": {"own": pd.concat([own, own[:1].assign(window=7)])}}, {})
+
+
+# --- in a browser -----------------------------------------------------------------------------------
+
+
+def view_of(page, place):
+    node = page.locator(f"#view-lens-tilt-{place}")
+    node.evaluate("node => node.scrollIntoView({block: 'center'})")
+    page.wait_for_function(  # drawn: only then the label says more than the title
+        "id => document.querySelector(`${id} .surface`).getAttribute('aria-label').includes(': ')",
+        arg=f"#view-lens-tilt-{place}",
+    )
+    return node
+
+
+def hover_cell(page, place, layer, number):
+    """Move over a cell of a heatmap: the margins of cells.js."""
+    box = view_of(page, place).locator("canvas").bounding_box()
+    across = (box["width"] - 34 - 24) / HEADS
+    page.mouse.move(box["x"] + 34 + (number + 0.5) * across, box["y"] + 22 + (layer + 0.5) * 60)
+    return page.locator(".tooltip").inner_text().split("\n")
+
+
+def hover_column(page, place, index, checkpoints=3):
+    """Move over a checkpoint of a curve or of bars, from the right end of its frame."""
+    surface = view_of(page, place).locator("svg")
+    box = surface.bounding_box()
+    boxes = "nodes => nodes.map((n) => n.getBBox()).map((b) => [b.x, b.width, b.height])"
+    lines = surface.locator("path").evaluate_all(boxes)
+    left, width = next((x, wide) for x, wide, tall in lines if tall == 0 and wide > 50)  # a line of the axis
+    scale = box["width"] / surface.evaluate("node => node.viewBox.baseVal.width")
+    page.mouse.move(box["x"] + (left + (index + 0.5) * width / checkpoints) * scale, box["y"] + box["height"] / 2)
+    return page.locator(".tooltip").inner_text().split("\n")
+
+
+def number(text, before=""):
+    """The number that stands after these words."""
+    assert text.startswith(before)
+    return float(text.removeprefix(before).split()[0].replace("−", "-"))
+
+
+def number_and_error(text, before):
+    value, error = text.split(" ± ")
+    return number(value, before), number(error)
+
+
+def test_a_lens_has_a_section_with_its_question_and_definitions(visit, report):
+    with visit(report) as page:
+        section = page.locator("#lens-tilt")
+        assert section.locator("h2").inner_text() == "Which way do scores lean?"
+        assert section.locator(".intro").inner_text() == "Tilted scores"
+        assert section.locator("h3").all_inner_texts() == [view.title for view in LENS.views[:5]]
+        assert "Blue leans towards late keys." in section.inner_text()
+        defines = view_of(page, 3).locator(".defines").inner_text()
+        assert "How far the score leans towards late keys (per token, from −1 to 1)." in defines
+        assert "The share of the score that leans (from 0 to 1)." in defines
+        order = page.locator("main > section").evaluate_all("nodes => nodes.map((node) => node.id)")
+        assert order.index("lens-tilt") == order.index("table") - 1
+        assert section.get_by_role("button", name="Card of").count() == 1
+        view_of(page, 0).get_by_role("button", name="Card").click()
+        assert "How scores lean." in page.locator("dialog.card").inner_text()
+
+
+def test_without_lenses_nothing_is_shown(visit, tmp_path):
+    with visit(write_study(tmp_path), "#head=0.0") as page:
+        assert page.locator("[id^=lens-], .lens-facts").count() == 0
+
+
+def test_the_tooltip_of_a_cell_has_the_tables_value_and_its_error(visit, report, tables):
+    table = tables["tilt.csv"]["own"]
+    with visit(report) as page:
+        row = head(table, "three", 1, 2)
+        said = hover_cell(page, 2, 1, 2)
+        assert said[0] == "Layer 1, head 2"
+        assert number_and_error(said[1], "tilt ") == (row["tilt"], row["tilt_se"])
+        assert said[1].endswith(" per token")
+        assert hover_cell(page, 2, 2, 1) == ["Layer 2, head 1", "tilt undefined"]
+        assert "A question mark: undefined." in view_of(page, 2).inner_text()
+        set_slider(page, 0)
+        row = head(table, "one", 0, 3)
+        assert number(hover_cell(page, 2, 0, 3)[1], "tilt ") == row["tilt"]
+        page.mouse.down()
+        page.mouse.up()
+        assert page.locator("#head h3").inner_text() == "Head L0H3 at One"
+
+
+def test_the_common_window_shows_its_own_values(visit, report, tables):
+    row = head(tables["tilt.csv"]["matched"], "three", 1, 2)
+    with visit(report, "#window=common&head=1.2") as page:
+        assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (row["tilt"], row["tilt_se"])
+        assert "Not measured at this window: reach." in view_of(page, 4).inner_text()
+        assert hover_cell(page, 4, 1, 2)[1] == "reach not measured at this window"
+        page.get_by_role("button", name="own context", exact=True).click()
+        own = head(tables["tilt.csv"]["own"], "three", 1, 2)
+        assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (own["tilt"], own["tilt_se"])
+
+
+def test_a_column_with_components_follows_the_component_switch(visit, tmp_path, tables):
+    own = tables["tilt.csv"]["own"]
+    both = {"tilt.csv": {"own": pd.concat([own.assign(pc=0), own.assign(pc=1, tilt=own["tilt"] / 2)])}}
+    row = head(own, "three", 1, 2)
+    with visit(write_study(tmp_path, (LENS,), both, components=2)) as page:
+        assert number(hover_cell(page, 2, 1, 2)[1], "tilt ") == row["tilt"]
+        page.locator("#component").select_option("1")
+        assert number(hover_cell(page, 2, 1, 2)[1], "tilt ") == pytest.approx(row["tilt"] / 2)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_means_by_checkpoint_follow_the_filters(visit, report, tables, place):
+    table = tables["tilt.csv"]["own"]
+    with visit(report) as page:
+        for layers in (range(LAYERS), range(1, 3)):
+            rows = table[(table["model"] == "two") & table["layer"].isin(layers)]
+            if len(layers) < LAYERS:
+                page.locator("#filters summary").click()
+                page.get_by_label("First layer").fill("1")
+                page.get_by_label("First layer").press("Tab")
+            said = hover_column(page, place, 1)
+            assert said[0] == "Two"
+            mean, spread = number_and_error(said[1], "mean tilt ")
+            assert mean == pytest.approx(rows["tilt"].mean(), rel=1e-3)
+            assert spread == pytest.approx(rows["tilt"].std(), rel=0.05)
+            error = number(said[2], "mean standard error of a head ")
+            assert error == pytest.approx(rows["tilt_se"].mean(), rel=0.05)
+            assert said[3] == f"undefined for 1 of {len(rows)} heads"
+            assert number(said[4], "mean share ") == pytest.approx(rows["share"].mean(), rel=1e-3)
+            assert said[-1] == f"{len(rows)} heads"
+
+
+def test_the_scatter_by_pointer_and_by_keyboard(visit, report, tables):
+    table = tables["tilt.csv"]["own"]
+    row = head(table, "three", 0, 1)
+    with visit(report) as page:
+        view = view_of(page, 3)
+        assert "1 head without a defined value cannot be placed" in view.inner_text()
+        canvas = view.locator("canvas")
+        canvas.focus()
+        page.keyboard.press("ArrowRight")
+        first = page.locator("#live").text_content()
+        assert first.startswith("Layer 0, head 0, share ")
+        page.keyboard.press("ArrowRight")
+        key = state(page)["hover"]
+        here = head(table, "three", key // HEADS, key % HEADS)
+        assert here["share"] > head(table, "three", 0, 0)["share"]
+        said = page.locator("#live").text_content().split(", ")
+        assert number(said[2], "share ") == here["share"]
+        page.keyboard.press("Enter")
+        assert state(page)["head"] == key
+        page.keyboard.press("Escape")
+        assert state(page)["head"] is None
+        # Both columns' limits are the axes' ends: share from 0 to 1 across, tilt from -1 to 1 up.
+        box = canvas.bounding_box()
+        left = page.evaluate(
+            """() => {
+              const pen = document.createElement("canvas").getContext("2d");
+              pen.font = getComputedStyle(document.body).font.replace(/^.*?px/, "400 11.5px");
+              return 32 + Math.max(...["−1.0", "−0.5", "0.5", "1.0"].map((t) => pen.measureText(t).width));
+            }"""
+        )
+        x = box["x"] + left + 8 + row["share"] * (box["width"] - 14 - 8 - left - 8)
+        y = box["y"] + 14 + 8 + (1 - row["tilt"]) / 2 * (box["height"] - 44 - 14 - 16)
+        page.mouse.move(x, y)
+        said = page.locator(".tooltip").inner_text().split("\n")
+        assert said[0] == "Layer 0, head 1"
+        assert number(said[1], "share ") == row["share"]
+        assert number_and_error(said[2], "tilt ") == (row["tilt"], row["tilt_se"])
+        page.mouse.down()
+        page.mouse.up()
+        assert page.locator("#head h3").inner_text() == "Head L0H1 at Three"
+
+
+def test_the_heatmap_by_keyboard_and_by_dragging_a_block(visit, report, tables):
+    with visit(report) as page:
+        view_of(page, 2).locator("canvas").focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowRight")
+        row = head(tables["tilt.csv"]["own"], "three", 1, 1)
+        said = page.locator("#live").text_content()
+        assert number_and_error(said, "Layer 1, head 1, tilt ") == (row["tilt"], row["tilt_se"])
+        page.keyboard.press("Enter")
+        assert page.locator("#head h3").inner_text() == "Head L1H1 at Three"
+        hover_cell(page, 2, 0, 1)
+        page.mouse.down()
+        hover_cell(page, 2, 1, 1)
+        hover_cell(page, 2, 1, 2)
+        page.mouse.up()
+        assert state(page)["brush"] == {"kind": "cells", "layers": [0, 1], "heads": [1, 2]}
+
+
+def test_the_head_panel_lists_every_column(visit, report, tables):
+    row = head(tables["tilt.csv"]["own"], "three", 1, 2)
+    with visit(report, "#head=1.2") as page:
+        facts = page.locator(".lens-facts")
+        assert facts.locator("h4").inner_text() == "Tilted scores"
+        assert facts.locator("dt").all_inner_texts() == ["tilt", "share", "size", "reach"]
+        assert facts.locator("dt").first.get_attribute("title") == "How far the score leans towards late keys."
+        tilt, share, size, reach = facts.locator("dd").all_inner_texts()
+        assert number_and_error(tilt, "") == (row["tilt"], row["tilt_se"])
+        assert tilt.endswith(" per token")
+        assert (number(share), number(size)) == (row["share"], row["size"])
+        assert reach == f"{30 * 30 + 5:.1f} tokens"
+
+
+def test_the_files_of_lens_views(visit, report, tables):
+    own = tables["tilt.csv"]["own"]
+    with visit(report) as page:
+
+        def saved(place, kind):
+            button = view_of(page, place).locator(".tools").get_by_role("button", name=kind)
+            return downloaded(page, button.click)[1]
+
+        means = pd.read_csv(io.BytesIO(saved(0, "CSV")))
+        grouped = own.groupby("model", sort=False)
+        assert means["model"].tolist() == list(MODELS)
+        assert means["window"].tolist() == [64, 64, 256]
+        assert np.allclose(means["tilt"], grouped["tilt"].mean(), atol=1e-7)
+        assert np.allclose(means["share_std"], grouped["share"].std(), atol=1e-7)
+        assert means["tilt_heads"].tolist() == [11, 11, 11]
+        heads = pd.read_csv(io.BytesIO(saved(3, "CSV")))
+        last = own[own["model"] == "three"].reset_index(drop=True)
+        pd.testing.assert_frame_equal(heads, last[["model", "layer", "head", "window", "share", "tilt", "tilt_se"]])
+        for place in range(5):
+            assert saved(place, "PNG")[:8] == b"\x89PNG\r\n\x1a\n"
+            assert len(list(ElementTree.fromstring(saved(place, "SVG")).iter())) > 30
+
+
+def test_different_models_are_not_joined(visit, tmp_path, tables):
+    def long_lines(path):
+        with visit(path) as page:
+            return view_of(page, 0).locator("svg path[stroke-width='2']").count()
+
+    kinds = {m: {"model_type": m, "model": m} for m in MODELS}
+    (tmp_path / "same").mkdir()
+    (tmp_path / "different").mkdir()
+    assert long_lines(write_study(tmp_path / "same", (LENS,), tables)) == 2
+    assert long_lines(write_study(tmp_path / "different", (LENS,), tables, **kinds)) == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_serious_accessibility_violation(visit, report, scheme):
+    with visit(report, "#head=1.2", color_scheme=scheme) as page:
+        page.evaluate(axe_script().read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        assert [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_lens_views_fit_and_print(visit, report, width):
+    with visit(report, "#head=1.2", color_scheme="dark", viewport={"width": width, "height": 900}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.emulate_media(media="print")
+        page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
+        drawn = page.locator("#lens-tilt svg.surface").evaluate_all("all => all.map((node) => node.childElementCount)")
+        assert min(drawn) > 10
