@@ -15,6 +15,7 @@ from qkscope.analysis.schema import QK_COLUMNS
 from qkscope.errors import QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.moments.moments import Moments
+from qkscope.text import counted
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
 
@@ -124,7 +125,7 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
         why = "the projection does not vary"
     warnings.warn(
         f"checkpoint {model!r}, window {first['window']}: r_q or r_k is undefined (NaN) for {len(undefined)} of "
-        f"{len(leading)} heads, first layer {first['layer']} head {first['head']}: {why}",
+        f"{counted(len(leading), 'head')}, first layer {first['layer']} head {first['head']}: {why}",
         QkscopeWarning,
         stacklevel=3,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from qkscope.capture.hub import explain, pinned
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, require_safe_index
-from qkscope.errors import ModelError, QkscopeWarning
+from qkscope.errors import ModelError, QkscopeWarning, panics_raised
 
 
 def choose_device(device: str) -> str:
@@ -54,14 +54,15 @@ def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", devi
         _require_safe_hub_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
-        model = AutoModel.from_pretrained(
-            source.location,
-            config=config,
-            dtype=choose_dtype(dtype, chosen, config),
-            use_safetensors=None if source.gguf_file else True,
-            device_map=placement,
-            **source.arguments,
-        )
+        with panics_raised():
+            model = AutoModel.from_pretrained(
+                source.location,
+                config=config,
+                dtype=choose_dtype(dtype, chosen, config),
+                use_safetensors=None if source.gguf_file else True,
+                device_map=placement,
+                **source.arguments,
+            )
     except Exception as error:
         raise explain(source, error) from error
     return model.eval()
@@ -98,7 +99,8 @@ def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
 
     try:
         exact = pinned(source, "tokenizer_config.json")
-        tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
+        with panics_raised():
+            tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
     except Exception as error:
         reason = explain(source, error)
         raise ModelError(f"no tokenizer: {reason}; another one can be named with `tokenizer:`") from error

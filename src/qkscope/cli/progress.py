@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from qkscope.cli.describe import clock, cost_line, count, plan_summary, size
 from qkscope.pipeline.events import Events
+from qkscope.text import are, counted
 
 if TYPE_CHECKING:
     from qkscope.demo.settings import DemoProgress
@@ -122,7 +123,7 @@ class PlainEvents(Events):
             for number, each in enumerate(plan.checkpoints, start=1)
         }
         self._meter.start(plan.tokens)
-        self._say(f"study {plan.study.study}: {total} checkpoints, {count(plan.tokens)} tokens")
+        self._say(f"study {plan.study.study}: {counted(total, 'checkpoint')}, {count(plan.tokens)} tokens")
         self._say(cost_line(plan))
         for note in plan.notes():
             self._say(f"note: {note}")
@@ -133,14 +134,15 @@ class PlainEvents(Events):
         if state.whole:
             self.reused(plan)
             if state.skipped:
-                self._say(f"note: {self._name(plan)}: an earlier run left {state.skipped} bad documents out")
+                self._say(f"note: {self._name(plan)}: an earlier run left {counted(state.skipped, 'bad document')} out")
         elif state.done:
             documents = sum(len(shard.documents) for shard in state.done)
             self._documents[plan.checkpoint.name] += documents
             self._meter.skip(documents * plan.context)
             total = len(plan.shards())
             self._say(
-                f"{self._name(plan)}: {len(state.done)} of {total} shards are there from an earlier run, going on"
+                f"{self._name(plan)}: {len(state.done)} of {counted(total, 'shard')} {are(len(state.done))} there from "
+                "an earlier run, going on"
             )
         for reason in state.unusable:
             self._say(f"{self._name(plan)}: to be captured again: {reason}")
@@ -160,7 +162,8 @@ class PlainEvents(Events):
         self._meter.add(tokens)
         if self._due():
             self._say(
-                f"{self._name(plan)}: {self._documents[plan.checkpoint.name]} of {len(plan.documents)} documents, "
+                f"{self._name(plan)}: {self._documents[plan.checkpoint.name]} of "
+                f"{counted(len(plan.documents), 'document')}, "
                 f"{count(self._meter.rate())} tokens/s, {self._meter.left()} left"
             )
 

@@ -30,6 +30,7 @@ from qkscope.pipeline.shards import (
 from qkscope.pipeline.stopping import Stop, Stopped, stoppable
 from qkscope.pipeline.tables import STUDY_YAML, analyze_study, moments_path
 from qkscope.study.load import StudyFile, load_study
+from qkscope.text import are, counted
 from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.sample import published_rate
 
@@ -170,7 +171,7 @@ class _Run:
         )
 
     def _kept_text(self) -> str:
-        return f"{self._kept} of {self._shards} shards are kept"
+        return f"{self._kept} of {counted(self._shards, 'shard')} {are(self._kept)} kept"
 
     def _tasks(self, number: int, state: CheckpointState) -> list[Task]:
         """What is left of a checkpoint; where vectors are wanted, all its shards in one go."""

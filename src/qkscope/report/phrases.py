@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from qkscope.analysis.results import Checkpoint, one_line
 from qkscope.report.findings import Agreement, Curve, Step, Trend, Verdict
 from qkscope.report.noise import Change
+from qkscope.text import counted
 
 NAME_CHARACTERS = 60
 _MARKDOWN = frozenset("\\`*_{}[]<>#|~$&!:@")  # the last two start links of their own: http://x, a@b.c
 _WWW = re.compile(r"(?i)\bwww\.")
 
 Format = Callable[[float], str]
+count = counted
 
 
 # --- numbers and names ------------------------------------------------------------------------------
@@ -38,14 +40,9 @@ def percent(share: float) -> str:
     return f"{math.floor(100 * share + 0.5 + 1e-9)}%"
 
 
-def tokens(count: float) -> str:
+def tokens(amount: float) -> str:
     """A number of tokens."""
-    return f"{int(count):,} tokens"
-
-
-def count(n: int, noun: str) -> str:
-    """`1 head`, `3 heads`."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+    return count(int(amount), "token")
 
 
 def listed(items: Sequence[str]) -> str:
