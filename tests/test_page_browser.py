@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from qkscope.lenses.summaries import build_tables
 
 from browser import axe_script
 from published_table import write_published
-from qkscope.lenses.summaries import build_tables
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study

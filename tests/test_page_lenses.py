@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from browser import axe_script
-from qkscope.analysis.results import load_results
 from qkscope.lenses.base import Column, HeadTable, Lens, OwnView, View
 from qkscope.page.arrays import Grid
 from qkscope.page.lens_data import add_lenses
 from qkscope.page.pack import Pack, unpack
 from qkscope.page.write import CardText, page_html
+from qkscope.results.read import load_results
 from test_page_browser import downloaded, set_slider, state
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4

@@ -176,6 +176,16 @@ def test_every_cut_is_sound_wherever_it_lies(kind, text):
         assert before == whole[: len(before)], (text[:cut], text[cut:])
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "llama-2"])
+def test_tokens_added_at_the_end_are_never_taken_for_the_text(kind):
+    """A word is one token here or many, so that some prefix ends just where the needed tokens do."""
+    for word in ("q" * 130, "and then"):
+        text = f"{word} " * 60
+        whole = encode(made(kind), text, "default")
+        for needed in range(1, 50):
+            assert Encoder(made(kind), "default").first(text, needed) == whole[:needed]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_these_tokenizers_do_not_read_on(kind):
     """What is far behind the needed tokens is not even looked at: there it would make the tokenizer fail."""

@@ -184,7 +184,7 @@ def test_unsorted_rows_and_several_files_change_nothing(tmp_path):
         # token_str is of no use here, and temporaries are not data.
         put(tmp_path / "mixed", name.folder, pa.table({"x": [1]}), ".data.parquet.tmp.parquet")
     found = open_vectors(tmp_path / "mixed")
-    assert found.notes[1] == "12 heads have unsorted rows, which changes no sum, first l00h00q"
+    assert found.notes[1] == "unsorted rows, which change no sum, in 12 heads, first l00h00q"
     assert len(open_vectors(tmp_path / "sorted").notes) == 1
     one, two = (table_from_vectors(tmp_path / each, model="m", components=5) for each in ("sorted", "mixed"))
     for column in NUMBERS:
@@ -284,7 +284,7 @@ def test_a_given_group_size_decides(tmp_path):
     assert open_vectors(tmp_path, Reading(group_size=2)).pairs == {0: {0: 0, 1: 0, 2: 1}}
     with pytest.raises(VectorsError, match=r"query head l00h02q has no key partner: l00h02k is missing; add the key"):
         open_vectors(tmp_path, Reading(group_size=1))
-    with pytest.warns(QkscopeWarning, match="1 key heads have no query head here and are not read, first l00h01k"):
+    with pytest.warns(QkscopeWarning, match="1 key head without a query head here, not read, first l00h01k"):
         assert open_vectors(tmp_path, Reading(group_size={0: 3})).pairs == {0: {0: 0, 1: 0, 2: 0}}
     with pytest.raises(VectorsError, match="nothing about layer 0"):
         open_vectors(tmp_path, Reading(group_size={1: 3}))
@@ -519,5 +519,5 @@ def test_undefined_correlations_are_warned_about_for_present_heads_only(tmp_path
         table = table_from_vectors(tmp_path, model="m", reading=Reading(group_size=4))
     assert set(table["head"]) == {0}
     put(tmp_path, "l00h00q", table_of(head(1, rows=5)))
-    with pytest.warns(QkscopeWarning, match=r"for 1 of 1 heads, first layer 0 head 0: 5 tokens are fewer"):
+    with pytest.warns(QkscopeWarning, match=r"for 1 of 1 head, first layer 0 head 0: 5 tokens are fewer"):
         table_from_vectors(tmp_path, model="m", reading=Reading(group_size=4))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from qkscope.text import counted
+
 Rotary = Literal["rotary", "nope", "unknown"]
 AttentionKind = Literal["full", "sliding", "chunked"]
 Stage = Literal["post_rope", "pre_rope"]  # where queries and keys are taken
@@ -71,7 +73,7 @@ def whole_number(value: Any, name: str, most: int, least: int = 0) -> int:
 def attention_summary(layers: Sequence[LayerFacts]) -> str:
     """One line: `36 layers, 16 query and 4 key heads of width 128, 9 NoPE, all full attention`."""
     heads = {(f.q_heads, f.kv_heads, f.head_dim) for f in layers}
-    shapes = " / ".join(f"{q} query and {k} key heads of width {d}" for q, k, d in sorted(heads))
+    shapes = " / ".join(f"{q} query and {counted(k, 'key head')} of width {d}" for q, k, d in sorted(heads))
     nope = sum(f.rotary == "nope" for f in layers)
     unknown = sum(f.rotary == "unknown" for f in layers)
     kinds = {kind: sum(f.attention == kind for f in layers) for kind in get_args(AttentionKind)}

@@ -10,7 +10,7 @@ from qkscope.capture.gguf import parsed_once
 from qkscope.capture.hub import explain, pinned
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, require_safe_index
-from qkscope.errors import ModelError, QkscopeWarning
+from qkscope.errors import ModelError, QkscopeWarning, panics_raised
 
 
 def choose_device(device: str, *, here: bool = True) -> str:
@@ -87,7 +87,7 @@ def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", devi
         _require_safe_hub_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
-        with parsed_once(source.gguf_file):
+        with panics_raised(), parsed_once(source.gguf_file):
             model = AutoModel.from_pretrained(
                 source.location,
                 config=config,
@@ -132,7 +132,7 @@ def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
 
     try:
         exact = pinned(source, "tokenizer_config.json")
-        with parsed_once(exact.gguf_file):
+        with panics_raised(), parsed_once(exact.gguf_file):
             tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
     except Exception as error:
         reason = error if isinstance(error, ModelError) else explain(source, error)

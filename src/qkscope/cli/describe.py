@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkscope.layers import LayerFacts, attention_summary
+from qkscope.text import are, counted
 
 if TYPE_CHECKING:
     from qkscope.run.plan import CheckpointPlan, Plan
@@ -21,7 +22,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     from qkscope.run.finished import folder_notes
 
     study = plan.study
-    lines = [f"study {study.study}: {len(plan.checkpoints)} checkpoints, {count(plan.tokens)} tokens in all"]
+    lines = [f"study {study.study}: {counted(len(plan.checkpoints), 'checkpoint')}, {count(plan.tokens)} tokens in all"]
     first = plan.checkpoints[0]
     short = max(len(each.corpus.documents) - len(each.documents) for each in plan.checkpoints)
     lines.append(f"documents: {first.corpus.source}: {len(first.corpus.documents)} read, at most {short} too short")
@@ -43,7 +44,9 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
         )
     lines += ["", *table(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
-    lines.append(f"analysis: {heads}, {study.components} components, common window {study.common_window()} tokens")
+    lines.append(
+        f"analysis: {heads}, {counted(study.components, 'component')}, common window {study.common_window()} tokens"
+    )
     lines.append(cost_line(plan))
     lines += [f"note: {note}" for note in [*plan.notes(), *folder_notes(plan.checkpoints, folder)]]
     return lines
@@ -72,10 +75,10 @@ def describe_status(status: Status) -> list[str]:
             )
         )
     done, total = sum(each.done for each in status.measured), sum(each.shards for each in status.measured)
-    lines = [f"study {status.study}: {done} of {total} shards are done", "", *table(rows), ""]
+    lines = [f"study {status.study}: {done} of {counted(total, 'shard')} {are(done)} done", "", *table(rows), ""]
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
-        lines.append(f"note: {skipped} documents were left out because the model fails on them (see the provenance)")
+        lines.append(f"note: left out because the model fails: {counted(skipped, 'document')} (see the provenance)")
     lines += [f"note: {note}" for note in status.notes]
     lines += left_out_lines(status.left_out, len(status.checkpoints))
     return [*lines, *_status_words(status, done == total)]
@@ -93,7 +96,7 @@ def _status_words(status: Status, whole: bool) -> list[str]:
     running = sum(each.running for each in status.checkpoints)
     if status.alive:
         who = status.holder or "the lock does not say by whom"
-        state = f"running: {running} shards at a time ({who})" if running else f"in use ({who})"
+        state = f"running: {counted(running, 'shard')} at a time ({who})" if running else f"in use ({who})"
     elif whole:
         state = "finished" if status.tables else "all shards are there; `qkscope run` makes the tables"
     else:
@@ -150,7 +153,7 @@ def describe_model(
         lines.append(f"layers without ordinary attention: {_ranges(found.probe.gaps)}")
     lines += ["", *table(_layer_rows(layers)), ""]
     lines.append(
-        f"a run over {documents} documents of {chosen} tokens: {count(documents * chosen)} tokens, "
+        f"a run over {counted(documents, 'document')} of {chosen} tokens: {count(documents * chosen)} tokens, "
         f"{size(sizes.memory)} of memory for the sums, {size(sizes.file)} on disk"
     )
     return lines
@@ -158,7 +161,7 @@ def describe_model(
 
 def plan_summary(each: CheckpointPlan) -> str:
     """One checkpoint in half a line."""
-    return f"{len(each.documents)} documents x {each.context} tokens"
+    return f"{counted(len(each.documents), 'document')} x {each.context} tokens"
 
 
 def _layer_rows(layers: Sequence[LayerFacts]) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from qkscope.cost.cluster import Cluster
+from qkscope.text import counted
 
 if TYPE_CHECKING:
     from qkscope.cost.estimate import Estimate
@@ -81,7 +82,8 @@ def describe_estimate(found: Estimate) -> list[str]:
 
     cluster = found.cluster
     return [
-        f"{found.workers} workers of {found.per_model} of the {cluster.devices} devices, {found.shards} shards; "
+        f"{counted(found.workers, 'worker')} of {found.per_model} of the {counted(cluster.devices, 'device')}, "
+        f"{counted(found.shards, 'shard')}; "
         f"devices reach {cluster.utilization:.0%} of {scaled(cluster.flops)}FLOP/s, "
         f"{scaled(cluster.flops64)}FLOP/s in float64 and {scaled(cluster.memory_bandwidth)}B/s",
         "",

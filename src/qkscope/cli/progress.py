@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from qkscope.cli.describe import clock, cost_line, count, plan_summary, size
 from qkscope.cli.visible import visible
 from qkscope.run.events import Events
+from qkscope.text import are, counted
 
 if TYPE_CHECKING:
     from qkscope.demo.settings import DemoProgress
@@ -126,7 +127,7 @@ class PlainEvents(Events):
             for number, each in enumerate(plan.checkpoints, start=1)
         }
         self._meter.start(plan.tokens)
-        self._say(f"study {plan.study.study}: {total} checkpoints, {count(plan.tokens)} tokens")
+        self._say(f"study {plan.study.study}: {counted(total, 'checkpoint')}, {count(plan.tokens)} tokens")
         self._say(f"kind: {plan.how_read()}")
         self._say(cost_line(plan))
         for note in plan.notes():
@@ -138,7 +139,7 @@ class PlainEvents(Events):
         if state.whole:
             self.reused(plan)
             if state.skipped:
-                self._say(f"note: {self._name(plan)}: an earlier run left {state.skipped} bad documents out")
+                self._say(f"note: {self._name(plan)}: an earlier run left {counted(state.skipped, 'bad document')} out")
             for remark in state.remarks:
                 self._say(f"note: {self._name(plan)}: {remark} (--overwrite makes it again)")
         elif state.done:
@@ -147,7 +148,8 @@ class PlainEvents(Events):
             self._meter.skip(documents * plan.context)
             total = len(plan.shards())
             self._say(
-                f"{self._name(plan)}: {len(state.done)} of {total} shards are there from an earlier run, going on"
+                f"{self._name(plan)}: {len(state.done)} of {counted(total, 'shard')} {are(len(state.done))} there from "
+                "an earlier run, going on"
             )
         for reason in state.unusable:
             self._say(f"{self._name(plan)}: to be captured again: {reason}")
@@ -167,7 +169,8 @@ class PlainEvents(Events):
         self._meter.add(tokens)
         if self._due():
             self._say(
-                f"{self._name(plan)}: {self._documents[plan.checkpoint.name]} of {len(plan.documents)} documents, "
+                f"{self._name(plan)}: {self._documents[plan.checkpoint.name]} of "
+                f"{counted(len(plan.documents), 'document')}, "
                 f"{count(self._meter.rate())} tokens/s, {self._meter.left()} left"
             )
 

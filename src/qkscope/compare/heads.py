@@ -17,8 +17,9 @@ from qkscope.compare.words import (
     worst_section,
 )
 from qkscope.results.read import Results
+from qkscope.text import counted
 from qkscope.words.markdown import code, escape
-from qkscope.words.phrases import count, listed
+from qkscope.words.phrases import listed
 
 SHOWN = 24  # changed heads in the card; all are in the table
 
@@ -36,7 +37,7 @@ def head_note(facts: HeadFacts) -> str:
     """The line under the picture's title."""
     found = facts.found
     models = found.pairs["model"].nunique()
-    return f"{count(len(found.pairs), 'head')} at {count(models, 'checkpoint')}, matched by layer and head"
+    return f"{counted(len(found.pairs), 'head')} at {counted(models, 'checkpoint')}, matched by layer and head"
 
 
 def head_lines(facts: HeadFacts) -> list[str]:
@@ -65,7 +66,7 @@ def _spread(found: HeadComparison, measure: str) -> str:
 def _changed_words(found: HeadComparison) -> str:
     if found.changed.empty:
         return "No head changed category."
-    return f"{count(len(found.changed), 'head')} of {len(found.pairs):,} changed category."
+    return f"{counted(len(found.changed), 'head')} of {len(found.pairs):,} changed category."
 
 
 def _lonely(found: HeadComparison) -> list[str]:
@@ -76,7 +77,9 @@ def _lonely(found: HeadComparison) -> list[str]:
     if rows.empty:
         return []
     here = found.cells["model"].isin(shared) & (found.cells["what"] == "r_q")
-    return [f"{count(len(rows), 'head')} of {int(here.sum()):,} at shared checkpoints were measured on one side only."]
+    return [
+        f"{counted(len(rows), 'head')} of {int(here.sum()):,} at shared checkpoints were measured on one side only."
+    ]
 
 
 def _head_windows(facts: HeadFacts, spell: Callable[[str], str]) -> list[str]:
@@ -98,7 +101,7 @@ def head_card(facts: HeadFacts) -> str:
     missing = one_side(found.only_results, found.only_reference, escape) + _lonely(found)
     flips = sign_flips(found.pairs, found.tolerance)
     turned = (
-        f"In {count(flips, 'head')} both correlations are turned round and of the same size: the axis is the same, and "
+        f"In {counted(flips, 'head')} both correlations are turned round and of the same size: the axis is the same, and "
         "the rule that orients it (by r\\_q, unless it is below 0.05) tipped over."
     )
     lines = [
@@ -107,8 +110,8 @@ def head_card(facts: HeadFacts) -> str:
         *_agreement_table(found), "",
         "## What was compared", "",
         f"This run is {code(str(facts.results.folder))}, the reference is {code(str(facts.other.folder))}. Heads are "
-        f"matched by checkpoint name, layer and head: {count(len(found.pairs), 'head')} at "
-        f"{count(found.pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
+        f"matched by checkpoint name, layer and head: {counted(len(found.pairs), 'head')} at "
+        f"{counted(found.pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
         *_head_windows(facts, escape), "",
         "## Largest differences", "", *worst_section(found.cells), *(["", turned] if flips else []), "",
         "## Heads that changed category", "", *_changed_table(found), "",

@@ -21,8 +21,9 @@ from qkscope.compare.words import (
     worst_section,
 )
 from qkscope.results.read import Results
+from qkscope.text import counted
 from qkscope.words.markdown import code, escape
-from qkscope.words.phrases import count, listed, percent
+from qkscope.words.phrases import listed, percent
 
 _TABLES = {
     "trajectory": "means by checkpoint",
@@ -150,7 +151,7 @@ def published_card(facts: PublishedFacts) -> str:
         "|---|---|---|---|---|---|---|", *rows, "",
         "## What was compared", "",
         f"This run is {code(str(facts.results.folder))}. The reference is {escape(reference.title)}: "
-        f"{escape(reference.source, 300)} It has {count(len(reference.checkpoints), 'checkpoint')} of "
+        f"{escape(reference.source, 300)} It has {counted(len(reference.checkpoints), 'checkpoint')} of "
         f"{code(reference.model)}, matched by name. Differences are this run minus the publication.", "",
         " ".join([*_heads_said(facts, escape), *_windows_said(facts, escape), *_signs_said(facts)]), "",
         "## Largest differences", "", *worst_section(facts.cells), "",
@@ -169,7 +170,7 @@ def _incomplete(facts: PublishedFacts) -> list[str]:
         return []
     models = list(dict.fromkeys(lost["model"]))
     where = some_names(models, escape)
-    return [f"{count(len(lost), 'number')} at {where}, where heads of the sample were not measured."]
+    return [f"{counted(len(lost), 'number')} at {where}, where heads of the sample were not measured."]
 
 
 def _published_tolerance(facts: PublishedFacts) -> str:

@@ -14,8 +14,9 @@ import pandas as pd
 from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED
 from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
 from qkscope.results.read import one_line
+from qkscope.text import counted
 from qkscope.words.markdown import escape
-from qkscope.words.phrases import count, listed
+from qkscope.words.phrases import listed
 
 WORST = 8  # rows in the table of the largest differences
 LISTED = 6  # names in a sentence
@@ -105,7 +106,7 @@ def verdict_words(reproduced: bool, tally: dict[str, int], noun: str) -> str:
         f"{tally[DIFFERS]:,} different" if tally[DIFFERS] else "",
         f"{tally[MISSING]:,} missing" if tally[MISSING] else "",
     ]
-    return f"Not reproduced: of {count(total, noun)}, {listed([part for part in parts if part])}."
+    return f"Not reproduced: of {counted(total, noun)}, {listed([part for part in parts if part])}."
 
 
 def _worst_table(cells: pd.DataFrame) -> list[str]:

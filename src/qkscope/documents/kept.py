@@ -39,10 +39,9 @@ class KeptTokens:
     def ids(self, index: int, count: int) -> NDArray[np.int64]:
         """The first `count` ids of a document."""
         start, end = int(self.starts[index]), int(self.starts[index + 1])
-        if start == end:
-            return np.empty(0, np.int64)
-        mapped = np.memmap(self.path, ID, "r")
-        return np.asarray(mapped[start : min(end, start + count)], dtype=np.int64)
+        # Read rather than mapped: a mapping of a large file takes as much address space, which may be limited.
+        found = np.fromfile(self.path, ID, count=min(end - start, count), offset=start * ID.itemsize)
+        return found.astype(np.int64)
 
 
 class TokenWriter:

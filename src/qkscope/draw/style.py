@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import blended_transform_factory
 
+from qkscope.draw.fonts import drawable, families
 from qkscope.draw.palette import AMBER as AMBER
 from qkscope.draw.palette import BLUE as BLUE
 from qkscope.draw.palette import FAINT as FAINT
@@ -38,7 +39,7 @@ TITLE_CHARACTERS = 44
 HEADER_INCHES = 0.62
 
 RC: dict[Any, Any] = {
-    "font.family": ["DejaVu Sans"],  # ships with matplotlib: the same letters on every machine
+    "font.family": list(families()),
     "font.size": 9.0,
     "axes.edgecolor": GREY,
     "axes.labelcolor": INK,
@@ -71,8 +72,12 @@ def shorten(text: str, characters: int) -> str:
 
 
 def plain(text: str, characters: int = AXIS_LABEL_CHARACTERS) -> str:
-    """Text of a study, ready for matplotlib: shortened, and `$` is a dollar sign rather than mathematics."""
-    return shorten(one_line(text), characters).replace("$", r"\$")
+    """Text of a study, ready for matplotlib: shortened, drawable, and `$` is a dollar sign rather than mathematics.
+
+    Characters that cannot be drawn become longer, so that a text is shortened before and after.
+    """
+    shown = drawable(shorten(one_line(text), characters))
+    return shorten(shown, max(characters, 2 * AXIS_LABEL_CHARACTERS)).replace("$", r"\$")
 
 
 def new_figure(width: float, height: float, study: Study, headline: str, note: str = "") -> Figure:

@@ -20,11 +20,11 @@ from qkscope.stats.findings import (
     largest_contrast,
 )
 from qkscope.stats.noise import HeadPanel
+from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Run, Strong, heading, numbered, paragraph
 from qkscope.words.phrases import (
     Format,
     agreements,
-    count,
     curve_course,
     jumps,
     label,
@@ -182,7 +182,7 @@ def bands(given: CardInput) -> str:
 
 def rows(given: CardInput) -> str:
     """`10 checkpoints` or `3 models`."""
-    return count(len(given.checkpoints), given.noun)
+    return counted(len(given.checkpoints), given.noun)
 
 
 def tell_curve(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
@@ -268,6 +268,6 @@ def undefined_sentence(given: CardInput) -> str:
     where = f"at {name}" if most == total else f"over all {given.noun}s, the most at {name} ({most})"
     has, they = ("has", "it is") if total == 1 else ("have", "they are")
     return (
-        f"{count(total, 'head')} {has} no defined correlation {where}; {they} counted as undefined and left out of "
+        f"{counted(total, 'head')} {has} no defined correlation {where}; {they} counted as undefined and left out of "
         "means."
     )

@@ -34,6 +34,7 @@ from qkscope.run.shards import CheckpointState, look, look_finished, merge_shard
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import MAX_BYTES, StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
+from qkscope.text import are, counted
 from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.sample import published_rate
 
@@ -209,7 +210,7 @@ class _Run:
         )
 
     def _kept_text(self) -> str:
-        return f"{self._kept} of {self._shards} shards are kept"
+        return f"{self._kept} of {counted(self._shards, 'shard')} {are(self._kept)} kept"
 
     def _tasks(self, number: int, state: CheckpointState) -> list[Task]:
         """What is left of a checkpoint; where vectors are wanted, all its shards in one go."""

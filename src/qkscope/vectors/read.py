@@ -21,6 +21,7 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, bucket_edges, place
 from qkscope.moments.moments import KINDS, LayerMoments, Moments
 from qkscope.moments.second import Kind, SecondMoments
+from qkscope.text import counted
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import HeadName, VectorFolders, find_vectors
 from qkscope.vectors.pairing import GroupSize, infer_group_size, pair_heads, size_of_layer
@@ -100,7 +101,9 @@ def open_vectors(folder: Path | str, reading: Reading = Reading()) -> VectorSet:
     layout = _layout(folders.root, scans, reading)
     notes = [how, *_notes(scans)]
     if unread:
-        notes.append(f"{len(unread)} key heads have no query head here and are not read, first {unread[0].folder}")
+        notes.append(
+            f"{counted(len(unread), 'key head')} without a query head here, not read, first {unread[0].folder}"
+        )
         warnings.warn(f"{folders.root}: {notes[-1]}", QkscopeWarning, stacklevel=3)
     return VectorSet(folders.root, layout, layers, pairs, scans, _n_layers(folders, scans, reading), tuple(notes))
 
@@ -187,7 +190,7 @@ def _n_layers(folders: VectorFolders, scans: Mapping[HeadName, HeadScan], readin
 def _notes(scans: Mapping[HeadName, HeadScan]) -> Iterator[str]:
     unsorted = [name.folder for name, scan in scans.items() if not scan.rising]
     if unsorted:
-        yield f"{len(unsorted)} heads have unsorted rows, which changes no sum, first {unsorted[0]}"
+        yield f"unsorted rows, which change no sum, in {counted(len(unsorted), 'head')}, first {unsorted[0]}"
 
 
 def _sum_head(scan: HeadScan, layout: Layout) -> tuple[SecondMoments, SecondMoments]:

@@ -12,6 +12,7 @@ from qkscope.results.read import Checkpoint, one_line
 from qkscope.stats.findings import Agreement, Contrast, Curve, Step, Verdict
 from qkscope.stats.noise import SMALLEST, Change
 from qkscope.stats.series import Shape, Trend
+from qkscope.text import counted
 
 NAME_CHARACTERS = 60
 
@@ -60,14 +61,9 @@ def shown(fmt: Format, *values: float) -> list[str]:
     return texts
 
 
-def tokens(count: float) -> str:
+def tokens(amount: float) -> str:
     """A number of tokens."""
-    return f"{int(count):,} tokens"
-
-
-def count(n: int, noun: str) -> str:
-    """`1 head`, `3 heads`."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+    return counted(int(amount), "token")
 
 
 def listed(items: Sequence[str]) -> str:

@@ -10,9 +10,9 @@ from qkscope.lenses.depth.table import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_of
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
+from qkscope.text import counted
 from qkscope.words.phrases import (
     at_labels,
-    count,
     course,
     fall_after_peak,
     label,
@@ -57,7 +57,7 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
     column = (
         " The column at the right gives the share of heads with r_k below −0.3 in the whole row." if kind is _RK else ""
     )
-    cells = "ten bins of normalised depth" if axis.layers is None else count(axis.size, "layer")
+    cells = "ten bins of normalised depth" if axis.layers is None else counted(axis.size, "layer")
     shows = [
         opening(
             given,
@@ -123,7 +123,7 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
     late = [p for p in known if p.early_to_late.direction > 0]
     last = known[-1].early_to_late
     values = "{} against {}".format(*shown(number, last.before, last.after)) + f" at {label(known[-1].checkpoint)}"
-    of = f"of {count(len(known), given.noun)}"
+    of = f"of {counted(len(known), given.noun)}"
     if len(early) > len(known) / 2:
         return (
             f"Early layers (depth up to 0.3) have higher {kind.name} than late ones (above 0.7) at {len(early)} {of}: "
@@ -206,7 +206,7 @@ def _oddities(known: list[DepthProfile], axis: DepthAxis) -> str:
     negative = sum(len(p.negative) for p in known)
     if negative:
         has = "has" if negative == 1 else "have"
-        said.append(f"{count(negative, 'cell')} of {len(known) * axis.size} {has} a mean below 0.")
+        said.append(f"{counted(negative, 'cell')} of {len(known) * axis.size} {has} a mean below 0.")
     return " ".join(said)
 
 

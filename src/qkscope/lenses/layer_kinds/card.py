@@ -5,11 +5,11 @@ import itertools
 from qkscope.lenses.card import Card, CardInput, bands, opening, table_file
 from qkscope.results.read import Checkpoint
 from qkscope.stats.noise import Part
+from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import (
     Format,
     at_labels,
-    count,
     course_words,
     label,
     listed,
@@ -36,7 +36,7 @@ def layer_kinds(given: CardInput) -> Card:
         opening(
             given,
             "Mean r_q, mean r_k and the share of discordant heads (r_k below −0.3) on PC0, apart for layers of "
-            f"each kind ({'; '.join(shortened(kind) for kind in kinds)}), for {count(len(several), given.noun)} with "
+            f"each kind ({'; '.join(shortened(kind) for kind in kinds)}), for {counted(len(several), given.noun)} with "
             f"more than one. With {bands(given)} of ± 1 standard deviation over heads.",
         ),
         *[_paragraph(given, several, q, name, fmt) for q, name, fmt in QUANTITIES],
@@ -46,7 +46,7 @@ def layer_kinds(given: CardInput) -> Card:
         (
             "Aggregation",
             "means over the heads of each kind of layer: "
-            + "; ".join(f"{shortened(kind)} ({count(int(heads[kind]), 'head')})" for kind in kinds)
+            + "; ".join(f"{shortened(kind)} ({counted(int(heads[kind]), 'head')})" for kind in kinds)
             + ".",
         ),
     ]
@@ -101,7 +101,7 @@ def _gap(
     gaps = [given.panel.contrast(quantity, c.name, one, other) for c in here]
     behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
     first, second = (shortened(kind) for kind in pair)
-    of = f"of {count(len(here), given.noun)}"
+    of = f"of {counted(len(here), given.noun)}"
     alone = f"at {label(here[0])}"
     every, any_of = (f"at every {given.noun}", f"at any {given.noun}") if len(here) > 1 else (alone, alone)
     if ahead == len(here):

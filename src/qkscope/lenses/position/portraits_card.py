@@ -12,8 +12,9 @@ from qkscope.lenses.card import (
 )
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
 from qkscope.results.read import Checkpoint
+from qkscope.text import counted
 from qkscope.words.blocks import Block, Run, Strong, bullet, plain
-from qkscope.words.phrases import count, label, listed, number, percent, shown
+from qkscope.words.phrases import label, listed, number, percent, shown
 
 SPREADS = (("r_q_spread", "r_q"), ("r_k_spread", "r_k"))
 
@@ -26,7 +27,7 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
         opening(
             given,
             f"Each point is one head with its r_q (across) and r_k (up) on PC0, for "
-            f"{count(len(chosen), given.noun)} of {len(given.checkpoints)}. Dashed lines are the thresholds of the "
+            f"{counted(len(chosen), given.noun)} of {len(given.checkpoints)}. Dashed lines are the thresholds of the "
             "taxonomy at 0.3 and 0.7, above and below zero for r_k; the solid line is r_k = 0. All panels share "
             f"their axes.{_marks(given)}",
         ),

@@ -18,6 +18,7 @@ from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
+from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
 
@@ -66,7 +67,7 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
         why = "the projection does not vary"
     warnings.warn(
         f"checkpoint {model!r}, window {first['window']}: r_q or r_k is undefined (NaN) for {len(undefined)} of "
-        f"{len(leading)} heads, first layer {first['layer']} head {first['head']}: {why}",
+        f"{counted(len(leading), 'head')}, first layer {first['layer']} head {first['head']}: {why}",
         QkscopeWarning,
         stacklevel=3,
     )

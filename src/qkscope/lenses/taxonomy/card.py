@@ -19,8 +19,9 @@ from qkscope.results.read import Checkpoint
 from qkscope.stats.findings import PhaseChange, change_over, largest_contrast, phase_changes
 from qkscope.stats.noise import SMALLEST, HeadPanel
 from qkscope.stats.series import Shape, Trend
+from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
-from qkscope.words.phrases import against, count, label, listed, percent, sentence, shortened, shown, where
+from qkscope.words.phrases import against, label, listed, percent, sentence, shortened, shown, where
 
 NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
 
@@ -169,7 +170,7 @@ def _moves(given: CardInput, step: PhaseChange) -> str:
     moves = moves_between(given.table("transitions"), step.before.name, step.after.name)
     if not moves.changed:
         return ""
-    common = [f"{a} to {b} ({count(n, 'head')})" for a, b, n in moves.commonest[:2]]
+    common = [f"{a} to {b} ({counted(n, 'head')})" for a, b, n in moves.commonest[:2]]
     text = (
         f"In this step {percent(moves.changed / moves.heads)} of heads change category, most often from "
         f"{' and from '.join(common)}."

@@ -9,7 +9,8 @@ from qkscope.results import schema
 from qkscope.results.read import Checkpoint
 from qkscope.stats.noise import HeadPanel
 from qkscope.stats.series import Shape, Trend
-from qkscope.words.phrases import Format, count, course_words, label, listed, number, percent, sentence, shown, tokens
+from qkscope.text import counted
+from qkscope.words.phrases import Format, course_words, label, listed, number, percent, sentence, shown, tokens
 
 QUANTITIES: tuple[tuple[str, str, Format], ...] = (
     ("r_q", "mean r_q", number),
@@ -106,7 +107,7 @@ def _counted(given: CardInput, effects: list[WindowEffect]) -> list[str]:
             said.append(sentence(f"{name} {_COUNTED[next(iter(trends))]} at every {given.noun}"))
         else:
             ways = listed([f"{_COUNTED[trend]} at {n}" for trend, n in trends.most_common()])
-            said.append(sentence(f"{name} {ways} of {count(len(effects), given.noun)}"))
+            said.append(sentence(f"{name} {ways} of {counted(len(effects), given.noun)}"))
     return [" ".join(said)]
 
 

@@ -1,0 +1,25 @@
+"""Numbers agree with their nouns."""
+
+import re
+
+from qkscope.cli.describe import describe_plan, plan_summary
+from qkscope.run.plan import make_plan
+from qkscope.study.load import load_study
+from qkscope.text import counted
+
+
+def test_a_number_agrees_with_its_noun():
+    assert [counted(n, "document") for n in (0, 1, 2, 1200)] == [
+        "0 documents", "1 document", "2 documents", "1,200 documents",
+    ]  # fmt: skip
+    assert counted(2, "query", "queries") == "2 queries"
+
+
+def test_a_plan_of_one_document_and_one_checkpoint_is_told_in_the_singular(world, checkpoints):
+    one = {"name": "one", "model": str(checkpoints / "short"), "context": 64}
+    documents = {"files": "docs/*.txt", "special_tokens": "none", "limit": 1}
+    plan = make_plan(load_study(world(checkpoints=[one], documents=documents, components=1)))
+    text = "\n".join([*describe_plan(plan), plan_summary(plan.checkpoints[0])])
+    assert "checkpoint 'one' sees 1 document, fewer than the 3 document groups" in text
+    assert "1 document x 64 tokens" in text
+    assert not re.search(r"\b1 (documents|checkpoints|components|groups)\b", text), text
