@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from families import tiny
-from qkscope.errors import ActivationError, BatchError, DocumentError, DocumentFailure
+from qkscope.errors import ActivationError, BatchError, DocumentError, DocumentFailure, InputError
 from qkscope.moments.moments import Moments
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
@@ -249,8 +249,10 @@ def test_a_document_that_vanishes_between_two_runs(study, tmp_path, expected):
         def found(self, state):
             reasons.extend(state.unusable)
 
-    run_study(study(), tmp_path / "out", Found())
-    assert [reason.split(": ")[1] for reason in reasons] == ["made from other weights, documents or settings"] * 2
+    with pytest.raises(InputError, match=r"'one': .*was made with other documents\n.*'two': .*other documents\n"):
+        run_study(study(), tmp_path / "out", Found())
+    run_study(study(), tmp_path / "out", Found(), options=CaptureOptions(overwrite=True))
+    assert [reason.split(": ")[1] for reason in reasons] == ["other documents"] * 2
     assert json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"][0]["documents"] == 5
 
 

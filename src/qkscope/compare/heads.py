@@ -101,8 +101,8 @@ def head_card(facts: HeadFacts) -> str:
     missing = one_side(found.only_results, found.only_reference, escape) + _lonely(found)
     flips = sign_flips(found.pairs, found.tolerance)
     turned = (
-        f"In {counted(flips, 'head')} both correlations are turned round and of the same size: the axis is the same, and "
-        "the rule that orients it (by r\\_q, unless it is below 0.05) tipped over."
+        f"In {counted(flips, 'head')} both correlations are turned round and of the same size: the axis is the same, "
+        "and the rule that orients it (by r\\_q, unless it is below 0.05) tipped over."
     )
     lines = [
         f"# {escape(facts.results.study.title)}: compared head by head", "",
