@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from qkscope.lenses.cards import WRITERS, card_writer
+from qkscope.lenses.summaries import build_tables
 
 from published_table import write_published
-from qkscope.lenses.cards import WRITERS, card_writer
 from qkscope.lenses.depth.table import DepthAxis
-from qkscope.lenses.summaries import build_tables
 from qkscope.report.write import write_report
 from qkscope.results.read import Checkpoint, load_results
 from qkscope.stats.findings import (
