@@ -4,6 +4,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -191,11 +192,9 @@ def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path):
         run_study(long_study(), tmp_path / "out", Told(kill_all), options=TWO_WORKERS)
 
 
-def test_workers_end_with_a_run_that_is_killed(long_study, tmp_path):
+def test_workers_end_with_a_run_that_is_killed(long_study, tmp_path, start):
     long_study()
-    command = [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", "out", "--workers", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    children = []
+    process = start("run", "study.yaml", "--out", "out", "--workers", "2")
     while not list((tmp_path / "out/moments").glob(".shards/*/*.running")):
         assert process.poll() is None
         time.sleep(0.02)
@@ -223,10 +222,15 @@ def test_shards_through_xargs(study, tmp_path, expected):
     _, plan, _ = qkscope(tmp_path, "plan", "study.yaml", "--out", "out")
     assert plan.splitlines() == [f"qkscope shard study.yaml {k} --out out" for k in range(4)]
     assert qkscope(tmp_path, "plan", "study.yaml", "--count")[1] == "4\n"
+    # Lines are run as they were printed: the first two here, and the last two (both of one checkpoint) by a shell, as
+    # processes that import everything anew and run at the same time.
+    here, there = plan.splitlines()[:2], plan.splitlines(keepends=True)[2:]
+    for line in here:
+        assert qkscope(tmp_path, *shlex.split(line)[1:])[0] == 0
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run(
         ["xargs", "-P", "2", "-I{}", "sh", "-c", "{}"],
-        input=plan,
+        input="".join(there),
         cwd=tmp_path,
         env=environment,
         text=True,

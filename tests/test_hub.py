@@ -3,13 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import yaml
+
+from warm import run_warm
 
 COMMITS = {"step-1": "a" * 40, "step-2": "b" * 40}
 
@@ -42,15 +42,9 @@ def hub_study(world, **changes):
 
 
 def run(tmp_path, home, *arguments, **environment):
+    """Another process: huggingface_hub reads its variables when it is imported."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    return subprocess.run(
-        [sys.executable, "-m", "qkscope", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        env={**clean, "HF_HOME": str(home), **environment},
-    )
+    return run_warm(*arguments, cwd=tmp_path, env={**clean, "HF_HOME": str(home), **environment})
 
 
 def test_offline_from_the_cache_with_revisions_pinned(world, tmp_path, home):

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from xml.etree import ElementTree
@@ -36,6 +34,7 @@ from qkscope.study.load import parse_study
 from test_documents import byte_tokenizer
 from test_study import checkpoint as study_of
 from test_study import text as study_text
+from warm import run_warm
 
 # --- code of a checkpoint ---------------------------------------------------------------------------
 
@@ -73,14 +72,7 @@ def own_code(tmp_path):
 def run(tmp_path, *arguments):
     """Another process, so that the code a model brings along stays there; its copies go to the test's folder."""
     places = {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "home/modules")}
-    return subprocess.run(
-        [sys.executable, "-m", "qkscope", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **places},
-    )
+    return run_warm(*arguments, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1", **places})
 
 
 def one_checkpoint(world, model, **changes):
