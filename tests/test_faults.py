@@ -19,6 +19,7 @@ from qkscope.pipeline.execute import CaptureOptions, run_study
 from test_documents import byte_tokenizer
 
 SKIP = CaptureOptions(skip_bad_documents=True)
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Nothing is lost but the shard in flight: killed, torn and edited runs end in the same bytes."""
 
 import os
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -145,9 +147,15 @@ def test_shard_files_are_named_by_number(tmp_path):
     assert shard_path(tmp_path, "two", 2) == tmp_path / "moments/.shards/two/000002.safetensors"
 
 
-def test_a_run_goes_on_when_nobody_listens_any_more(study, tmp_path, expected, start):
+def test_a_run_goes_on_when_nobody_listens_any_more(study, tmp_path, expected):
+    """A process that Python itself starts and ends: what happens to a stream without a reader is decided at its end."""
     study()
-    process = start("run", "study.yaml", "--out", "out")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", "out"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
     process.stderr.readline()
     process.stderr.close()
     assert process.wait() == 0
