@@ -65,7 +65,7 @@ def smollm3() -> Case:
             config,
             checkpoint.context,
             study.documents.limit,
-            study.common_window(),
+            study.window_in_common(),
             heads=study.heads.sample,
         )
         for checkpoint in study.resolved_checkpoints()

@@ -272,17 +272,17 @@ def provenance() -> dict:
             "documents": 500,
         },
         "checkpoints": checkpoints,
-        "analysis": {"components": 10, "matched_window": 4096, "skip_positions": 0},
+        "analysis": {"components": 10, "common_window": 4096, "skip_positions": 0},
         "environment": {"python": "3.11", "torch": "2", "transformers": "5"},
     }
 
 
-def write_published(folder: Path, *, matched: bool = False, windows: bool = False) -> Path:
-    """A results folder of the published run; the matched and window tables are invented."""
+def write_published(folder: Path, *, common: bool = False, windows: bool = False) -> Path:
+    """A results folder of the published run; the common and window tables are invented."""
     folder.mkdir(parents=True, exist_ok=True)
     published_heads().to_csv(folder / "qk.csv", index=False)
-    if matched:
-        matched_heads().to_csv(folder / "qk_matched.csv", index=False)
+    if common:
+        matched_heads().to_csv(folder / "qk_common.csv", index=False)
     if windows:
         window_heads().to_csv(folder / "qk_windows.csv", index=False)
     (folder / "provenance.json").write_text(json.dumps(provenance()), encoding="utf-8")

@@ -35,8 +35,8 @@ class Cards:
     def __init__(self, tables):
         self.tables = tables
 
-    def text(self, name, matched=False):
-        return card_text(self.tables, name, matched)
+    def text(self, name, common=False):
+        return card_text(self.tables, name, common)
 
 
 def derived_panel(heads, same_heads):

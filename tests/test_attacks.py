@@ -288,7 +288,7 @@ SPECIAL = ["pipe", "socket", "folder", "device", "terabyte"]
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.parametrize("name", ["qk.csv", "qk_matched.csv", "qk_windows.csv", "provenance.json"])
+@pytest.mark.parametrize("name", ["qk.csv", "qk_common.csv", "qk_windows.csv", "provenance.json"])
 def test_a_report_of_what_is_no_file_ends_at_once(stranger, capsys, name, kind):
     make_special(stranger / name, kind)
     assert main(["report", str(stranger), "--no-figures"]) == 2
@@ -625,7 +625,7 @@ def test_moved_results_do_not_cite_where_they_were(stranger, tmp_path):
 
 
 def test_a_folder_in_the_place_of_a_file_is_told_as_such(stranger):
-    (stranger / "tables/rope_vs_nope_matched.csv").mkdir(parents=True)
+    (stranger / "tables/rope_vs_nope_common.csv").mkdir(parents=True)
     (stranger / "report.html").mkdir()
     with pytest.raises(StorageError, match=r"report\.html: cannot be written"):
         write_report(stranger, figures=False)

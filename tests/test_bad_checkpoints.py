@@ -101,7 +101,7 @@ def test_with_the_flag_the_tables_are_of_the_others_and_the_reason_is_recorded(t
     good = [each for each in about["study"]["checkpoints"] if each["name"] != "bad"]
     chosen = [{key: each[key] for key in ("name", "model", "context")} for each in good]
     without = run_study(world(checkpoints=chosen, shard_tokens=128, batch_tokens=64), tmp_path / "without")
-    for table in ("qk.csv", "qk_matched.csv", "qk_windows.csv"):
+    for table in ("qk.csv", "qk_common.csv", "qk_windows.csv"):
         assert (out / table).read_bytes() == (without / table).read_bytes()
 
 

@@ -19,11 +19,11 @@ from qkscope.lenses.depth.findings import depth_profile
 from qkscope.lenses.depth.table import DepthAxis
 from qkscope.lenses.taxonomy.findings import moves_between
 from qkscope.report.write import write_report
-from qkscope.results.read import Checkpoint, load_results
+from qkscope.results.read import Entry, load_results
 from qkscope.stats.findings import (
     Trend,
     Verdict,
-    compare_readings,
+    compare_choices,
     context_changes,
     describe_curve,
     phase_changes,
@@ -95,7 +95,7 @@ def panel_of(curves, n_heads=40, noise=0.01, quantity="r_q", same_heads=True):
                  "r_q": 0.5, "r_k": 0.5, "explained_variance": 0.5, "window": 64.0}
             ).assign(**{quantity: values})
         )  # fmt: skip
-    return derived_panel(pd.concat(parts), same_heads), [Checkpoint(f"c{i}", f"c{i}") for i in range(len(curves))]
+    return derived_panel(pd.concat(parts), same_heads), [Entry(f"c{i}", f"c{i}") for i in range(len(curves))]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_different_heads_are_compared_without_pairs():
 
 def test_phase_changes_start_at_the_end_of_the_phase_before():
     panel, plain = panel_of([0.1, 0.2, 0.5, 0.5])
-    staged = [Checkpoint(c.name, c.name, phase) for c, phase in zip(plain, "aabb", strict=True)]
+    staged = [Entry(c.name, c.name, phase) for c, phase in zip(plain, "aabb", strict=True)]
     first, second = phase_changes(panel, staged, ["r_q"])
     assert (first.before.name, first.after.name, second.before.name, second.after.name) == ("c0", "c1", "c1", "c3")
     assert second.changes["r_q"].difference == pytest.approx(0.3)
@@ -153,24 +153,24 @@ def test_moves_between_categories():
 
 
 @pytest.mark.parametrize(
-    ("own", "matched", "verdict"),
+    ("own", "common", "verdict"),
     [
         ([0.2, 0.5], [0.2, 0.2], Verdict.ONLY_OWN),
         ([0.2, 0.5], [0.2, 0.4], Verdict.BOTH),
         ([0.2, 0.2], [0.2, 0.2], Verdict.NEITHER),
-        ([0.2, 0.2], [0.2, 0.4], Verdict.ONLY_MATCHED),
+        ([0.2, 0.2], [0.2, 0.4], Verdict.ONLY_COMMON),
         ([0.2, 0.5], [0.4, 0.2], Verdict.OPPOSITE),
     ],
 )
-def test_two_readings(own, matched, verdict):
-    (one, checkpoints), (other, _) = panel_of(own), panel_of(matched)
-    (found,) = compare_readings(one, other, *checkpoints, ["r_q"])
+def test_two_readings(own, common, verdict):
+    (one, checkpoints), (other, _) = panel_of(own), panel_of(common)
+    (found,) = compare_choices(one, other, *checkpoints, ["r_q"])
     assert found.verdict is verdict
 
 
 def test_context_changes():
     table = pd.DataFrame({"model": ["c0", "c1", "c2", "c3"], "window": [64.0, 64.0, 128.0, np.nan]})
-    checkpoints = [Checkpoint(f"c{i}", "") for i in range(4)]
+    checkpoints = [Entry(f"c{i}", "") for i in range(4)]
     assert [(a.name, b.name, x, y) for a, b, x, y in context_changes(checkpoints, table)] == [("c1", "c2", 64, 128)]
 
 
@@ -214,7 +214,7 @@ def test_study_text_never_becomes_markup(text):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
+    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
     results = load_results(folder)
     return Cards(build_tables(results))
 
@@ -292,13 +292,13 @@ def test_portraits_say_what_the_published_document_says(published):
 
 def test_cards_say_where_the_two_readings_differ(published):
     # the invented common-window table does not change after S3-4.7M, the published one does
-    for name, matched in (("taxonomy_evolution", False), ("explained_variance", True), ("position_signal", True)):
-        text = section(published.text(name, matched), "What This Figure Shows")
+    for name, common in (("taxonomy_evolution", False), ("explained_variance", True), ("position_signal", True)):
+        text = section(published.text(name, common), "What This Figure Shows")
         assert_one_sentence_has(
             text, "at each checkpoint's own context, but at the common window", "change", "by more than its noise"
         )
     assert "does not stand out from its noise" in section(published.text("taxonomy_evolution"), "Key Takeaway")
-    assert "at a Common Window" in published.text("position_signal", matched=True).splitlines()[0]
+    assert "at a Common Window" in published.text("position_signal", common=True).splitlines()[0]
 
 
 def test_production_states_the_provenance(published):
@@ -429,7 +429,7 @@ def test_write_report_writes_tables_figures_and_cards(tmp_path):
     assert "tables/trajectory.csv" in names
     for folder in ("01_position_signal", "05_layer_heatmap_rk", "07_concordance", "08_layer_kinds"):
         assert {f"figures/{folder}/{file}" for file in ("figure.png", "figure.svg", "README.md")} <= names
-    assert not any("_matched" in name or "09_" in name for name in names)
+    assert not any("_common" in name or "09_" in name for name in names)
 
 
 def test_unmeasured_checkpoints_are_named(tmp_path):

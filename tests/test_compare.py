@@ -31,7 +31,7 @@ from qkscope.compare.references import TABLES, load_reference, shipped_reference
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
 from qkscope.lenses.depth.table import depth_bins
-from qkscope.results.read import Checkpoint, Study
+from qkscope.results.read import Entries, Entry
 
 NAME = "published:smollm3-3b"
 REFERENCE = load_reference("smollm3-3b")
@@ -527,9 +527,7 @@ def by_gid(artists, gid):
 
 
 def published_study():
-    return Study(
-        "SmolLM3-3B", tuple(Checkpoint(c.name, c.label, c.phase, c.context) for c in REFERENCE.checkpoints), ()
-    )
+    return Entries("SmolLM3-3B", tuple(Entry(c.name, c.label, c.phase, c.context) for c in REFERENCE.checkpoints), ())
 
 
 def test_the_published_picture_carries_the_values():
@@ -593,7 +591,7 @@ def _check_bars(axes, cells):
 
 def test_the_head_picture_carries_the_values():
     found = paired(few(r_q=[0.9, 0.6, 0.5, 0.5]), few())
-    study = Study("Tiny", (Checkpoint("a", "label $a$"),), ())
+    study = Entries("Tiny", (Entry("a", "label $a$"),), ())
     figure = draw_head_comparison(study, found, "Compared", "note")
     scatter, moves = figure.axes
     for measure in ("r_q", "r_k"):
@@ -609,7 +607,7 @@ def test_the_head_picture_carries_the_values():
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 40])
 def test_any_number_of_checkpoints_has_at_most_twelve_panels(n):
     table = pd.concat([few(model=f"step {i:03d}") for i in range(n)])
-    figure = draw_head_comparison(Study("Tiny", (), ()), paired(table, table), "Compared", "note")
+    figure = draw_head_comparison(Entries("Tiny", (), ()), paired(table, table), "Compared", "note")
     panels = figure.axes[:-1]
     assert len(panels) == min(n, 12)
     assert panels[0].get_title(loc="left") == "step 000"

@@ -319,7 +319,7 @@ def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
     assert found.disk.moments == sum(map(without_header, files.values()))
     # The checkpoint with most shards is the last, so that the bound is reached.
     assert watched.peak == found.disk.moments + found.disk.shards
-    tables = sum((out / name).stat().st_size for name in ("qk.csv", "qk_matched.csv", "qk_windows.csv"))
+    tables = sum((out / name).stat().st_size for name in ("qk.csv", "qk_common.csv", "qk_windows.csv"))
     assert found.disk.tables == pytest.approx(tables, rel=0.25)
 
 

@@ -37,14 +37,14 @@ METHOD_COLOURS = {  # method section 3
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
+    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
     results = load_results(folder)
     return results, build_tables(results)
 
 
-def draw(published, name, matched=False):
+def draw(published, name, common=False):
     _, tables = published
-    figure = drawing(tables, name, matched)
+    figure = drawing(tables, name, common)
     assert figure is not None
     return figure
 
@@ -241,12 +241,12 @@ def test_window_dependence(published):
 
 @pytest.mark.parametrize("name", ["position_signal", "taxonomy_evolution", "explained_variance", "rq_rk_scatter_grid"])
 def test_the_common_window_has_its_own_figure_in_the_same_style(published, name):
-    own, matched = draw(published, name), draw(published, name, matched=True)
-    note = by_gid(matched.texts, "note")[0].get_text()
+    own, common = draw(published, name), draw(published, name, common=True)
+    note = by_gid(common.texts, "note")[0].get_text()
     assert note == "every checkpoint at the common window of 4,096 tokens"
-    assert by_gid(own.texts, "title")[0].get_text() == by_gid(matched.texts, "title")[0].get_text()
-    assert [axes.get_ylabel() for axes in own.axes] == [axes.get_ylabel() for axes in matched.axes]
-    assert FIGURES[name].folder(common=True) == f"{FIGURES[name].number:02d}_{name}_matched"
+    assert by_gid(own.texts, "title")[0].get_text() == by_gid(common.texts, "title")[0].get_text()
+    assert [axes.get_ylabel() for axes in own.axes] == [axes.get_ylabel() for axes in common.axes]
+    assert FIGURES[name].folder(common=True) == f"{FIGURES[name].number:02d}_{name}_common"
 
 
 # --- awkward studies --------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_figures_of_an_earlier_run_that_no_longer_apply_go_away(tmp_path):
     stale = tmp_path / "figures" / "08_layer_kinds"
     stale.mkdir(parents=True)
     (stale / "figure.png").write_bytes(b"old")
-    kept = tmp_path / "figures" / "01_position_signal_matched"
+    kept = tmp_path / "figures" / "01_position_signal_common"
     kept.mkdir()
     (kept / "figure.png").write_bytes(b"old")
     (kept / "notes.txt").write_text("mine")

@@ -66,7 +66,7 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     assert told.remarks == ["sums over context 256 are there and hold the first 128 tokens, which the tables take"]
     assert kept(out) == before
     fresh = run_study(study(context=128), tmp_path / "fresh")
-    for file in ("qk.csv", "qk_matched.csv"):
+    for file in ("qk.csv", "qk_common.csv"):
         used, made = pd.read_csv(out / file), pd.read_csv(fresh / file)
         assert set(used["window"]) == {128}
         for column in ("r_q", "r_k", "explained_variance", "n_q"):

@@ -92,7 +92,7 @@ BASE = {
     ],
     "heads": {"sample": 3, "seed": 0},
     "layers": [0, 1],
-    "matched_window": 64,
+    "common_window": 64,
     "figure_checkpoints": ["a"],
 }
 
@@ -190,7 +190,7 @@ def check_study(study):
         assert 2 <= checkpoint.context <= 2**24
         assert checkpoint.label.isprintable()
         assert not {"trust_remote_code", "auto_map"} & set(checkpoint.config)
-    assert study.common_window() <= min(checkpoint.context for checkpoint in study.resolved_checkpoints())
+    assert study.window_in_common() <= min(checkpoint.context for checkpoint in study.resolved_checkpoints())
     json.dumps(study.model_dump(mode="json"), allow_nan=False).encode()  # the provenance will hold it
 
 
@@ -481,7 +481,7 @@ RECORD = {
          "tokens": 192, "layers": [{"layer": 0, "q_heads": 2, "kv_heads": 2, "rotary": "nope"}]}
         for name in "ab"
     ],
-    "analysis": {"matched_window": 64, "skip_positions": 0},
+    "analysis": {"common_window": 64, "skip_positions": 0},
 }  # fmt: skip
 
 json_scalars = st.one_of(
@@ -508,13 +508,13 @@ def provenances(draw):
 @given(
     table=tables(),
     record=st.one_of(provenances(), st.text(max_size=20), st.just("[" * 100_000), st.just("1" * 5000)),
-    matched=st.one_of(st.none(), tables()),
+    common=st.one_of(st.none(), tables()),
     windows=st.one_of(st.none(), tables()),
 )
-def test_results_folders(place, table, record, matched, windows):
+def test_results_folders(place, table, record, common, windows):
     folder = place / "results"
     folder.mkdir(exist_ok=True)
-    files = {"qk.csv": table, "provenance.json": record, "qk_matched.csv": matched, "qk_windows.csv": windows}
+    files = {"qk.csv": table, "provenance.json": record, "qk_common.csv": common, "qk_windows.csv": windows}
     for name, text in files.items():
         (folder / name).unlink(missing_ok=True)
         if text is not None:

@@ -182,7 +182,7 @@ def results_of(folder, kind, contexts=(128, 128)):
     table = pd.DataFrame(rows, columns=columns)
     table.to_csv(folder / "qk.csv", index=False)
     if contexts[0] != contexts[1]:
-        table.assign(window=min(contexts)).to_csv(folder / "qk_matched.csv", index=False)
+        table.assign(window=min(contexts)).to_csv(folder / "qk_common.csv", index=False)
     pd.concat([table.assign(window=w, r_q=table["r_q"] * f) for w, f in ((64, 0.5), (128, 1.0))]).to_csv(
         folder / "qk_windows.csv", index=False
     )

@@ -54,7 +54,7 @@ def tiny(tmp_path_factory, checkpoints):
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
+    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
     write_report(folder, figures=False)
     return folder
 
@@ -162,7 +162,7 @@ def test_reduced_motion_jumps(visit, published):
 def test_the_window_switch_shows_the_common_window(visit, tiny):
     with visit(tiny / "report.html") as page:
         page.get_by_role("button", name="common window", exact=True).click()
-        assert_dots_are(page, rows(tiny, "qk_matched.csv", model="two", pc=0))
+        assert_dots_are(page, rows(tiny, "qk_common.csv", model="two", pc=0))
         assert "window=common" in page.url
         page.get_by_role("button", name="own context", exact=True).click()
         assert_dots_are(page, rows(tiny, model="two", pc=0))
@@ -178,11 +178,11 @@ def test_the_component_switch(visit, tiny):
 # --- numbers agree with Python ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reading", ["own", "matched"])
-def test_summaries_agree_with_the_tables(visit, published, reading):
+@pytest.mark.parametrize("choice", ["own", "common"])
+def test_summaries_agree_with_the_tables(visit, published, choice):
     tables = build_tables(load_results(published))
-    tables = tables.own if reading == "own" else tables.common
-    with visit(published / "report.html", "#window=common" if reading == "matched" else "") as page:
+    tables = tables.own if choice == "own" else tables.common
+    with visit(published / "report.html", "#window=common" if choice == "common" else "") as page:
         for c, row in tables.table("trajectory").iterrows():
             summary = page.evaluate("c => qkscope.summary(c)", c)
             for measure in ("r_q", "r_k", "r_k_abs", "explained_variance"):
@@ -238,7 +238,7 @@ def test_search_and_permanent_link(visit, tiny):
         assert "No head L99H9 here" in page.locator("#live").text_content()
     with visit(tiny / "report.html", "#head=1.2&ckpt=S-1&pc=3&window=common") as page:
         now = state(page)
-        assert (now["checkpoint"], now["component"], now["reading"]) == (0, 3, "matched")
+        assert (now["checkpoint"], now["component"], now["choice"]) == (0, 3, "common")
         assert page.locator("#head h3").inner_text() == "Head L1H2 at S-1"
         page.evaluate("location.hash = '#head=0.1&ckpt=two'")
         page.wait_for_function("() => qkscope.state().checkpoint === 1")
@@ -351,12 +351,12 @@ def downloaded(page, click):
     return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
 
 
-@pytest.mark.parametrize(("button", "file"), [("own context", "qk.csv"), ("common window", "qk_matched.csv")])
+@pytest.mark.parametrize(("button", "file"), [("own context", "qk.csv"), ("common window", "qk_common.csv")])
 def test_the_csv_equals_the_table(visit, tiny, button, file):
     with visit(tiny / "report.html") as page:
         page.get_by_role("button", name=button, exact=True).click()
         name, data = downloaded(page, page.locator("#csv-all").click)
-        assert name == f"qkscope_Tiny_{file}".replace("_matched", "-matched")
+        assert name == f"qkscope_Tiny_{file}".replace("_common", "-common")
         saved = pd.read_csv(io.BytesIO(data))
         table = pd.read_csv(tiny / file)
         assert len(saved) == len(table) == 2 * 16 * 10

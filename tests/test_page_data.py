@@ -42,7 +42,7 @@ def embedded(html):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
+    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
     write_report(folder, figures=False)
     return folder
 
@@ -69,9 +69,9 @@ def test_the_page_holds_the_tables_rows(published):
     about, packed = embedded((published / "report.html").read_text(encoding="utf-8"))
     data = about["data"]
     assert data["precision"] == "float64"
-    for reading, file in (("own", "qk.csv"), ("matched", "qk_matched.csv")):
+    for choice, file in (("own", "qk.csv"), ("common", "qk_common.csv")):
         table = pd.read_csv(published / file)
-        arrays = {n: unpack(packed, data["arrays"], f"{reading}.{n}") for n in ("r_q", "r_k", "category", "window")}
+        arrays = {n: unpack(packed, data["arrays"], f"{choice}.{n}") for n in ("r_q", "r_k", "category", "window")}
         names = [c["name"] for c in about["checkpoints"]]
         places = {pair: i for i, pair in enumerate(zip(data["layers"], data["heads"], strict=True))}
         for row in table.sample(300, random_state=0).itertuples():
@@ -109,7 +109,7 @@ def test_heads_that_a_checkpoint_lacks_are_absent_and_undefined_is_not_zero(tmp_
     r_q = unpack(pack.text(), pack.index, "own.r_q")
     assert np.isnan(r_q[0, 0, 1])
     assert data["windows"] == []
-    assert data["readings"] == ["own"]
+    assert data["choices"] == ["own"]
 
 
 def test_components_are_checked_as_component_0_is(tmp_path):

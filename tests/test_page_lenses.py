@@ -78,7 +78,7 @@ def lens_rows(seed, window=None):
 def tables():
     own = lens_rows(0)
     reach = own[["model", "layer", "head", "window"]].assign(reach=np.arange(len(own)) * 30.0 + 5)
-    return {"tilt.csv": {"own": own, "matched": lens_rows(1, 64)}, "reach.csv": {"own": reach}}
+    return {"tilt.csv": {"own": own, "common": lens_rows(1, 64)}, "reach.csv": {"own": reach}}
 
 
 def write_study(folder, lenses=(), tables=None, components=1, **record):
@@ -90,11 +90,11 @@ def write_study(folder, lenses=(), tables=None, components=1, **record):
     qk["rotary"] = np.where(qk["layer"] == 1, "nope", "rotary")
     qk = pd.concat([qk.assign(pc=pc) for pc in range(components)])
     qk.assign(window=qk["model"].map(CONTEXTS)).to_csv(folder / "qk.csv", index=False)
-    qk.assign(window=64, r_q=qk["r_q"] / 2).to_csv(folder / "qk_matched.csv", index=False)
+    qk.assign(window=64, r_q=qk["r_q"] / 2).to_csv(folder / "qk_common.csv", index=False)
     known = [{"name": m, "label": m.title(), "context": CONTEXTS[m], **record.get(m, {})} for m in MODELS]
     (folder / "provenance.json").write_text(json.dumps({"study": {"title": "Leaning"}, "checkpoints": known}))
-    for file, readings in (tables or {}).items():
-        rows = pd.concat(readings.values()).drop_duplicates([c for c in KEY if c in readings["own"].columns])
+    for file, choices in (tables or {}).items():
+        rows = pd.concat(choices.values()).drop_duplicates([c for c in KEY if c in choices["own"].columns])
         rows.to_csv(folder / file, index=False)
     blocks = [heading(1, "Tilt"), heading(2, "File"), paragraph("x"), heading(2, "What This Figure Shows")]
     card = PageCard("tilt_curve", False, [*blocks, paragraph("How scores lean.")])
@@ -127,15 +127,15 @@ def test_what_is_packed_is_what_the_tables_say(tables):
     pack = Pack()
     known = add_lenses(pack, GRID, [LENS], tables, {"tilt_curve": True, "other": False})
     packed = pack.text()
-    for reading, table in tables["tilt.csv"].items():
+    for choice, table in tables["tilt.csv"].items():
         for name in ("tilt", "tilt_se", "share", "size"):
-            dense = unpack(packed, pack.index, f"lens.tilt.{reading}.{name}")
+            dense = unpack(packed, pack.index, f"lens.tilt.{choice}.{name}")
             assert dense.shape == (3, 12)
             assert dense.dtype == np.float32
             for row in table.itertuples():
                 value = dense[MODELS.index(row.model), row.layer * HEADS + row.head]
                 assert value == np.float32(getattr(row, name)) or (np.isnan(value) and row.layer == 2)
-    assert "lens.reach.matched.reach" not in pack.index
+    assert "lens.reach.common.reach" not in pack.index
     assert "lens.tilt.own.share_se" not in pack.index
     assert json.loads(json.dumps(known, allow_nan=False)) == known
     lens = known[0]
@@ -293,7 +293,7 @@ def test_the_tooltip_of_a_cell_has_the_tables_value_and_its_error(visit, report,
 
 
 def test_the_common_window_shows_its_own_values(visit, report, tables):
-    row = head(tables["tilt.csv"]["matched"], "three", 1, 2)
+    row = head(tables["tilt.csv"]["common"], "three", 1, 2)
     with visit(report, "#window=common&head=1.2") as page:
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (row["tilt"], row["tilt_se"])
         assert "Not measured at this window: reach." in view_of(page, 4).inner_text()

@@ -76,13 +76,13 @@ def test_qk_csv_is_the_reference_method_on_the_raw_vectors(world, tmp_path, chec
 def test_windows_of_one_long_capture_equal_a_fresh_capture_of_cut_documents(world, tmp_path, checkpoints):
     """Attention is causal, so the first 64 positions do not know what comes after them."""
     out = run_study(world(), tmp_path / "out")
-    matched = pd.read_csv(out / "qk_matched.csv")
+    common = pd.read_csv(out / "qk_common.csv")
     windows = pd.read_csv(out / "qk_windows.csv")
-    assert set(matched["window"]) == {64}
+    assert set(common["window"]) == {64}
     assert sorted(windows.loc[windows["model"] == "two", "window"].unique()) == [16, 32, 64, 128, 256]
     cut = world(study="cut", checkpoints=[{"name": "two", "model": str(checkpoints / "long"), "context": 64}])
     fresh = pd.read_csv(run_study(cut, tmp_path / "cut") / "qk.csv")
-    both = matched[matched["model"] == "two"].reset_index(drop=True)
+    both = common[common["model"] == "two"].reset_index(drop=True)
     for column in ("explained_variance", "r_q", "r_k", "alpha", "beta", "n_q"):
         np.testing.assert_allclose(both[column], fresh[column], atol=1e-6, rtol=0)
     at_64 = windows[(windows["model"] == "two") & (windows["window"] == 64)]
@@ -94,7 +94,7 @@ def test_provenance_says_what_produced_the_results(world, tmp_path):
     told = json.loads((out / "provenance.json").read_text())
     assert told["command"] == "qkscope run study.yaml"
     assert told["analysis"] == {
-        "components": 10, "heads": "all", "layers": "all", "matched_window": 64, "skip_positions": 0,
+        "components": 10, "heads": "all", "layers": "all", "common_window": 64, "skip_positions": 0,
     }  # fmt: skip
     assert told["corpus"]["documents"] == 7
     assert told["corpus"]["fingerprint"].startswith("sha256:")
@@ -338,8 +338,8 @@ def test_the_report_draws_the_matched_figures_only_where_contexts_differ(world, 
     from qkscope.report.write import write_report
 
     both = run_study(world(), tmp_path / "both")
-    assert "01_position_signal_matched" in {path.parent.name for path in write_report(both)}
+    assert "01_position_signal_common" in {path.parent.name for path in write_report(both)}
     alone = run_study(world(checkpoints=one(checkpoints)), tmp_path / "alone")
     names = {path.parent.name for path in write_report(alone)}
     assert "01_position_signal" in names
-    assert not any("matched" in name for name in names)
+    assert not any("common" in name for name in names)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
 from qkscope.lenses.at_window import build_tables, write_tables
-from qkscope.results.read import Checkpoint, load_results, phase_segments, select_checkpoints
+from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
 
 MINIMAL = "model,layer,head,pc,explained_variance,r_q,r_k\n"
 
@@ -40,7 +40,7 @@ def test_a_table_from_elsewhere_with_the_required_columns_only(tmp_path):
     assert set(results.heads["rotary"]) == {"unknown"}
     assert set(results.heads["pc"]) == {0}
     assert results.heads["window"].isna().all()
-    assert results.matched is None
+    assert results.common is None
     assert results.windows is None
     assert results.study.title == tmp_path.name
 
@@ -120,10 +120,10 @@ def test_other_refusals(tmp_path):
 
 def test_optional_tables_must_belong_to_the_first(tmp_path):
     small(tmp_path)
-    folder_with(tmp_path, MINIMAL + "x,0,0,0,.1,.2,.1\n", "qk_matched.csv")
-    with pytest.raises(TableError, match=r"qk_matched\.csv: has checkpoints that qk\.csv does not have: 'x'"):
+    folder_with(tmp_path, MINIMAL + "x,0,0,0,.1,.2,.1\n", "qk_common.csv")
+    with pytest.raises(TableError, match=r"qk_common\.csv: has checkpoints that qk\.csv does not have: 'x'"):
         load_results(tmp_path)
-    (tmp_path / "qk_matched.csv").unlink()
+    (tmp_path / "qk_common.csv").unlink()
     folder_with(tmp_path, MINIMAL + "a,0,0,0,.1,.2,.1\n", "qk_windows.csv")
     with pytest.raises(TableError, match=r"qk_windows\.csv: missing column 'window'"):
         load_results(tmp_path)
@@ -155,7 +155,7 @@ def test_different_models_are_told_from_stages_of_one(tmp_path):
 
 
 def checkpoints(phases):
-    return [Checkpoint(f"c{i}", f"c{i}", phase) for i, phase in enumerate(phases)]
+    return [Entry(f"c{i}", f"c{i}", phase) for i, phase in enumerate(phases)]
 
 
 def test_phase_segments():
@@ -192,7 +192,7 @@ def test_a_choice_keeps_the_order_of_the_study_and_skips_what_is_not_there():
 
 
 def test_tables_are_written_and_stale_ones_go(tmp_path):
-    folder = write_published(tmp_path, matched=True, windows=True)
+    folder = write_published(tmp_path, common=True, windows=True)
     written = {path.name for path in write_tables(build_tables(load_results(folder)), folder)}
     wanted = {
         "trajectory",
@@ -204,12 +204,12 @@ def test_tables_are_written_and_stale_ones_go(tmp_path):
         "concordance",
     }
     assert {f"{name}.csv" for name in wanted | {"layer_kinds", "window_dependence"}} <= written
-    assert {f"{name}_matched.csv" for name in wanted} <= written
+    assert {f"{name}_common.csv" for name in wanted} <= written
     back = pd.read_csv(folder / "tables" / "trajectory.csv")
     assert back["model"].tolist() == list(load_results(folder).study.names)
-    (folder / "qk_matched.csv").unlink()
+    (folder / "qk_common.csv").unlink()
     write_tables(build_tables(load_results(folder)), folder)
-    assert not list((folder / "tables").glob("*_matched.csv"))
+    assert not list((folder / "tables").glob("*_common.csv"))
 
 
 def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():

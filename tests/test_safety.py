@@ -503,7 +503,7 @@ def hostile(tmp_path_factory):
     ]  # fmt: skip
     table = pd.DataFrame(rows)
     table.to_csv(folder / "qk.csv", index=False)
-    table.assign(window=32).to_csv(folder / "qk_matched.csv", index=False)
+    table.assign(window=32).to_csv(folder / "qk_common.csv", index=False)
     pd.concat([table, table.assign(window=32)]).to_csv(folder / "qk_windows.csv", index=False)
     evil = "<img src=x onerror=alert(1)>_a_ [l](http://e.example)"
     names = pd.read_csv(folder / "qk.csv", keep_default_na=False)["model"].unique()
@@ -517,7 +517,7 @@ def hostile(tmp_path_factory):
              "max_position_embeddings": evil, "layers": layers, "n_layers": 3, "model_type": evil, "context": 64}
             for i in range(len(HOSTILE))
         ],
-        "analysis": {"skip_positions": evil, "matched_window": 32},
+        "analysis": {"skip_positions": evil, "common_window": 32},
     }  # fmt: skip
     (folder / "provenance.json").write_text(json.dumps(record))
     return folder
@@ -549,7 +549,7 @@ def test_cards_of_hostile_results_hold_no_markup(hostile):
     cards = Cards(build_tables(results))
     for name in FIGURES:
         require_plain(cards.text(name))
-    require_plain(cards.text("position_signal", matched=True))
+    require_plain(cards.text("position_signal", common=True))
 
 
 def test_tables_of_hostile_results_hold_no_formula(hostile):

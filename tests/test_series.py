@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qkscope.results.read import Checkpoint
+from qkscope.results.read import Entry
 from qkscope.stats.findings import Contrast
 from qkscope.stats.noise import SMALLEST, paired_change
 from qkscope.stats.series import Trend, plateau_of, shape_of
@@ -171,7 +171,7 @@ def test_means_that_disagree_with_the_difference_per_head_claim_nothing():
 
 
 def test_entries_are_ranked_without_an_order():
-    a, b = Checkpoint("a", "gpt-neo"), Checkpoint("b", "smollm")
+    a, b = Entry("a", "gpt-neo"), Entry("b", "smollm")
     assert ranking(Contrast(a, b, 0.0, 0.33, True), "The share", percent, "model") == (
         "The share is lowest in gpt-neo (0%) and highest in smollm (33%)."
     )

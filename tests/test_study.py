@@ -29,7 +29,7 @@ def test_defaults():
     study = parse_study(text())
     assert (study.buckets, study.groups, study.components, study.skip_positions) == (16, 8, 10, 0)
     assert (study.dtype, study.heads, study.documents.special_tokens) == ("auto", "all", "default")
-    assert study.common_window() == 128
+    assert study.window_in_common() == 128
     assert [c.label for c in study.resolved_checkpoints()] == ["a", "b"]
 
 
@@ -137,7 +137,7 @@ MISTAKES = {
     "both sources": (text(documents={"files": "x", "dataset": "y", "split": "z"}), "either `files` or `dataset`"),
     "dataset without split": (text(documents={"dataset": "y"}), "needs its `split`"),
     "split of files": (text(documents={"files": "y", "split": "test"}), "belong to a `dataset`"),
-    "matched window too long": (text(matched_window=256), "matched_window 256 .* shortest context, 128"),
+    "common window too long": (text(common_window=256), "common_window 256 .* shortest context, 128"),
     "skip everything": (text(skip_positions=127), "skip_positions 127 leaves nothing of checkpoint 'a'"),
     "figure of no checkpoint": (text(figure_checkpoints=["z"]), "figure_checkpoints names 'z'"),
     "name with a path": (checkpoint(name="../a"), r"checkpoints\[0\].name: a name starts with"),
@@ -178,8 +178,8 @@ def test_files_that_are_no_study(tmp_path):
 def test_a_changed_study_is_checked_again():
     study = parse_study(text())
     assert changed(study, {"components": 3}).components == 3
-    with pytest.raises(StudyError, match="matched_window"):
-        changed(study, {"matched_window": 9999})
+    with pytest.raises(StudyError, match="common_window"):
+        changed(study, {"common_window": 9999})
 
 
 def test_the_published_protocol_stands_for_its_samples():

@@ -89,7 +89,7 @@ def _add_run(commands: Any) -> None:
         "run",
         "run",
         "capture every checkpoint of a study and write its tables",
-        "Capture every checkpoint of a study and write qk.csv, qk_matched.csv, qk_windows.csv and provenance.json.\n"
+        "Capture every checkpoint of a study and write qk.csv, qk_common.csv, qk_windows.csv and provenance.json.\n"
         "What is already there and still holds is used again: a run that was stopped or killed goes on where it was,\n"
         "and running it twice costs nothing. The tables are the same bytes with any engine and number of workers.",
         "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
@@ -333,7 +333,7 @@ def _add_analyze(commands: Any) -> None:
     parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
     parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
     parser.add_argument(
-        "--window", type=int, metavar="TOKENS", help="common window of qk_matched.csv (default: the shortest context)"
+        "--window", type=int, metavar="TOKENS", help="common window of qk_common.csv (default: the shortest context)"
     )
     parser.add_argument(
         "--kind",

@@ -45,7 +45,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     lines += ["", *table(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
     lines.append(
-        f"analysis: {heads}, {counted(study.components, 'component')}, common window {study.common_window()} tokens"
+        f"analysis: {heads}, {counted(study.components, 'component')}, common window {study.window_in_common()} tokens"
     )
     lines.append(cost_line(plan))
     lines += [f"note: {note}" for note in [*plan.notes(), *folder_notes(plan.checkpoints, folder)]]

@@ -25,7 +25,7 @@ from qkscope.draw import style
 from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
 from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
-from qkscope.results.read import Study, one_line, phase_segments
+from qkscope.results.read import Entries, one_line, phase_segments
 
 OUTLINE = "#c026d3"  # what differs; used for nothing else
 REFERENCE_INK = "#111827"
@@ -41,7 +41,7 @@ _BAR = 0.36
 
 
 def draw_published_comparison(
-    study: Study, found: PublishedComparison, headline: str, note: str, run: str = "this run"
+    study: Entries, found: PublishedComparison, headline: str, note: str, run: str = "this run"
 ) -> Figure:
     """Run and publication side by side; `study` has the published checkpoints."""
     cells = found.cells
@@ -65,7 +65,7 @@ def draw_published_comparison(
         return style.finish(figure)
 
 
-def draw_head_comparison(study: Study, comparison: HeadComparison, headline: str, note: str) -> Figure:
+def draw_head_comparison(study: Entries, comparison: HeadComparison, headline: str, note: str) -> Figure:
     """One scatter panel per shared checkpoint (at most 12, evenly chosen), and the changes of category."""
     with matplotlib.rc_context(style.RC):
         models = chosen_panels(list(dict.fromkeys(comparison.pairs["model"])))
@@ -99,7 +99,7 @@ def save_comparison(figure: Figure, folder: Path) -> list[Path]:
 # --- a published study ------------------------------------------------------------------------------
 
 
-def _rows(cells: pd.DataFrame, what: str, cell: str, study: Study) -> pd.DataFrame:
+def _rows(cells: pd.DataFrame, what: str, cell: str, study: Entries) -> pd.DataFrame:
     """The rows of one number over the checkpoints, in order."""
     chosen = cells[(cells["what"] == what) & (cells["cell"] == cell)].set_index("model")
     return chosen.reindex(list(study.names))
@@ -114,7 +114,7 @@ def _published_key(run: str) -> list[Artist]:
     ]
 
 
-def _draw_curve(axes: Axes, study: Study, rows: pd.DataFrame, label: str, colour: str, marker: str) -> None:
+def _draw_curve(axes: Axes, study: Entries, rows: pd.DataFrame, label: str, colour: str, marker: str) -> None:
     x = np.arange(len(rows))
     reference, allowed = rows["reference"].to_numpy(), rows["tolerance"].to_numpy()
     axes.fill_between(x, reference - allowed, reference + allowed, color=style.FAINT, linewidth=0, gid="tolerance")
@@ -132,7 +132,7 @@ def _draw_curve(axes: Axes, study: Study, rows: pd.DataFrame, label: str, colour
     style.checkpoint_axis(axes, study, phase_names=False)
 
 
-def _print_discordant(axes: Axes, study: Study, shares: "pd.Series[float]", run: str) -> None:
+def _print_discordant(axes: Axes, study: Entries, shares: "pd.Series[float]", run: str) -> None:
     """Under the mean of r_k, the share of the run's heads that the mean cancels."""
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.16 * (high - low), high)
@@ -144,7 +144,7 @@ def _print_discordant(axes: Axes, study: Study, shares: "pd.Series[float]", run:
 
 
 def _draw_heatmaps(
-    panels: Sequence[Axes], study: Study, table: pd.DataFrame, label: str, colours: str, run: str
+    panels: Sequence[Axes], study: Entries, table: pd.DataFrame, label: str, colours: str, run: str
 ) -> None:
     """Run, publication and difference of one measure; the first two share a colour scale, from 0 to 1."""
     places = pd.MultiIndex.from_product([study.names, DEPTH_COLUMNS], names=["model", "cell"])
@@ -203,7 +203,7 @@ def _outline(axes: Axes, verdicts: np.ndarray) -> None:
         )  # fmt: skip
 
 
-def _label_heatmap(axes: Axes, study: Study, names: bool) -> None:
+def _label_heatmap(axes: Axes, study: Entries, names: bool) -> None:
     labels = [style.plain(c.label, 16) for c in study.checkpoints] if names else []
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.set_xticks(np.arange(0, N_BINS + 1, 2) - 0.5, [f"{edge / N_BINS:.1f}" for edge in range(0, N_BINS + 1, 2)])
@@ -215,7 +215,7 @@ def _label_heatmap(axes: Axes, study: Study, names: bool) -> None:
         axes.axhline(first - 0.5, color="white", linewidth=2.0)
 
 
-def _draw_categories(axes: Axes, study: Study, table: pd.DataFrame, run: str) -> None:
+def _draw_categories(axes: Axes, study: Entries, table: pd.DataFrame, run: str) -> None:
     """Two stacked bars per checkpoint: the run at the left, the publication (paler) at the right."""
     x = np.arange(len(study.checkpoints))
     shown = [c for c in CATEGORIES if c != UNDEFINED or (table.loc[table["cell"] == c, "value"] > 0).any()]
@@ -275,7 +275,7 @@ def _head_key() -> list[Artist]:
     ]
 
 
-def _draw_pairs(axes: Axes, study: Study, comparison: HeadComparison, model: str) -> None:
+def _draw_pairs(axes: Axes, study: Entries, comparison: HeadComparison, model: str) -> None:
     rows = comparison.pairs[comparison.pairs["model"] == model]
     axes.plot([-1, 1], [-1, 1], color=style.LINE, linewidth=0.9, zorder=1, gid="equal")
     for measure, colour, marker in (("r_k", style.RED, "s"), ("r_q", style.BLUE, "o")):

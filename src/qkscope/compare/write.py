@@ -28,7 +28,7 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, comparison_folder
-from qkscope.results.read import Checkpoint, Results, Study, load_results
+from qkscope.results.read import Entries, Entry, Results, load_results
 
 PREFIX = "published:"
 CELLS_CSV, HEADS_CSV = "comparison.csv", "heads.csv"
@@ -91,9 +91,9 @@ def _with_published(
 
     found = compare_with_published(mine.heads, mine.study.names, reference, tolerance)
     facts = PublishedFacts(mine, reference, found, tolerance)
-    published = tuple(Checkpoint(c.name, c.label, c.phase, c.context) for c in reference.checkpoints)
+    published = tuple(Entry(c.name, c.label, c.phase, c.context) for c in reference.checkpoints)
     figure = draw_published_comparison(
-        Study(mine.study.title, published, ()),
+        Entries(mine.study.title, published, ()),
         found,
         f"Compared with {PREFIX}{reference.name}",
         published_note(facts),

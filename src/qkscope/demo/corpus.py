@@ -46,7 +46,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Document:
+class SourceText:
     """A held-out excerpt and the file it was cut from."""
 
     source: Source
@@ -63,7 +63,7 @@ class DemoCorpus:
     """Training sources and held-out documents, with no file in both."""
 
     training: tuple[Source, ...]
-    documents: tuple[Document, ...]
+    documents: tuple[SourceText, ...]
 
     def training_bytes(self, mix: Mix) -> bytes:
         """The training text of a mix: files in order of their names, one after the other."""
@@ -91,7 +91,7 @@ def load_corpus(settings: DemoSettings, library: Path | None = None) -> DemoCorp
         )
     draw = random.Random(settings.split_seed)
     held_out = sorted(draw.sample(candidates, settings.documents), key=lambda source: source.path)
-    documents = tuple(Document(source, excerpt(source.text, length, draw)) for source in held_out)
+    documents = tuple(SourceText(source, excerpt(source.text, length, draw)) for source in held_out)
     held_out_paths = {source.path for source in held_out}
     return DemoCorpus(tuple(source for source in sources if source.path not in held_out_paths), documents)
 
@@ -130,7 +130,7 @@ def excerpt(text: str, length: int, draw: random.Random) -> str:
     return text[start:] if end < 0 else text[start : end + 1]
 
 
-def write_documents(documents: tuple[Document, ...], folder: Path) -> None:
+def write_documents(documents: tuple[SourceText, ...], folder: Path) -> None:
     """One UTF-8 text file per document."""
     for document in documents:
         (folder / document.file_name).write_bytes(document.text.encode())

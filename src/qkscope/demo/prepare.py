@@ -17,7 +17,7 @@ from typing import Any
 
 from qkscope.demo import made
 from qkscope.demo.corpus import DemoCorpus, load_corpus, write_documents
-from qkscope.demo.settings import CheckpointPlan, DemoProgress, DemoSettings
+from qkscope.demo.settings import DemoCheckpoint, DemoProgress, DemoSettings
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.foreign import Unreadable, read_bytes
@@ -78,13 +78,13 @@ def train_checkpoints(
     """Train from the start and publish each checkpoint when training reaches it."""
     from qkscope.demo.train import save_checkpoint, train
 
-    def save(plan: CheckpointPlan, model: Any) -> None:
+    def save(plan: DemoCheckpoint, model: Any) -> None:
         made.publish(checkpoints / plan.name, made_from, lambda partial: save_checkpoint(model, partial))
 
     train(settings, corpus, save, progress)
 
 
-def study_text(plans: list[CheckpointPlan]) -> str:
+def study_text(plans: list[DemoCheckpoint]) -> str:
     """The study file's text; paths in it are relative to the file."""
     import yaml
 

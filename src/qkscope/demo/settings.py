@@ -47,7 +47,7 @@ class PhaseSettings:
 
 
 @dataclass(frozen=True)
-class CheckpointPlan:
+class DemoCheckpoint:
     """One of the ten: its name, its place in the study, and the config it is saved with."""
 
     name: str
@@ -178,10 +178,10 @@ class DemoSettings:
             yield phase, start, phase.steps[-1]
             start = phase.steps[-1]
 
-    def checkpoints(self) -> list[CheckpointPlan]:
+    def checkpoints(self) -> list[DemoCheckpoint]:
         """The checkpoints in the order in which training reaches them."""
         return [
-            CheckpointPlan(name=f"{phase.prefix}-step-{step}", label=f"{phase.label}-{step}", phase=phase, step=step)
+            DemoCheckpoint(name=f"{phase.prefix}-step-{step}", label=f"{phase.label}-{step}", phase=phase, step=step)
             for phase in self.phases
             for step in phase.steps
         ]

@@ -21,11 +21,11 @@ from transformers import SmolLM3Config, SmolLM3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from qkscope.demo.corpus import DemoCorpus
-from qkscope.demo.settings import CheckpointPlan, DemoProgress, DemoSettings, PhaseSettings
+from qkscope.demo.settings import DemoCheckpoint, DemoProgress, DemoSettings, PhaseSettings
 from qkscope.demo.tokenizer import VOCABULARY, save_byte_tokenizer
 from qkscope.errors import QkscopeError
 
-SaveCheckpoint = Callable[[CheckpointPlan, Any], None]
+SaveCheckpoint = Callable[[DemoCheckpoint, Any], None]
 ReportProgress = Callable[[DemoProgress], None]
 
 
@@ -153,7 +153,7 @@ class _Clock:
         self.total_steps = self.settings.total_steps
         self.started = time.perf_counter()
 
-    def tick(self, phase: PhaseSettings, towards: CheckpointPlan, loss: float) -> None:
+    def tick(self, phase: PhaseSettings, towards: DemoCheckpoint, loss: float) -> None:
         self.steps += 1
         self.tokens += phase.sequences * phase.context
         if self.listener is not None:

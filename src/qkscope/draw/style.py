@@ -31,7 +31,7 @@ from qkscope.draw.palette import LINE as LINE
 from qkscope.draw.palette import PURPLE as PURPLE
 from qkscope.draw.palette import RED as RED
 from qkscope.files import replacing
-from qkscope.results.read import Study, one_line, phase_segments
+from qkscope.results.read import Entries, one_line, phase_segments
 
 DPI = 200
 AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart
@@ -80,7 +80,7 @@ def plain(text: str, characters: int = AXIS_LABEL_CHARACTERS) -> str:
     return shorten(shown, max(characters, 2 * AXIS_LABEL_CHARACTERS)).replace("$", r"\$")
 
 
-def new_figure(width: float, height: float, study: Study, headline: str, note: str = "") -> Figure:
+def new_figure(width: float, height: float, study: Entries, headline: str, note: str = "") -> Figure:
     """An empty figure with its title, and under it a note that says at which window it was measured."""
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
@@ -116,17 +116,17 @@ def marker_size(checkpoints: int) -> float:
     return 5.5 if checkpoints <= 40 else 2.5
 
 
-def span_title(study: Study) -> str:
+def span_title(study: Entries) -> str:
     """How titles name what the checkpoints span: During Training, Across Models, ..."""
     return study.span.title()
 
 
-def window_note(windows: Sequence[float], matched: bool, noun: str = "checkpoint") -> str:
+def window_note(windows: Sequence[float], common: bool, noun: str = "checkpoint") -> str:
     """What the figure says about its windows; empty when no table recorded one. `noun` is what an entry is called."""
     known = sorted({int(w) for w in windows if not math.isnan(w)})
     if not known:
         return ""
-    if matched:
+    if common:
         return f"every {noun} at the common window of {known[0]:,} tokens"
     if len(known) == 1:
         return f"window: {known[0]:,} tokens"
@@ -153,7 +153,7 @@ def as_printed(value: float) -> float:
 # --- the checkpoint axis ----------------------------------------------------------------------------
 
 
-def checkpoint_axis(axes: Axes, study: Study, *, labels: bool = True, phase_names: bool = True) -> None:
+def checkpoint_axis(axes: Axes, study: Entries, *, labels: bool = True, phase_names: bool = True) -> None:
     """Put the checkpoints of the study on the x axis at 0, 1, 2, ..., with dashed lines between phases."""
     n = len(study.checkpoints)
     margin = 0.6 + max(0.0, (4 - n) / 2)  # one bar alone should not fill the page

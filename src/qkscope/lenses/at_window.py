@@ -1,7 +1,7 @@
 """A study at one choice of windows, with the tables that the lenses make of it.
 
 There are one or two such choices: each entry's own context, and, where contexts differ, the window that all share
-(files ending in `_matched`). Summaries are built when they are first asked for, each once.
+(files ending in `_common`). Summaries are built when they are first asked for, each once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from qkscope.lenses.base import Lens, Summary
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import table_path
-from qkscope.results.read import Results, Study, read_head_table
+from qkscope.results.read import Entries, Results, read_head_table
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import QK_FILES, QK_WINDOWS_CSV
 from qkscope.stats.noise import HeadPanel
 
-MATCHED_SUFFIX = "_matched"
+COMMON_SUFFIX = "_common"
 RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
 
 
@@ -31,7 +31,7 @@ class AtWindow:
 
     def __init__(
         self,
-        study: Study,
+        study: Entries,
         heads: pd.DataFrame,
         lenses: Sequence[Lens],
         *,
@@ -116,9 +116,9 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
     used = registered() if lenses is None else lenses
     study, tables = results.study, _read_head_tables(results, used)
     common = None
-    if results.matched is not None:
-        of_common = {file: _rows_at(table, results.matched) for file, table in tables.items()}
-        common = AtWindow(study, results.matched, used, common=True, head_tables=of_common)
+    if results.common is not None:
+        of_common = {file: _rows_at(table, results.common) for file, table in tables.items()}
+        common = AtWindow(study, results.common, used, common=True, head_tables=of_common)
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
     own = AtWindow(study, results.heads, used, windows=results.windows, head_tables=of_own)
     return StudyTables(results, own, common)
@@ -141,8 +141,8 @@ def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary_file(name: str, common: bool) -> str:
-    """`trajectory.csv`, or `trajectory_matched.csv` at the common window."""
-    return f"{name}{MATCHED_SUFFIX if common else ''}.csv"
+    """`trajectory.csv`, or `trajectory_common.csv` at the common window."""
+    return f"{name}{COMMON_SUFFIX if common else ''}.csv"
 
 
 def write_tables(tables: StudyTables, folder: Path) -> list[Path]:

@@ -64,7 +64,7 @@ class Summary:
 
     name: str
     build: Callable[[AtWindow], pd.DataFrame | None]
-    at_common_window: bool = True  # also made there, as `<name>_matched.csv`
+    at_common_window: bool = True  # also made there, as `<name>_common.csv`
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.results import schema
-from qkscope.results.read import Checkpoint, Results, Study
+from qkscope.results.read import Entries, Entry, Results
 from qkscope.stats.findings import (
     Agreement,
     Contrast,
     Curve,
-    compare_readings,
+    compare_choices,
     context_changes,
     describe_curve,
     largest_contrast,
@@ -63,15 +63,10 @@ class CardInput:
     @property
     def other(self) -> AtWindow | None:
         """The choice of windows that the card is not about."""
-        return self.own if self.matched else self.common
+        return self.own if self.at.common else self.common
 
     @property
-    def matched(self) -> bool:
-        """Whether the card is about the common window."""
-        return self.at.common
-
-    @property
-    def study(self) -> Study:
+    def study(self) -> Entries:
         """The entries that were measured at this choice of windows."""
         return self.at.study
 
@@ -81,7 +76,7 @@ class CardInput:
         return self.at.panel
 
     @property
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
+    def checkpoints(self) -> tuple[Entry, ...]:
         """The entries, in order."""
         return self.study.checkpoints
 
@@ -150,7 +145,7 @@ def _drawing(figure: Figure, card: Card) -> tuple[Run, ...]:
 
 def table_file(given: CardInput) -> str:
     """The per-head table that the reading comes from."""
-    return schema.QK_MATCHED_CSV if given.matched else schema.QK_CSV
+    return schema.QK_COMMON_CSV if given.at.common else schema.QK_CSV
 
 
 def window_sentence(given: CardInput) -> str:
@@ -158,7 +153,7 @@ def window_sentence(given: CardInput) -> str:
     known = sorted({int(w) for w in given.windows.values() if not math.isnan(w)})
     if not known:
         return "The window of the measurement is not recorded."
-    if given.matched:
+    if given.at.common:
         return f"Every {given.noun} is measured over the same leading {tokens(known[0])} of each document."
     if len(known) == 1:
         return f"Every {given.noun} is measured over a window of {tokens(known[0])}."
@@ -200,7 +195,7 @@ def tell_short(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
     return ranking(given.contrast(quantity), name, fmt, given.noun)
 
 
-def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+def window_agreement(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
     """Where the own contexts and the common window agree, at each step where the context changes.
 
     Without a common-window table, only the warning that training and window are mixed there.
@@ -209,7 +204,7 @@ def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) ->
     if not changes:
         return []
     if not given.study.one_run:
-        return _other_reading(given, quantities)
+        return _other_choice(given, quantities)
     if given.common is None:
         steps = listed([f"{label(before)} to {label(after)}" for before, after, _, _ in changes[:4]])
         return [
@@ -225,7 +220,7 @@ def readings(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) ->
     return said
 
 
-def _other_reading(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+def _other_choice(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
     """Seeds or models with different contexts: the same differences at the other choice of windows."""
     other = given.other
     if other is None:
@@ -234,7 +229,7 @@ def _other_reading(given: CardInput, quantities: Sequence[tuple[str, str, Format
             "measurement at a common window is in these results."
         ]
     there = other.study.checkpoints
-    place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+    place = f"At each {given.noun}'s own context" if given.at.common else "At the common window"
     if not quantities:
         return []
     said = [ranking(largest_contrast(other.panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
@@ -247,14 +242,14 @@ def context_takeaway(given: CardInput, quantities: Sequence[str]) -> str:
     if not changes or not given.study.one_run:
         return ""
     before, after, _, _ = changes[0]
-    return survives(_both(given, before, after, quantities), f"from {label(before)} to {label(after)}", given.matched)
+    return survives(_both(given, before, after, quantities), f"from {label(before)} to {label(after)}", given.at.common)
 
 
-def _both(given: CardInput, before: Checkpoint, after: Checkpoint, quantities: Sequence[str]) -> list[Agreement]:
-    """The changes of one step in both readings; empty where the common window lacks a checkpoint."""
+def _both(given: CardInput, before: Entry, after: Entry, quantities: Sequence[str]) -> list[Agreement]:
+    """The changes of one step in both choices of windows; empty where the common window lacks a checkpoint."""
     if given.common is None or not {before.name, after.name} <= set(given.common.names):
         return []
-    return compare_readings(given.own.panel, given.common.panel, before, after, quantities)
+    return compare_choices(given.own.panel, given.common.panel, before, after, quantities)
 
 
 def undefined_sentence(given: CardInput) -> str:

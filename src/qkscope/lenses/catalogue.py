@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from qkscope.lenses.at_window import MATCHED_SUFFIX, AtWindow, StudyTables
+from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Lens
 from qkscope.lenses.card import CardInput, card_blocks
 from qkscope.lenses.registry import registered
@@ -25,8 +25,8 @@ class Numbered:
         return self.figure.name
 
     def folder(self, common: bool = False) -> str:
-        """`01_position_signal`, or `01_position_signal_matched` at the common window."""
-        return f"{self.number:02d}_{self.name}{MATCHED_SUFFIX if common else ''}"
+        """`01_position_signal`, or `01_position_signal_common` at the common window."""
+        return f"{self.number:02d}_{self.name}{COMMON_SUFFIX if common else ''}"
 
     def card(self, tables: StudyTables, at: AtWindow) -> list[Block]:
         """What the figure shows, in words."""

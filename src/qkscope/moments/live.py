@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qkscope.moments.layout import Layout, Piece
 from qkscope.moments.second import Kind, SecondMoments, triangle
-from qkscope.moments.workspace import Plan, Shape, Workspace
+from qkscope.moments.workspace import ProductPlan, ProductShape, Workspace
 
 # The rounding that float32 products leave in a covariance goes as block / sqrt(tokens): a layer's first tokens are
 # multiplied in float64, so small captures are exact, and by the time float32 takes over there is enough to average.
@@ -76,14 +76,14 @@ class LiveSums:
             self._groups.count(slice(piece.group, piece.group + 1), piece.totals)
             self.tokens += piece.u.size
 
-    def _centred(self, vectors: Mapping[Kind, Tensor], piece: Piece, workspace: Workspace) -> Plan:
+    def _centred(self, vectors: Mapping[Kind, Tensor], piece: Piece, workspace: Workspace) -> ProductPlan:
         """The plan, holding these vectors about the pivot."""
         chosen = [_chosen(vectors[kind], piece).to(self.device) for kind in self._heads]
         if self.pivot is None:
             self.pivot = torch.cat([_pivot(x) for x in chosen])
         dtype, heads = self._product_dtype(chosen[0].dtype), tuple(self._heads.values())
         _, buckets, rows, tokens, width = chosen[0].shape
-        shape = Shape(heads, buckets, rows, tokens, width, _block(self.tokens), dtype, self.device)
+        shape = ProductShape(heads, buckets, rows, tokens, width, _block(self.tokens), dtype, self.device)
         plan = workspace.plan(shape, piece)
         if dtype not in self._pivots:
             self._pivots[dtype] = torch.split(self.pivot.to(dtype)[:, None, None, None, :], list(heads))
@@ -95,14 +95,14 @@ class LiveSums:
         exact = exact or torch.get_float32_matmul_precision() != "highest"
         return torch.float64 if exact else torch.float32
 
-    def _add_to_buckets(self, piece: Piece, plan: Plan) -> None:
+    def _add_to_buckets(self, piece: Piece, plan: ProductPlan) -> None:
         for state, part, widened in zip(self._buckets.parts, plan.products, plan.widened, strict=True):
             if widened is not part:
                 widened.copy_(part)  # adding float32 to float64 would make such a copy too, but a new one each time
             of_piece = state if widened.shape == state.shape else state[:, piece.buckets]
             of_piece.add_(widened)
 
-    def _add_to_group(self, piece: Piece, plan: Plan, in_group: Sequence[Tensor]) -> None:
+    def _add_to_group(self, piece: Piece, plan: ProductPlan, in_group: Sequence[Tensor]) -> None:
         lower, corner = (part[:, piece.group] for part in self._groups.parts)
         lower.add_(in_group[0])
         corner.add_(in_group[1])

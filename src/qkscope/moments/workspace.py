@@ -19,7 +19,7 @@ BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProductShape:
     """What layers must have in common to share a plan."""
 
     heads: tuple[int, ...]  # of each kind, in the order in which they lie in the sums
@@ -37,12 +37,12 @@ class Workspace:
 
     def __init__(self) -> None:
         self._flat: dict[tuple[str, torch.device], Tensor] = {}
-        self._plan: Plan | None = None
+        self._plan: ProductPlan | None = None
 
-    def plan(self, shape: Shape, piece: Piece) -> Plan:
+    def plan(self, shape: ProductShape, piece: Piece) -> ProductPlan:
         """The plan for vectors of this shape, its column of positions filled in as the piece has them."""
         if self._plan is None or self._plan.shape != shape:
-            self._plan = Plan(self, shape)
+            self._plan = ProductPlan(self, shape)
         self._plan.fill(piece)
         return self._plan
 
@@ -56,10 +56,10 @@ class Workspace:
         return flat[:size].view(*shape)
 
 
-class Plan:
+class ProductPlan:
     """Columns (heads, buckets, tokens, [a | b | 1 | s]) to centre vectors into, and their Σ[b, 1, s]xᵀ and Σaaᵀ."""
 
-    def __init__(self, workspace: Workspace, shape: Shape) -> None:
+    def __init__(self, workspace: Workspace, shape: ProductShape) -> None:
         self.shape = shape
         heads, tokens, width = sum(shape.heads), shape.rows * shape.tokens, shape.width
         half, where = width // 2, (shape.dtype, shape.device)
@@ -108,7 +108,7 @@ class Plan:
 Turn = list[tuple[Tensor, Tensor, Tensor, bool]]  # factors, where their product goes, and whether it starts anew
 
 
-def _cut(cells: Tensor, lower: Tensor, corner: Tensor, shape: Shape) -> list[Turn]:
+def _cut(cells: Tensor, lower: Tensor, corner: Tensor, shape: ProductShape) -> list[Turn]:
     """The products block by block, in turns that are added up in float32."""
     tokens, width, half = cells.shape[1], shape.width, shape.width // 2
     a, rest, x = cells[..., :half], cells[..., half:], cells[..., :width]

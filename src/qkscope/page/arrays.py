@@ -17,7 +17,7 @@ from qkscope.lenses.depth.table import DepthAxis
 from qkscope.lenses.layer_kinds.table import with_layer_kind
 from qkscope.lenses.taxonomy.table import CATEGORIES, classify
 from qkscope.page.pack import Pack
-from qkscope.results.read import Results, Study
+from qkscope.results.read import Entries, Results
 
 STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")
@@ -56,14 +56,14 @@ class Grid:
         return dense
 
 
-def grid_of(study: Study, table: pd.DataFrame) -> Grid:
+def grid_of(study: Entries, table: pd.DataFrame) -> Grid:
     """The grid of a study: every head that any checkpoint has."""
     heads = table[["layer", "head"]].drop_duplicates().sort_values(["layer", "head"])
     pairs = tuple((int(a), int(b)) for a, b in heads.itertuples(index=False))
     return Grid(study.names, tuple(sorted({int(pc) for pc in table["pc"]})), pairs)
 
 
-def page_grid(study: Study, data: Mapping[str, Any]) -> Grid:
+def page_grid(study: Entries, data: Mapping[str, Any]) -> Grid:
     """The grid of what `add_tables` returned."""
     heads = tuple(zip(data["layers"], data["heads"], strict=True))
     return Grid(study.names, tuple(data["components"]), heads)
@@ -85,21 +85,19 @@ def categories(table: pd.DataFrame) -> npt.NDArray[np.uint8]:
 
 def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
     """Put all tables of a results folder into the pack; returns what the page must know to read them."""
-    own, matched = results.components, results.components_matched
+    own, common = results.components, results.components_common
     grid = grid_of(results.study, own)
-    rows = (
-        len(own) + (0 if matched is None else len(matched)) + (0 if results.windows is None else len(results.windows))
-    )
+    rows = len(own) + (0 if common is None else len(common)) + (0 if results.windows is None else len(results.windows))
     kind = "float64" if rows <= EXACT_ROWS else "float32"
-    for name, table in (("own", own), ("matched", matched)):
+    for name, table in (("own", own), ("common", common)):
         if table is not None:
-            _add_reading(pack, name, grid, table[table["pc"].isin(grid.components)], kind)
+            _add_choice(pack, name, grid, table[table["pc"].isin(grid.components)], kind)
     texts = _add_heads(pack, grid, own)
     return {
         "components": list(grid.components),
         "layers": [layer for layer, _ in grid.heads],
         "heads": [head for _, head in grid.heads],
-        "readings": ["own"] if matched is None else ["own", "matched"],
+        "choices": ["own"] if common is None else ["own", "common"],
         "precision": kind,
         "rows": rows,
         "absent": ABSENT,
@@ -109,13 +107,13 @@ def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
     }
 
 
-def _add_reading(pack: Pack, reading: str, grid: Grid, table: pd.DataFrame, kind: str) -> None:
+def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: str) -> None:
     known = table[pd.MultiIndex.from_arrays([table["layer"], table["head"]]).isin(grid.heads)]
     for name in STATISTICS:
-        pack.add(f"{reading}.{name}", grid.spread(known, column(known, name), np.nan), kind)
+        pack.add(f"{choice}.{name}", grid.spread(known, column(known, name), np.nan), kind)
     for name in COUNTS:
-        pack.add(f"{reading}.{name}", grid.spread(known, column(known, name), np.nan), "float64")
-    pack.add(f"{reading}.category", grid.spread(known, categories(known), ABSENT), "uint8")
+        pack.add(f"{choice}.{name}", grid.spread(known, column(known, name), np.nan), "float64")
+    pack.add(f"{choice}.category", grid.spread(known, categories(known), ABSENT), "uint8")
 
 
 def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[str]]:
@@ -165,6 +163,6 @@ def _line(size: int, places: npt.NDArray[np.int64], values: npt.NDArray[Any], fi
     return line
 
 
-def column_names(readings: Sequence[str]) -> list[str]:
+def column_names(choices: Sequence[str]) -> list[str]:
     """The arrays that hold one value per row, for tests and documentation."""
-    return [f"{reading}.{name}" for reading in readings for name in (*STATISTICS, *COUNTS, "category")]
+    return [f"{choice}.{name}" for choice in choices for name in (*STATISTICS, *COUNTS, "category")]

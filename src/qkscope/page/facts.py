@@ -79,8 +79,8 @@ def _windows(results: Results) -> str:
     if not known:
         return NOT_RECORDED
     text = f"{_span(known)} tokens"
-    if results.matched is not None:
-        common = [int(w) for w in results.matched["window"].dropna().unique()]
+    if results.common is not None:
+        common = [int(w) for w in results.common["window"].dropna().unique()]
         text += f"; common window {_span(common)}" if common else ""
     return text
 

@@ -1,6 +1,6 @@
 """What lenses show on the page: their columns as dense arrays, and their views as JSON.
 
-Nothing here knows a particular lens. A column becomes `lens.<table>.<reading>.<column>`, checkpoint x head, or
+Nothing here knows a particular lens. A column becomes `lens.<table>.<choice>.<column>`, checkpoint x head, or
 checkpoint x component x head where its table has a row per component; NaN where the table has no value. A table that
 a results folder does not have takes its columns and the views over them along.
 """
@@ -19,13 +19,13 @@ from qkscope.page.arrays import Grid, column
 from qkscope.page.pack import Pack
 from qkscope.results.schema import QK_FILES
 
-READINGS = ("own", "matched")  # as the page calls each checkpoint's own context and the common window
+CHOICES = ("own", "common")  # as the page calls each checkpoint's own context and the common window
 ERROR = "_se"  # a column of this ending is the standard error of the column before it
 MOST_SERIES = 4  # lines or bars that can be told apart
 # How many columns a view of each kind has: at least, at most.
 COLUMNS = {"curve": (1, MOST_SERIES), "bars": (1, MOST_SERIES), "heatmap": (1, 1), "scatter": (2, 2)}
 
-LensTables = Mapping[str, Mapping[str, pd.DataFrame]]  # file of a table: reading: rows
+LensTables = Mapping[str, Mapping[str, pd.DataFrame]]  # file of a table: choice: rows
 
 
 def add_lenses(
@@ -33,7 +33,7 @@ def add_lenses(
 ) -> list[dict[str, Any]]:
     """Put the columns of all lenses into the pack; returns what the page must know to show them.
 
-    `tables` has, for each head table that there is, its rows by reading ("own", "matched"); `shown` says which figures
+    `tables` has, for each head table that there is, its rows by choice ("own", "common"); `shown` says which figures
     have a card on the page. Raises ValueError where a lens declares what cannot be drawn.
     """
     described = [_lens(pack, grid, lens, tables, shown) for lens in lenses]
@@ -41,11 +41,11 @@ def add_lenses(
 
 
 def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
-    """The lenses' head tables that the results have, by file and reading."""
+    """The lenses' head tables that the results have, by file and choice."""
     files = {file for at in tables.choices() for file in at.head_tables}
-    readings = dict(zip(READINGS, tables.choices(), strict=False))
+    choices = dict(zip(CHOICES, tables.choices(), strict=False))
     return {
-        file: {reading: at.head_tables[file] for reading, at in readings.items() if file in at.head_tables}
+        file: {choice: at.head_tables[file] for choice, at in choices.items() if file in at.head_tables}
         for file in files
     }
 
@@ -98,17 +98,17 @@ def _check(lens: Lens, view: View, homes: Mapping[str, str]) -> None:
         raise ValueError(f"{where}: a {view.kind} shows {wanted} columns, not {len(view.columns)}")
 
 
-def _add_table(pack: Pack, grid: Grid, table: HeadTable, readings: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+def _add_table(pack: Pack, grid: Grid, table: HeadTable, choices: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """Pack a table's columns and their standard errors; describes those that are there."""
     described: dict[str, Any] = {}
     packed: set[str] = set()
-    for reading in READINGS:
-        if reading not in readings:
+    for choice in CHOICES:
+        if choice not in choices:
             continue
-        rows = _rows(grid, table, readings[reading])
+        rows = _rows(grid, table, choices[choice])
         for declared in table.columns:
             for name in (declared.name, declared.name + ERROR):
-                key = f"lens.{PurePath(table.file).stem}.{reading}.{name}"
+                key = f"lens.{PurePath(table.file).stem}.{choice}.{name}"
                 if name in rows.columns and key not in packed:
                     pack.add(key, _dense(grid, rows, name), "float32")
                     packed.add(key)
@@ -126,7 +126,7 @@ def _rows(grid: Grid, table: HeadTable, rows: pd.DataFrame) -> pd.DataFrame:
     repeated = known[known.duplicated(keys)]
     if len(repeated):
         first = ", ".join(f"{key} {repeated.iloc[0][key]}" for key in keys)
-        raise ValueError(f"{table.file}: more than one row for {first}; the page wants one window for each reading")
+        raise ValueError(f"{table.file}: more than one row for {first}; the page wants one window for each choice")
     return known
 
 

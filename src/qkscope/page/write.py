@@ -24,7 +24,7 @@ from qkscope.page.facts import facts
 from qkscope.page.lens_data import add_lenses, lens_tables
 from qkscope.page.pack import Pack
 from qkscope.results.folder import REPORT_HTML, results_file
-from qkscope.results.read import Checkpoint, Results
+from qkscope.results.read import Entry, Results
 from qkscope.words.blocks import Block, page_runs, to_page
 
 FORMAT = 1
@@ -35,7 +35,7 @@ class PageCard:
     """A card, and the figure that it belongs to."""
 
     figure: str
-    matched: bool
+    common: bool
     blocks: Sequence[Block]
 
 
@@ -72,7 +72,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         },
         "facts": facts(results),
         "lead": [page_runs(text) for text in lead],
-        "cards": [{"figure": c.figure, "matched": c.matched, "blocks": to_page(c.blocks)} for c in cards],
+        "cards": [{"figure": c.figure, "common": c.common, "blocks": to_page(c.blocks)} for c in cards],
         "commands": _commands(results, out),
         "lenses": lens_data,
         "data": data,
@@ -87,7 +87,7 @@ def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCar
     return path
 
 
-def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
     """What the page shows about a checkpoint; anything that is not a plain value stays in the provenance."""
     record = checkpoint.record
     shown = {key: record.get(key) for key in ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type")}

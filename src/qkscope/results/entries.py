@@ -24,7 +24,7 @@ LONGEST = 2**31  # tokens of a window
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Entry:
     """One checkpoint (or one model) of the study; `record` is what its provenance says about it."""
 
     name: str
@@ -35,11 +35,11 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Study:
+class Entries:
     """Who is compared: the title of all figures, the checkpoints in order, those with a phase portrait."""
 
     title: str
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[Entry, ...]
     selected: tuple[str, ...]
     kind: Kind = CHECKPOINTS  # what the entries are to each other
     span: str = ACROSS_CHECKPOINTS
@@ -64,14 +64,14 @@ class Study:
         """Short labels by name."""
         return {c.name: c.label for c in self.checkpoints}
 
-    def only(self, models: Sequence[str]) -> "Study":
+    def only(self, models: Sequence[str]) -> "Entries":
         """The study restricted to some of its checkpoints (the order stays)."""
         kept = tuple(c for c in self.checkpoints if c.name in set(models))
         selected = tuple(name for name in self.selected if name in set(models))
         return replace(self, checkpoints=kept, selected=selected)
 
 
-def phase_segments(checkpoints: Sequence[Checkpoint]) -> list[tuple[str | None, int, int]]:
+def phase_segments(checkpoints: Sequence[Entry]) -> list[tuple[str | None, int, int]]:
     """Runs of consecutive checkpoints of one phase: (phase, index of the first, index of the last)."""
     segments: list[tuple[str | None, int, int]] = []
     for i, checkpoint in enumerate(checkpoints):
@@ -82,7 +82,7 @@ def phase_segments(checkpoints: Sequence[Checkpoint]) -> list[tuple[str | None, 
     return segments
 
 
-def select_checkpoints(checkpoints: Sequence[Checkpoint], chosen: object = None) -> tuple[str, ...]:
+def select_checkpoints(checkpoints: Sequence[Entry], chosen: object = None) -> tuple[str, ...]:
     """The checkpoints with a phase portrait: the study's choice, else first, last, phase ends, the rest even."""
     names = [c.name for c in checkpoints]
     if isinstance(chosen, Sequence) and not isinstance(chosen, str):
@@ -112,9 +112,7 @@ def _filled_evenly(anchors: list[int], wanted: int) -> list[int]:
     return sorted({*anchors, *between})
 
 
-def order_checkpoints(
-    heads: pd.DataFrame, provenance: Mapping[str, Any]
-) -> tuple[tuple[Checkpoint, ...], tuple[str, ...]]:
+def order_checkpoints(heads: pd.DataFrame, provenance: Mapping[str, Any]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """The checkpoints of a table in the order of its provenance, and those of the provenance that it lacks."""
     measured = list(dict.fromkeys(heads["model"]))
     recorded = provenance.get("checkpoints")
@@ -137,7 +135,7 @@ def order_checkpoints(
     return checkpoints, tuple(name for name in unmeasured if name not in set(measured))
 
 
-def with_own_labels(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+def with_own_labels(checkpoints: Sequence[Entry]) -> tuple[Entry, ...]:
     """The checkpoints with a label that no other has: where labels repeat, the name stands beside them."""
     times = Counter(c.label for c in checkpoints)
     alone = [c if times[c.label] == 1 else replace(c, label=f"{c.label} ({one_line(c.name)})") for c in checkpoints]
@@ -145,8 +143,8 @@ def with_own_labels(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]
     return tuple(c if again[c.label] == 1 else replace(c, label=f"{c.label} #{i}") for i, c in enumerate(alone, 1))
 
 
-def _checkpoint(name: str, record: Mapping[str, Any]) -> Checkpoint:
-    return Checkpoint(
+def _checkpoint(name: str, record: Mapping[str, Any]) -> Entry:
+    return Entry(
         name=name,
         label=as_text(record.get("label")) or one_line(name) or "?",
         phase=as_text(record.get("phase")),
@@ -155,7 +153,7 @@ def _checkpoint(name: str, record: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Checkpoint], provenance: Mapping[str, Any]) -> Kind:
+def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Mapping[str, Any]) -> Kind:
     """What the entries are: what the provenance says, else what their architectures (or the table's heads) tell."""
     recorded = stated_kind(provenance.get("kind")) or stated_kind(as_mapping(provenance.get("study")).get("kind"))
     if recorded is not None:
@@ -166,7 +164,7 @@ def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Checkpoint], provena
     return MODELS if len(layouts) > 1 else CHECKPOINTS
 
 
-def span_of(checkpoints: Sequence[Checkpoint], kind: Kind, provenance: Mapping[str, Any]) -> str:
+def span_of(checkpoints: Sequence[Entry], kind: Kind, provenance: Mapping[str, Any]) -> str:
     """What the entries span, as titles say it."""
     if kind != CHECKPOINTS:
         return {SEEDS: ACROSS_SEEDS, MODELS: ACROSS_MODELS}[kind]

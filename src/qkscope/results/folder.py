@@ -15,7 +15,7 @@ from qkscope.errors import InputError
 from qkscope.study.harmless import file_safe
 
 QK_CSV = "qk.csv"
-QK_MATCHED_CSV = "qk_matched.csv"
+QK_COMMON_CSV = "qk_common.csv"
 QK_WINDOWS_CSV = "qk_windows.csv"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
@@ -25,7 +25,7 @@ REPORT_HTML = "report.html"
 LOCK = ".lock"
 FILES = (
     QK_CSV,
-    QK_MATCHED_CSV,
+    QK_COMMON_CSV,
     QK_WINDOWS_CSV,
     PROVENANCE_JSON,
     PLAN_JSON,

@@ -1,6 +1,6 @@
 """Read a results folder back: the tables, who the checkpoints are and in which order they come.
 
-`qk.csv` is needed; `qk_matched.csv`, `qk_windows.csv` and `provenance.json` are used when they are there.
+`qk.csv` is needed; `qk_common.csv`, `qk_windows.csv` and `provenance.json` are used when they are there.
 A table may come from elsewhere with the required columns only: then depth is layer / last layer, labels are
 the model names, and there are no phases. Everything later stages rely on is checked here, once, so they need
 not doubt a column; what cannot be used is refused with the file, the line and what to do.
@@ -31,8 +31,8 @@ from qkscope.results.entries import (
     order_checkpoints,
     span_of,
 )
-from qkscope.results.entries import Checkpoint as Checkpoint
-from qkscope.results.entries import Study as Study
+from qkscope.results.entries import Entries as Entries
+from qkscope.results.entries import Entry as Entry
 from qkscope.results.entries import one_line as one_line
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
@@ -61,14 +61,14 @@ class Results:
     """A results folder: component 0 of each table, checked, with depth, rotary and window filled in."""
 
     folder: Path
-    study: Study
+    study: Entries
     heads: pd.DataFrame
-    matched: pd.DataFrame | None
+    common: pd.DataFrame | None
     windows: pd.DataFrame | None
     provenance: Mapping[str, Any]
     unmeasured: tuple[str, ...]  # checkpoints of the provenance that have no rows (yet)
     components: pd.DataFrame  # `heads` with every component
-    components_matched: pd.DataFrame | None  # `matched` with every component
+    components_common: pd.DataFrame | None  # `common` with every component
 
 
 def load_results(folder: Path | str) -> Results:
@@ -80,15 +80,15 @@ def load_results(folder: Path | str) -> Results:
     components = _fill_window(components, checkpoints)
     heads = _leading(components)
     names = [c.name for c in checkpoints]
-    components_matched = _read_optional(results_file(folder, schema.QK_MATCHED_CSV), names)
-    if components_matched is not None:
-        components_matched = _fill_matched_window(components_matched, provenance)
-        if _windows_of(components_matched) == _windows_of(heads):
-            components_matched = None  # all contexts are the common window: there is only one choice of windows
+    components_common = _read_optional(results_file(folder, schema.QK_COMMON_CSV), names)
+    if components_common is not None:
+        components_common = _fill_common_window(components_common, provenance)
+        if _windows_of(components_common) == _windows_of(heads):
+            components_common = None  # all contexts are the common window: there is only one choice of windows
     study_record = as_mapping(provenance.get("study"))
     title = as_text(study_record.get("title")) or as_text(study_record.get("study"))
     kind = entries_kind(heads, checkpoints, provenance)
-    study = Study(
+    study = Entries(
         title=title or folder.resolve().name or "study",
         checkpoints=checkpoints,
         selected=select_checkpoints(checkpoints, study_record.get("figure_checkpoints")),
@@ -99,12 +99,12 @@ def load_results(folder: Path | str) -> Results:
         folder=folder,
         study=study,
         heads=heads,
-        matched=None if components_matched is None else _leading(components_matched),
+        common=None if components_common is None else _leading(components_common),
         windows=_read_optional(results_file(folder, schema.QK_WINDOWS_CSV), names, extra_key=["window"]),
         provenance=provenance,
         unmeasured=unmeasured,
         components=components,
-        components_matched=components_matched,
+        components_common=components_common,
     )
 
 
@@ -265,14 +265,14 @@ def _with_layer_columns(pc0: pd.DataFrame, path: Path) -> pd.DataFrame:
     return filled.astype({"window": float, **dict.fromkeys(_NUMBERS, float)})
 
 
-def _fill_window(heads: pd.DataFrame, checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
+def _fill_window(heads: pd.DataFrame, checkpoints: Sequence[Entry]) -> pd.DataFrame:
     contexts = {c.name: np.nan if c.context is None else float(c.context) for c in checkpoints}
     return heads.assign(window=heads["window"].fillna(heads["model"].map(contexts).astype(float)))
 
 
-def _fill_matched_window(matched: pd.DataFrame, provenance: Mapping[str, Any]) -> pd.DataFrame:
-    window = as_whole(as_mapping(provenance.get("analysis")).get("matched_window"))
-    return matched.assign(window=matched["window"].fillna(np.nan if window is None else float(window)))
+def _fill_common_window(common: pd.DataFrame, provenance: Mapping[str, Any]) -> pd.DataFrame:
+    window = as_whole(as_mapping(provenance.get("analysis")).get("common_window"))
+    return common.assign(window=common["window"].fillna(np.nan if window is None else float(window)))
 
 
 # --- provenance -----------------------------------------------------------------------------------

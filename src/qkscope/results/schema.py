@@ -1,6 +1,6 @@
 """The columns that every table with rows per head shares, and those of `qk.csv`.
 
-`qk.csv` has one row per checkpoint, layer, query head and principal component. `qk_matched.csv` is the same
+`qk.csv` has one row per checkpoint, layer, query head and principal component. `qk_common.csv` is the same
 table at the study's common window, `qk_windows.csv` has component 0 at several prefix windows.
 """
 
@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 # The files of these tables, for whoever speaks about them.
 from qkscope.results.folder import PROVENANCE_JSON as PROVENANCE_JSON
+from qkscope.results.folder import QK_COMMON_CSV as QK_COMMON_CSV
 from qkscope.results.folder import QK_CSV as QK_CSV
-from qkscope.results.folder import QK_MATCHED_CSV as QK_MATCHED_CSV
 from qkscope.results.folder import QK_WINDOWS_CSV as QK_WINDOWS_CSV
 
-QK_FILES = (QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV)
+QK_FILES = (QK_CSV, QK_COMMON_CSV, QK_WINDOWS_CSV)
 
 # Who: `model` is the checkpoint's name, `depth` is layer / (number of layers - 1).
 IDENTITY_COLUMNS = ("model", "layer", "depth", "head", "kv_head", "pc")

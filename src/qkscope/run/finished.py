@@ -79,7 +79,7 @@ def judge(plan: CheckpointPlan, provenance: Mapping[str, Any]) -> Judgement:
 def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | None:
     """What to say where moments answer the plan's context and common window; None where they do not."""
     edges, context = stored["edges"], stored["context"]
-    wanted = {plan.context, min(plan.study.common_window(), plan.context)}
+    wanted = {plan.context, min(plan.study.window_in_common(), plan.context)}
     if not isinstance(edges, list) or not wanted <= set(edges):
         return None
     if context == plan.context:

@@ -235,7 +235,7 @@ def _check_kind(kind: Kind | None, plans: list[CheckpointPlan]) -> None:
 def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
     context = model.checkpoint.context or 0
     tokenizer, tokenizer_source, corpus = corpora.under(model.tokenizer_source)
-    edges = bucket_edges(context, study.buckets, also=[study.common_window()])
+    edges = bucket_edges(context, study.buckets, also=[study.window_in_common()])
     return CheckpointPlan(
         checkpoint=model.checkpoint,
         source=model.source,

@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 import pandas as pd
 
-from qkscope.results.read import Checkpoint, phase_segments
+from qkscope.results.read import Entry, phase_segments
 from qkscope.stats.noise import Change, HeadPanel
 from qkscope.stats.series import Shape, plateau_of
 from qkscope.stats.series import Trend as Trend
@@ -25,8 +25,8 @@ JUMP_SHARE = 0.25  # a step is a jump when it covers at least this part of the r
 class Step:
     """From one checkpoint to the next."""
 
-    before: Checkpoint
-    after: Checkpoint
+    before: Entry
+    after: Entry
     change: Change
 
 
@@ -34,7 +34,7 @@ class Step:
 class Curve:
     """The course of a mean over the checkpoints."""
 
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[Entry, ...]
     shape: Shape
     jumps: tuple[Step, ...]  # chronological
     largest: Step | None
@@ -56,7 +56,7 @@ class Curve:
         return [c.label for c in self.checkpoints]
 
 
-def describe_curve(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantity: str) -> Curve:
+def describe_curve(panel: HeadPanel, checkpoints: Sequence[Entry], quantity: str) -> Curve:
     """The facts about one quantity over the checkpoints in order."""
     names = [c.name for c in checkpoints]
     shape = panel.series(quantity, names)
@@ -80,8 +80,8 @@ def describe_curve(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantity
 class Contrast:
     """The lowest and the highest of several seeds or models, and whether any two differ by more than noise."""
 
-    low: Checkpoint
-    high: Checkpoint
+    low: Entry
+    high: Entry
     low_value: float
     high_value: float
     real: bool
@@ -92,7 +92,7 @@ class Contrast:
         return self.high_value - self.low_value
 
 
-def largest_contrast(panel: HeadPanel, entries: Sequence[Checkpoint], quantity: str) -> Contrast | None:
+def largest_contrast(panel: HeadPanel, entries: Sequence[Entry], quantity: str) -> Contrast | None:
     """The largest difference of a mean between two entries; None where fewer than two have a value."""
     known = [(panel.mean(quantity, c.name), c) for c in entries]
     known = [(value, c) for value, c in known if np.isfinite(value)]
@@ -103,7 +103,7 @@ def largest_contrast(panel: HeadPanel, entries: Sequence[Checkpoint], quantity: 
     return Contrast(low, high, low_value, high_value, real)
 
 
-def _value(item: tuple[float, Checkpoint]) -> float:
+def _value(item: tuple[float, Entry]) -> float:
     return item[0]
 
 
@@ -115,17 +115,17 @@ class PhaseChange:
     """What changed over one phase: from the end of the phase before (or the first checkpoint) to its end."""
 
     phase: str | None
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[Entry, ...]
     changes: dict[str, Change]
     shapes: dict[str, Shape] = field(default_factory=dict)  # over all checkpoints from the one to the other
 
     @property
-    def before(self) -> Checkpoint:
+    def before(self) -> Entry:
         """Where it starts."""
         return self.checkpoints[0]
 
     @property
-    def after(self) -> Checkpoint:
+    def after(self) -> Entry:
         """Where it ends."""
         return self.checkpoints[-1]
 
@@ -154,7 +154,7 @@ class PhaseChange:
         return not (self.moved(1) or self.moved(-1) or self.turned())
 
 
-def phase_changes(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantities: Sequence[str]) -> list[PhaseChange]:
+def phase_changes(panel: HeadPanel, checkpoints: Sequence[Entry], quantities: Sequence[str]) -> list[PhaseChange]:
     """One entry per phase (one for all where there are no phases); a lone first checkpoint has none."""
     entries = []
     for phase, first, last in phase_segments(checkpoints):
@@ -165,7 +165,7 @@ def phase_changes(panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantitie
 
 
 def change_over(
-    panel: HeadPanel, checkpoints: Sequence[Checkpoint], quantities: Sequence[str], phase: str | None = None
+    panel: HeadPanel, checkpoints: Sequence[Entry], quantities: Sequence[str], phase: str | None = None
 ) -> PhaseChange:
     """What changed from the first to the last of these checkpoints, and what changed only in between."""
     before, after = checkpoints[0], checkpoints[-1]
@@ -184,7 +184,7 @@ class Verdict(Enum):
     BOTH = "both"
     NEITHER = "neither"
     ONLY_OWN = "only at the own context"
-    ONLY_MATCHED = "only at the common window"
+    ONLY_COMMON = "only at the common window"
     OPPOSITE = "opposite"
 
 
@@ -193,24 +193,24 @@ class Agreement:
     """One change, read twice."""
 
     quantity: str
-    before: Checkpoint
-    after: Checkpoint
+    before: Entry
+    after: Entry
     own: Change
-    matched: Change
+    common: Change
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the two readings agree."""
-        own, matched = self.own.direction, self.matched.direction
-        if own == matched:
+        """Whether the two choices of windows agree."""
+        own, common = self.own.direction, self.common.direction
+        if own == common:
             return Verdict.BOTH if own else Verdict.NEITHER
-        if own and matched:
+        if own and common:
             return Verdict.OPPOSITE
-        return Verdict.ONLY_OWN if own else Verdict.ONLY_MATCHED
+        return Verdict.ONLY_OWN if own else Verdict.ONLY_COMMON
 
 
-def compare_readings(
-    own: HeadPanel, matched: HeadPanel, before: Checkpoint, after: Checkpoint, quantities: Sequence[str]
+def compare_choices(
+    own: HeadPanel, common: HeadPanel, before: Entry, after: Entry, quantities: Sequence[str]
 ) -> list[Agreement]:
     """The same changes at the own contexts and at the common window."""
     return [
@@ -219,15 +219,13 @@ def compare_readings(
             before,
             after,
             own.change(q, before.name, after.name),
-            matched.change(q, before.name, after.name),
+            common.change(q, before.name, after.name),
         )
         for q in quantities
     ]
 
 
-def context_changes(
-    checkpoints: Sequence[Checkpoint], trajectory: pd.DataFrame
-) -> list[tuple[Checkpoint, Checkpoint, int, int]]:
+def context_changes(checkpoints: Sequence[Entry], trajectory: pd.DataFrame) -> list[tuple[Entry, Entry, int, int]]:
     """Steps at which the window of the measurement changes: (before, after, window before, window after)."""
     windows = trajectory.set_index("model")["window"]
     steps = []

@@ -106,7 +106,7 @@ class Study(_Strict):
     buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context
     groups: Annotated[int, Field(ge=1, le=256)] = 8  # enough for a jackknife error bar
     skip_positions: Annotated[int, Field(ge=0)] = 0  # attention sinks sit at position 0
-    matched_window: Tokens | None = None  # the shortest context by default
+    common_window: Tokens | None = None  # the shortest context by default
     batch_tokens: Positive = 8192  # tokens per forward pass; documents are never split
     shard_tokens: Positive = 2**22  # what a run that is killed loses at most; a shard is a whole number of documents
     figure_checkpoints: list[str] | None = None  # which checkpoints the phase portraits show
@@ -152,9 +152,9 @@ class Study(_Strict):
         for checkpoint in self.checkpoints:
             self._check_checkpoint(checkpoint)
         shortest = min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
-        if self.matched_window is not None and not self.skip_positions + 1 < self.matched_window <= shortest:
+        if self.common_window is not None and not self.skip_positions + 1 < self.common_window <= shortest:
             raise ValueError(
-                f"matched_window {self.matched_window} should be longer than skip_positions and at most the shortest "
+                f"common_window {self.common_window} should be longer than skip_positions and at most the shortest "
                 f"context, {shortest}"
             )
         return self
@@ -218,6 +218,6 @@ class Study(_Strict):
         """The seed of the token sample, or None where every token counts."""
         return 0 if self.protocol == "published" else None
 
-    def common_window(self) -> int:
-        """The window at which all checkpoints can be compared: `matched_window`, or the shortest context."""
-        return self.matched_window or min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
+    def window_in_common(self) -> int:
+        """The window at which all checkpoints can be compared: `common_window`, or the shortest context."""
+        return self.common_window or min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())

@@ -56,7 +56,7 @@ class AnalysisSettings:
     @classmethod
     def of(cls, study: Study) -> AnalysisSettings:
         """The study's own settings."""
-        return cls(study.common_window(), study.components, head_sample(study), layer_choice(study))
+        return cls(study.window_in_common(), study.components, head_sample(study), layer_choice(study))
 
     def rows(self, own: int | None) -> RowSettings:
         """What a checkpoint's rows are made with; `own` is its context where its sums reach further."""
@@ -92,7 +92,7 @@ def analyze_folder(
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
     study = load_study(results_file(folder, STUDY_YAML)).study
-    changes = {"components": components, "matched_window": window, "kind": kind}
+    changes = {"components": components, "common_window": window, "kind": kind}
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
     return analyze_study(folder, study, events, command, out)
 
@@ -257,7 +257,7 @@ def _provenance(
             "components": settings.components,
             "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
             "layers": settings.layers,
-            "matched_window": settings.window,
+            "common_window": settings.window,
             "skip_positions": origins[0].get("skip_positions"),
         },
         "environment": environment(),

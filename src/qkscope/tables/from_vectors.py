@@ -93,7 +93,7 @@ def analyze_vectors(
         "study": None,
         **({"kind": kind, "kind_stated": True} if kind else {}),
         "checkpoints": origins,
-        "analysis": {"components": kept, "heads": "those in the dataset", "matched_window": None},
+        "analysis": {"components": kept, "heads": "those in the dataset", "common_window": None},
         "environment": environment(),
     }
     write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from qkscope.results.read import Checkpoint, one_line
+from qkscope.results.read import Entry, one_line
 from qkscope.stats.findings import Agreement, Contrast, Curve, Step, Verdict
 from qkscope.stats.noise import SMALLEST, Change
 from qkscope.stats.series import Shape, Trend
@@ -82,7 +82,7 @@ def shortened(text: str, characters: int = NAME_CHARACTERS) -> str:
     return f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
 
 
-def label(checkpoint: Checkpoint) -> str:
+def label(checkpoint: Entry) -> str:
     """The checkpoint's label in running text."""
     return shortened(checkpoint.label)
 
@@ -108,7 +108,7 @@ def between(step: Step) -> str:
     return f"between {label(step.before)} and {label(step.after)}"
 
 
-def where(before: Checkpoint, after: Checkpoint, windows: dict[str, float]) -> str:
+def where(before: Entry, after: Entry, windows: dict[str, float]) -> str:
     """What else happens at a step: the window changes, or another phase begins. Empty when neither."""
     one, other = windows.get(before.name, math.nan), windows.get(after.name, math.nan)
     if one != other and not math.isnan(one) and not math.isnan(other):
@@ -167,7 +167,7 @@ def _how(shape: Shape, other: str) -> str:
     return ", monotonically, at every step" if shape.strict else ", monotonically up to noise"
 
 
-def at_labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
+def at_labels(checkpoints: Sequence[Entry]) -> list[str]:
     """The places of a series over checkpoints."""
     return [f"at {label(c)}" for c in checkpoints]
 
@@ -229,11 +229,11 @@ def against(contrast: Contrast, fmt: Format) -> str:
     return f"{high} in {label(contrast.high)} against {low} in {label(contrast.low)}"
 
 
-# --- two readings -----------------------------------------------------------------------------------
+# --- two choices of windows -----------------------------------------------------------------------------------
 
 _AFTERTHOUGHTS = {
     Verdict.ONLY_OWN: "; {it} tied to the longer window and cannot be put down to training alone",
-    Verdict.ONLY_MATCHED: "; {it} only seen when the window is held fixed",
+    Verdict.ONLY_COMMON: "; {it} only seen when the window is held fixed",
 }
 
 
@@ -251,34 +251,34 @@ def agreements(found: Sequence[Agreement], names: Sequence[tuple[str, Format]], 
 def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]]) -> str:
     one = len(group) == 1
     own = listed([f"{name} {went(item.own, fmt)}" for item, name, fmt in group])
-    matched = listed([f"{name} {went(item.matched, fmt)}" for item, name, fmt in group])
+    common = listed([f"{name} {went(item.common, fmt)}" for item, name, fmt in group])
     subjects = listed([name for _, name, _ in group])
     still = "it does" if one else "none of these" if len(group) > 2 else "neither"
     still += " not change by more than its noise" if one else " changes by more than its noise"
     it = _AFTERTHOUGHTS.get(verdict, "").format(it="the change is" if one else "the changes are")
     return {
-        Verdict.BOTH: f"both readings agree: at each checkpoint's own context {own}, at the common window {matched}",
+        Verdict.BOTH: f"both windows agree: at each checkpoint's own context {own}, at the common window {common}",
         Verdict.NEITHER: (
             f"{subjects} {'stays' if one else 'stay'} within noise at each checkpoint's own context and at the common "
             "window"
         ),
         Verdict.ONLY_OWN: f"{own} at each checkpoint's own context, but at the common window {still}{it}",
-        Verdict.ONLY_MATCHED: f"{matched} at the common window, but at each checkpoint's own context {still}{it}",
+        Verdict.ONLY_COMMON: f"{common} at the common window, but at each checkpoint's own context {still}{it}",
         Verdict.OPPOSITE: (
-            f"the two readings contradict each other: at each checkpoint's own context {own}, at the common window "
-            f"{matched}"
+            f"the two windows contradict each other: at each checkpoint's own context {own}, at the common window "
+            f"{common}"
         ),
     }[verdict]
 
 
-def survives(found: Sequence[Agreement], place: str, matched: bool) -> str:
+def survives(found: Sequence[Agreement], place: str, common: bool) -> str:
     """One short sentence for a takeaway: does what happens at a step hold at the other choice of windows?"""
     here, only_here = (
-        ([item for item in found if item.matched.direction], Verdict.ONLY_MATCHED)
-        if matched
+        ([item for item in found if item.common.direction], Verdict.ONLY_COMMON)
+        if common
         else ([item for item in found if item.own.direction], Verdict.ONLY_OWN)
     )
-    there = "each checkpoint's own context" if matched else "the common window"
+    there = "each checkpoint's own context" if common else "the common window"
     verdicts = {item.verdict for item in here}
     if not verdicts:
         return ""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qkscope.results import schema
-from qkscope.results.read import Checkpoint, Results, one_line, phase_segments
+from qkscope.results.read import Entry, Results, one_line, phase_segments
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Run, Strong, bullet, numbered
 from qkscope.words.phrases import listed, shortened
@@ -36,7 +36,7 @@ def _distinct(values: Iterable[object]) -> list[Any]:
     return found
 
 
-def _models(checkpoints: Sequence[Checkpoint]) -> list[Run]:
+def _models(checkpoints: Sequence[Entry]) -> list[Run]:
     sources = _distinct(c.record.get("model") for c in checkpoints)
     if not sources:
         return [f"{NOT_RECORDED}."]
@@ -57,7 +57,7 @@ def _listed_runs(runs: Sequence[Run]) -> list[Run]:
     return [part for joint, run in zip(between, runs, strict=True) for part in (joint, run)]
 
 
-def _layout(checkpoint: Checkpoint) -> str | None:
+def _layout(checkpoint: Entry) -> str | None:
     layers = checkpoint.record.get("layers")
     if not isinstance(layers, list) or not all(isinstance(entry, Mapping) for entry in layers) or not layers:
         n = checkpoint.record.get("n_layers")
@@ -101,14 +101,14 @@ def _order(results: Results) -> list[str]:
     return lines
 
 
-def _names(group: Sequence[Checkpoint]) -> str:
+def _names(group: Sequence[Entry]) -> str:
     names = [shortened(c.label) for c in group]
     if len(names) > _LISTED_CHECKPOINTS:
         return f"{counted(len(names), 'checkpoint')} from {names[0]} to {names[-1]}"
     return listed(names)
 
 
-def _settings(group: Sequence[Checkpoint]) -> str:
+def _settings(group: Sequence[Entry]) -> str:
     contexts = _distinct(c.context for c in group)
     thetas = _distinct(_theta(c.record.get("rope_theta")) for c in group)
     limits = _distinct(c.record.get("max_position_embeddings") for c in group)

@@ -4,11 +4,11 @@ from qkscope.lenses.card import (
     Card,
     CardInput,
     opening,
-    readings,
     rows,
     table_file,
     tell_curve,
     tell_short,
+    window_agreement,
 )
 from qkscope.lenses.position.card import sign_sentence
 from qkscope.stats.findings import Step
@@ -30,7 +30,9 @@ def concordance(given: CardInput) -> Card:
         paragraph(Strong("With."), " ", tell_curve(given, "concordant", "The share of concordant heads", percent)),
         paragraph(Strong("Strength."), " ", tell_curve(given, "r_k_abs", "Mean |r_k|", number)),
         *_falls(given),
-        *readings(given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]),
+        *window_agreement(
+            given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]
+        ),
     ]
     steps = [
         (

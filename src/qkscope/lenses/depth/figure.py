@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
-from qkscope.results.read import Study, phase_segments
+from qkscope.results.read import Entries, phase_segments
 
 LABEL_CHARACTERS = 36
 ROW_INCHES = (0.34, 0.165)  # few rows are roomy; many shrink to the height of a line and the page grows
@@ -93,7 +93,7 @@ def _print_cells(axes: Axes, values: np.ndarray, colourmap: Colormap) -> None:
         )  # fmt: skip
 
 
-def _label_axes(axes: Axes, study: Study, axis: DepthAxis) -> None:
+def _label_axes(axes: Axes, study: Entries, axis: DepthAxis) -> None:
     rows = len(study.checkpoints)
     labels = [style.plain(c.label, LABEL_CHARACTERS) for c in study.checkpoints]
     axes.set_yticks(range(rows), labels, fontsize=_text_points(rows))

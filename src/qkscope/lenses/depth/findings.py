@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.depth.table import EDGES, DepthAxis
-from qkscope.results.read import Checkpoint
+from qkscope.results.read import Entry
 from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS, Change, HeadPanel, Part
 from qkscope.stats.series import Shape, shape_of
 
@@ -20,7 +20,7 @@ EARLY, MIDDLE, LATE = Part(0.0, EDGES[3]), Part(EDGES[3], EDGES[7]), Part(EDGES[
 class DepthProfile:
     """How a mean varies over the cells (bins, or layers) of one checkpoint."""
 
-    checkpoint: Checkpoint
+    checkpoint: Entry
     weakest: int
     strongest: int
     low: float
@@ -37,7 +37,7 @@ class DepthProfile:
 
 
 def depth_profile(
-    panel: HeadPanel, means: pd.DataFrame, axis: DepthAxis, checkpoint: Checkpoint, quantity: str
+    panel: HeadPanel, means: pd.DataFrame, axis: DepthAxis, checkpoint: Entry, quantity: str
 ) -> DepthProfile | None:
     """The profile of one row of a depth table; None where no cell has a value."""
     row = means.set_index("model").loc[checkpoint.name, list(axis.columns)].to_numpy(dtype=float)

@@ -3,7 +3,7 @@
 import itertools
 
 from qkscope.lenses.card import Card, CardInput, bands, opening, table_file
-from qkscope.results.read import Checkpoint
+from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
@@ -54,7 +54,7 @@ def layer_kinds(given: CardInput) -> Card:
     return Card(headline, shows, table_file(given), steps, _takeaway(given, several))
 
 
-def kinds_of(given: CardInput, checkpoint: Checkpoint | None = None) -> list[str]:
+def kinds_of(given: CardInput, checkpoint: Entry | None = None) -> list[str]:
     """The kinds of layers of the study, or of one checkpoint, in the order of the table."""
     table = given.own.find("layer_kinds")
     if table is None:
@@ -64,7 +64,7 @@ def kinds_of(given: CardInput, checkpoint: Checkpoint | None = None) -> list[str
     return [kind for kind in dict.fromkeys(table["layer_kind"]) if kind in present]
 
 
-def _paragraph(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> Block:
+def _paragraph(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format) -> Block:
     """One run: the course of each kind. Seeds or models: the values of each."""
     if given.study.one_run:
         told = []
@@ -77,25 +77,23 @@ def _paragraph(given: CardInput, several: list[Checkpoint], quantity: str, name:
     return paragraph(Strong(sentence(name)), " ", " ".join(told))
 
 
-def _values(given: CardInput, checkpoint: Checkpoint, quantity: str, fmt: Format) -> str:
+def _values(given: CardInput, checkpoint: Entry, quantity: str, fmt: Format) -> str:
     kinds = kinds_of(given, checkpoint)
     means = [given.panel.mean(quantity, checkpoint.name, Part(layer_kind=kind)) for kind in kinds]
     return listed([f"{fmt(mean)} ({shortened(kind)})" for mean, kind in zip(means, kinds, strict=True)])
 
 
-def _takeaway(given: CardInput, several: list[Checkpoint]) -> list[str]:
+def _takeaway(given: CardInput, several: list[Entry]) -> list[str]:
     return [text for quantity, name, fmt in QUANTITIES[:2] for text in _gaps(given, several, quantity, name, fmt)]
 
 
-def _gaps(given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format) -> list[str]:
+def _gaps(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format) -> list[str]:
     """For each two kinds that occur together: at how many entries one is ahead of the other beyond noise."""
     pairs = list(dict.fromkeys(p for c in several for p in itertools.combinations(kinds_of(given, c), 2)))
     return [_gap(given, several, quantity, name, fmt, pair) for pair in pairs[:3]]
 
 
-def _gap(
-    given: CardInput, several: list[Checkpoint], quantity: str, name: str, fmt: Format, pair: tuple[str, str]
-) -> str:
+def _gap(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format, pair: tuple[str, str]) -> str:
     one, other = (Part(layer_kind=kind) for kind in pair)
     here = [c for c in several if set(pair) <= set(kinds_of(given, c))]
     gaps = [given.panel.contrast(quantity, c.name, one, other) for c in here]

@@ -9,12 +9,12 @@ from qkscope.lenses.card import (
     context_takeaway,
     opening,
     phase_lines,
-    readings,
     rows,
     table_file,
     tell_curve,
     tell_short,
     undefined_sentence,
+    window_agreement,
 )
 from qkscope.stats.findings import Curve, Step, Trend
 from qkscope.stats.noise import Change
@@ -34,7 +34,7 @@ def position_signal(given: CardInput) -> Card:
         paragraph(Strong("Queries."), " ", tell_curve(given, "r_q", "Mean r_q", number)),
         paragraph(Strong("Keys."), " ", " ".join([tell_curve(given, "r_k", "Mean r_k", number), *_fall(given)])),
         undefined_sentence(given),
-        *readings(given, [("r_q", "mean r_q", number), ("r_k", "mean r_k", number)]),
+        *window_agreement(given, [("r_q", "mean r_q", number), ("r_k", "mean r_k", number)]),
     ]
     steps = [
         ("Aggregation", f"mean and standard deviation of r_q and r_k over the heads of each {given.noun}."),
@@ -44,7 +44,7 @@ def position_signal(given: CardInput) -> Card:
 
 
 def _at(given: CardInput) -> str:
-    return " at a Common Window" if given.matched else ""
+    return " at a Common Window" if given.at.common else ""
 
 
 def _fall(given: CardInput) -> list[str]:
@@ -142,7 +142,7 @@ def explained_variance(given: CardInput) -> Card:
             f"as the mean over heads for {rows(given)}, with {bands(given)} of ± 1 standard deviation over heads.",
         ),
         tell_curve(given, "explained_variance", "The mean share", percent),
-        *readings(given, [("explained_variance", "the mean explained variance", percent)]),
+        *window_agreement(given, [("explained_variance", "the mean explained variance", percent)]),
     ]
     steps = [
         (

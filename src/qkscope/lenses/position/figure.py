@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
-from qkscope.results.read import Study
+from qkscope.results.read import Entries
 
 BESIDE = 0.08  # where no line tells two measures apart, their bars stand beside each other
 
@@ -79,7 +79,7 @@ def draw_position_signal(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def draw_discordant_strip(axes: Axes, study: Study, concordance: pd.DataFrame) -> None:
+def draw_discordant_strip(axes: Axes, study: Entries, concordance: pd.DataFrame) -> None:
     """Thin bars under a mean of r_k: what share of heads has r_k < -0.3, which the mean cancels out."""
     share = [0.0 if math.isnan(v) else 100.0 * v for v in concordance["discordant"]]
     axes.bar(range(len(share)), share, width=0.5, color=style.AMBER, gid="discordant")

@@ -5,13 +5,13 @@ from qkscope.lenses.card import (
     CardInput,
     context_takeaway,
     opening,
-    readings,
     table_file,
     tell_short,
     undefined_sentence,
+    window_agreement,
 )
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
-from qkscope.results.read import Checkpoint
+from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Run, Strong, bullet, plain
 from qkscope.words.phrases import label, listed, number, percent, shown
@@ -33,7 +33,7 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
         ),
         *(bullet(*_panel(given, chosen, i)) for i in range(len(chosen))),
         undefined_sentence(given),
-        *readings(
+        *window_agreement(
             given,
             [("r_q_spread", "the mean distance of r_q from its median", number),
              ("r_k_spread", "the mean distance of r_k from its median", number)],
@@ -47,12 +47,12 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
     ]
     which = "at Selected Checkpoints" if given.study.one_run else f"of Selected {given.noun.title()}s"
     headline = f"r_q vs r_k Phase Portraits {which}"
-    headline += " at a Common Window" if given.matched else ""
+    headline += " at a Common Window" if given.at.common else ""
     drawing = "matplotlib scatter; r_q from −0.05 to 1.05, r_k from −1.05 to 1.05 in every panel"
     return Card(headline, shows, table_file(given), steps, _takeaway(given, chosen), drawing)
 
 
-def _panel(given: CardInput, chosen: list[Checkpoint], index: int) -> tuple[Run, ...]:
+def _panel(given: CardInput, chosen: list[Entry], index: int) -> tuple[Run, ...]:
     here = chosen[index]
     corner = given.panel.mean(POSITION_DOMINATED, here.name)
     against = given.panel.mean("discordant", here.name)
@@ -72,7 +72,7 @@ def _panel(given: CardInput, chosen: list[Checkpoint], index: int) -> tuple[Run,
     return Strong(label(here)), f": {', '.join(said)}{f'; {listed(shape)}' if shape else ''}."
 
 
-def _moved(given: CardInput, quantity: str, before: Checkpoint, here: Checkpoint) -> str:
+def _moved(given: CardInput, quantity: str, before: Entry, here: Entry) -> str:
     """How a share differs from the panel before."""
     change = given.panel.change(quantity, before.name, here.name)
     if change.direction == 0:
@@ -81,7 +81,7 @@ def _moved(given: CardInput, quantity: str, before: Checkpoint, here: Checkpoint
     return f"{quantity} {'up' if change.direction > 0 else 'down'} from {old} to {new}"
 
 
-def _choice(given: CardInput, chosen: list[Checkpoint]) -> str:
+def _choice(given: CardInput, chosen: list[Entry]) -> str:
     if len(chosen) == len(given.checkpoints):
         return "all there are"
     return "first, last and the ends of phases, the rest spread evenly"
@@ -92,7 +92,7 @@ def _marks(given: CardInput) -> str:
     return f" Marks tell layers apart: {'; '.join(kinds)}." if len(kinds) > 1 else ""
 
 
-def _takeaway(given: CardInput, chosen: list[Checkpoint]) -> list[str]:
+def _takeaway(given: CardInput, chosen: list[Entry]) -> list[str]:
     if len(chosen) == 1:
         return [plain(_panel(given, chosen, 0))]
     if not given.study.one_run:

@@ -17,7 +17,7 @@ from qkscope.lenses.pca import head_components
 from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
-from qkscope.results.schema import QK_CSV, QK_MATCHED_CSV, QK_WINDOWS_CSV
+from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
@@ -74,7 +74,7 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
 
 
 OWN = HeadTable(QK_CSV, COLUMNS, components_of, "own", components=True, check=warn_undefined)
-COMMON = replace(OWN, file=QK_MATCHED_CSV, windows="common")
+COMMON = replace(OWN, file=QK_COMMON_CSV, windows="common")
 DOUBLINGS = replace(OWN, file=QK_WINDOWS_CSV, windows="doublings", rows=leading_component)
 
 

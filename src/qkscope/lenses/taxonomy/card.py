@@ -8,14 +8,14 @@ from qkscope.lenses.card import (
     context_takeaway,
     opening,
     phase_lines,
-    readings,
     rows,
     table_file,
     undefined_sentence,
+    window_agreement,
 )
 from qkscope.lenses.taxonomy.findings import busiest_steps, moves_between
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
-from qkscope.results.read import Checkpoint
+from qkscope.results.read import Entry
 from qkscope.stats.findings import PhaseChange, change_over, largest_contrast, phase_changes
 from qkscope.stats.noise import SMALLEST, HeadPanel
 from qkscope.stats.series import Shape, Trend
@@ -49,7 +49,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
         ("Aggregation", f"heads per category over all heads of the {given.noun}."),
     ]
     what = "Head Taxonomy Evolution" if given.study.one_run else "Head Taxonomy"
-    headline = f"{what} {given.study.span.title()}{' at a Common Window' if given.matched else ''}"
+    headline = f"{what} {given.study.span.title()}{' at a Common Window' if given.at.common else ''}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given))
 
 
@@ -76,16 +76,16 @@ def _entries(given: CardInput) -> list[Block | str]:
 def _other_window(given: CardInput) -> list[str]:
     """What the other choice of windows shows: step by step over one run, else which categories differ there."""
     if given.study.one_run:
-        return readings(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
+        return window_agreement(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
     other = given.other
     if other is None:
-        return readings(given, [])
-    place = f"At each {given.noun}'s own context" if given.matched else "At the common window"
+        return window_agreement(given, [])
+    place = f"At each {given.noun}'s own context" if given.at.common else "At the common window"
     entries = other.study.checkpoints
     return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(given.noun, other.panel, entries)]
 
 
-def _differences(noun: str, panel: HeadPanel, entries: Sequence[Checkpoint]) -> list[str]:
+def _differences(noun: str, panel: HeadPanel, entries: Sequence[Entry]) -> list[str]:
     """The categories whose shares differ between seeds or models, the largest difference first."""
     if len(entries) < 2:
         return []

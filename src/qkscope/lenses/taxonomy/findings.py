@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from qkscope.lenses.taxonomy.table import CATEGORIES
-from qkscope.results.read import Checkpoint
+from qkscope.results.read import Entry
 from qkscope.stats.findings import JUMP_SHARE, PhaseChange, change_over
 from qkscope.stats.noise import HeadPanel
 
 
-def busiest_steps(panel: HeadPanel, checkpoints: Sequence[Checkpoint], most: int = 2) -> list[PhaseChange]:
+def busiest_steps(panel: HeadPanel, checkpoints: Sequence[Entry], most: int = 2) -> list[PhaseChange]:
     """The steps in which the most heads changed between categories net, in order; only real changes."""
     steps = [change_over(panel, pair, CATEGORIES) for pair in itertools.pairwise(checkpoints)]
     real = [step for step in steps if any(change.direction for change in step.changes.values())]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from qkscope.lenses.card import Card, CardInput, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
 from qkscope.results import schema
-from qkscope.results.read import Checkpoint
+from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.stats.series import Shape, Trend
 from qkscope.text import counted
@@ -33,7 +33,7 @@ _COUNTED = {
 class WindowEffect:
     """One checkpoint at all its windows, the same weights and heads."""
 
-    checkpoint: Checkpoint
+    checkpoint: Entry
     windows: tuple[int, ...]  # rising
     shapes: dict[str, Shape]
 

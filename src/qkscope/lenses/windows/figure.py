@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
-from qkscope.results.read import Study, one_line, phase_segments
+from qkscope.results.read import Entries, one_line, phase_segments
 
 PANELS = (
     ("r_q", "mean $r_q$"),
@@ -49,7 +49,7 @@ def draw_window_dependence(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _looks(study: Study) -> dict[str, tuple[tuple[float, float, float, float], str]]:
+def _looks(study: Entries) -> dict[str, tuple[tuple[float, float, float, float], str]]:
     """Colour from dark to light in the order of the checkpoints, marker by phase."""
     colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, max(2, len(study.checkpoints))))
     markers = {}
@@ -65,7 +65,7 @@ def _draw_line(
     values: "pd.Series[float]",
     look: tuple[tuple[float, float, float, float], str],
     own_window: float | None,
-    study: Study,
+    study: Entries,
     model: str,
 ) -> None:
     colour, marker = look
@@ -93,7 +93,7 @@ def _short_tokens(value: float, _position: int | None = None) -> str:
     return f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:,.0f}"
 
 
-def _list_checkpoints(figure: Figure, axes: Axes, study: Study) -> None:
+def _list_checkpoints(figure: Figure, axes: Axes, study: Entries) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > LISTED:
         kept = sorted({round(i) for i in np.linspace(0, len(handles) - 1, LISTED)})

@@ -67,9 +67,9 @@ export class Cards {
 
   // The card at the window that the page shows, else the one there is.
   show(figure) {
-    const matched = this.app.store.state.reading === "matched";
+    const common = this.app.store.state.choice === "common";
     const cards = this.list.filter((card) => card.figure === figure);
-    this.open(cards.find((card) => card.matched === matched) ?? cards[0]);
+    this.open(cards.find((card) => card.common === common) ?? cards[0]);
   }
 
   open(card) {

@@ -21,7 +21,7 @@ function everyNth(count, room, wanted) {
 }
 
 function isThere(data, state, head) {
-  return data.readings[state.reading].category[data.at(state.checkpoint, state.component, head)] !== data.absent;
+  return data.choices[state.choice].category[data.at(state.checkpoint, state.component, head)] !== data.absent;
 }
 
 function drawCell(g, place, h, { fill, text }) {
@@ -47,7 +47,7 @@ function drawSides(g, place, checkpoint) {
   for (let layer = 0; layer < data.nLayers; layer += 1) {
     const middle = place.y(layer) + place.down / 2;
     if (layer % rows === 0) pen.text(String(layer), MARGIN.left - 6, middle + 4, { ...label, anchor: "end" });
-    const h = data.layers.findIndex((each, i) => each === layer && data.readings.own.category[data.at(checkpoint, 0, i)] !== data.absent);
+    const h = data.layers.findIndex((each, i) => each === layer && data.choices.own.category[data.at(checkpoint, 0, i)] !== data.absent);
     const side = MARGIN.left + data.nColumns * place.across + 12;
     if (h >= 0) pen.mark(markOf(data.kind("layer_kind", checkpoint, h)), side, middle, Math.min(3.6, place.down * 0.36), { fill: "none", stroke: theme.line, width: 1 });
     else if (place.down >= 11 && layer < (data.checkpoints[checkpoint].n_layers ?? data.nLayers)) {

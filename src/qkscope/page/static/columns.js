@@ -7,10 +7,10 @@ const ERROR = "_se";
 class LensColumn {
   constructor(data, name, spec, array) {
     Object.assign(this, { data, name, ...spec, values: {}, errors: {} });
-    for (const reading of Object.keys(data.readings)) {
-      const key = `lens.${spec.table}.${reading}.${name}`;
-      this.values[reading] = array(key);
-      this.errors[reading] = spec.error ? array(`${key}${ERROR}`) : null;
+    for (const choice of Object.keys(data.choices)) {
+      const key = `lens.${spec.table}.${choice}.${name}`;
+      this.values[choice] = array(key);
+      this.errors[choice] = spec.error ? array(`${key}${ERROR}`) : null;
     }
     // Over all checkpoints and windows, so that axes and colours stay when the slider moves.
     this.range = Object.values(this.values).reduce((range, values) => extent(values ?? [], range), null);
@@ -22,7 +22,7 @@ class LensColumn {
 
   // Whether it was measured at the window that the page shows.
   isAt(state) {
-    return Boolean(this.values[state.reading]);
+    return Boolean(this.values[state.choice]);
   }
 
   #read(values, component, checkpoint, head) {
@@ -32,12 +32,12 @@ class LensColumn {
     return values[perHead ? checkpoint * data.nHeads + head : data.at(checkpoint, component, head)];
   }
 
-  at({ reading, component }, checkpoint, head) {
-    return this.#read(this.values[reading], component, checkpoint, head);
+  at({ choice, component }, checkpoint, head) {
+    return this.#read(this.values[choice], component, checkpoint, head);
   }
 
-  errorAt({ reading, component }, checkpoint, head) {
-    return this.#read(this.errors[reading], component, checkpoint, head);
+  errorAt({ choice, component }, checkpoint, head) {
+    return this.#read(this.errors[choice], component, checkpoint, head);
   }
 
   // A value, its error and its unit.
@@ -64,8 +64,8 @@ export function readLenses(data, array) {
 export function columnLines(columns) {
   return (app, head, checkpoint) => {
     const { data, store } = app;
-    const { reading, component } = store.state;
-    const there = data.readings[reading].category[data.at(checkpoint, component, head)] !== data.absent;
+    const { choice, component } = store.state;
+    const there = data.choices[choice].category[data.at(checkpoint, component, head)] !== data.absent;
     if (!there) return [data.name(head), `not measured at ${data.checkpoints[checkpoint].label}`];
     return [`Layer ${data.layers[head]}, head ${data.heads[head]}`, ...columns.map((c) => `${c.name} ${c.text(store.state, checkpoint, head)}`)];
   };
@@ -74,13 +74,13 @@ export function columnLines(columns) {
 // The shown heads of the checkpoint on the slider, with these columns and their errors, as a table.
 export function columnTable(app, columns) {
   const { data, store, selection } = app;
-  const { checkpoint, reading } = store.state;
+  const { checkpoint, choice } = store.state;
   const mask = selection.mask(checkpoint);
   const seven = (value) => (Number.isFinite(value) ? Number(value.toPrecision(7)) : NaN); // what single precision holds
   const heads = Array.from(mask.keys()).filter((h) => mask[h]);
   const numbers = (c, h) => [c.at(store.state, checkpoint, h), ...(c.error ? [c.errorAt(store.state, checkpoint, h)] : [])].map(seven);
   return {
     columns: ["model", "layer", "head", "window", ...columns.flatMap((c) => [c.name, ...(c.error ? [`${c.name}${ERROR}`] : [])])],
-    rows: heads.map((h) => [data.checkpoints[checkpoint].name, data.layers[h], data.heads[h], data.window(reading, checkpoint), ...columns.flatMap((c) => numbers(c, h))]),
+    rows: heads.map((h) => [data.checkpoints[checkpoint].name, data.layers[h], data.heads[h], data.window(choice, checkpoint), ...columns.flatMap((c) => numbers(c, h))]),
   };
 }

@@ -9,7 +9,7 @@ import { element, named, select } from "./dom.js";
 function positions(app, checkpoint) {
   const { data, store } = app;
   const start = data.row(checkpoint, store.state.component);
-  const { r_q: q, r_k: k } = data.readings[store.state.reading];
+  const { r_q: q, r_k: k } = data.choices[store.state.choice];
   return { x: q.subarray(start, start + data.nHeads), y: k.subarray(start, start + data.nHeads) };
 }
 
@@ -27,7 +27,7 @@ function drawMoves(g, frame) {
   const [a, b] = store.state.compare;
   const [from, to, mask] = [positions(app, a), positions(app, b), app.selection.mask(b)];
   const start = data.row(b, store.state.component);
-  const { category } = data.readings[store.state.reading];
+  const { category } = data.choices[store.state.choice];
   for (let h = 0; h < data.nHeads; h += 1) {
     if (!mask[h] || ![from.x[h], from.y[h], to.x[h], to.y[h]].every(Number.isFinite)) continue;
     const { fill } = categoryPaint(data, category[start + h], g.theme);
@@ -54,11 +54,11 @@ function draw(g) {
 // Every measure at A, at B, and the difference.
 export function comparisonRows(app) {
   const [a, b] = app.store.state.compare.map((c) => app.summaries.at(c));
-  const { reading, compare } = app.store.state;
+  const { choice, compare } = app.store.state;
   const means = [["mean r_q", "r_q"], ["mean r_k", "r_k"], ["mean |r_k|", "r_k_abs"], ["mean explained variance", "explained_variance"]].map(([text, key]) => [text, a[key].mean, b[key].mean, "mean"]);
   const shares = app.data.categories.map((category, i) => [category.name, a.shares[i], b.shares[i], "share"]);
   return [
-    ["window", ...compare.map((c) => app.data.window(reading, c)), "count"],
+    ["window", ...compare.map((c) => app.data.window(choice, c)), "count"],
     ["heads", a.heads, b.heads, "count"],
     ...means,
     ["concordant", a.concordant, b.concordant, "share"],
@@ -90,7 +90,7 @@ export function compareView(app) {
     id: "compare", surface: "canvas", title: `Compare two ${data.noun}s`,
     about: "The same selection, window and component on both sides.",
     options: [element("label", {}, "A ", pickers[0]), element("label", {}, "B ", pickers[1])],
-    uses: ["compare", "checkpoint", "component", "reading", "layers", "hidden", "brush", "head", "hover", "theme"],
+    uses: ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "theme"],
     height: (width) => {
       const last = panels(app, width).at(-1);
       return Math.ceil(last.y + last.h);
@@ -109,7 +109,7 @@ export function compareView(app) {
     });
     fillTable(app, body);
   };
-  store.subscribe((changed) => ["compare", "checkpoint", "component", "reading", "layers", "hidden", "brush"].some((key) => changed.has(key)) && update());
+  store.subscribe((changed) => ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush"].some((key) => changed.has(key)) && update());
   update();
   return view;
 }

@@ -86,20 +86,20 @@ function themeButton(app) {
 
 export function bar(app) {
   const { data, store } = app;
-  const reading = segmented("Window", [["own", "own context"], ["matched", "common window"]], (value) => store.set({ reading: value }));
-  reading.update(store.state.reading);
-  reading.node.id = "reading";
+  const choice = segmented("Window", [["own", "own context"], ["common", "common window"]], (value) => store.set({ choice: value }));
+  choice.update(store.state.choice);
+  choice.node.id = "choice";
   const component = select("Component", data.components.map((pc, i) => [i, `PC${pc}`]), (value) => store.set({ component: Number(value) }));
   component.id = "component";
   component.value = store.state.component;
   store.subscribe((changed) => {
-    if (changed.has("reading")) reading.update(store.state.reading);
+    if (changed.has("choice")) choice.update(store.state.choice);
     if (changed.has("component")) component.value = store.state.component;
   });
   return element(
     "div", { class: "bar", role: "region", "aria-label": "Controls of all views" },
     player(app),
-    element("div", { class: "switches" }, data.readings.matched ? reading.node : null, data.components.length > 1 ? component : null, search(app), themeButton(app)),
+    element("div", { class: "switches" }, data.choices.common ? choice.node : null, data.components.length > 1 ? component : null, search(app), themeButton(app)),
   );
 }
 
@@ -125,7 +125,7 @@ export function legend(app) {
     node.replaceChildren(...chips.filter(Boolean));
     if (focused >= 0) node.children[focused]?.focus();
   };
-  const uses = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+  const uses = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme"];
   store.subscribe((changed) => uses.some((key) => changed.has(key)) && update());
   update();
   return node;
@@ -168,9 +168,9 @@ function boxFilter(app) {
   const fields = ["r_q from", "r_q to", "r_k from", "r_k to"].map((label) => numberField(label, { min: -1, max: 1, step: 0.05 }));
   const read = (field, otherwise) => (field.value === "" ? otherwise : Number(field.value));
   const apply = () => {
-    const { checkpoint, component, reading } = store.state;
+    const { checkpoint, component, choice } = store.state;
     const sorted = (a, b) => [a, b].sort((one, other) => one - other);
-    store.set({ brush: { kind: "box", checkpoint, component, reading, r_q: sorted(read(fields[0], -1.06), read(fields[1], 1.06)), r_k: sorted(read(fields[2], -1.06), read(fields[3], 1.06)) } });
+    store.set({ brush: { kind: "box", checkpoint, component, choice, r_q: sorted(read(fields[0], -1.06), read(fields[1], 1.06)), r_k: sorted(read(fields[2], -1.06), read(fields[3], 1.06)) } });
   };
   return element(
     "fieldset", { "data-filter": "box" }, element("legend", {}, `Box at this ${app.data.noun}`),
@@ -200,7 +200,7 @@ export function filters(app) {
     words.textContent = `Showing ${selection.title()}${text ? `: ${text}` : ""}.`;
     clear.hidden = !selection.active;
   };
-  const uses = ["checkpoint", "component", "reading", "layers", "hidden", "brush"];
+  const uses = ["checkpoint", "component", "choice", "layers", "hidden", "brush"];
   store.subscribe((changed) => uses.some((key) => changed.has(key)) && update());
   update();
   return element("div", { class: "filter-row" }, panel, element("p", { class: "selection" }, words, " ", clear));

@@ -9,7 +9,7 @@ import { textWidth } from "./pen.js";
 
 const HEIGHT = 330;
 const DASHES = [[], [5, 4], [2, 3], [8, 3, 2, 3]]; // one for each kind of layer
-const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "split", "theme"];
+const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "split", "theme"];
 
 // Where the entries of a key stand: side by side, on as many lines as it takes.
 function layKey(entries, width) {
@@ -165,7 +165,7 @@ export function trajectoryTable(app) {
   const rows = app.selection.checkpoints().map((c) => {
     const s = app.summaries.at(c);
     const pairs = measures.flatMap((m) => [s[m].mean, s[m].spread]);
-    return [app.data.checkpoints[c].name, s.heads, app.data.window(app.store.state.reading, c), ...pairs, s.concordant, s.discordant];
+    return [app.data.checkpoints[c].name, s.heads, app.data.window(app.store.state.choice, c), ...pairs, s.concordant, s.discordant];
   });
   return { columns, rows };
 }

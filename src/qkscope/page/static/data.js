@@ -30,7 +30,7 @@ function ungroup(bytes, entry) {
   return new Type(plain.buffer);
 }
 
-class Reading {
+class Choice {
   constructor(array, key) {
     this.key = key;
     for (const name of ["explained_variance", "r_q", "r_k", "n_q", "n_k", "window", "category"]) {
@@ -60,7 +60,7 @@ export class Data {
     this.absent = about.data.absent;
     this.undefinedCode = about.categories.findIndex((category) => category.name === "undefined");
     this.texts = about.data.texts;
-    this.readings = Object.fromEntries(about.data.readings.map((key) => [key, new Reading(array, key)]));
+    this.choices = Object.fromEntries(about.data.choices.map((key) => [key, new Choice(array, key)]));
     this.head = {};
     for (const name of ["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_cell", "rotary", "attention", "layer_kind"]) {
       this.head[name] = array(`head.${name}`);
@@ -81,7 +81,7 @@ export class Data {
     return (checkpoint * this.components.length + component) * this.nHeads + head;
   }
 
-  // Where the lines of one checkpoint and component begin in every array of a reading.
+  // Where the lines of one checkpoint and component begin in every array of a choice.
   row(checkpoint, component) {
     return this.at(checkpoint, component, 0);
   }
@@ -99,11 +99,11 @@ export class Data {
     return this.head[what][checkpoint * this.nHeads + head];
   }
 
-  // The window of a checkpoint in a reading: that of the first head it has.
-  window(reading, checkpoint) {
+  // The window of a checkpoint in a choice: that of the first head it has.
+  window(choice, checkpoint) {
     const start = this.row(checkpoint, 0);
     for (let h = 0; h < this.nHeads; h += 1) {
-      const value = this.readings[reading].window[start + h];
+      const value = this.choices[choice].window[start + h];
       if (Number.isFinite(value)) return value;
     }
     return NaN;

@@ -6,7 +6,7 @@ import { correlationColour, readableOn } from "./colours.js";
 import { phaseRuns } from "./axis.js";
 import { textWidth } from "./pen.js";
 
-const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme"];
 const [TOP, BOTTOM] = [8, 40];
 
 function rowHeight(app) {

@@ -12,9 +12,9 @@ const DRAG = 5; // pixels after which a click is a brush
 // What a reader wants to know about a head at a checkpoint.
 export function headLines(app, head, checkpoint) {
   const { data, store } = app;
-  const { component, reading } = store.state;
+  const { component, choice } = store.state;
   const at = data.at(checkpoint, component, head);
-  const source = data.readings[reading];
+  const source = data.choices[choice];
   const code = source.category[at];
   if (code === data.absent) return [data.name(head), `not measured at ${data.checkpoints[checkpoint].label}`];
   const kind = [data.kind("rotary", checkpoint, head), data.kind("attention", checkpoint, head)].filter(Boolean).join(", ");
@@ -79,9 +79,9 @@ function attachPointer(view) {
     point(view, headAt(event), event, headLines);
   });
   surface.addEventListener("pointerup", (event) => {
-    const { checkpoint, component, reading } = app.store.state;
+    const { checkpoint, component, choice } = app.store.state;
     if (app.dragging) {
-      app.store.set({ brush: { kind: "box", checkpoint, component, reading, ...app.dragging } });
+      app.store.set({ brush: { kind: "box", checkpoint, component, choice, ...app.dragging } });
       app.dragging = null;
       app.announce(`Box: ${app.selection.title()}`);
     } else if (event.button === 0) {
@@ -108,7 +108,7 @@ export function explorer(app) {
     title: "Phase portrait",
     about: "One mark per head. Click a head to follow it, drag a box to keep its heads in every view.",
     surface: "canvas",
-    uses: ["checkpoint", "component", "reading", "layers", "hidden", "brush", "head", "hover", "trail", "theme"],
+    uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "trail", "theme"],
     card: "rq_rk_scatter_grid",
     options: [!data.oneRun || data.checkpoints.length < 2 ? null : trails, clear].filter(Boolean),
     height: (width) => Math.round(Math.min(620, Math.max(320, width * 0.92))),
@@ -124,8 +124,8 @@ export function explorer(app) {
       return `Phase portrait at ${data.checkpoints[store.state.checkpoint].label}: ${plural(s.heads, "head")}; ${shares}. Arrow keys move between heads, Enter selects, Escape clears.`;
     },
     note: () => {
-      const { checkpoint, component, reading } = store.state;
-      const { category } = data.readings[reading];
+      const { checkpoint, component, choice } = store.state;
+      const { category } = data.choices[choice];
       const start = data.row(checkpoint, component);
       const missing = category.subarray(start, start + data.nHeads).filter((code) => code === data.undefinedCode).length;
       return `${markWords(app.layerKinds)}${missing ? `${plural(missing, "head")} without a defined correlation cannot be placed.` : ""}`;

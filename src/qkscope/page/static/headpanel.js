@@ -22,9 +22,9 @@ function chart(app, label, width, height, draw) {
 // r_q and r_k over the checkpoints, and below them a strip with the category of each.
 function drawPath(g, head) {
   const { data, store, selection } = g.app;
-  const { component, reading, checkpoint } = store.state;
+  const { component, choice, checkpoint } = store.state;
   const list = selection.checkpoints();
-  const source = data.readings[reading];
+  const source = data.choices[choice];
   const frame = { left: 34, right: g.width - 6, top: 10, bottom: g.height - 40 };
   const y = scale([-1, 1], [frame.bottom, frame.top]);
   const step = (frame.right - frame.left) / list.length;
@@ -49,8 +49,8 @@ function drawPath(g, head) {
 // All components at this checkpoint: r_q and r_k as marks, explained variance as a bar below.
 function drawComponents(g, head) {
   const { data, store } = g.app;
-  const { checkpoint, reading, component } = store.state;
-  const source = data.readings[reading];
+  const { checkpoint, choice, component } = store.state;
+  const source = data.choices[choice];
   const frame = { left: 34, right: g.width - 6, top: 10, bottom: g.height - 62 };
   const y = scale([-1, 1], [frame.bottom, frame.top]);
   const step = (frame.right - frame.left) / data.components.length;
@@ -73,8 +73,8 @@ function drawComponents(g, head) {
 
 function neighbours(app, head) {
   const { data, store } = app;
-  const { checkpoint, component, reading } = store.state;
-  const source = data.readings[reading];
+  const { checkpoint, component, choice } = store.state;
+  const source = data.choices[choice];
   const same = data.layers.map((_, h) => h).filter((h) => data.layers[h] === data.layers[head]);
   const items = same.map((h) => {
     const at = data.at(checkpoint, component, h);
@@ -105,9 +105,9 @@ function sign(app, colour, mark) {
 
 function about(app, head) {
   const { data, store } = app;
-  const { checkpoint, component, reading } = store.state;
+  const { checkpoint, component, choice } = store.state;
   const at = data.at(checkpoint, component, head);
-  const source = data.readings[reading];
+  const source = data.choices[choice];
   const kind = [data.kind("rotary", checkpoint, head), data.kind("attention", checkpoint, head)];
   const reach = data.number("attention_window", checkpoint, head);
   return definition([
@@ -147,10 +147,10 @@ function title(app, head) {
 // Where to start when nothing is chosen: the heads that moved most on the way to this checkpoint.
 function movers(app) {
   const { data, store, selection } = app;
-  const { checkpoint, component, reading } = store.state;
+  const { checkpoint, component, choice } = store.state;
   const before = selection.checkpoints().filter((c) => c < checkpoint).at(-1);
   const [one, other] = before === undefined || !data.oneRun ? [null, checkpoint] : [before, checkpoint];
-  const source = data.readings[reading];
+  const source = data.choices[choice];
   const mask = selection.mask(checkpoint);
   const far = (h) => {
     const b = data.at(other, component, h);
@@ -188,7 +188,7 @@ export function headPanel(app) {
       neighbours(app, head),
     );
   };
-  const uses = ["head", "checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+  const uses = ["head", "checkpoint", "component", "choice", "layers", "hidden", "brush", "theme"];
   store.subscribe((changed) => uses.some((key) => changed.has(key)) && draw());
   draw();
   return { node };

@@ -122,7 +122,7 @@ function seriesTable(app, columns) {
   const { data, selection, store } = app;
   const rows = selection.checkpoints().map((c) => {
     const all = columns.map((column) => overHeads(app, column, c));
-    return [data.checkpoints[c].name, data.window(store.state.reading, c), ...all.flatMap((s) => [s.mean, s.spread, s.count])];
+    return [data.checkpoints[c].name, data.window(store.state.choice, c), ...all.flatMap((s) => [s.mean, s.spread, s.count])];
   });
   return { columns: ["model", "window", ...columns.flatMap(({ name }) => [name, `${name}_std`, `${name}_heads`])], rows };
 }

@@ -8,7 +8,7 @@ import { seriesSpec } from "./lens_series.js";
 import { bound } from "./numbers.js";
 
 const KINDS = { curve: seriesSpec, bars: seriesSpec, heatmap: cellsSpec, scatter: scatterSpec };
-const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme"];
 
 // What the columns of a view mean.
 function definitions(columns) {

@@ -62,7 +62,7 @@ function createApp(data) {
   app.theme = () => colours(app.dark());
   app.selection = new Selection(data, store);
   app.summaries = new Summaries(data, store, app.selection);
-  app.lowestQuery = Object.values(data.readings).reduce((low, r) => r.r_q.reduce((a, b) => (b < a ? b : a), low), 0);
+  app.lowestQuery = Object.values(data.choices).reduce((low, r) => r.r_q.reduce((a, b) => (b < a ? b : a), low), 0);
   app.layerKinds = data.about.layerKinds; // where there is more than one, views can tell them apart
   app.tooltip = makeTooltip();
   app.announce = makeAnnouncer();
@@ -71,8 +71,8 @@ function createApp(data) {
   app.showCard = (figure) => app.cards.show(figure);
   app.headTable = (checkpoint, filtered) => headTable(app, checkpoint, filtered);
   app.describe = () => {
-    const { checkpoint, component, reading } = store.state;
-    const where = reading === "matched" ? `common window of ${whole(data.window("matched", checkpoint))} tokens` : `each ${data.noun} at its own context`;
+    const { checkpoint, component, choice } = store.state;
+    const where = choice === "common" ? `common window of ${whole(data.window("common", checkpoint))} tokens` : `each ${data.noun} at its own context`;
     const words = app.selection.words();
     return `${data.checkpoints[checkpoint].label} on the slider; PC${data.components[component]}; ${where}; ${app.selection.title()}${words ? ` (${words})` : ""}`;
   };
@@ -134,7 +134,7 @@ function connect(app) {
   const { store, data } = app;
   store.subscribe((changed) => {
     if (changed.has("theme")) applyTheme(app);
-    const linked = ["head", "checkpoint", "component", "reading"].some((key) => changed.has(key));
+    const linked = ["head", "checkpoint", "component", "choice"].some((key) => changed.has(key));
     if (linked && !store.state.playing) writeHash(toHash(data, store.state));
     if (changed.has("checkpoint") && !store.state.playing) app.announce(settled(app));
     if (changed.has("head") && store.state.head !== null) app.announce(`Head ${data.name(store.state.head)} chosen`);

@@ -11,10 +11,10 @@ const LETTERS = ["P", "Q", "K", "C", "M", "?"]; // beside colour, for readers wh
 
 function paintOf(app, theme) {
   const { data, store } = app;
-  const { measure, checkpoint, component, reading } = store.state;
+  const { measure, checkpoint, component, choice } = store.state;
   const byCategory = measure === "category";
   return (h) => {
-    const value = data.readings[reading][measure][data.at(checkpoint, component, h)];
+    const value = data.choices[choice][measure][data.at(checkpoint, component, h)];
     if (byCategory ? value === data.undefinedCode : !Number.isFinite(value)) return { fill: null, text: "?" };
     if (byCategory) return { fill: categoryPaint(data, value, theme).fill, text: LETTERS[value] };
     return { fill: correlationColour(data.about, measure, value), text: isNegative(value) ? "−" : "" };
@@ -32,7 +32,7 @@ export function headMap(app) {
     title: "Layers and heads",
     about: "Heads across, layers downwards. Drag to keep a block of heads.",
     surface: "canvas",
-    uses: ["checkpoint", "component", "reading", "layers", "hidden", "brush", "head", "hover", "measure", "theme"],
+    uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "measure", "theme"],
     card: null,
     options: [control.node],
     height: () => cellsHeight(app),

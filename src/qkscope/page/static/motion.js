@@ -21,7 +21,7 @@ export class Motion {
     this.aim();
     this.jump();
     app.store.subscribe((changed) => {
-      if (changed.has("checkpoint") || changed.has("component") || changed.has("reading")) this.start();
+      if (changed.has("checkpoint") || changed.has("component") || changed.has("choice")) this.start();
       if (changed.has("playing")) this.#schedule();
     });
   }
@@ -29,9 +29,9 @@ export class Motion {
   // Set the places that the state asks for.
   aim() {
     const { data, store } = this.app;
-    const { checkpoint, component, reading } = store.state;
+    const { checkpoint, component, choice } = store.state;
     const start = data.row(checkpoint, component);
-    const source = data.readings[reading];
+    const source = data.choices[choice];
     this.to.x = Float64Array.from(source.r_q.subarray(start, start + data.nHeads));
     this.to.y = Float64Array.from(source.r_k.subarray(start, start + data.nHeads));
   }

@@ -71,10 +71,10 @@ export function drawFrame(g, frame) {
 export function drawTrails(g, frame, { mask, x, y }) {
   const { pen, theme, app } = g;
   const { data, store, selection } = app;
-  const { checkpoint, component, reading, trail, head } = store.state;
+  const { checkpoint, component, choice, trail, head } = store.state;
   if (!data.oneRun) return;
   const before = selection.checkpoints().filter((c) => c < checkpoint);
-  const source = data.readings[reading];
+  const source = data.choices[choice];
   for (let h = 0; h < data.nHeads; h += 1) {
     const selected = h === head;
     const kept = selected ? before : trail === "all" ? before : before.slice(before.length - Number(trail));
@@ -96,8 +96,8 @@ export function drawTrails(g, frame, { mask, x, y }) {
 export function drawDots(g, frame, { mask, x, y, checkpoint, radius }) {
   const { pen, theme, app } = g;
   const { data, store } = app;
-  const { component, reading, head, hover } = store.state;
-  const { category } = data.readings[reading];
+  const { component, choice, head, hover } = store.state;
+  const { category } = data.choices[choice];
   const paintOf = (h) => categoryPaint(data, category[data.at(checkpoint, component, h)], theme);
   const all = Array.from(mask.keys()).filter((h) => Number.isFinite(x[h]) && Number.isFinite(y[h]));
   for (const kept of [false, true]) {

@@ -6,7 +6,7 @@
 
 import { correlation, plural } from "./format.js";
 
-const FILTERS = ["layers", "hidden", "brush", "component", "reading"];
+const FILTERS = ["layers", "hidden", "brush", "component", "choice"];
 
 export class Selection {
   constructor(data, store) {
@@ -44,17 +44,17 @@ export class Selection {
     const hiddenCategories = new Set(state.hidden.category.map((name) => data.categories.findIndex((c) => c.name === name)));
     const together = !data.oneRun;
     const here = together ? checkpoint : state.checkpoint;
-    const reading = data.readings[state.reading];
+    const choice = data.choices[state.choice];
     const own = data.row(checkpoint, state.component);
     const now = data.row(here, state.component);
     for (let h = 0; h < data.nHeads; h += 1) {
-      const present = reading.category[own + h] !== data.absent;
+      const present = choice.category[own + h] !== data.absent;
       const inLayers = !state.layers || (data.layers[h] >= state.layers[0] && data.layers[h] <= state.layers[1]);
       const kept =
         present &&
         inLayers &&
         kinds.every(([what, hidden]) => !hidden.has(data.kind(what, checkpoint, h))) &&
-        !hiddenCategories.has(reading.category[now + h]) &&
+        !hiddenCategories.has(choice.category[now + h]) &&
         (!state.brush || this.inBrush(state.brush, h, together ? checkpoint : state.brush.checkpoint));
       mask[h] = kept ? 1 : 0;
     }
@@ -67,9 +67,9 @@ export class Selection {
       const [layer, column] = [data.layers[head], data.heads[head]];
       return layer >= brush.layers[0] && layer <= brush.layers[1] && column >= brush.heads[0] && column <= brush.heads[1];
     }
-    const reading = data.readings[brush.reading];
+    const choice = data.choices[brush.choice];
     const at = data.at(checkpoint, brush.component, head);
-    const [q, k] = [reading.r_q[at], reading.r_k[at]];
+    const [q, k] = [choice.r_q[at], choice.r_k[at]];
     return q >= brush.r_q[0] && q <= brush.r_q[1] && k >= brush.r_k[0] && k <= brush.r_k[1];
   }
 
@@ -83,7 +83,7 @@ export class Selection {
     const start = data.row(checkpoint, state.component);
     let heads = 0;
     for (let h = 0; h < data.nHeads; h += 1) {
-      heads += data.readings[state.reading].category[start + h] !== data.absent ? 1 : 0;
+      heads += data.choices[state.choice].category[start + h] !== data.absent ? 1 : 0;
     }
     return heads;
   }

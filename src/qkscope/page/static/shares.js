@@ -7,7 +7,7 @@ import { percent, plural } from "./format.js";
 
 const HEIGHT = 360;
 const MOST_FLOWS = 24; // more columns than this are thinned: ribbons would be hairlines
-const USES = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme"];
 
 function frameOf(g, checkpoints) {
   const [left, right] = [44, g.width - 12];

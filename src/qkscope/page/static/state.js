@@ -23,7 +23,7 @@ export function initialState(data) {
   return {
     checkpoint: last,
     component: 0,
-    reading: "own",
+    choice: "own",
     measure: "category",
     trail: data.nHeads > 1000 ? "0" : "3", // thousands of trails are a haze
     head: null,
@@ -55,7 +55,7 @@ export function toHash(data, state) {
   if (state.head !== null) entries.set("head", `${data.layers[state.head]}.${data.heads[state.head]}`);
   entries.set("ckpt", checkpointKey(data, state.checkpoint));
   if (state.component) entries.set("pc", data.components[state.component]);
-  if (state.reading === "matched") entries.set("window", "common");
+  if (state.choice === "common") entries.set("window", "common");
   return `#${entries}`;
 }
 
@@ -70,7 +70,7 @@ export function fromHash(data, hash) {
   if (checkpoint >= 0) changes.checkpoint = checkpoint;
   const component = entries.has("pc") ? data.components.indexOf(Number(entries.get("pc"))) : -1;
   if (component >= 0) changes.component = component;
-  if (entries.get("window") === "common" && data.readings.matched) changes.reading = "matched";
+  if (entries.get("window") === "common" && data.choices.common) changes.choice = "common";
   return changes;
 }
 

@@ -55,15 +55,15 @@ export class Summaries {
   }
 
   at(checkpoint, options = {}) {
-    const { reading = this.state.reading, component = this.state.component, kind = null } = options;
+    const { choice = this.state.choice, component = this.state.component, kind = null } = options;
     if (this.version !== this.selection.version) {
       this.kept.clear();
       this.version = this.selection.version;
     }
-    const key = `${reading} ${component} ${checkpoint} ${kind}`;
+    const key = `${choice} ${component} ${checkpoint} ${kind}`;
     if (!this.kept.has(key)) {
       const mask = this.#only(this.selection.mask(checkpoint), checkpoint, kind);
-      this.kept.set(key, summarise(this.data, this.data.readings[reading], this.data.row(checkpoint, component), mask));
+      this.kept.set(key, summarise(this.data, this.data.choices[choice], this.data.row(checkpoint, component), mask));
     }
     return this.kept.get(key);
   }
@@ -81,7 +81,7 @@ export class Summaries {
   // Heads that went from each category to each: counts[from][to], over heads that both checkpoints have.
   flow(before, after) {
     const { data, state } = this;
-    const { category } = data.readings[state.reading];
+    const { category } = data.choices[state.choice];
     const [one, other] = [data.row(before, state.component), data.row(after, state.component)];
     const [kept, keptAfter] = [this.selection.mask(before), this.selection.mask(after)];
     const counts = data.categories.map(() => data.categories.map(() => 0));
@@ -96,7 +96,7 @@ export class Summaries {
     const { data, state } = this;
     const cells = data.about.depth.columns.length;
     const [sums, counts] = [new Float64Array(cells), new Float64Array(cells)];
-    const values = data.readings[state.reading][statistic];
+    const values = data.choices[state.choice][statistic];
     const start = data.row(checkpoint, state.component);
     const mask = this.selection.mask(checkpoint);
     for (let h = 0; h < data.nHeads; h += 1) {

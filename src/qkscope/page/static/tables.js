@@ -8,9 +8,9 @@ import { swatchOf } from "./headpanel.js";
 const PAGE = 20;
 const HEAD_COLUMNS = ["model", "layer", "depth", "head", "kv_head", "pc", "explained_variance", "r_q", "r_k", "n_q", "n_k", "rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window", "category"];
 
-function headRow(data, reading, checkpoint, component, h) {
+function headRow(data, choice, checkpoint, component, h) {
   const at = data.at(checkpoint, component, h);
-  const source = data.readings[reading];
+  const source = data.choices[choice];
   const number = (name) => data.number(name, checkpoint, h);
   return [
     data.checkpoints[checkpoint].name, data.layers[h], number("depth"), data.heads[h], number("kv_head"), data.components[component],
@@ -23,24 +23,24 @@ function headRow(data, reading, checkpoint, component, h) {
 // The rows of qk.csv (without the lines over position), for the heads that are meant or for all.
 export function headTable(app, checkpoint, filtered) {
   const { data, store, selection } = app;
-  const { reading, component } = store.state;
+  const { choice, component } = store.state;
   const mask = selection.mask(checkpoint);
   const rows = [];
   for (let h = 0; h < data.nHeads; h += 1) {
-    const there = data.readings[reading].category[data.at(checkpoint, component, h)] !== data.absent;
-    if (there && (mask[h] || !filtered)) rows.push(headRow(data, reading, checkpoint, component, h));
+    const there = data.choices[choice].category[data.at(checkpoint, component, h)] !== data.absent;
+    if (there && (mask[h] || !filtered)) rows.push(headRow(data, choice, checkpoint, component, h));
   }
   return { columns: HEAD_COLUMNS, rows };
 }
 
 export function wholeTable(app) {
   const { data, store } = app;
-  const { reading } = store.state;
+  const { choice } = store.state;
   const rows = [];
   data.checkpoints.forEach((_, c) => {
     for (let h = 0; h < data.nHeads; h += 1) {
       for (let p = 0; p < data.components.length; p += 1) {
-        if (data.readings[reading].category[data.at(c, p, h)] !== data.absent) rows.push(headRow(data, reading, c, p, h));
+        if (data.choices[choice].category[data.at(c, p, h)] !== data.absent) rows.push(headRow(data, choice, c, p, h));
       }
     }
   });
@@ -62,8 +62,8 @@ export function tablePanel(app) {
     return element("th", { scope: "col" }, key ? button(text, act, { class: "sort" }) : text);
   });
   const draw = () => {
-    const { checkpoint, component, reading } = store.state;
-    const source = data.readings[reading];
+    const { checkpoint, component, choice } = store.state;
+    const source = data.choices[choice];
     const mask = selection.mask(checkpoint);
     const value = (h, key) => source[key][data.at(checkpoint, component, h)];
     const heads = data.layers.map((_, h) => h).filter((h) => mask[h]);
@@ -87,7 +87,7 @@ export function tablePanel(app) {
     first += by;
     draw();
   };
-  const uses = ["checkpoint", "component", "reading", "layers", "hidden", "brush", "theme"];
+  const uses = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme"];
   store.subscribe((changed) => uses.some((key) => changed.has(key)) && draw());
   draw();
   const save = (table, what) => saveCsv(table, fileName("qkscope", data.about.title, what));
@@ -98,7 +98,7 @@ export function tablePanel(app) {
     element(
       "div", { class: "options" },
       button("CSV: these heads", () => save(headTable(app, store.state.checkpoint, true), "heads"), { class: "tool", id: "csv-heads" }),
-      button("CSV: everything at this window", () => save(wholeTable(app), store.state.reading === "matched" ? "qk_matched" : "qk"), { class: "tool", id: "csv-all" }),
+      button("CSV: everything at this window", () => save(wholeTable(app), store.state.choice === "common" ? "qk_common" : "qk"), { class: "tool", id: "csv-all" }),
     ),
     element("p", { class: "note" }, data.about.data.precision === "float64" ? "CSV files carry every digit of qk.csv." : "This study is large: the page holds correlations in single precision (seven digits); qk.csv has every digit."),
   );

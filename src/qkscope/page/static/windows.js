@@ -86,7 +86,7 @@ export function windowView(app) {
   return new View(app, {
     id: "windows", title: "What the window alone does", surface: "svg", card: "window_dependence", options: [control.node],
     about: `Along a line the weights stay the same; only the number of leading tokens changes. Component 0, filled mark: the ${app.data.noun}’s own context.`,
-    uses: ["checkpoint", "component", "reading", "layers", "hidden", "brush", "windowMeasure", "theme"],
+    uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "windowMeasure", "theme"],
     height: () => 340,
     draw,
     table,
