@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,29 +98,35 @@ def start(tmp_path):
         process.end()
 
 
+def write_documents(folder):
+    """Six real documents and one that is too short, in `docs`."""
+    sources = [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]
+    (folder / "docs").mkdir()
+    for path in sources:
+        (folder / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
+    (folder / "docs" / "tiny.txt").write_text("too short")
+
+
+def write_world(folder, checkpoints, **changes) -> Path:
+    """A study of both checkpoints over the folder's documents, with changes."""
+    study = {
+        "study": "world",
+        "title": "Tiny",
+        "documents": {"files": "docs/*.txt", "special_tokens": "none"},
+        "groups": 3,
+        "checkpoints": [
+            {"name": "one", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
+            {"name": "two", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
+        ],
+        **changes,
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    return path
+
+
 @pytest.fixture
 def world(tmp_path, checkpoints):
     """A folder with documents, and a function that writes a study there with changes."""
-    sources = [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]
-    (tmp_path / "docs").mkdir()
-    for path in sources:
-        (tmp_path / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
-    (tmp_path / "docs" / "tiny.txt").write_text("too short")
-
-    def write(**changes) -> Path:
-        study = {
-            "study": "world",
-            "title": "Tiny",
-            "documents": {"files": "docs/*.txt", "special_tokens": "none"},
-            "groups": 3,
-            "checkpoints": [
-                {"name": "one", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
-                {"name": "two", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
-            ],
-            **changes,
-        }
-        path = tmp_path / "study.yaml"
-        path.write_text(yaml.safe_dump(study, sort_keys=False))
-        return path
-
-    return write
+    write_documents(tmp_path)
+    return partial(write_world, tmp_path, checkpoints)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 
@@ -139,7 +140,8 @@ def takeaway(card: Card) -> str:
 def _drawing(figure: Figure, card: Card) -> tuple[Run, ...]:
     """The last step of a card: the command that makes the figure, and the function that draws it."""
     how = f"{card.drawing}; " if card.drawing else ""
-    function = f"{figure.draw.__module__}.{figure.draw.__qualname__}"
+    draw = figure.draw.func if isinstance(figure.draw, partial) else figure.draw
+    function = f"{draw.__module__}.{draw.__qualname__}"
     return how, Code("qkscope report RESULTS"), "; the function is ", Code(function), "."
 
 

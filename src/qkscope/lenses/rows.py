@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from qkscope.errors import InputError
 from qkscope.lenses.base import HeadTable
 from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
 from qkscope.lenses.pca import one_blas_thread
@@ -85,12 +84,12 @@ def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
     found = {name: np.asarray(values) for name, values in table.rows(sums).items()}
     if set(found) != set(table.names):
         odd = sorted(set(found) ^ set(table.names))[0]
-        raise InputError(f"{table.file}: column {odd!r} is {'not computed' if odd in table.names else 'not declared'}")
+        raise ValueError(f"{table.file}: column {odd!r} is {'not computed' if odd in table.names else 'not declared'}")
     count = next(values.shape[1] for values in found.values() if values.ndim == 2) if table.components else 1
     heads, facts = len(sums.heads), sums.facts
     for name, values in found.items():
         if values.shape not in ((heads,), (heads, count)):
-            raise InputError(f"{table.file}: column {name!r} has shape {values.shape} for {heads} heads")
+            raise ValueError(f"{table.file}: column {name!r} has shape {values.shape} for {heads} heads")
     per_layer = {
         "layer": facts.layer,
         "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,

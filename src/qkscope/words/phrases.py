@@ -50,6 +50,11 @@ def percent(share: float, extra: int = 0) -> str:
     return f"{math.floor(100 * share / unit + 0.5 + 1e-9) * unit:.{extra}f}%"
 
 
+def significant(value: float, extra: int = 0) -> str:
+    """A number of any size: three digits that count, with a real minus sign."""
+    return "undefined" if math.isnan(value) else f"{value:.{3 + extra}g}".replace("-", "−")
+
+
 def shown(fmt: Format, *values: float) -> list[str]:
     """The numbers as text, with the fewest digits at which those that differ look different."""
     apart = [(i, j) for i, j in itertools.combinations(range(len(values)), 2) if abs(values[i] - values[j]) > SMALLEST]

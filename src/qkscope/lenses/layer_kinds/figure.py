@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
+from qkscope.draw.curves import band_key, draw_band_line
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
-from qkscope.lenses.position.figure import band_key, draw_band_line
 
 
 def draw_layer_kinds(at: AtWindow) -> Figure:

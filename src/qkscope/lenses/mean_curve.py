@@ -1,0 +1,73 @@
+"""A ready-made figure with its card: the mean of one column over heads, entry by entry.
+
+A lens whose column is a plain number per head needs no drawing and no sentences of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from qkscope.lenses.base import Column, Figure, HeadTable
+from qkscope.lenses.card import Card, CardInput, bands, rows, window_sentence
+from qkscope.stats.findings import describe_curve, largest_contrast
+from qkscope.stats.noise import HeadPanel
+from qkscope.words.phrases import curve_course, jumps, ranking, sentence, significant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+    from qkscope.lenses.at_window import AtWindow
+
+
+def mean_curve(table: HeadTable, column: str, *, name: str, title: str, leads: int = 0) -> Figure:
+    """The figure `name` of a column, at each entry's own context and at the common window."""
+    shown = next(each for each in table.columns if each.name == column)
+    return Figure(
+        name,
+        partial(draw_mean_curve, table.file, shown, title),
+        partial(mean_card, table.file, shown, title),
+        needs=(table.file,),
+        at_common_window=table.windows == "own and common",
+        leads=leads,
+    )
+
+
+def draw_mean_curve(file: str, column: Column, title: str, at: AtWindow) -> Drawing:
+    """Means over heads with their spread."""
+    import pandas as pd
+
+    from qkscope.draw import style
+    from qkscope.draw.curves import band_key, draw_band_line
+
+    study, groups = at.study, at.table(file).groupby("model")[column.name]
+    table = pd.DataFrame({"mean": groups.mean(), "mean_std": groups.std()}).reindex(list(study.names)).reset_index()
+    note = style.window_note([at.window_of(model) for model in at.names], at.common, study.noun)
+    figure = style.new_figure(9.0, 4.0, study, f"{title} {style.span_title(study)}", note)
+    axes = figure.subplots()
+    draw_band_line(axes, table, "mean", colour=style.PURPLE, marker="o", label="mean over heads", joined=study.one_run)
+    axes.set_ylabel(f"{column.name} ({column.unit})" if column.unit else column.name)
+    style.checkpoint_axis(axes, study)
+    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], band_key(style.PURPLE)], 2)
+    return style.finish(figure)
+
+
+def mean_card(file: str, column: Column, title: str, given: CardInput) -> Card:
+    """What the column is, and how its mean goes."""
+    panel = HeadPanel(given.at.table(file), same_heads=given.study.one_run)
+    name = f"The mean of {column.name}"
+    if given.study.one_run or len(given.checkpoints) == 1:
+        curve = describe_curve(panel, given.checkpoints, column.name)
+        course = curve_course(curve, name, significant)
+        steps = jumps(curve, name[0].lower() + name[1:], significant, given.windows)
+    else:
+        contrast = largest_contrast(panel, given.checkpoints, column.name)
+        course, steps = ranking(contrast, name, significant, given.noun), []
+    shows = [
+        f"{column.name}: {sentence(column.definition)} The mean over heads for {rows(given)}, with {bands(given)} of "
+        f"± 1 standard deviation over heads. {window_sentence(given)}",
+        " ".join([course, *steps]),
+    ]
+    how = [("Aggregation", f"mean and standard deviation of {column.name} over the heads of each {given.noun}.")]
+    headline = f"{title} {given.study.span.title()}{' at a Common Window' if given.at.common else ''}"
+    return Card(headline, shows, file, how, [course])

@@ -1,0 +1,134 @@
+"""A lens is one room: a small analysis, defined here, gets its table, figure, card and page section by one line."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.image import imread
+
+from conftest import write_documents, write_world
+from qkscope.api import capture_moments
+from qkscope.lenses.base import Column, Figure, HeadTable, Lens, Summary, View
+from qkscope.lenses.catalogue import catalogue
+from qkscope.lenses.mean_curve import mean_curve
+from qkscope.lenses.registry import register, registered, with_lens
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.report.write import write_report
+from qkscope.run.execute import run_study
+
+NORM = Column("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))
+TABLE = HeadTable("query_norm.csv", (NORM,), lambda sums: {"query_norm": np.linalg.norm(sums.q.mean_x, axis=1)})
+LENS = Lens(
+    name="query_norm",
+    title="Mean queries",
+    question="How long is the mean query?",
+    tables=(TABLE,),
+    figures=(mean_curve(TABLE, "query_norm", name="query_norm", title="Length of the Mean Query"),),
+    views=(View("curve", "Length of the mean query", ("query_norm",), figure="query_norm"),),
+)
+
+
+@pytest.fixture(scope="module")
+def with_norms(tmp_path_factory, checkpoints):
+    """A study that is run and reported with the lens; nothing of the package knows it."""
+    folder = tmp_path_factory.mktemp("norms")
+    write_documents(folder)
+    with with_lens(LENS):
+        out = run_study(write_world(folder, checkpoints), folder / "out")
+        write_report(out)
+    return out
+
+
+def test_one_registration_gives_table_figure_card_and_page_section(with_norms):
+    table = pd.read_csv(with_norms / "query_norm.csv")
+    assert list(table.columns[:6]) == ["model", "layer", "depth", "head", "kv_head", "query_norm"]
+    assert set(zip(table["model"], table["window"], strict=True)) == {("one", 64), ("two", 256), ("two", 64)}
+    assert len(table) == 3 * 4 * 4  # windows of both checkpoints, layers, heads
+    for suffix in ("", "_common"):
+        figure = with_norms / "figures" / f"10_query_norm{suffix}"
+        assert imread(figure / "figure.png").std() > 0
+        card = (figure / "README.md").read_text()
+        assert "Euclidean length of the head's mean query." in card
+        assert "`query_norm.csv`" in card
+        assert "## Key Takeaway" in card
+    html = (with_norms / "report.html").read_text()
+    about = json.loads(re.search(r'<script type="application/json" id="about">(.*?)</script>', html)[1])
+    (section,) = about["lenses"]
+    assert section["question"] == "How long is the mean query?"
+    assert section["columns"]["query_norm"]["definition"] == NORM.definition
+    assert [view["card"] for view in section["views"]] == ["query_norm"]
+
+
+def test_its_numbers_are_those_of_the_vectors(checkpoints):
+    """Against the mean of every query that the model's attention was given."""
+    from transformers import AutoModelForCausalLM
+
+    from qkscope.capture.tap import Tap
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoints / "short")
+    windows = np.random.default_rng(0).integers(0, 256, (3, 64))
+    seen = {}
+    with Tap(model.model, lambda call: seen.setdefault(call.layer, []).append(call.query.double().clone())):
+        for window in windows:
+            model.model(torch.from_numpy(window[None]), use_cache=False)
+    moments = capture_moments(model, windows.tolist())
+    rows = checkpoint_rows(moments, [TABLE], RowSettings(), model="m")[TABLE.file]
+    for row in rows.itertuples():
+        queries = np.concatenate([q[0, row.head].detach().numpy() for q in seen[row.layer]])
+        assert row.query_norm == pytest.approx(np.linalg.norm(queries.mean(axis=0)), rel=1e-6)
+
+
+def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
+    before = registered()
+    with with_lens(LENS):
+        assert registered() == (*before, LENS)
+        with pytest.raises(ValueError, match=r"'query_norm.csv' is taken"):
+            register(LENS)
+    assert registered() == before
+
+
+@pytest.mark.parametrize(
+    ("lens", "taken"),
+    [
+        (Lens("position", "t", "q"), "position"),
+        (Lens("new", "t", "q", summaries=(Summary("trajectory", lambda at: None),)), "trajectory"),
+        (Lens("new", "t", "q", figures=(Figure("concordance", None, None, ()),)), "concordance"),
+        (Lens("new", "t", "q", tables=(HeadTable("qk.csv", (), None),)), "qk.csv"),
+    ],
+)
+def test_a_name_of_another_lens_is_refused(lens, taken):
+    with pytest.raises(ValueError, match=f"{taken!r} is taken by another lens"):
+        register(lens)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (lambda sums: {}, "column 'query_norm' is not computed"),
+        (lambda sums: {"query_norm": sums.q.n, "other": sums.q.n}, "column 'other' is not declared"),
+        (lambda sums: {"query_norm": np.zeros(3)}, r"has shape \(3,\) for 4 heads"),
+    ],
+)
+def test_rows_that_are_not_what_the_table_declares(checkpoints, rows, problem):
+    from transformers import AutoModelForCausalLM
+
+    moments = capture_moments(AutoModelForCausalLM.from_pretrained(checkpoints / "short"), [list(range(64))])
+    with pytest.raises(ValueError, match=problem):
+        checkpoint_rows(moments, [HeadTable("x.csv", (NORM,), rows)], RowSettings(), model="m")
+
+
+def test_figures_without_a_number_get_the_next_free_ones():
+    figures = [Figure(name, None, None, (), number=number) for name, number in (("a", None), ("b", 1), ("c", None))]
+    numbers = {entry.name: entry.number for entry in catalogue([Lens("x", "t", "q", figures=tuple(figures))])}
+    assert numbers == {"b": 1, "a": 2, "c": 3}
+
+
+def test_a_report_of_results_without_the_lens_table_leaves_it_out(with_norms, tmp_path):
+    shutil.copytree(with_norms, tmp_path / "out", ignore=shutil.ignore_patterns("figures", "query_norm.csv"))
+    with with_lens(LENS):
+        write_report(tmp_path / "out", page=False)
+    assert not list((tmp_path / "out" / "figures").glob("10_*"))
