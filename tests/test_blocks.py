@@ -1,0 +1,88 @@
+"""Cards are blocks: whatever a name contains, Markdown and page show it as text, and a list stays a list."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from qkscope.words.blocks import (
+    Code,
+    Strong,
+    bullet,
+    heading,
+    markdown_text,
+    numbered,
+    page_runs,
+    paragraph,
+    plain,
+    to_markdown,
+    to_page,
+)
+
+GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=60)
+
+
+def tokens(markdown):
+    """(kind, text) of every inline token of a document."""
+    return [(part.type, part.content) for token in GITHUB.parse(markdown) for part in token.children or []]
+
+
+@given(LINE)
+def test_a_name_is_text_in_markdown(name):
+    found = tokens(to_markdown([paragraph("at ", name, " it rises")]))
+    assert {kind for kind, _ in found} <= {"text", "text_special"}
+    shown = "".join(text for _, text in found)
+    assert " ".join(shown.split()) == " ".join(f"at {name} it rises".split())
+
+
+@given(LINE)
+def test_a_paragraph_that_begins_with_a_name_is_a_paragraph(name):
+    kinds = [token.type for token in GITHUB.parse(to_markdown([paragraph(name, " x")]))]
+    assert kinds == ["paragraph_open", "inline", "paragraph_close"]
+
+
+@given(LINE.filter(bool))
+def test_code_is_one_span_whatever_backticks_it_has(text):
+    found = tokens(to_markdown([paragraph("x ", Code(text), " y")]))
+    spans = [content for kind, content in found if kind == "code_inline"]
+    assert len(spans) == 1
+    if text.strip():
+        assert spans[0].strip() == " ".join(text.split())
+
+
+@given(LINE)
+def test_the_page_gets_the_text_itself(name):
+    runs = page_runs(["a ", Strong(name), Code(name)])
+    assert "".join(text for _, text in runs) == f"a {name}{name}" == plain(["a ", Strong(name), Code(name)])
+    assert {kind for kind, _ in runs} <= {"text", "strong", "code"}
+
+
+def test_links_that_nobody_asked_for_are_broken():
+    assert markdown_text("http://x.y a@b.c www.z.org") == "http\\://x.y a\\@b.c www\\.z.org"
+
+
+def test_a_document_by_hand():
+    blocks = [
+        heading(1, "T: r_q"),
+        paragraph("One ", Strong("bold"), " ", Code("a_b"), " line."),
+        numbered(Strong("M"), ": x"),
+        bullet("p: q", level=1),
+        numbered("y"),
+        paragraph("- no item"),
+        bullet("z < 3"),
+    ]
+    assert to_markdown(blocks) == (
+        "# T: r\\_q\n\nOne **bold** `a_b` line.\n\n1. **M**: x\n   - p: q\n2. y\n\n\\- no item\n\n- z \\< 3\n"
+    )
+    assert to_page(blocks) == [
+        {"kind": "heading", "level": 1, "runs": [["text", "T: r_q"]]},
+        {
+            "kind": "paragraph",
+            "runs": [["text", "One "], ["strong", "bold"], ["text", " "], ["code", "a_b"], ["text", " line."]],
+        },
+        {"kind": "item", "level": 0, "numbered": True, "runs": [["strong", "M"], ["text", ": x"]]},
+        {"kind": "item", "level": 1, "numbered": False, "runs": [["text", "p: q"]]},
+        {"kind": "item", "level": 0, "numbered": True, "runs": [["text", "y"]]},
+        {"kind": "paragraph", "runs": [["text", "- no item"]]},
+        {"kind": "item", "level": 0, "numbered": False, "runs": [["text", "z < 3"]]},
+    ]
