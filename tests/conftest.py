@@ -9,6 +9,19 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 
+# What a test needs says what it is: nobody has to remember the marker.
+MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their fixtures, and start with the slow ones, so that no process is left with one at the end."""
+    for item in items:
+        for fixture, marker in MARKED_BY_FIXTURE.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory) -> Path:
@@ -66,6 +79,22 @@ def visit(chromium):
         place.close()
 
     return opened
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start("run", ...)`: a command as a process in the test's folder, which ends with the test at the latest."""
+    from warm import Warm
+
+    started = []
+
+    def begin(*arguments, **options):
+        started.append(Warm(*arguments, **{"cwd": tmp_path, **options}))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.end()
 
 
 @pytest.fixture

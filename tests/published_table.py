@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 import qkscope
-from qkscope.lenses.summaries import build_tables
+from qkscope.lenses.at_window import build_tables
 from qkscope.results.read import load_results
 
 PUBLISHED = Path(qkscope.__file__).parent / "data/published/smollm3-3b"  # the numbers that ship with the package

@@ -22,6 +22,8 @@ from qkscope.capture.tap import Tap
 from qkscope.errors import CaptureError
 from qkscope.layers import LayerFacts
 
+pytestmark = pytest.mark.pinned
+
 PAGE = Path(__file__).parent.parent / "docs" / "architectures.md"
 SHIFT = 5
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from qkscope.lenses.cards import WRITERS, card_writer
-from qkscope.lenses.summaries import build_tables
 
 from published_table import write_published
+from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.depth.findings import depth_profile
 from qkscope.lenses.depth.table import DepthAxis
+from qkscope.lenses.taxonomy.findings import moves_between
 from qkscope.report.write import write_report
 from qkscope.results.read import Checkpoint, load_results
 from qkscope.stats.findings import (
@@ -24,13 +25,13 @@ from qkscope.stats.findings import (
     Verdict,
     compare_readings,
     context_changes,
-    depth_profile,
     describe_curve,
-    moves_between,
     phase_changes,
 )
-from qkscope.stats.noise import SMALLEST, HeadPanel, paired_change, unpaired_change
-from qkscope.words.phrases import code, escape, listed, number, percent
+from qkscope.stats.noise import SMALLEST, paired_change, unpaired_change
+from qkscope.words.markdown import code, escape
+from qkscope.words.phrases import listed, number, percent
+from reports import FIGURES, Cards, derived_panel
 from test_figures import NASTY, invented
 
 HEADINGS = ["## File", "## What This Figure Shows", "## How It Was Produced", "## Key Takeaway"]
@@ -94,7 +95,7 @@ def panel_of(curves, n_heads=40, noise=0.01, quantity="r_q", same_heads=True):
                  "r_q": 0.5, "r_k": 0.5, "explained_variance": 0.5, "window": 64.0}
             ).assign(**{quantity: values})
         )  # fmt: skip
-    return HeadPanel(pd.concat(parts), same_heads), [Checkpoint(f"c{i}", f"c{i}") for i in range(len(curves))]
+    return derived_panel(pd.concat(parts), same_heads), [Checkpoint(f"c{i}", f"c{i}") for i in range(len(curves))]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_study_text_never_becomes_markup(text):
 def published(tmp_path_factory):
     folder = write_published(tmp_path_factory.mktemp("published"), matched=True, windows=True)
     results = load_results(folder)
-    return card_writer(results, build_tables(results))
+    return Cards(build_tables(results))
 
 
 def section(card, heading):
@@ -230,7 +231,7 @@ def assert_one_sentence_has(text, *parts):
     assert any(all(part in line for part in parts) for line in sentences(text)), f"{parts} not together in:\n{text}"
 
 
-@pytest.mark.parametrize("name", list(WRITERS))
+@pytest.mark.parametrize("name", list(FIGURES))
 def test_every_card_has_the_headings_in_order(published, name):
     card = published.text(name)
     assert card.startswith("# SmolLM3-3B: ")
@@ -332,7 +333,7 @@ def falling(tmp_path):
     columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k"]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
     results = load_results(tmp_path)
-    return card_writer(results, build_tables(results))
+    return Cards(build_tables(results))
 
 
 def test_another_table_says_other_things(tmp_path):
@@ -355,11 +356,11 @@ def test_another_table_says_other_things(tmp_path):
 
 
 def test_undefined_heads_are_mentioned(tmp_path):
-    results, tables = invented(tmp_path, 2, r_k=np.nan)
-    cards = card_writer(results, tables)
+    _, tables = invented(tmp_path, 2, r_k=np.nan)
+    cards = Cards(tables)
     text = cards.text("position_signal")
     assert "12 heads have no defined correlation over all checkpoints, the most at step 0 (6); they are counted" in text
-    for name in WRITERS:
+    for name in FIGURES:
         if name != "window_dependence":
             cards.text(name)
 
@@ -367,7 +368,7 @@ def test_undefined_heads_are_mentioned(tmp_path):
 def test_contexts_that_differ_without_a_common_window_are_warned_about(tmp_path):
     folder = write_published(tmp_path)
     results = load_results(folder)
-    text = card_writer(results, build_tables(results)).text("position_signal")
+    text = Cards(build_tables(results)).text("position_signal")
     assert "mixes training with the length of the window" in text
 
 
@@ -382,7 +383,7 @@ def test_different_models_are_ranked_not_told_as_training(tmp_path):
     columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k"]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
     results = load_results(tmp_path)
-    cards = card_writer(results, build_tables(results))
+    cards = Cards(build_tables(results))
     for name in (
         "position_signal",
         "taxonomy_evolution",
@@ -401,8 +402,8 @@ def test_different_models_are_ranked_not_told_as_training(tmp_path):
 @pytest.mark.parametrize("label", NASTY)
 def test_cards_of_nasty_labels_are_still_the_same_markdown(tmp_path, label):
     template = label.replace("{", "{{").replace("}", "}}") + " {i}"
-    results, tables = invented(tmp_path, 3, template, phases=2)
-    card = card_writer(results, tables).text("taxonomy_evolution")
+    _, tables = invented(tmp_path, 3, template, phases=2)
+    card = Cards(tables).text("taxonomy_evolution")
     html = MarkdownIt().render(card)
     plain_tags = {"h1", "h2", "p", "ol", "ul", "li", "strong", "code"}
     assert {tag.strip("/") for tag in re.findall(r"<(/?[a-z0-9]+)", html)} <= plain_tags
@@ -413,9 +414,9 @@ def test_cards_of_nasty_labels_are_still_the_same_markdown(tmp_path, label):
 
 @pytest.mark.parametrize("n", [1, 3, 200])
 def test_cards_of_any_number_of_checkpoints(tmp_path, n):
-    results, tables = invented(tmp_path, n, phases=min(n, 12))
-    cards = card_writer(results, tables)
-    for name in WRITERS:
+    _, tables = invented(tmp_path, n, phases=min(n, 12))
+    cards = Cards(tables)
+    for name in FIGURES:
         if name != "window_dependence":
             assert len(cards.text(name)) < 12000
 
@@ -437,5 +438,5 @@ def test_unmeasured_checkpoints_are_named(tmp_path):
     record["checkpoints"].append({"name": "still_to_come"})
     (tmp_path / "provenance.json").write_text(json.dumps(record))
     results = load_results(tmp_path)
-    text = card_writer(results, build_tables(results)).text("position_signal")
+    text = Cards(build_tables(results)).text("position_signal")
     assert "Not measured: still\\_to\\_come" in text

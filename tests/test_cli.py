@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from qkscope.cli.main import main
+from warm import run_warm
 
 
 def run(*arguments, cwd=None):
@@ -42,7 +43,7 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     assert "tokens/s" in done.stderr
     assert "\x1b" not in done.stderr  # no terminal codes in a file
     assert len(pd.read_csv(tmp_path / "out/qk.csv")) == 2 * 16 * 10
-    again = run("run", "study.yaml", "--out", "out", cwd=tmp_path)
+    again = run_warm("run", "study.yaml", "--out", "out", cwd=tmp_path)
     assert again.stderr.count("moments are there already") == 2
 
 
@@ -155,7 +156,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_bars_on_a_terminal(world, tmp_path):
+def test_bars_on_a_terminal(world, tmp_path, start):
     """A real pseudo-terminal: bars are drawn, and a label that looks like markup stays text."""
     pty = pytest.importorskip("pty")
     import os
@@ -164,13 +165,8 @@ def test_bars_on_a_terminal(world, tmp_path):
     text = (tmp_path / "study.yaml").read_text().replace("phase: early", "phase: early\n  label: '[red]x[/red]'")
     (tmp_path / "study.yaml").write_text(text)
     parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", "out"],
-        cwd=tmp_path,
-        stderr=child,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-    )
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = start("run", "study.yaml", "--out", "out", env=environment, terminal=child)
     os.close(child)
     shown = b""
     while True:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.plan import Shard
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.status import read_status
+from warm import CONTEXT as FORK_SERVER
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
@@ -129,6 +131,13 @@ def test_engines_are_found_by_their_module():
 # -- worker processes -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def quick_workers(monkeypatch):
+    """Workers are forked off a process that has imported torch, where it is not their start that a test is about."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: FORK_SERVER)
+
+
+@pytest.mark.slow
 def test_two_workers_make_the_same_bytes(study, tmp_path, expected):
     told = Told()
     out = run_study(study(), tmp_path / "out", told, options=TWO_WORKERS)
@@ -137,7 +146,7 @@ def test_two_workers_make_the_same_bytes(study, tmp_path, expected):
     assert not (out / "moments/.shards").exists()
 
 
-def test_vectors_are_kept_by_workers_too(study, tmp_path):
+def test_vectors_are_kept_by_workers_too(study, tmp_path, quick_workers):
     options = CaptureOptions(vectors=VectorSample(0.5), placement=Placement(workers=2))
     here = run_study(study(), tmp_path / "here", options=CaptureOptions(vectors=VectorSample(0.5)))
     there = run_study(study(), tmp_path / "there", options=options)
@@ -147,7 +156,7 @@ def test_vectors_are_kept_by_workers_too(study, tmp_path):
     assert (here / "qk.csv").read_bytes() == (there / "qk.csv").read_bytes()
 
 
-def test_an_error_in_a_worker_keeps_its_type_and_what_is_finished(study, tmp_path, expected):
+def test_an_error_in_a_worker_keeps_its_type_and_what_is_finished(study, tmp_path, expected, quick_workers):
     (tmp_path / "docs/zz.txt").write_text("a document that will be gone " * 100)
     path = study()
 
@@ -173,7 +182,8 @@ def kill_once():
     return kill
 
 
-def test_a_worker_that_dies_is_replaced(long_study, tmp_path):
+@pytest.mark.faults
+def test_a_worker_that_dies_is_replaced(long_study, tmp_path, quick_workers):
     expected = (run_study(long_study(), tmp_path / "whole") / "qk.csv").read_bytes()
     told = Told(kill_once())
     out = run_study(long_study(), tmp_path / "out", told, options=TWO_WORKERS)
@@ -182,7 +192,8 @@ def test_a_worker_that_dies_is_replaced(long_study, tmp_path):
     assert "died (signal SIGKILL); it is given to another worker (attempt 2 of 3)" in note
 
 
-def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path):
+@pytest.mark.faults
+def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path, quick_workers):
     def kill_all():
         for child in multiprocessing.active_children():
             child.kill()
@@ -191,11 +202,10 @@ def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path):
         run_study(long_study(), tmp_path / "out", Told(kill_all), options=TWO_WORKERS)
 
 
-def test_workers_end_with_a_run_that_is_killed(long_study, tmp_path):
+@pytest.mark.faults
+def test_workers_end_with_a_run_that_is_killed(long_study, tmp_path, start):
     long_study()
-    command = [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", "out", "--workers", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    children = []
+    process = start("run", "study.yaml", "--out", "out", "--workers", "2")
     while not list((tmp_path / "out/moments").glob(".shards/*/*.running")):
         assert process.poll() is None
         time.sleep(0.02)
@@ -218,20 +228,26 @@ def qkscope(folder, *arguments):
     return code, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.slow
 def test_shards_through_xargs(study, tmp_path, expected):
     study()
     _, plan, _ = qkscope(tmp_path, "plan", "study.yaml", "--out", "out")
     assert plan.splitlines() == [f"qkscope shard study.yaml {k} --out out" for k in range(4)]
     assert qkscope(tmp_path, "plan", "study.yaml", "--count")[1] == "4\n"
+    # Lines are run as they were printed: two of one checkpoint by a shell, as processes that import everything anew and
+    # run at the same time, the others here.
+    first, *together, last = plan.splitlines()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run(
         ["xargs", "-P", "2", "-I{}", "sh", "-c", "{}"],
-        input=plan,
+        input="\n".join(together),
         cwd=tmp_path,
         env=environment,
         text=True,
         check=True,
     )
+    for line in (first, last):
+        assert qkscope(tmp_path, *shlex.split(line)[1:])[0] == 0
     assert qkscope(tmp_path, "plan", "study.yaml", "--out", "out", "--left")[1] == ""
     _, status, _ = qkscope(tmp_path, "status", "out")
     assert "all shards are there; `qkscope run` makes the tables" in status
@@ -289,25 +305,33 @@ def test_status_of_a_folder_without_a_run(tmp_path):
 # -- Ray --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cluster():
-    """A simulated Ray cluster: `cluster(n)` nodes with one core each."""
-    import ray
+@pytest.fixture(scope="session")
+def ray_head():
+    """A simulated Ray cluster of one node with one core, which all tests share."""
     from ray.cluster_utils import Cluster
 
-    made = []
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def cluster(ray_head):
+    """`cluster(n)`: the shared cluster with `n` nodes of one core each; those that joined leave with the test."""
+    import ray
+
+    joined = []
 
     def make(nodes):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        made.append(cluster)
-        others = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
-        cluster.wait_for_nodes()
-        return cluster, others
+        joined.extend(ray_head.add_node(num_cpus=1) for _ in range(nodes - 1))
+        ray_head.wait_for_nodes()
+        return ray_head, list(joined)
 
     yield make
     ray.shutdown()
-    for each in made:
-        each.shutdown()
+    for node in joined:
+        if node in ray_head.worker_nodes:  # a test may have killed it
+            ray_head.remove_node(node)
 
 
 def on_ray(cluster):
@@ -344,6 +368,7 @@ def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, clus
     assert any("its worker or node died" in note for note in told.notes)
 
 
+@pytest.mark.ray
 def test_no_cluster_answers(study, tmp_path):
     with pytest.raises(InputError, match=r"Ray address 127\.0\.0\.1:1: no Ray cluster answers there"):
         run_study(

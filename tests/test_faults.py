@@ -19,6 +19,7 @@ from qkscope.run.execute import CaptureOptions, run_study
 from test_documents import byte_tokenizer
 
 SKIP = CaptureOptions(skip_bad_documents=True)
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
@@ -43,11 +44,7 @@ def slow_study(world, tmp_path):
     return lambda **changes: world(**{"shard_tokens": 6400, "batch_tokens": 64, **changes})
 
 
-def start(folder, *arguments, out="out", **options):
-    command = [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", out, *arguments]
-    return subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, **options
-    )
+RUN = ("run", "study.yaml", "--out", "out")
 
 
 def wait_for_line(process, beginning):
@@ -58,6 +55,13 @@ def wait_for_line(process, beginning):
         if line.startswith(beginning):
             return lines
     raise AssertionError(f"never said {beginning!r}: {lines}")
+
+
+def wait_for_a_shard(process, folder):
+    """Until a shard is in flight, which its marker says."""
+    while not list((folder / "out/moments").glob(".shards/*/*.running")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
 
 
 class Told(Events):
@@ -125,11 +129,10 @@ def test_killed_at_twenty_random_moments_the_run_ends_in_the_same_bytes(slow_stu
         assert not list((tmp_path / f"out{run}/moments").rglob("*.tmp"))
 
 
-def test_sigterm_stops_at_once_and_says_what_is_kept(slow_study, tmp_path):
+def test_sigterm_stops_at_once_and_says_what_is_kept(slow_study, tmp_path, start):
     slow_study()
-    process = start(tmp_path)
-    wait_for_line(process, "[1/2] one: 200 documents")
-    time.sleep(0.3)
+    process = start(*RUN)
+    wait_for_a_shard(process, tmp_path)
     process.terminate()
     _, told = process.communicate()
     assert process.returncode == 143
@@ -138,11 +141,10 @@ def test_sigterm_stops_at_once_and_says_what_is_kept(slow_study, tmp_path):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, workers):
+def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, start, workers):
     slow_study()
-    process = start(tmp_path, "--workers", workers, start_new_session=True)
-    wait_for_line(process, "[1/2] one: 200 documents")
-    time.sleep(0.3)
+    process = start(*RUN, "--workers", workers, start_new_session=True)
+    wait_for_a_shard(process, tmp_path)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the run and all its workers
     _, told = process.communicate()
     assert process.returncode == 130
@@ -150,19 +152,19 @@ def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, workers):
     kept = re.search(r"qkscope: stopped; (\d) of 10 shards are kept: run the same command to go on", told)
     assert 1 <= int(kept[1]) - int(said[1]) <= int(workers)
     assert len(list((tmp_path / "out/moments").rglob("*.safetensors"))) == int(kept[1])
-    again = start(tmp_path)
+    again = start(*RUN)
     _, told = again.communicate()
     assert again.returncode == 0
     assert "shards are there from an earlier run, going on" in told
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_second_ctrl_c_stops_at_once(slow_study, tmp_path, workers):
+def test_a_second_ctrl_c_stops_at_once(slow_study, tmp_path, start, workers):
     slow_study(shard_tokens=10**6)
-    process = start(tmp_path, "--workers", workers, start_new_session=True)
-    wait_for_line(process, "[1/2] one: 200 documents")
+    process = start(*RUN, "--workers", workers, start_new_session=True)
+    wait_for_a_shard(process, tmp_path)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.2)
+    wait_for_line(process, "note: stopping when the shard in flight is finished")
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate()
     assert process.returncode == 130

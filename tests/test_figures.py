@@ -21,12 +21,11 @@ from matplotlib.image import imread
 
 from published_table import LABELS, NASTY, PHASES, SELECTED, invented, published_heads, read, write_published
 from qkscope.draw import style
-from qkscope.lenses import figures as draw_module
-from qkscope.lenses.figures import CATALOGUE, draw_figure, write_figure, write_figures
-from qkscope.lenses.summaries import build_tables
+from qkscope.lenses.at_window import build_tables
+from qkscope.report.figures import write_figure, write_figures
 from qkscope.results.read import load_results
+from reports import FIGURES, drawing
 
-SPECS = {spec.name: spec for spec in CATALOGUE}
 METHOD_COLOURS = {  # method section 3
     "position-dominated": "#3b82f6",
     "Q-positional": "#6366f1",
@@ -44,8 +43,8 @@ def published(tmp_path_factory):
 
 
 def draw(published, name, matched=False):
-    results, tables = published
-    figure = draw_figure(SPECS[name], results.study, tables, matched)
+    _, tables = published
+    figure = drawing(tables, name, matched)
     assert figure is not None
     return figure
 
@@ -176,7 +175,8 @@ def test_phase_portraits(published):
         assert axes.get_title("left") == LABELS[index]
         heads = published_heads()[published_heads()["model"] == model]
         drawn = np.vstack([points.get_offsets() for points in by_gid(axes.collections, "heads")])
-        assert sorted(map(tuple, drawn.tolist())) == sorted(zip(heads["r_q"], heads["r_k"], strict=True))
+        expected = heads[["r_q", "r_k"]].to_numpy()
+        np.testing.assert_allclose(*(each[np.lexsort(each.round(9).T)] for each in (drawn, expected)), atol=1e-9)
         assert axes.get_xlim() == (-0.05, 1.05)
         assert axes.get_ylim() == (-1.05, 1.05)
         dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
@@ -221,11 +221,11 @@ def test_kinds_of_layers_are_drawn_only_where_a_model_has_several(published):
         assert rotary.get_linestyle() != nope.get_linestyle()
     one_kind = results.heads.assign(rotary="rotary")
     without = build_tables(type(results)(**{**vars(results), "heads": one_kind}))
-    assert draw_figure(SPECS["layer_kinds"], results.study, without) is None
+    assert drawing(without, "layer_kinds") is None
 
 
 def test_window_dependence(published):
-    results, tables = published
+    results, _ = published
     figure = draw(published, "window_dependence")
     windows = results.windows
     for axes, (measure, scale) in zip(figure.axes, [("r_q", 1), ("r_k", 1)], strict=False):
@@ -235,8 +235,8 @@ def test_window_dependence(published):
             rows = windows[windows["model"] == model].groupby("window")[measure].mean() * scale
             np.testing.assert_allclose(line.get_xdata(), rows.index)
             np.testing.assert_allclose(line.get_ydata(), rows)
-    nothing = type(tables)(tables.own, tables.matched, tables.layer_kinds, None)
-    assert draw_figure(SPECS["window_dependence"], results.study, nothing) is None
+    nothing = build_tables(replace(results, windows=None))
+    assert drawing(nothing, "window_dependence") is None
 
 
 @pytest.mark.parametrize("name", ["position_signal", "taxonomy_evolution", "explained_variance", "rq_rk_scatter_grid"])
@@ -246,7 +246,7 @@ def test_the_common_window_has_its_own_figure_in_the_same_style(published, name)
     assert note == "every checkpoint at the common window of 4,096 tokens"
     assert by_gid(own.texts, "title")[0].get_text() == by_gid(matched.texts, "title")[0].get_text()
     assert [axes.get_ylabel() for axes in own.axes] == [axes.get_ylabel() for axes in matched.axes]
-    assert SPECS[name].folder(matched=True) == f"{SPECS[name].number:02d}_{name}_matched"
+    assert FIGURES[name].folder(common=True) == f"{FIGURES[name].number:02d}_{name}_matched"
 
 
 # --- awkward studies --------------------------------------------------------------------------------
@@ -286,8 +286,8 @@ def assert_labels_do_not_touch(figure):
     ],
 )
 def test_labels_never_overlap(tmp_path, n, name, label, phases):
-    results, tables = invented(tmp_path, n, label, phases)
-    figure = draw_figure(SPECS[name], results.study, tables)
+    _, tables = invented(tmp_path, n, label, phases)
+    figure = drawing(tables, name)
     assert figure is not None
     assert_labels_do_not_touch(figure)
     shown = x_labels(figure.axes[-1])
@@ -302,8 +302,8 @@ def test_published_labels_do_not_touch_either(published):
 
 
 def test_heatmap_rows_of_many_checkpoints_keep_their_numbers_apart(tmp_path):
-    results, tables = invented(tmp_path, 60)
-    figure = draw_figure(SPECS["layer_heatmap_rq"], results.study, tables)
+    _, tables = invented(tmp_path, 60)
+    figure = drawing(tables, "layer_heatmap_rq")
     axes = figure.axes[0]
     assert len(axes.get_yticklabels()) == 60
     renderer = figure.canvas.get_renderer()
@@ -315,10 +315,10 @@ def test_heatmap_rows_of_many_checkpoints_keep_their_numbers_apart(tmp_path):
 
 @pytest.mark.parametrize("label", NASTY)
 def test_labels_and_titles_are_text_whatever_they_contain(tmp_path, label):
-    results, tables = invented(tmp_path, 2, label.replace("{", "{{").replace("}", "}}") + " {i}", phases=2)
-    study = type(results.study)(**{**vars(results.study), "title": label})
-    written = write_figure(SPECS["position_signal"], study, tables, tmp_path)
-    svg = (written.folder / "figure.svg").read_text(encoding="utf-8")
+    results, _ = invented(tmp_path, 2, label.replace("{", "{{").replace("}", "}}") + " {i}", phases=2)
+    tables = build_tables(replace(results, study=replace(results.study, title=label)))
+    _, vectors, _ = write_figure(FIGURES["position_signal"], tables, tables.own, tmp_path)
+    svg = vectors.read_text(encoding="utf-8")
     flat = " ".join(label.split())
     escaped = (flat if len(flat) < 40 else "xxxxx").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     assert escaped in svg
@@ -328,7 +328,7 @@ def test_an_empty_bin_is_a_hatched_cell_without_a_number(tmp_path):
     results, _ = invented(tmp_path, 2)
     heads = results.heads.assign(depth=results.heads["layer"] / 10)  # three layers of eleven: depths 0, 0.1 and 0.2
     tables = build_tables(replace(results, heads=heads))
-    axes = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes[0]
+    axes = drawing(tables, "layer_heatmap_rk").axes[0]
     empty = by_gid(axes.patches, "no heads")
     assert len(empty) == 2 * 8
     assert all(patch.get_hatch() for patch in empty)
@@ -340,10 +340,12 @@ def test_an_empty_bin_is_a_hatched_cell_without_a_number(tmp_path):
                                                  (10, [f"depth_{i}" for i in range(10)])])  # fmt: skip
 def test_a_model_of_fewer_than_ten_layers_has_its_layers_instead_of_bins(tmp_path, layers, columns):
     results, tables = invented(tmp_path, 2, layers=layers)
-    assert list(tables.own.depth_rq.columns) == ["model", *columns]
+    assert list(tables.own.table("depth_rq").columns) == ["model", *columns]
     by_layer = results.heads.groupby(["model", "layer"])["r_k"].mean()
-    np.testing.assert_allclose(tables.own.depth_rk[columns].to_numpy().ravel(), by_layer)  # ten layers, ten bins
-    axes = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes[0]
+    np.testing.assert_allclose(
+        tables.own.table("depth_rk")[columns].to_numpy().ravel(), by_layer
+    )  # ten layers, ten bins
+    axes = drawing(tables, "layer_heatmap_rk").axes[0]
     assert by_gid(axes.patches, "no heads") == []
     assert len(by_gid(axes.texts, "cell")) == 2 * layers
     assert axes.get_xlabel() == ("layer" if layers < 10 else "normalised depth (0 = first layer, 1 = last)")
@@ -352,33 +354,33 @@ def test_a_model_of_fewer_than_ten_layers_has_its_layers_instead_of_bins(tmp_pat
 
 
 def test_a_mean_below_zero_shows_its_sign_and_what_rounds_to_zero_is_zero(tmp_path):
-    results, tables = invented(tmp_path, 1, r_k=-0.004, r_q=-0.03)
-    axes, _colour_bar = draw_figure(SPECS["layer_heatmap_rk"], results.study, tables).axes
+    _, tables = invented(tmp_path, 1, r_k=-0.004, r_q=-0.03)
+    axes, _colour_bar = drawing(tables, "layer_heatmap_rk").axes
     assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"0.00"}
     (image,) = axes.images
     white_end = image.get_cmap()(0.0)
     assert image.to_rgba(image.get_array())[0, 0] == pytest.approx(white_end)
-    axes = draw_figure(SPECS["layer_heatmap_rq"], results.study, tables).axes[0]
+    axes = drawing(tables, "layer_heatmap_rq").axes[0]
     assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"−0.03"}
     (image,) = axes.images
     assert image.to_rgba(image.get_array())[0, 0] != pytest.approx(image.get_cmap()(0.0))  # and another hue
 
 
 def test_undefined_heads_are_drawn_as_such(tmp_path):
-    results, tables = invented(tmp_path, 2, r_k=np.nan)
-    (axes,) = draw_figure(SPECS["taxonomy_evolution"], results.study, tables).axes
+    _, tables = invented(tmp_path, 2, r_k=np.nan)
+    (axes,) = drawing(tables, "taxonomy_evolution").axes
     layers = {container.get_label(): [bar.get_height() for bar in container.patches] for container in axes.containers}
     assert layers["undefined"] == [1.0, 1.0]
     assert layers["mixed"] == [0.0, 0.0]
-    for spec in CATALOGUE:  # and nothing else stumbles over it
-        draw_figure(spec, results.study, tables)
+    for name in FIGURES:  # and nothing else stumbles over it
+        drawing(tables, name)
 
 
 @pytest.mark.parametrize(("n", "heads", "layers"), [(1, 1, 1), (1, 1, 36), (3, 1, 10), (2, 4, 1)])
 def test_small_studies_draw_every_figure(tmp_path, n, heads, layers):
-    results, tables = invented(tmp_path, n, heads=heads, layers=layers)
-    drawn = {spec.name for spec in CATALOGUE if draw_figure(spec, results.study, tables) is not None}
-    wanted = {spec.name for spec in CATALOGUE} - {"window_dependence"}
+    _, tables = invented(tmp_path, n, heads=heads, layers=layers)
+    drawn = {name for name in FIGURES if drawing(tables, name) is not None}
+    wanted = set(FIGURES) - {"window_dependence"}
     assert drawn == (wanted if layers > 1 else wanted - {"layer_kinds"})
 
 
@@ -389,7 +391,7 @@ def test_different_models_are_not_called_training(tmp_path):
     )
     table.to_csv(tmp_path / "qk.csv", index=False)
     results = load_results(tmp_path)
-    figure = draw_figure(SPECS["position_signal"], results.study, build_tables(results))
+    figure = drawing(build_tables(results), "position_signal")
     assert by_gid(figure.texts, "title")[0].get_text().endswith("Across Models")
     assert separators(figure.axes[0]) == []
 
@@ -398,24 +400,23 @@ def test_different_models_are_not_called_training(tmp_path):
 
 
 def test_files_are_200_dpi_text_stays_text_and_bytes_repeat(published, tmp_path):
-    results, tables = published
-    first = write_figure(SPECS["position_signal"], results.study, tables, tmp_path / "one")
-    second = write_figure(SPECS["position_signal"], results.study, tables, tmp_path / "two")
-    for name in ("figure.png", "figure.svg"):
-        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
-    assert first.folder == tmp_path / "one" / "figures" / "01_position_signal"
-    height, width, _ = imread(first.folder / "figure.png").shape
+    _, tables = published
+    first, second = (
+        write_figure(FIGURES["position_signal"], tables, tables.own, tmp_path / name) for name in ("one", "two")
+    )
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert first[0] == tmp_path / "one" / "figures" / "01_position_signal" / "figure.png"
+    height, width, _ = imread(first[0]).shape
     figure = draw(published, "position_signal")
     assert (width, height) == tuple(round(200 * inches) for inches in figure.get_size_inches())
-    svg = (first.folder / "figure.svg").read_text(encoding="utf-8")
+    svg = first[1].read_text(encoding="utf-8")
     assert "<text" in svg
     assert "S1-40K" in svg
     assert "<dc:date>" not in svg
 
 
-def test_figures_of_an_earlier_run_that_no_longer_apply_go_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(draw_module, "CATALOGUE", (SPECS["position_signal"], SPECS["layer_kinds"]))
-    results, tables = invented(tmp_path, 1, layers=1)
+def test_figures_of_an_earlier_run_that_no_longer_apply_go_away(tmp_path):
+    _, tables = invented(tmp_path, 1, layers=1)
     stale = tmp_path / "figures" / "08_layer_kinds"
     stale.mkdir(parents=True)
     (stale / "figure.png").write_bytes(b"old")
@@ -423,7 +424,7 @@ def test_figures_of_an_earlier_run_that_no_longer_apply_go_away(tmp_path, monkey
     kept.mkdir()
     (kept / "figure.png").write_bytes(b"old")
     (kept / "notes.txt").write_text("mine")
-    write_figures(results.study, tables, tmp_path)
+    write_figures(tables, tmp_path)
     assert not stale.exists()
     assert [path.name for path in kept.iterdir()] == ["notes.txt"]
 

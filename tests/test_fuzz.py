@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 
 from qkscope.documents.sources import read_documents
 from qkscope.errors import DocumentError, MomentsFileError, QkscopeError, StudyError, TableError
-from qkscope.lenses.cards import WRITERS, card_writer
+from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.lenses.position.table import qk_table
-from qkscope.lenses.summaries import build_tables, write_tables
 from qkscope.moments.file import _checksum
 from qkscope.moments.moments import Moments
 from qkscope.results.read import load_results
 from qkscope.study.load import load_study, parse_study
 from qkscope.study.schema import Documents, Study
+from reports import FIGURES, Cards
 from test_moments_file import example
 
 ASKED = os.environ.get("QKSCOPE_FUZZ_EXAMPLES")
@@ -526,13 +526,10 @@ def test_results_folders(place, table, record, matched, windows):
             return
         found = build_tables(results)
         write_tables(found, folder)
-        writer = card_writer(results, found)
-        for name in WRITERS:
-            if name == "layer_kinds" and found.layer_kinds is None:
-                continue
-            if name == "window_dependence" and found.window_dependence is None:
-                continue
-            writer.text(name).encode()
+        writer = Cards(found)
+        for name, entry in FIGURES.items():
+            if entry.figure.exists(found.own):
+                writer.text(name).encode()
     assert {entry.name for entry in folder.iterdir()} <= {*files, "tables"}
 
 

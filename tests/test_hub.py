@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+
+from warm import run_warm
 
 COMMITS = {"step-1": "a" * 40, "step-2": "b" * 40}
 
@@ -48,15 +48,9 @@ def hub_study(world, **changes):
 
 
 def run(tmp_path, home, *arguments, **environment):
+    """Another process: huggingface_hub reads its variables when it is imported."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    return subprocess.run(
-        [sys.executable, "-m", "qkscope", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        env={**clean, "HF_HOME": str(home), **environment},
-    )
+    return run_warm(*arguments, cwd=tmp_path, env={**clean, "HF_HOME": str(home), **environment})
 
 
 def test_offline_from_the_cache_with_revisions_pinned(world, tmp_path, home):

@@ -13,9 +13,7 @@ from qkscope.api import capture_moments
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
 from qkscope.kinds import Architecture, kind_of, kind_sentence
-from qkscope.lenses.cards import WRITERS, card_writer
-from qkscope.lenses.figures import CATALOGUE, draw_figure
-from qkscope.lenses.summaries import build_tables
+from qkscope.lenses.at_window import build_tables
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
@@ -23,8 +21,9 @@ from qkscope.run.events import Events
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_files, natural_order
+from qkscope.words.blocks import to_markdown
+from reports import FIGURES, Cards, drawing
 
-SPECS = {spec.name: spec for spec in CATALOGUE}
 TRAINING_WORDS = re.compile(
     r"raining|checkpoint|\bfrom (smollm-a|gpt-b)|widens|narrows|grow|shrink|turnover|monoton|lasting|[Ee]arlier",
     re.IGNORECASE,
@@ -139,7 +138,7 @@ def test_loose_files_are_ordered_by_number_and_know_their_context(loose, tmp_pat
     assert "ordered by the numbers in their names: step-5, step-20, step-100" in heard.notes
     assert any("read as checkpoints of one training run" in note for note in heard.notes)
     results = load_results(tmp_path)
-    card = card_writer(results, build_tables(results)).text("position_signal")
+    card = Cards(build_tables(results)).text("position_signal")
     assert "(context 32 tokens" in card
     assert "context not recorded" not in card
 
@@ -196,9 +195,10 @@ def results_of(folder, kind, contexts=(128, 128)):
 @pytest.mark.parametrize("contexts", [(128, 128), (128, 256)])
 def test_no_card_of_seeds_or_models_speaks_of_training(tmp_path, kind, contexts):
     results = results_of(tmp_path, kind, contexts)
-    cards = card_writer(results, build_tables(results))
-    for card in page_cards(cards):
-        spoken = re.sub(r"`[^`]*`", "", card.markdown)  # names of functions and files
+    tables = build_tables(results)
+    cards = Cards(tables)
+    for card in page_cards(tables):
+        spoken = re.sub(r"`[^`]*`", "", to_markdown(card.blocks))  # names of functions and files
         found = TRAINING_WORDS.search(spoken)
         assert found is None, f"{card.figure}: {spoken[max(0, found.start() - 60) : found.end() + 40]}"
         assert (
@@ -206,7 +206,7 @@ def test_no_card_of_seeds_or_models_speaks_of_training(tmp_path, kind, contexts)
         )
         assert "Gpt-b" not in spoken
         assert "Smollm-a" not in spoken
-    told = " ".join(lead(cards))
+    told = " ".join(lead(tables))
     assert f"The largest difference between {kind} is in" in told
     taxonomy = cards.text("taxonomy_evolution").split("Key Takeaway")[1]
     assert "K-positional (33% in gpt-b against 0% in smollm-a)" in taxonomy
@@ -214,7 +214,7 @@ def test_no_card_of_seeds_or_models_speaks_of_training(tmp_path, kind, contexts)
 
 def test_the_same_table_as_checkpoints_still_speaks_of_training(tmp_path):
     results = results_of(tmp_path, "checkpoints")
-    cards = card_writer(results, build_tables(results))
+    cards = Cards(build_tables(results))
     assert "falls from" in cards.text("position_signal")
     assert "heads grow" in cards.text("taxonomy_evolution")
 
@@ -223,9 +223,9 @@ def test_the_same_table_as_checkpoints_still_speaks_of_training(tmp_path):
 def test_no_line_joins_seeds_or_models(tmp_path, kind, joined):
     results = results_of(tmp_path, kind)
     tables = build_tables(results)
-    assert tables.own.transitions.empty == (not joined)
+    assert tables.own.table("transitions").empty == (not joined)
     for name in ("position_signal", "explained_variance", "concordance", "layer_kinds"):
-        figure = draw_figure(SPECS[name], results.study, tables)
+        figure = drawing(tables, name)
         lines = [
             line
             for axes in figure.axes
@@ -240,11 +240,11 @@ def test_no_line_joins_seeds_or_models(tmp_path, kind, joined):
 def test_sliding_layers_have_a_look_of_their_own_in_figures_and_words(tmp_path):
     results = results_of(tmp_path, "models")
     tables = build_tables(results)
-    assert list(dict.fromkeys(tables.layer_kinds["layer_kind"])) == ["rotary, full", "rotary, sliding 512"]
-    panels = draw_figure(SPECS["rq_rk_scatter_grid"], results.study, tables).axes
+    assert list(dict.fromkeys(tables.own.table("layer_kinds")["layer_kind"])) == ["rotary, full", "rotary, sliding 512"]
+    panels = drawing(tables, "rq_rk_scatter_grid").axes
     shown = {points.get_label(): len(points.get_offsets()) for points in panels[0].collections}
     assert shown == {"rotary, full": 12, "rotary, sliding 512": 24}
-    cards = card_writer(results, tables)
+    cards = Cards(tables)
     assert "rotary, sliding 512" in cards.text("layer_kinds").split("Key Takeaway")[1]
     assert "rotary, sliding 512" in cards.text("layer_heatmap_rq")
 
@@ -253,8 +253,8 @@ def test_every_card_names_a_function_that_can_be_imported(tmp_path):
     import importlib
 
     results = results_of(tmp_path, "models")
-    cards = card_writer(results, build_tables(results))
-    for name in WRITERS:
+    cards = Cards(build_tables(results))
+    for name in FIGURES:
         text = cards.text(name)
         (function,) = re.findall(r"the function is `([\w.]+)`", text)
         module, _, attribute = function.rpartition(".")

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from qkscope.lenses.summaries import build_tables
 
 from browser import axe_script
 from published_table import write_published
+from qkscope.lenses.at_window import build_tables
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
@@ -180,9 +180,10 @@ def test_the_component_switch(visit, tiny):
 
 @pytest.mark.parametrize("reading", ["own", "matched"])
 def test_summaries_agree_with_the_tables(visit, published, reading):
-    tables = getattr(build_tables(load_results(published)), reading)
+    tables = build_tables(load_results(published))
+    tables = tables.own if reading == "own" else tables.common
     with visit(published / "report.html", "#window=common" if reading == "matched" else "") as page:
-        for c, row in tables.trajectory.iterrows():
+        for c, row in tables.table("trajectory").iterrows():
             summary = page.evaluate("c => qkscope.summary(c)", c)
             for measure in ("r_q", "r_k", "r_k_abs", "explained_variance"):
                 assert summary[measure]["mean"] == pytest.approx(row[measure], abs=1e-12)
@@ -194,10 +195,11 @@ def test_summaries_agree_with_the_tables(visit, published, reading):
             assert abs(rest) <= 0.3
             for statistic in ("r_q", "r_k"):
                 means = page.evaluate("([c, s]) => qkscope.depth(c, s)", [c, statistic])
-                expected = getattr(tables, f"depth_{statistic.replace('_', '')}").iloc[c, 1:].to_numpy(float)
+                expected = tables.table(f"depth_{statistic.replace('_', '')}").iloc[c, 1:].to_numpy(float)
                 assert np.allclose(means, expected, atol=1e-12)
         flow = np.array(page.evaluate("qkscope.flow(0, 1)"))
-        moves = tables.transitions[tables.transitions["from_model"] == tables.trajectory["model"][0]]
+        moves = tables.table("transitions")
+        moves = moves[moves["from_model"] == tables.names[0]]
         assert flow.sum() == moves["heads"].sum() == 300
         assert np.trace(flow) == moves[moves["from_category"] == moves["to_category"]]["heads"].sum()
 
@@ -391,7 +393,7 @@ def test_the_tables_behind_the_views(visit, published):
     tables = build_tables(load_results(published))
     with visit(published / "report.html") as page:
         _, data = downloaded(page, page.locator("#view-flow .tools").get_by_role("button", name="CSV").click)
-        pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(data)), tables.own.transitions)
+        pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(data)), tables.own.table("transitions"))
         _, data = downloaded(page, page.locator("#view-windows .tools").get_by_role("button", name="CSV").click)
         windows = pd.read_csv(io.BytesIO(data))
         for column in ("r_q", "r_k", "discordant", "position_dominated"):
@@ -406,8 +408,10 @@ def test_compare_two_checkpoints(visit, published):
         _, data = downloaded(page, page.locator("#view-compare .tools").get_by_role("button", name="CSV").click)
         table = pd.read_csv(io.BytesIO(data)).set_index("measure")
         for text, column in (("mean r_q", "r_q"), ("mean r_k", "r_k")):
-            assert table.loc[text, ["A", "B"]].tolist() == pytest.approx(tables.trajectory[column][[2, 6]].tolist())
-        shares = tables.taxonomy_fractions["position-dominated"][[2, 6]].tolist()
+            assert table.loc[text, ["A", "B"]].tolist() == pytest.approx(
+                tables.table("trajectory")[column][[2, 6]].tolist()
+            )
+        shares = tables.table("taxonomy_fractions")["position-dominated"][[2, 6]].tolist()
         assert table.loc["position-dominated", "difference"] == pytest.approx(shares[1] - shares[0])
         assert "S1-2.4M" in page.locator("#view-compare thead").inner_text()
 
@@ -536,7 +540,7 @@ def test_two_hundred_checkpoints_of_two_thousand_heads(visit, tmp_path):
     table.to_csv(tmp_path / "qk.csv", index=False)
     from qkscope.page.write import write_page
 
-    path = write_page(load_results(tmp_path), ["large"], [])
+    path = write_page(build_tables(load_results(tmp_path)), ["large"], [])
     assert path.stat().st_size < 7_000_000
     with visit(path) as page:
         page.locator("#play").is_enabled()

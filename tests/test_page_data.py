@@ -20,19 +20,16 @@ from published_table import NASTY, invented, write_published
 from qkscope.cli.main import main
 from qkscope.cli.serve import ADDRESS, report_server
 from qkscope.errors import InputError, TableError
-from qkscope.lenses.cards import card_writer
-from qkscope.lenses.summaries import build_tables
+from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, static
-from qkscope.page.markdown import blocks, inline
 from qkscope.page.pack import Pack, unpack
 from qkscope.page.write import page_html
 from qkscope.report.lead import SENTENCES, lead
 from qkscope.report.write import page_cards, write_report
-from qkscope.results.read import load_components, load_results
-from qkscope.words.phrases import code, escape
+from qkscope.results.read import load_results
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
 PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTALL)
@@ -83,7 +80,7 @@ def test_the_page_holds_the_tables_rows(published):
             assert arrays["r_k"][at] == row.r_k
             assert arrays["window"][at] == row.window
         assert (arrays["category"] != ABSENT).sum() == len(table)
-    counts = build_tables(load_results(published)).own.taxonomy_counts
+    counts = build_tables(load_results(published)).own.table("taxonomy_counts")
     category = unpack(packed, data["arrays"], "own.category")
     for c, row in enumerate(counts.itertuples(index=False)):
         assert [int((category[c, 0] == i).sum()) for i in range(len(CATEGORIES))] == list(row[1:])
@@ -120,7 +117,7 @@ def test_components_are_checked_as_component_0_is(tmp_path):
     columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k"]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
     with pytest.raises(TableError, match="repeated row"):
-        load_components(load_results(tmp_path))
+        load_results(tmp_path)
 
 
 def test_a_large_study_gives_up_digits_and_says_so(tmp_path, monkeypatch):
@@ -139,31 +136,6 @@ def flat(runs):
     return "".join(text for _, text in runs)
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
-def test_escaped_names_come_back_as_text(name):
-    shown = inline(f"before {escape(name)} after")
-    assert all(kind == "text" for kind, _ in shown)
-    assert flat(shown) == re.sub(r"\\(.)", r"\1", f"before {escape(name)} after")
-    spans = [text for kind, text in inline(f"x {code(name)} y") if kind == "code"]
-    assert len(spans) == 1
-
-
-def test_markdown_of_a_card():
-    card = "# T: r\\_q\n\n## How\n\nOne **bold** `a_b`\nline.\n\n1. **M**: x\n   - p: q\n2. y\n\n- z < 3 **open\n"
-    assert blocks(card) == [
-        {"kind": "heading", "level": 1, "runs": [["text", "T: r_q"]]},
-        {"kind": "heading", "level": 2, "runs": [["text", "How"]]},
-        {
-            "kind": "paragraph",
-            "runs": [["text", "One "], ["strong", "bold"], ["text", " "], ["code", "a_b"], ["text", " line."]],
-        },
-        {"kind": "item", "numbered": True, "level": 0, "runs": [["strong", "M"], ["text", ": x"]]},
-        {"kind": "item", "numbered": False, "level": 1, "runs": [["text", "p: q"]]},
-        {"kind": "item", "numbered": True, "level": 0, "runs": [["text", "y"]]},
-        {"kind": "item", "numbered": False, "level": 0, "runs": [["text", "z < 3 **open"]]},
-    ]  # fmt: skip
-
-
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_json_in_the_page_cannot_become_markup(value):
     text = safe_json(value)
@@ -176,8 +148,7 @@ def test_json_in_the_page_cannot_become_markup(value):
 )
 def test_hostile_labels_stay_in_their_place(tmp_path, label):
     results, tables = invented(tmp_path, 2, label=label.replace("{", "{{").replace("}", "}}") + " {i}")
-    cards = card_writer(results, tables)
-    html = page_html(results, lead(cards), page_cards(cards))
+    html = page_html(tables, lead(tables), page_cards(tables))
     assert html.count("<script") == 3
     assert html.count("</script>") == 3
     about, _ = embedded(html)

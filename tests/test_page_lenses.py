@@ -4,22 +4,27 @@ import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from contextlib import ExitStack
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from browser import axe_script
-from qkscope.lenses.base import Column, HeadTable, Lens, OwnView, View
+from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.base import Column, HeadTable, Lens, View
+from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
 from qkscope.page.lens_data import add_lenses
 from qkscope.page.pack import Pack, unpack
-from qkscope.page.write import CardText, page_html
+from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
+from qkscope.words.blocks import heading, paragraph
 from test_page_browser import downloaded, set_slider, state
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
 CONTEXTS = {"one": 64, "two": 64, "three": 256}
+KEY = ["model", "layer", "head", "window", "pc"]
 
 
 def no_rows(_layer):
@@ -48,8 +53,8 @@ LENS = Lens(
         View("scatter", "Share against tilt", ("share", "tilt")),
         View("heatmap", "Reach of every head", ("reach",)),
         View("curve", "Never written", ("gone",)),
-        OwnView("something"),
     ),
+    own_views=("something",),
 )
 
 
@@ -88,8 +93,15 @@ def write_study(folder, lenses=(), tables=None, components=1, **record):
     qk.assign(window=64, r_q=qk["r_q"] / 2).to_csv(folder / "qk_matched.csv", index=False)
     known = [{"name": m, "label": m.title(), "context": CONTEXTS[m], **record.get(m, {})} for m in MODELS]
     (folder / "provenance.json").write_text(json.dumps({"study": {"title": "Leaning"}, "checkpoints": known}))
-    card = CardText("tilt_curve", False, "# Tilt\n\n## File\n\nx\n\n## What This Figure Shows\n\nHow scores lean.\n")
-    html = page_html(load_results(folder), ["One sentence."], [card], lenses, tables or {})
+    for file, readings in (tables or {}).items():
+        rows = pd.concat(readings.values()).drop_duplicates([c for c in KEY if c in readings["own"].columns])
+        rows.to_csv(folder / file, index=False)
+    blocks = [heading(1, "Tilt"), heading(2, "File"), paragraph("x"), heading(2, "What This Figure Shows")]
+    card = PageCard("tilt_curve", False, [*blocks, paragraph("How scores lean.")])
+    with ExitStack() as stack:
+        for lens in lenses:
+            stack.enter_context(with_lens(lens))
+        html = page_html(build_tables(load_results(folder)), ["One sentence."], [card])
     (folder / "report.html").write_text(html, encoding="utf-8")
     return folder / "report.html"
 

@@ -1,6 +1,8 @@
 """A real pretrained model over real documents: SmolLM2-135M, its whole qk.csv against sklearn and scipy."""
 
+import functools
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +22,23 @@ DOCUMENTS = ("argparse", "inspect", "tarfile", "typing")
 
 
 @pytest.fixture(scope="module")
-def weights() -> Path:
-    """The GGUF file that `make weights` unpacks."""
+def weights() -> Iterator[Path]:
+    """The GGUF file that `make weights` unpacks, parsed once.
+
+    Config, tokenizer and weights are each read from it more than once, and each time its 49,152 tokens are parsed in
+    Python for seconds. The reader only reads, so all may have the same.
+    """
+    import gguf
+
     found = sorted((Path(__file__).parent.parent / ".cache/smollm2").rglob("*.gguf"))
     if not found:
         pytest.fail("SmolLM2's weights are missing: run `make weights` (or `make test`, which does)")
-    return found[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
+        yield found[0]
 
 
 @pytest.mark.slow
-@pytest.mark.pretrained
 def test_smollm2_against_the_reference(weights, tmp_path):
     (tmp_path / "docs").mkdir()
     library = Path(sysconfig.get_paths()["stdlib"])

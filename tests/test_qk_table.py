@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.lenses.heads import HeadSample, choose_heads
-from qkscope.lenses.position.pca import head_components
+from qkscope.lenses.pca import head_components
 from qkscope.lenses.position.table import qk_table, windows_table
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
-from qkscope.lenses.summaries import build_tables, write_tables
+from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.results.read import Checkpoint, load_results, phase_segments, select_checkpoints
 
 MINIMAL = "model,layer,head,pc,explained_variance,r_q,r_k\n"
@@ -151,7 +151,7 @@ def test_different_models_are_told_from_stages_of_one(tmp_path):
     assert not study.one_run
     assert study.span == "across models"
     tables = build_tables(load_results(tmp_path))
-    assert tables.own.transitions.empty  # head 3 of one model is not head 3 of another
+    assert tables.own.table("transitions").empty  # head 3 of one model is not head 3 of another
 
 
 def checkpoints(phases):
@@ -214,7 +214,7 @@ def test_tables_are_written_and_stale_ones_go(tmp_path):
 
 def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
     code = (
-        "import sys, qkscope.results.read, qkscope.lenses.summaries, qkscope.report.write;"
+        "import sys, qkscope.results.read, qkscope.lenses.at_window, qkscope.report.write;"
         "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -151,6 +151,7 @@ def test_shard_files_are_named_by_number(tmp_path):
 
 
 def test_a_run_goes_on_when_nobody_listens_any_more(study, tmp_path, expected):
+    """A process that Python itself starts and ends: what happens to a stream without a reader is decided at its end."""
     study()
     process = subprocess.Popen(
         [sys.executable, "-m", "qkscope", "run", "study.yaml", "--out", "out"],

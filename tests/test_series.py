@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from qkscope.results.read import Checkpoint
 from qkscope.stats.findings import Contrast
-from qkscope.stats.noise import SMALLEST, HeadPanel, paired_change
+from qkscope.stats.noise import SMALLEST, paired_change
 from qkscope.stats.series import Trend, plateau_of, shape_of
 from qkscope.words.phrases import course, number, percent, ranking, shown, went
+from reports import derived_panel
 
 NUMBER = re.compile(r"(below |above )?(−?\d+(?:\.\d+)?)%? at ([a-z]+)")
 PLACES = [f"at {letter * 2}" for letter in "abcdefghijkl"]
@@ -104,7 +105,7 @@ def test_sentences_about_heads_are_borne_out_too(heads):
                       "explained_variance": 0.5, "window": 64.0})
         for i, r in enumerate(heads)
     ]  # fmt: skip
-    panel = HeadPanel(pd.concat(parts, ignore_index=True), same_heads=True)
+    panel = derived_panel(pd.concat(parts, ignore_index=True), same_heads=True)
     names = [f"c{i}" for i in range(len(heads))]
     for quantity, fmt in (("r_k", number), ("discordant", percent), ("r_k_spread", number)):
         shape = panel.series(quantity, names)

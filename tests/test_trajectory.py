@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 
 from published_table import DISCORDANT, published_heads, read, window_heads
-from qkscope.lenses.position.trajectory import concordance, trajectory, window_dependence
+from qkscope.lenses.concordance.table import concordance
+from qkscope.lenses.position.summaries import trajectory
+from qkscope.lenses.windows.table import window_dependence
 
 
 def heads(rows, **extra):

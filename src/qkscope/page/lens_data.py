@@ -17,6 +17,7 @@ from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Column, HeadTable, Lens, View
 from qkscope.page.arrays import Grid, column
 from qkscope.page.pack import Pack
+from qkscope.results.schema import QK_FILES
 
 READINGS = ("own", "matched")  # as the page calls each checkpoint's own context and the common window
 ERROR = "_se"  # a column of this ending is the standard error of the column before it
@@ -51,8 +52,7 @@ def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
 
 def _lens(pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping[str, bool]) -> dict[str, Any]:
     homes = _homes(lens)
-    views = [view for view in lens.views if isinstance(view, View)]
-    for view in views:
+    for view in lens.views:
         _check(lens, view, homes)
     columns: dict[str, Any] = {}
     for table in _head_tables(lens):
@@ -64,15 +64,15 @@ def _lens(pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping
         "columns": columns,
         "views": [
             _view(f"lens-{lens.name}-{place}", view, shown)
-            for place, view in enumerate(views)
+            for place, view in enumerate(lens.views)
             if all(name in columns for name in view.columns)
         ],
     }
 
 
 def _head_tables(lens: Lens) -> list[HeadTable]:
-    """The tables with rows at both choices of windows; those of `qk.csv` and its kin have views of their own."""
-    return [table for table in lens.tables if table.windows == "own and common"]
+    """The tables with one row per head at a choice of windows; `qk.csv` and its kin have views of their own."""
+    return [table for table in lens.tables if table.file not in QK_FILES and table.windows != "doublings"]
 
 
 def _homes(lens: Lens) -> dict[str, str]:

@@ -95,7 +95,7 @@ def _page_block(block: Block) -> dict[str, Any]:
 
 # --- Markdown ---------------------------------------------------------------------------------------
 
-_MARKUP = re.compile(r"[\\`*_\[\]<~$&]")  # what starts markup anywhere in a line
+_MARKUP = re.compile(r"[\\`*_\[\]<>~$&]")  # what starts markup anywhere in a line
 _LINKS = re.compile(
     r"(?i)(?<=[a-z0-9]):(?=//)|(?<=\w)@(?=\w)|\bwww(?=\.)"
 )  # what GitHub makes a link without being asked

@@ -1,0 +1,46 @@
+"""Figures and cards of a study by their names, as tests ask for them."""
+
+from qkscope.lenses.catalogue import catalogue
+from qkscope.lenses.registry import registered
+from qkscope.report.figures import draw
+from qkscope.stats.noise import HeadPanel
+from qkscope.words.blocks import to_markdown
+
+FIGURES = {entry.name: entry for entry in catalogue()}
+
+
+def at_window(tables, common=False):
+    return tables.common if common else tables.own
+
+
+def drawing(tables, name, common=False):
+    """The figure, or None where the study does not carry it."""
+    entry, at = FIGURES[name], at_window(tables, common)
+    return draw(entry, at) if at is not None and entry.figure.exists(at) else None
+
+
+def card(tables, name, common=False):
+    """The card's blocks."""
+    return FIGURES[name].card(tables, at_window(tables, common))
+
+
+def card_text(tables, name, common=False):
+    """The card as Markdown."""
+    return to_markdown(card(tables, name, common))
+
+
+class Cards:
+    """The cards of one study."""
+
+    def __init__(self, tables):
+        self.tables = tables
+
+    def text(self, name, matched=False):
+        return card_text(self.tables, name, matched)
+
+
+def derived_panel(heads, same_heads):
+    """A panel of heads with what the lenses derive from their columns."""
+    for lens in registered():
+        heads = heads if lens.derive is None else lens.derive(heads)
+    return HeadPanel(heads, same_heads)

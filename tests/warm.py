@@ -1,0 +1,115 @@
+"""Real processes that start in a moment: forked off a server which has imported what takes seconds to import.
+
+A process of its own is what signals, working folders, exit codes and the variables of huggingface_hub need; importing
+torch again each time is not. Nothing that reads the environment when it is imported (huggingface_hub, transformers,
+qkscope itself) is imported by the server, so a process sees the variables that it is started with.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+
+PRELOADED = [
+    "numpy", "pandas", "yaml", "pydantic", "rich.progress", "pyarrow.parquet", "safetensors.torch", "scipy.optimize",
+    "sympy", "torch", "torch._dynamo", "torch.distributed.tensor",
+]  # fmt: skip
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+def _run(arguments: Sequence[str], folder: str, environment: Mapping[str, str], session: bool, *ends: Connection):
+    """In the new process: become `python -m qkscope ARGUMENTS`."""
+    if session:
+        os.setsid()
+    for end, number in zip(ends, (1, 2), strict=True):
+        os.dup2(end.fileno(), number)
+        end.close()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    sys.argv = ["qkscope", *arguments]
+    runpy.run_module("qkscope", run_name="__main__", alter_sys=True)
+
+
+class Warm:
+    """`python -m qkscope ARGUMENTS` while it runs, with the part of subprocess.Popen that the tests use."""
+
+    def __init__(
+        self,
+        *arguments: object,
+        cwd: object,
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
+        terminal: int | None = None,
+    ):
+        """`terminal`: a descriptor that its errors go to, instead of a pipe."""
+        (out, out_end), (err, err_end) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
+        if terminal is not None:
+            err_end.close()
+            err_end = Connection(os.dup(terminal), readable=False)
+        given = (list(map(str, arguments)), str(cwd), dict(os.environ if env is None else env), start_new_session)
+        self._process = CONTEXT.Process(target=_run, args=(*given, out_end, err_end))
+        self._process.start()
+        self.pid = self._process.pid
+        for end in (out_end, err_end):
+            end.close()
+        self.stdout, self.stderr = (os.fdopen(os.dup(end.fileno()), encoding="utf-8") for end in (out, err))
+        for end in (out, err):
+            end.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def communicate(self) -> tuple[str, str]:
+        """What is left to read of its output and of its errors, when it has ended."""
+        texts: dict[str, str] = {}
+        readers = [threading.Thread(target=lambda n=name: texts.update({n: getattr(self, n).read()}))
+                   for name in ("stdout", "stderr")]  # fmt: skip
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        self.wait()
+        return texts["stdout"], texts["stderr"]
+
+    def end(self) -> None:
+        """Whatever became of it: not running and not holding anything any more."""
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+        for file in (self.stdout, self.stderr):
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+def run_warm(*arguments: object, cwd: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
+    """`subprocess.run` with its output captured as text."""
+    process = Warm(*arguments, cwd=cwd, env=env)
+    try:
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(["qkscope", *map(str, arguments)], process.returncode, out, err)
+    finally:
+        process.end()
