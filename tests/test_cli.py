@@ -80,6 +80,28 @@ def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):
     assert "need --out" in capsys.readouterr().err
 
 
+def test_each_window_of_analyze_has_its_own_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", "a.safetensors", "--out", "tables", "--window", "32"]) == 2
+    assert "--window is for --vectors; " in (said := capsys.readouterr().err)
+    assert "--common-window 32" in said
+    assert main(["analyze", "--vectors", "here", "--out", "tables", "--common-window", "32"]) == 2
+    assert "--common-window is for moments; " in (said := capsys.readouterr().err)
+    assert "--window 32" in said
+    assert not (tmp_path / "tables").exists()
+
+
+def test_the_commands_of_a_plan_trust_what_the_plan_trusts(world, tmp_path, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "study.yaml", "--out", "my out", "--trust-remote-code"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"qkscope shard study.yaml {number} --out 'my out' --trust-remote-code" for number in range(2)
+    ]
+    assert main(["plan", "study.yaml"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["qkscope shard study.yaml 0", "qkscope shard study.yaml 1"]
+
+
 def test_compare_tells_by_its_exit_code(world, tmp_path, monkeypatch, capsys):
     world()
     monkeypatch.chdir(tmp_path)
