@@ -16,8 +16,9 @@ from qkscope.capture.blueprint import blueprint
 from qkscope.cli.estimate import cost_rows, duration, scaled, verdict
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import Estimate, estimate
-from qkscope.cost.work import CheckpointWork, described_weights, shard_documents
+from qkscope.cost.work import EIGEN, CheckpointWork, described_weights, shard_documents
 from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.live import FLOAT64_TOKENS, NARROW
 from qkscope.moments.sizes import predict_sizes
 from qkscope.study.schema import Study
 
@@ -51,6 +52,7 @@ def work(name, found, config, context, documents, window, *, shard_tokens=None, 
         batch_tokens=DEFAULTS["batch_tokens"],
         heads=min(every, heads or every),
         components=DEFAULTS["components"],
+        common_window=window,
     )
 
 
@@ -144,8 +146,8 @@ def sweep() -> Case:
         },
         f"The GPUs are hardly the cost. A checkpoint is computed in {duration(computing(works[0]))} on one of them, so "
         f"64 ask for the next every {duration(computing(works[0]) / 64)}, but the link needs "
-        f"{duration(works[0].weights.stored / Cluster().download)} for each. The tables, made on one core, take "
-        f"longest. Moments are {works[0].sizes.file / works[0].weights.stored:.0%} of the size of the weights: with "
+        f"{duration(works[0].weights.stored / Cluster().download)} for each. {longest(works)} "
+        f"Moments are {works[0].sizes.file / works[0].weights.stored:.0%} of the size of the weights: with "
         f"`buckets: 4` and `groups: 4` they are {scaled(slim)}B in place of "
         f"{scaled(sum(each.sizes.file for each in works))}B.",
     )
@@ -164,8 +166,10 @@ tests can run.
   a function of the study alone, so any number of workers ends in the same sums.
 - A **worker** is one model on one or more devices. It loads a checkpoint, runs shards of it, and writes each shard's
   sums when it is finished. It keeps the model between shards of one checkpoint.
-- When a checkpoint's last shard is there, shards are added up in plan order into one moments file and dropped.
-- Tables are made from moments files on one core, after the capture.
+- When a checkpoint's last shard is there, shards are added up in plan order into one moments file and dropped. The
+  sums of a checkpoint that is one shard are written as its moments file at once.
+- Tables are made from moments files after the capture, on one machine: a file is read by one core, then each core takes
+  whole layers.
 - Where a model is spread over several devices, its layers follow one another, so its devices take turns. Each layer's
   sums lie on the layer's device. Several devices per model buy memory, not speed.
 
@@ -215,10 +219,11 @@ For L layers, h query and g key heads of width d, context T, n documents, B buck
 |---|---|
 | matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, of routed experts those a token visits |
 | attention | 4 · h · d · (pairs the mask allows) FLOPs per layer and document; full causal: T(T+1)/2 pairs |
-| sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token, in float64: an upper bound |
+| sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token: an upper bound; {precision} |
 | sums, memory | 8 · (h + g) · ((B + G) · (¾d² + 2d) + d) bytes per layer, whatever the number of tokens |
 | moments file | (h + g) · (B · 8 · (s + 3) + G · (4s + 24) + 8d) bytes per layer, s = d(d+1)/2 + 2d; and a header |
-| disk at most | all moments files, shard files of as many checkpoints as there are workers, tables, downloads |
+| tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling: each once); a core takes whole layers |
+| disk at most | all moments files, shard files of as many checkpoints of several as there are workers, tables, downloads |
 | downloads | each checkpoint once; with `--evict` they stay only while they are needed |
 
 `tests/test_estimate.py` compares these with real runs on small shapes: FLOPs with torch's own counter, memory of sums
@@ -256,13 +261,27 @@ of the tables and nothing else.
 def assumptions() -> str:
     it = Cluster()
     return "\n".join([
-        f"- devices like an A100: {scaled(it.flops)}FLOP/s in bfloat16, {scaled(it.flops64)}FLOP/s in float64, "
-        f"{scaled(it.memory)}B at {scaled(it.memory_bandwidth)}B/s, of which {it.utilization:.0%} is reached;",
+        f"- devices like an A100: {scaled(it.flops)}FLOP/s in bfloat16, {scaled(it.flops32)}FLOP/s in float32 (without "
+        f"TF32) and {scaled(it.flops64)}FLOP/s in float64, {scaled(it.memory)}B at "
+        f"{scaled(it.memory_bandwidth)}B/s, of which {it.utilization:.0%} is reached;",
         f"- weights read at {scaled(it.disk_bandwidth)}B/s by each worker; results at {scaled(it.storage_bandwidth)}B/"
         f"s and downloads at {scaled(it.download)}B/s by all together;",
         f"- on one core {scaled(it.tokenize)} tokens/s tokenized, {scaled(it.checksum)}B/s of moments files with their "
-        f"checksums, {scaled(it.host_flops)}FLOP/s in tables.",
+        f"checksums; {scaled(it.host_flops)}FLOP/s in tables on each of {it.cores} cores.",
     ])  # fmt: skip
+
+
+def precision() -> str:
+    return (
+        f"in float64 for the first {FLOAT64_TOKENS} tokens of each shard and for heads narrower than {NARROW}, else in "
+        "float32"
+    )
+
+
+def longest(works: list[CheckpointWork]) -> str:
+    found = estimate(works, Cluster(devices=64))
+    share = found.seconds[found.bottleneck] / found.wall
+    return f"With 64 GPUs {share:.0%} of the time goes into {found.bottleneck}."
 
 
 def section(case: Case) -> str:
@@ -302,7 +321,10 @@ def page() -> str:
     from qkscope.cost.estimate import ADVICE
 
     rows = "\n".join(row(name, [advice]) for name, advice in ADVICE.items())
-    parts = [INTRO.format(assumed=assumptions()), *map(section, (smollm3(), llama_70b(), sweep()))]
+    parts = [
+        INTRO.format(assumed=assumptions(), precision=precision(), eigen=EIGEN),
+        *map(section, (smollm3(), llama_70b(), sweep())),
+    ]
     return "\n".join([*parts, BOTTLENECKS.format(rows=rows)])
 
 

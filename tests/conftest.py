@@ -107,7 +107,7 @@ def write_documents(folder):
     (folder / "docs" / "tiny.txt").write_text("too short")
 
 
-def write_world(folder, checkpoints, **changes) -> Path:
+def write_world(folder, weights, /, **changes) -> Path:
     """A study of both checkpoints over the folder's documents, with changes."""
     study = {
         "study": "world",
@@ -115,8 +115,8 @@ def write_world(folder, checkpoints, **changes) -> Path:
         "documents": {"files": "docs/*.txt", "special_tokens": "none"},
         "groups": 3,
         "checkpoints": [
-            {"name": "one", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
-            {"name": "two", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
+            {"name": "one", "model": str(weights / "short"), "context": 64, "phase": "early"},
+            {"name": "two", "model": str(weights / "long"), "context": 256, "phase": "late"},
         ],
         **changes,
     }

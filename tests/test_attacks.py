@@ -27,9 +27,9 @@ from qkscope.foreign import Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
 from qkscope.report.write import write_card_and_figure, write_report
 from qkscope.results import folder as layout
+from qkscope.results.lock import holding, is_held, only_run
 from qkscope.results.remove import remove_shards, remove_unfinished
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.lock import holding, is_held, only_run
 from qkscope.run.runner import VectorSample
 from test_moments_file import example
 

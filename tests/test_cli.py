@@ -72,12 +72,34 @@ def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):
     assert main(["analyze", "out", "--components", "3"]) == 0
     assert set(pd.read_csv("out/qk.csv")["pc"]) == {0, 1, 2}
     files = ["out/moments/two.safetensors", "out/moments/one.safetensors"]
-    assert main(["analyze", *files, "--out", "tables", "--window", "33"]) == 2
+    assert main(["analyze", *files, "--out", "tables", "--common-window", "33"]) == 2
     assert "checkpoint 'two': window 33 is not a sum of buckets; possible windows: (16, 32" in capsys.readouterr().err
     assert main(["analyze", *files, "--out", "tables"]) == 0
     assert list(pd.read_csv("tables/qk.csv")["model"].unique()) == ["two", "one"]
     assert main(["analyze", *files]) == 2
     assert "need --out" in capsys.readouterr().err
+
+
+def test_each_window_of_analyze_has_its_own_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", "a.safetensors", "--out", "tables", "--window", "32"]) == 2
+    assert "--window is for --vectors; " in (said := capsys.readouterr().err)
+    assert "--common-window 32" in said
+    assert main(["analyze", "--vectors", "here", "--out", "tables", "--common-window", "32"]) == 2
+    assert "--common-window is for moments; " in (said := capsys.readouterr().err)
+    assert "--window 32" in said
+    assert not (tmp_path / "tables").exists()
+
+
+def test_the_commands_of_a_plan_trust_what_the_plan_trusts(world, tmp_path, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "study.yaml", "--out", "my out", "--trust-remote-code"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"qkscope shard study.yaml {number} --out 'my out' --trust-remote-code" for number in range(2)
+    ]
+    assert main(["plan", "study.yaml"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["qkscope shard study.yaml 0", "qkscope shard study.yaml 1"]
 
 
 def test_compare_tells_by_its_exit_code(world, tmp_path, monkeypatch, capsys):

@@ -3,12 +3,16 @@
 import argparse
 import dataclasses
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from families import tiny, tokens
@@ -21,7 +25,9 @@ from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import ADVICE, estimate, estimate_plan
 from qkscope.cost.makespan import Item, schedule
 from qkscope.cost.work import (
+    EIGEN,
     CheckpointWork,
+    Products,
     Weights,
     attended_pairs,
     attention_flops,
@@ -35,9 +41,12 @@ from qkscope.cost.work import (
 )
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
-from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.lenses import rows
+from qkscope.lenses.registry import head_tables
+from qkscope.moments.layout import PIECE_TOKENS, Layout, bucket_edges
 from qkscope.moments.live import LiveSums
 from qkscope.results.folder import shard_path
+from qkscope.results.schema import QK_FILES
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
@@ -84,12 +93,16 @@ def test_flops_by_hand():
     # 2 heads x 2 layers x 4 documents x 10 pairs x 16.
     assert attention_flops(work()) == 2560
     # x xT is 16 products, x u is 4: 20 x 2 FLOPs per token; 3 heads x 2 layers x 16 tokens.
-    assert sums_flops(work()) == 40 * 3 * 2 * 16
+    assert sums_flops(work()) == Products(float32=0, float64=40 * 3 * 2 * 16)  # so narrow that it costs nothing
     # Of 4 positions one is skipped and of the others half are sampled: 1.5 tokens for each of 4 documents.
     sampled = work(layout=Layout((0, 2, 4), 1, skip_positions=1, rate=0.5))
-    assert sums_flops(sampled) == 40 * 3 * 2 * 6
-    # Windows of 2 and 4 tokens, the own context and the common window: 4 eigenproblems of 25 x 64 for each of 4 heads.
-    assert eigen_flops(work()) == 4 * 4 * 25 * 64
+    assert sums_flops(sampled).total == 40 * 3 * 2 * 6
+    # 64 wide: of shards of 8192 and 2048 tokens the first 4096 and all are float64; 64 x 65 x 2 FLOPs for 3 heads.
+    wide = work((4, 1), 2048, layers=(LayerFacts(0, 2, 1, 64),))
+    assert sums_flops(wide) == Products(float32=8320 * 3 * 4096, float64=8320 * 3 * (4096 + 2048))
+    # Windows of 2 and 4 tokens, of which 4 is the own context: 2 eigenproblems of 25 x 64 for each of 4 heads.
+    assert eigen_flops(work()) == 2 * 4 * 25 * 64
+    assert eigen_flops(work(common_window=3)) == 3 * 4 * 25 * 64
 
 
 def test_bytes_by_hand():
@@ -114,6 +127,8 @@ def test_disk_and_network_by_hand():
     assert estimate(works, Cluster(devices=2)).disk.shards == 4 * 2784
     shared = estimate([work(), work()], Cluster(devices=1))
     assert shared.network.weights == 2400  # one commit with two contexts is fetched once
+    single = estimate([work((4,))], Cluster(devices=1))
+    assert (single.disk.shards, single.network.storage) == (0, 2 * 2784)  # written as the whole, read for the tables
     local = work(weights=dataclasses.replace(WEIGHTS, remote=False))
     assert estimate([local], Cluster()).network.weights == 0
 
@@ -230,7 +245,67 @@ def test_flops_of_the_sums_are_bounded_by_the_estimate(kind):
     with evaluation(backbone), FlopCounterMode(display=False) as forward:
         run_backbone(backbone, torch.from_numpy(batch.ids))
     counted = whole.get_total_flops() - forward.get_total_flops()
-    assert sums_flops(planned) / 2.5 <= counted <= sums_flops(planned)
+    assert sums_flops(planned).total / 2.5 <= counted <= sums_flops(planned).total
+
+
+class ProductsByType(TorchDispatchMode):
+    """FLOPs of the sums' products, which are the only ones that are written into memory of ours, by precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.flops = Counter()
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        if function in (torch.ops.aten.bmm.out, torch.ops.aten.baddbmm.out):
+            left, right = given[-2:]
+            self.flops[left.dtype] += 2 * left.shape[0] * left.shape[1] * left.shape[2] * right.shape[2]
+        return function(*given, **(named or {}))
+
+
+def test_the_share_of_float64_products_is_that_of_a_real_shard():
+    """Two documents of 4096 tokens: float64 ends with a piece of at most 2048 of the 8192 tokens."""
+    model = tiny("llama", head_dim=32, num_hidden_layers=1, max_position_embeddings=4096)
+    layout = Layout(bucket_edges(4096, 4), 1)
+    planned = sums_flops(real_work(model, 4096, 2, layout=layout))
+    batch = make_batch(list(tokens(2, 4096).numpy()), [0, 0], list("ab"), [0, 1])
+    with ProductsByType() as real:
+        collect_moments(model, [batch], layout)
+    assert set(real.flops) == {torch.float32, torch.float64}
+    share = real.flops[torch.float64] / real.flops.total()
+    assert planned.float64 / planned.total <= share <= planned.float64 / planned.total + PIECE_TOKENS / 8192
+
+
+@pytest.mark.parametrize("common", [16, 48, 20])  # a doubling, the own context, neither
+def test_tables_solve_as_many_eigenproblems_as_the_estimate_says(monkeypatch, common):
+    layout = Layout(bucket_edges(LENGTH, 6, also=[common]), 1)
+    model = tiny("llama")
+    batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 0, 0], list("abc"), [0, 1, 2])
+    moments = collect_moments(model, [batch], layout)
+    planned = real_work(
+        model, layout=layout, common_window=common, heads=sum(f.q_heads for f in moments.layers.values())
+    )
+    solved, eigh = [], np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda stack: (solved.append(len(stack)), eigh(stack))[1])
+    tables = [table for table in head_tables() if table.file in QK_FILES]
+    rows.checkpoint_rows(moments, tables, rows.RowSettings(common=common), model="a")
+    width = planned.layers[0].head_dim
+    assert eigen_flops(planned) == EIGEN * width**3 * sum(solved)
+
+
+def test_tables_take_as_many_cores_as_the_estimate_says(monkeypatch):
+    """Three layers on three cores: each waits until all three are being worked on."""
+    monkeypatch.setattr(rows, "cpu_count", lambda: 3)
+    together = threading.Barrier(3, timeout=60)
+    rows.over_layers(lambda layer: together.wait(), range(3))
+    layers = tuple(LayerFacts(number, 2, 1, 4) for number in range(3))
+    slow = {"storage_bandwidth": 1e30, "checksum": 1e30, "host_flops": 10.0}
+    one, three, four = (
+        estimate([work(layers=layers)], Cluster(cores=cores, **slow)).seconds["tables"] for cores in (1, 3, 4)
+    )
+    assert one == pytest.approx(3 * three)
+    assert three == four  # a layer is not divided
+    two = estimate([work(layers=layers)], Cluster(cores=2, **slow)).seconds["tables"]
+    assert two == pytest.approx(2 * three)
 
 
 def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
@@ -310,8 +385,8 @@ def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
     # Shards are whole and the sum of them is written just before they are dropped: the moment of most bytes.
     import qkscope.run.shards as shards
 
-    drop = shards.drop_shards
-    monkeypatch.setattr(shards, "drop_shards", lambda *which: (watched.look(), drop(*which))[1])
+    drop = shards.remove_shards
+    monkeypatch.setattr(shards, "remove_shards", lambda *which: (watched.look(), drop(*which))[1])
     run_study(study(world), out, watched)
     files = {path.stem: path for path in (out / "moments").glob("*.safetensors")}
     for each in plan.checkpoints:

@@ -196,4 +196,4 @@ def test_inspect_says_what_a_run_would_refuse(study, out, capsys):
 def test_tables_are_not_made_for_a_context_that_the_sums_do_not_hold(study, out):
     (out / "study.yaml").write_text(study(context=100).read_text())
     with pytest.raises(InputError, match="'two' has context 100 in the study, but its moments are of context 256"):
-        analyze_folder(out, Events(), "x", components=None, window=None)
+        analyze_folder(out, Events(), "x", components=None)

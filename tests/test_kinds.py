@@ -132,7 +132,7 @@ def test_loose_files_are_ordered_by_number_and_know_their_context(loose, tmp_pat
     heard = Heard()
     paths = sorted(loose.glob("*.safetensors"))
     assert [path.stem for path in paths] == ["step-100", "step-20", "step-5"]
-    analyze_files(paths, heard, "analyze", out=tmp_path, components=None, window=None)
+    analyze_files(paths, heard, "analyze", out=tmp_path, components=None)
     study = load_results(tmp_path).study
     assert [(c.name, c.context) for c in study.checkpoints] == [("step-5", 32), ("step-20", 32), ("step-100", 32)]
     assert "ordered by the numbers in their names: step-5, step-20, step-100" in heard.notes
@@ -145,7 +145,7 @@ def test_loose_files_are_ordered_by_number_and_know_their_context(loose, tmp_pat
 
 def test_loose_files_can_be_called_seeds(loose, tmp_path):
     paths = sorted(loose.glob("*.safetensors"))
-    analyze_files(paths, Heard(), "analyze", out=tmp_path, components=None, window=None, kind="seeds")
+    analyze_files(paths, Heard(), "analyze", out=tmp_path, components=None, kind="seeds")
     results = load_results(tmp_path)
     assert results.study.kind == "seeds"
     assert results.study.span == "across seeds"

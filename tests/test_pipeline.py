@@ -149,7 +149,7 @@ def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, t
     path = out / "moments/one.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"one\.safetensors: .*truncated"):
-        analyze_folder(out, Events(), "x", components=None, window=None)
+        analyze_folder(out, Events(), "x", components=None)
     run_study(world(), out)
     assert (out / "qk.csv").read_bytes() == expected
     flipped = bytearray(path.read_bytes())

@@ -10,9 +10,9 @@ import pytest
 from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
 from qkscope.results.folder import shard_path
+from qkscope.results.lock import only_run
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.lock import only_run
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 

@@ -647,5 +647,5 @@ def test_moments_of_a_stranger_do_not_name_themselves_as_they_like(tmp_path):
         moments.provenance["name"] = name
         moments.save(tmp_path / "a.safetensors")
         with pytest.raises(InputError, match="is of a checkpoint named"):
-            analyze_files([tmp_path / "a.safetensors"], Events(), "x", out=tmp_path / "o", components=None, window=None)
+            analyze_files([tmp_path / "a.safetensors"], Events(), "x", out=tmp_path / "o", components=None)
     assert not (tmp_path / "o").exists()

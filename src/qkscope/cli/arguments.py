@@ -313,7 +313,7 @@ def _add_analyze(commands: Any) -> None:
         "or make qk.csv from a dataset of raw vectors.\n"
         "No model, no GPU, no documents are needed.",
         "examples:\n  qkscope analyze results/demo\n"
-        "  qkscope analyze a.safetensors b.safetensors --window 1024 --out tables\n"
+        "  qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables\n"
         "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables",
     )
     parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
@@ -333,7 +333,16 @@ def _add_analyze(commands: Any) -> None:
     parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
     parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
     parser.add_argument(
-        "--window", type=int, metavar="TOKENS", help="common window of qk_common.csv (default: the shortest context)"
+        "--common-window",
+        type=_positive,
+        metavar="TOKENS",
+        help="of moments: the window of qk_common.csv, at which all are compared (default: the shortest context)",
+    )
+    parser.add_argument(
+        "--window",
+        type=_positive,
+        metavar="TOKENS",
+        help="of --vectors: qk.csv is over the first so many positions (default: all of them)",
     )
     parser.add_argument(
         "--kind",

@@ -1,4 +1,4 @@
-"""What each command does, in terms of the pipeline."""
+"""What each command does: options in, calls of the other rooms, a line or two about where the results are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,9 +100,10 @@ def plan(options: argparse.Namespace) -> int:
     if options.count:
         print(len(numbers))
         return 0
-    out = ["--out", options.out] if options.out else []
+    also = ["--out", options.out] if options.out else []
+    also += ["--trust-remote-code"] if options.trust_remote_code else []
     for number in numbers:
-        print(shlex.join(["qkscope", "shard", options.study, str(number), *out]))
+        print(shlex.join(["qkscope", "shard", options.study, str(number), *also]))
     return 0
 
 
@@ -211,12 +213,21 @@ def analyze(options: argparse.Namespace) -> int:
         return analyze_vectors_command(options, out)
     if not inputs:
         raise InputError("analyze what? give a results folder, moments files, or --vectors DIR")
-    changes = {"out": out, "components": options.components, "window": options.window, "kind": options.kind}
+    if options.window is not None:
+        raise InputError(
+            f"--window is for --vectors; the window at which moments are compared is --common-window {options.window}"
+        )
     with progress() as events:
-        if len(inputs) == 1 and inputs[0].is_dir():
-            folder = analyze_folder(inputs[0], events, command_line(), **changes)
-        else:
-            folder = analyze_files(inputs, events, command_line(), **changes)
+        one_folder = len(inputs) == 1 and inputs[0].is_dir()
+        analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
+        folder = analyze_inputs(
+            events,
+            command_line(),
+            out=out,
+            components=options.components,
+            common_window=options.common_window,
+            kind=options.kind,
+        )
     print(f"results: {folder}/")
     return 0
 
@@ -229,6 +240,11 @@ def analyze_vectors_command(options: argparse.Namespace, out: Path | None) -> in
 
     if options.inputs or out is None:
         raise InputError("analyze --vectors takes datasets only, and needs --out, the folder for the tables")
+    if options.common_window is not None:
+        raise InputError(
+            "--common-window is for moments; tables of --vectors over the first positions only come with "
+            f"--window {options.common_window}"
+        )
     reading = Reading(group_size=options.group_size, n_layers=options.n_layers)
     with progress() as events:
         analyze_vectors(

@@ -40,6 +40,7 @@ OPTIONS = (
         "GPUs that share the layers of one model (default: as few as it fits in)",
     ),
     ("--flops", "flops", quantity, "X", "peak FLOP/s of a GPU in the model's dtype"),
+    ("--flops32", "flops32", quantity, "X", "peak FLOP/s of a GPU in float32, without TF32"),
     ("--flops64", "flops64", quantity, "X", "peak FLOP/s of a GPU in float64"),
     ("--utilization", "utilization", float, "X", "the share of a GPU's peaks that is reached"),
     ("--device-memory", "memory", quantity, "BYTES", "memory of a GPU"),
@@ -49,7 +50,8 @@ OPTIONS = (
     ("--download", "download", quantity, "BYTES", "from the Hub, per second, shared"),
     ("--tokenize", "tokenize", quantity, "TOKENS", "tokenized per second by one worker"),
     ("--checksum", "checksum", quantity, "BYTES", "of moments files written or read by one core, per second"),
-    ("--host-flops", "host_flops", quantity, "X", "FLOP/s of the core that makes the tables"),
+    ("--host-flops", "host_flops", quantity, "X", "FLOP/s of each core of the machine that makes the tables"),
+    ("--cores", "cores", int, "N", "cores of the machine that makes the tables"),
 )
 
 
@@ -85,7 +87,8 @@ def describe_estimate(found: Estimate) -> list[str]:
         f"{counted(found.workers, 'worker')} of {found.per_model} of the {counted(cluster.devices, 'device')}, "
         f"{counted(found.shards, 'shard')}; "
         f"devices reach {cluster.utilization:.0%} of {scaled(cluster.flops)}FLOP/s, "
-        f"{scaled(cluster.flops64)}FLOP/s in float64 and {scaled(cluster.memory_bandwidth)}B/s",
+        f"{scaled(cluster.flops32)}FLOP/s in float32, {scaled(cluster.flops64)}FLOP/s in float64 and "
+        f"{scaled(cluster.memory_bandwidth)}B/s",
         "",
         *table([("cost", "estimate"), *cost_rows(found)]),
         "",
@@ -111,7 +114,7 @@ def cost_rows(found: Estimate) -> list[tuple[str, str]]:
             f"{scaled(memory.total)}B (weights {scaled(memory.weights)}B, sums {scaled(memory.sums)}B, "
             f"activations {scaled(memory.activations)}B)",
         ),
-        ("memory on the host", f"{scaled(found.host)}B to merge shards"),
+        ("memory on the host", f"{scaled(found.host)}B to write or add up sums"),
         ("disk, results", f"{scaled(disk.moments)}B of moments, {scaled(disk.tables)}B of tables"),
         (
             "disk, at most",

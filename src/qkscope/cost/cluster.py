@@ -17,8 +17,9 @@ class Cluster:
     devices: int = 8
     per_model: int | None = None  # devices that share one model's layers; None: as few as its memory fits in
     flops: float = 312e12  # of a device, in the dtype the model runs in
-    flops64: float = 19.5e12  # of a device in float64, in which the sums are made
-    utilization: float = 0.4  # the share of peak that ordinary code reaches, of both kinds of FLOPs and of bandwidth
+    flops32: float = 19.5e12  # of a device in float32 without TF32, in which most products of the sums are made
+    flops64: float = 19.5e12  # of a device in float64, in which the first products of each shard are made
+    utilization: float = 0.4  # the share of peak that ordinary code reaches, of all kinds of FLOPs and of bandwidth
     memory: float = 80e9  # bytes of a device
     memory_bandwidth: float = 2e12  # bytes/s of a device
     disk_bandwidth: float = 2e9  # bytes/s at which a worker reads weights
@@ -26,7 +27,8 @@ class Cluster:
     download: float = 1e9  # bytes/s from the Hub, shared by all workers
     tokenize: float = 300e3  # tokens/s of a worker: one core, a fast tokenizer
     checksum: float = 500e6  # bytes/s at which one core reads or writes a moments file with its checksum
-    host_flops: float = 15e9  # of the one core that makes the tables
+    host_flops: float = 15e9  # of each core of the machine that makes the tables
+    cores: int = 16  # of that machine
     evict: bool = False  # whether a checkpoint's downloads go when its sums are safe
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from qkscope.cost.work import (
     attention_flops,
     device_memory,
     eigen_flops,
+    eigen_turns,
     host_memory,
     linear_flops,
     planned_work,
@@ -35,8 +36,8 @@ ADVICE = {
     "matrices": "more devices help as long as there are shards for them; otherwise fewer documents",
     "attention": "it grows with the square of the context: a shorter context, or fewer documents; more devices help as "
     "long as there are shards for them",
-    "sums": "devices with faster float64 and memory; larger batch_tokens and fewer buckets move fewer bytes; "
-    "protocol: published sums a sample of tokens",
+    "sums": "devices with faster float32 (and float64) and memory; larger batch_tokens and fewer buckets move fewer "
+    "bytes; protocol: published sums a sample of tokens",
     "tokenizing": "every document is tokenized once, on one core, as far as the longest context: fewer documents, or a "
     "shorter longest context; more devices do not help",
     "loading": "fewer, larger shards or fewer workers, so that fewer workers load each model; weights on faster disks",
@@ -46,8 +47,8 @@ ADVICE = {
     "storage",
     "waiting": "whole shards do not divide evenly over the workers: a shard_tokens that cuts the documents into a "
     "multiple of the workers, or many small shards; or fewer devices",
-    "tables": "they are made on one core after the capture: a sample of heads, or results folders of parts of the "
-    "study analyzed side by side; more devices do not help",
+    "tables": "they are made after the capture on one machine, a layer on each of its cores: more cores, a sample of "
+    "heads, or results folders of parts of the study analyzed side by side; more devices do not help",
 }
 
 
@@ -100,7 +101,7 @@ class Estimate:
     workers: int  # models that run at once
     flops: Flops
     memory: DeviceMemory  # of the fullest device, at the checkpoint that needs most
-    host: int  # bytes on the host while shards are merged
+    host: int  # bytes on the host while sums are written or added up
     disk: Disk
     network: Network
     busy_hours: float  # of a device computing
@@ -138,9 +139,11 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, surveyed: int | 
     """What checkpoints cost; `surveyed` tokens are tokenized for the plan (by default those of the longest context)."""
     per_model = cluster.per_model or _fewest_devices(works, cluster)
     workers = cluster.devices // per_model
-    flops = Flops(sum(map(linear_flops, works)), sum(map(attention_flops, works)), sum(map(sums_flops, works)))
+    sums = sum(sums_flops(work).total for work in works)
+    flops = Flops(sum(map(linear_flops, works)), sum(map(attention_flops, works)), sums)
     fetched = {work.weights.source: work.weights.stored for work in works if work.weights.remote}
-    storage = sum(work.sizes.file * (2 * len(work.shards) + 2) for work in works)
+    # Shards are written and read, so is their sum; a single shard is written as the sum.
+    storage = sum(work.sizes.file * (2 * len(work.shards) * work.added_up + 2) for work in works)
     network = Network(weights=sum(fetched.values()), storage=storage)
     memory = max((device_memory(work, per_model) for work in works), key=lambda memory: memory.total)
     survey = max(work.tokens for work in works) if surveyed is None else surveyed
@@ -172,7 +175,7 @@ def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: 
     """Shards of a checkpoint wait until its last is done; at most one checkpoint per worker is under way."""
     return Disk(
         moments=sum(work.sizes.file for work in works),
-        shards=sum(nlargest(workers, (len(work.shards) * work.sizes.file for work in works))),
+        shards=sum(nlargest(workers, (len(work.shards) * work.added_up * work.sizes.file for work in works))),
         tables=sum(map(table_bytes, works)),
         weights=sum(nlargest(workers, fetched.values()) if evict else fetched.values()),
     )
@@ -184,11 +187,12 @@ def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: 
 def _computing(work: CheckpointWork, cluster: Cluster) -> dict[str, float]:
     """Seconds of one device; devices that share a model take turns, so theirs are the same."""
     reached = cluster.utilization
-    in_float64 = sums_flops(work) / (cluster.flops64 * reached)
+    sums = sums_flops(work)
+    multiplying = sums.float32 / (cluster.flops32 * reached) + sums.float64 / (cluster.flops64 * reached)
     return {
         "matrices": linear_flops(work) / (cluster.flops * reached),
         "attention": attention_flops(work) / (cluster.flops * reached),
-        "sums": in_float64 + sums_traffic(work) / (cluster.memory_bandwidth * reached),
+        "sums": multiplying + sums_traffic(work) / (cluster.memory_bandwidth * reached),
     }
 
 
@@ -209,8 +213,13 @@ def _seconds(
     _stretch(seconds, "downloads", network.weights / cluster.download)
     _stretch(seconds, "saving", network.storage / cluster.storage_bandwidth)
     seconds["tokenizing"] = survey / cluster.tokenize
-    seconds["tables"] = sum(eigen_flops(work) / cluster.host_flops + _file(work, cluster) for work in works)
+    seconds["tables"] = sum(_tables(work, cluster) for work in works)
     return seconds
+
+
+def _tables(work: CheckpointWork, cluster: Cluster) -> float:
+    """One core reads the file, then all share the layers."""
+    return _file(work, cluster) + eigen_flops(work) * eigen_turns(work, cluster.cores) / cluster.host_flops
 
 
 def _stretch(seconds: dict[str, float], shared: str, needed: float) -> None:
@@ -246,5 +255,5 @@ def _file(work: CheckpointWork, cluster: Cluster) -> float:
 
 
 def _merging(work: CheckpointWork, cluster: Cluster) -> float:
-    """All shards are read, their sum is written."""
-    return _file(work, cluster) * (len(work.shards) + 1)
+    """All shards are read, their sum is written; a single shard's file is the checkpoint's already."""
+    return _file(work, cluster) * (len(work.shards) + 1) if work.added_up else 0.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import PIECE_TOKENS, Layout
-from qkscope.moments.sizes import FLOAT64, Sizes, predict_sizes
+from qkscope.moments.sizes import FLOAT32, FLOAT64, Sizes, predict_sizes
 
 if TYPE_CHECKING:
     from qkscope.capture.blueprint import Blueprint
@@ -52,6 +52,7 @@ class CheckpointWork:
     batch_tokens: int
     heads: int  # query heads that the tables show
     components: int
+    common_window: int | None = None  # the own context by default
 
     @property
     def context(self) -> int:
@@ -67,6 +68,11 @@ class CheckpointWork:
     def tokens(self) -> int:
         """Tokens that go through the model."""
         return self.documents * self.context
+
+    @property
+    def added_up(self) -> bool:
+        """Whether shard files are written and added up; the sums of a single shard are the checkpoint's."""
+        return len(self.shards) > 1
 
     @property
     def rows(self) -> int:
@@ -98,6 +104,7 @@ def planned_work(plan: CheckpointPlan) -> CheckpointWork:
         batch_tokens=study.batch_tokens,
         heads=every if study.heads == "all" else min(every, study.heads.sample),
         components=study.components,
+        common_window=study.common_window(),
     )
 
 
@@ -153,22 +160,57 @@ def attention_flops(work: CheckpointWork) -> float:
     return float(per_document * work.documents)
 
 
-def sums_flops(work: CheckpointWork) -> float:
-    """FLOPs of the float64 products x xᵀ and x u: an upper bound, whatever symmetry the sums make use of."""
-    per_token = sum((f.q_heads + f.kv_heads) * 2 * f.head_dim * (f.head_dim + 1) for f in work.layers)
-    return float(per_token * _summed_tokens(work))
+@dataclass(frozen=True)
+class Products:
+    """FLOPs of the sums by the precision in which they are made."""
+
+    float32: float
+    float64: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.float32 + self.float64
+
+
+def sums_flops(work: CheckpointWork) -> Products:
+    """FLOPs of the products x xᵀ and x u: an upper bound, whatever symmetry the sums make use of."""
+    exact = other = 0.0
+    for facts in work.layers:
+        per_token = (facts.q_heads + facts.kv_heads) * 2 * facts.head_dim * (facts.head_dim + 1)
+        in_float64 = _float64_tokens(work, facts)
+        exact += per_token * in_float64
+        other += per_token * (_summed_tokens(work) - in_float64)
+    return Products(float32=other, float64=exact)
+
+
+def _float64_tokens(work: CheckpointWork, facts: LayerFacts) -> float:
+    """Tokens whose products a layer makes in float64: the first ones of each shard, or all where heads are narrow.
+
+    The change comes between two pieces of tokens, so up to one piece more may be in float64.
+    """
+    from qkscope.moments.live import FLOAT64_TOKENS, NARROW  # imports torch, which whoever has a plan has already
+
+    per_document = _summed_tokens(work) / work.documents
+    if facts.head_dim < NARROW:
+        return per_document * work.documents
+    return sum(min(documents * per_document, FLOAT64_TOKENS) for documents in work.shards)
 
 
 def sums_traffic(work: CheckpointWork) -> float:
-    """Bytes that the sums move in a device's memory: vectors in, a float64 copy, its three readers, the products."""
-    per_vector = work.weights.loaded_width + 4 * FLOAT64
-    vectors = sum((f.q_heads + f.kv_heads) * f.head_dim for f in work.layers) * _summed_tokens(work)
+    """Bytes that the sums move in a device's memory: vectors in, a centred copy, its three readers, the products."""
+    loaded, summed = work.weights.loaded_width, _summed_tokens(work)
+    vectors = 0.0
+    for facts in work.layers:
+        in_float64 = _float64_tokens(work, facts)
+        copies = in_float64 * (loaded + 4 * FLOAT64) + (summed - in_float64) * (loaded + 4 * FLOAT32)
+        vectors += (facts.q_heads + facts.kv_heads) * facts.head_dim * copies
     # A batch holds one document group: the last ones of a shard are not full.
     groups = work.layout.groups
     batches = sum(max(ceil(n / work.rows), min(n, groups)) for n in work.shards)
     cells = sum((f.q_heads + f.kv_heads) * f.head_dim * (f.head_dim + 2) for f in work.layers) * work.layout.buckets
-    # Each product is written, read twice, and added to a sum that is read and written.
-    return float(vectors * per_vector + batches * cells * 5 * FLOAT64)
+    # Each product is written, read twice, and added to a float64 sum that is read and written.
+    return vectors + float(batches * cells * 5 * FLOAT64)
 
 
 def _summed_tokens(work: CheckpointWork) -> float:
@@ -176,11 +218,18 @@ def _summed_tokens(work: CheckpointWork) -> float:
 
 
 def eigen_flops(work: CheckpointWork) -> float:
-    """FLOPs of the tables: one eigenproblem for each head and window (own, common, and every doubling)."""
-    windows = 2 + len(work.layout.windows())
+    """FLOPs of the tables: one eigenproblem for each head and window (own, common, and every doubling, each once)."""
+    context = work.context
+    windows = len({*work.layout.windows(), context, min(work.common_window or context, context)})
     every = sum(facts.q_heads for facts in work.layers)
     cubes = sum(facts.q_heads * facts.head_dim**3 for facts in work.layers) / every
     return EIGEN * cubes * work.heads * windows
+
+
+def eigen_turns(work: CheckpointWork, cores: int) -> float:
+    """The share of the tables' FLOPs that one core makes when layers are shared out, a whole layer to a core."""
+    layers = len(work.layers)
+    return ceil(layers / cores) / layers
 
 
 def table_bytes(work: CheckpointWork) -> int:
@@ -237,8 +286,8 @@ def _mask(work: CheckpointWork) -> int:
 
 
 def host_memory(works: Sequence[CheckpointWork]) -> int:
-    """Bytes on the host while shards are merged: the sum so far, the next shard and their sum."""
-    return 3 * max(_host_sums(work) for work in works)
+    """Bytes on the host: the sum so far, the next shard and their sum; or a single shard and what is written of it."""
+    return max((3 if work.added_up else 2) * _host_sums(work) for work in works)
 
 
 def _host_sums(work: CheckpointWork) -> int:

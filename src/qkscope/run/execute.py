@@ -17,20 +17,29 @@ from qkscope.results.folder import (
     moments_folder,
     refuse_links,
     results_file,
-    shard_path,
     vectors_path,
 )
 from qkscope.results.left_out import leave_out, read_left_out, take_back
+from qkscope.results.lock import beside_others, holding, only_run
 from qkscope.results.remove import remove_unfinished
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
 from qkscope.run.events import Events
 from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
-from qkscope.run.lock import beside_others, holding, only_run
 from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan
 from qkscope.run.record import write_record
 from qkscope.run.runner import Leniency, VectorSample
-from qkscope.run.shards import CheckpointState, look, look_finished, merge_shards, running_shard, usable_shard
+from qkscope.run.shards import (
+    CheckpointState,
+    accept_whole,
+    delivery_path,
+    is_only,
+    look,
+    look_finished,
+    merge_shards,
+    running_shard,
+    usable_shard,
+)
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import MAX_BYTES, StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
@@ -86,8 +95,9 @@ def run_study(
         trust_remote_code=options.trust_remote_code,
     )
     reports.planned(plan)
-    capture_plan(plan, folder, reports, options)
-    return analyze_study(folder, file.study, reports, command)
+    with only_run(folder):
+        _capture(plan, folder, reports, options)
+        return analyze_study(folder, file.study, reports, command)
 
 
 def results_folder(file: StudyFile, out: Path | str | None) -> Path:
@@ -109,15 +119,20 @@ def capture_plan(
     options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
 ) -> None:
     """Write the moments of every checkpoint that are not there yet."""
-    chosen = [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
     with only_run(folder):
-        if not options.overwrite:
-            require_nothing_lost(chosen, folder)
-        _tell_orphans(plan, folder, events)
-        keep_study(plan, folder, overwrite=options.overwrite)
-        run = _Run(chosen, folder, events, options)
-        with stoppable(run.tell_stopping) as stop:
-            run.go(stop)
+        _capture(plan, folder, events, options)
+
+
+def _capture(plan: Plan, folder: Path, events: Events, options: CaptureOptions) -> None:
+    """Capture into a folder that the caller holds."""
+    chosen = [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
+    if not options.overwrite:
+        require_nothing_lost(chosen, folder)
+    _tell_orphans(plan, folder, events)
+    keep_study(plan, folder, overwrite=options.overwrite)
+    run = _Run(chosen, folder, events, options)
+    with stoppable(run.tell_stopping) as stop:
+        run.go(stop)
 
 
 def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options: CaptureOptions) -> None:
@@ -141,7 +156,13 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         if usable_shard(each, shard, folder, reasons) is None:
             for reason in reasons:
                 events.noted(f"to be captured again: {reason}")
+            begun = time.perf_counter()
             _run_one(each, shard, folder, events, options)
+            if is_only(each):
+                _accept(each, folder, events)
+                take_back(folder, name)
+                events.finished(each, time.perf_counter() - begun)
+                return
         _merge_if_last(each, folder, events)
 
 
@@ -157,6 +178,12 @@ def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, o
     task = Task(0, each.checkpoint.name, (shard,))
     job = Job([each], [task], folder, leniency=options.leniency, held=True)
     find_engine("local").run(job, told, Stop())
+
+
+def _accept(each: CheckpointPlan, folder: Path, events: Events) -> None:
+    """Take over the moments that a worker wrote whole, and say how they differ from what this machine would make."""
+    for remark in accept_whole(each, folder):
+        events.noted(f"{each.checkpoint.name}: {remark}")
 
 
 def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
@@ -252,15 +279,14 @@ class _Run:
             self._events.noted(report.message)
 
     def _finish(self, report: Finished) -> None:
-        name = self._plans[report.checkpoint].checkpoint.name
         if report.contents is not None:
-            write_bytes(shard_path(self._folder, name, report.shard), report.contents)
+            write_bytes(delivery_path(self._plans[report.checkpoint], report.shard, self._folder), report.contents)
         left = self._left.get(report.checkpoint, set())
         if report.shard in left:
             left.discard(report.shard)
             self._kept += 1
             if not left:
-                self._complete(report.checkpoint)
+                self._complete(report.checkpoint, delivered=True)
 
     def _leave_out(self, report: LeftOut) -> None:
         plan = self._plans[report.checkpoint]
@@ -276,10 +302,14 @@ class _Run:
         if bad and len(bad) == len(self._plans):
             raise ModelError(f"no checkpoint could be measured; {bad[0]!r}: {left_out[bad[0]]}")
 
-    def _complete(self, number: int) -> None:
+    def _complete(self, number: int, *, delivered: bool = False) -> None:
+        """All shards of a checkpoint are there; `delivered` says that a worker of this run has just written one."""
         plan = self._plans[number]
         with located(f"checkpoint {plan.checkpoint.name!r}"):
-            merge_shards(plan, self._folder)
+            if delivered and is_only(plan):
+                _accept(plan, self._folder, self._events)
+            else:
+                merge_shards(plan, self._folder)
         take_back(self._folder, plan.checkpoint.name)
         self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
         # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.

@@ -11,9 +11,9 @@ from typing import Any
 from qkscope.errors import InputError, MomentsFileError
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path, running_path, shard_path
+from qkscope.results.lock import holding
 from qkscope.results.remove import remove_empty_shards, remove_shards
-from qkscope.run.finished import judge, stale_shard
-from qkscope.run.lock import holding
+from qkscope.run.finished import judge, read_judgement, stale_shard
 from qkscope.run.plan import CheckpointPlan, Shard
 
 
@@ -96,6 +96,35 @@ def _loaded(path: Path, reasons: list[str]) -> Moments | None:
         return None
 
 
+def is_only(plan: CheckpointPlan) -> bool:
+    """Whether a checkpoint is one shard: then nothing is added up, and the shard's sums are the checkpoint's."""
+    return len(plan.shards()) == 1
+
+
+def delivery_path(plan: CheckpointPlan, number: int, folder: Path) -> Path:
+    """Where a shard's sums are written once it is finished: beside the others, or, of a single one, as the whole."""
+    name = plan.checkpoint.name
+    return moments_path(folder, name) if is_only(plan) else shard_path(folder, name, number)
+
+
+def deliver(plan: CheckpointPlan, moments: Moments, path: Path) -> None:
+    """Write a shard's sums; those of a single shard with the provenance of the whole, so that this is the last time."""
+    if is_only(plan):
+        _finish(plan, moments, moments.provenance["seconds"], moments.provenance["documents_skipped"])
+    moments.save(path)
+
+
+def accept_whole(plan: CheckpointPlan, folder: Path) -> list[str]:
+    """Check, by its header, the file that the worker of a single shard wrote; how it differs from one made here."""
+    name = plan.checkpoint.name
+    judged = read_judgement(plan, folder)
+    if judged is None or judged.standing != "same":
+        why = "is gone or damaged" if judged is None else ", ".join(judged.remarks)
+        raise InputError(f"{moments_path(folder, name)}: {why}; run again, with the same files on all machines")
+    remove_shards(folder, name)
+    return judged.remarks
+
+
 def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
     """Add up all shards in plan order, always from their files (the same bytes however the run went), and drop them."""
     name = plan.checkpoint.name
@@ -108,8 +137,15 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
         skipped += part.provenance.get("documents_skipped") or []
         merged = part if merged is None else merged.merge(part)
     assert merged is not None  # a plan has at least one document
-    merged.provenance.pop("shard", None)
-    merged.provenance.update(
+    _finish(plan, merged, seconds, skipped)
+    merged.save(moments_path(folder, name))
+    remove_shards(folder, name)
+
+
+def _finish(plan: CheckpointPlan, moments: Moments, seconds: float, skipped: list[dict[str, Any]]) -> None:
+    """Say of sums that were of a shard that they are now the checkpoint's."""
+    moments.provenance.pop("shard", None)
+    moments.provenance.update(
         fingerprint=plan.fingerprint(),
         settings=plan.settings(),
         seconds=round(seconds, 3),
@@ -118,8 +154,6 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
         tokens=(len(plan.documents) - len(skipped)) * plan.context,
         documents_skipped=skipped,
     )
-    merged.save(moments_path(folder, name))
-    remove_shards(folder, name)
 
 
 def _part(plan: CheckpointPlan, shard: Shard, folder: Path) -> Moments:

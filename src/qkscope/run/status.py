@@ -10,8 +10,8 @@ from qkscope.errors import MomentsFileError
 from qkscope.moments.file import read_provenance
 from qkscope.results.folder import QK_CSV, lock_path, moments_path, results_file, running_path, shard_path
 from qkscope.results.left_out import read_left_out
+from qkscope.results.lock import Holder, holder, is_held
 from qkscope.run.finished import orphan_line, orphans
-from qkscope.run.lock import Holder, holder, is_held
 from qkscope.run.record import CheckpointRecord, ShardRecord, read_record
 
 
@@ -40,7 +40,7 @@ class Status:
 
     study: str
     checkpoints: list[CheckpointStatus]
-    alive: bool  # whether a run or a shard holds the folder
+    alive: bool  # whether a run holds the folder, or a `qkscope shard` one of its shards
     holder: Holder | None  # who signed the lock last
     tables: bool  # whether the tables have been written
     left_out: dict[str, str]  # checkpoints that the run goes on without, and why
@@ -73,7 +73,10 @@ def read_status(folder: Path) -> Status:
     left_out = {each.name: reasons[each.name] for each in record.checkpoints if each.name in reasons}
     found = orphans((each.name for each in record.checkpoints), folder)
     notes = [orphan_line(found, folder)] if found else []
-    return Status(record.study, checkpoints, is_held(lock), holder(lock), table.is_file(), left_out, notes)
+    # `qkscope shard` commands share the folder's lock, where they are not seen; each holds its own shard alone.
+    shards = ((each.name, number) for each in record.checkpoints for number in range(len(each.shards)))
+    alive = is_held(lock) or any(is_held(running_path(folder, *shard)) for shard in shards)
+    return Status(record.study, checkpoints, alive, holder(lock), table.is_file(), left_out, notes)
 
 
 def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:

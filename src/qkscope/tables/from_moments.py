@@ -29,6 +29,7 @@ from qkscope.results.folder import (
     results_file,
 )
 from qkscope.results.left_out import read_left_out
+from qkscope.results.lock import only_run
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Checkpoint, Study
@@ -64,7 +65,10 @@ class AnalysisSettings:
 
 
 def analyze_study(folder: Path, study: Study, events: Listener, command: str, out: Path | None = None) -> Path:
-    """Tables of every checkpoint of a study, from the moments in `folder`, in study order."""
+    """Tables of every checkpoint of a study, from the moments in `folder`, in study order.
+
+    The caller holds the folder that the tables go to.
+    """
     left_out = read_left_out(folder)
     files = {
         checkpoint.name: moments_path(folder, checkpoint.name)
@@ -86,15 +90,16 @@ def analyze_folder(
     command: str,
     *,
     out: Path | None = None,
-    components: int | None,
-    window: int | None,
+    components: int | None = None,
+    common_window: int | None = None,
     kind: Kind | None = None,
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
     study = load_study(results_file(folder, STUDY_YAML)).study
-    changes = {"components": components, "common_window": window, "kind": kind}
+    changes = {"components": components, "common_window": common_window, "kind": kind}
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
-    return analyze_study(folder, study, events, command, out)
+    with only_run(out or folder):
+        return analyze_study(folder, study, events, command, out)
 
 
 def analyze_files(
@@ -103,8 +108,8 @@ def analyze_files(
     command: str,
     *,
     out: Path | None,
-    components: int | None,
-    window: int | None,
+    components: int | None = None,
+    common_window: int | None = None,
     kind: Kind | None = None,
 ) -> Path:
     """Analyze moments files from anywhere; they are named by their own provenance and ordered by its numbers."""
@@ -128,8 +133,9 @@ def analyze_files(
     ordered = natural_order(list(files))
     if ordered != list(files):
         events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
-    settings = AnalysisSettings(window or min(contexts), components or COMPONENTS)
-    return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
+    settings = AnalysisSettings(common_window or min(contexts), components or COMPONENTS)
+    with only_run(out):
+        return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
 
 
 def natural_order(names: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from qkscope.lenses.rows import COMPONENTS
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import PROVENANCE_SCHEMA, environment
 from qkscope.results.folder import PROVENANCE_JSON, QK_CSV, results_file
+from qkscope.results.lock import only_run
 from qkscope.study.harmless import file_safe
 from qkscope.tables.from_moments import Listener
 from qkscope.vectors.hub import download_vectors
@@ -69,19 +70,32 @@ def analyze_vectors(
     kind: Kind | None = None,
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> Path:
-    """Write `qk.csv` and its provenance from datasets of raw vectors."""
+    """Write `qk.csv` and its provenance from datasets of raw vectors, over their first `window` positions (or all)."""
     parsed = [parse_source(text) for text in sources]
     names = [source.name for source in parsed]
     if len(set(names)) != len(names):
         raise InputError(f"two datasets are named {max(names, key=names.count)!r}; write NAME=DIR")
+    with only_run(out):
+        return _write_tables(parsed, out, events, command, components or COMPONENTS, window, kind, reading)
+
+
+def _write_tables(
+    sources: list[VectorSource],
+    out: Path,
+    events: Listener,
+    command: str,
+    components: int,
+    window: int | None,
+    kind: Kind | None,
+    reading: Reading,
+) -> Path:
     tables: list[pd.DataFrame] = []
     origins: list[dict[str, Any]] = []
-    kept = components or COMPONENTS
-    for source in parsed:
+    for source in sources:
         with located(f"vectors {source.name!r}"):
             folder = source.fetch()
             tables.append(
-                table_from_vectors(folder, model=source.name, components=kept, window=window, reading=reading)
+                table_from_vectors(folder, model=source.name, components=components, window=window, reading=reading)
             )
             origins.append(_origin(source, folder, reading))
     write_csv(pd.concat(tables, ignore_index=True), results_file(out, QK_CSV))
@@ -93,7 +107,12 @@ def analyze_vectors(
         "study": None,
         **({"kind": kind, "kind_stated": True} if kind else {}),
         "checkpoints": origins,
-        "analysis": {"components": kept, "heads": "those in the dataset", "common_window": None},
+        "analysis": {
+            "components": components,
+            "heads": "those in the dataset",
+            "common_window": None,
+            "window": window,
+        },
         "environment": environment(),
     }
     write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")

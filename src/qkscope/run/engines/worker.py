@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from qkscope.errors import QkscopeError, located
 from qkscope.moments.moments import Moments
-from qkscope.results.folder import shard_path, vectors_path
+from qkscope.results.folder import vectors_path
 from qkscope.run.engines.base import Advanced, Finished, LeftOut, Noted, Report, Task
 from qkscope.run.plan import CheckpointPlan, Shard
 from qkscope.run.runner import BAD_CHECKPOINT, Hearing, Leniency, ShardRunner
-from qkscope.run.shards import running_shard
+from qkscope.run.shards import deliver, delivery_path, running_shard
 
 if TYPE_CHECKING:
     from qkscope.vectors.write import VectorWriter
@@ -73,12 +73,12 @@ class Worker:
         return self._runner.writer(self._plans[task.checkpoint], vectors_path(self._folder, task.name), task.vectors)
 
     def _deliver(self, task: Task, shard: Shard, moments: Moments) -> None:
-        contents = None
+        contents, plan = None, self._plans[task.checkpoint]
         if self._shared:
-            moments.save(shard_path(self._folder, task.name, shard.number))
+            deliver(plan, moments, delivery_path(plan, shard.number, self._folder))
         else:
             with tempfile.TemporaryDirectory() as scratch:
-                moments.save(Path(scratch) / "shard.safetensors")
+                deliver(plan, moments, Path(scratch) / "shard.safetensors")
                 contents = (Path(scratch) / "shard.safetensors").read_bytes()
         self._told(Finished(task.checkpoint, shard.number, contents))
 

@@ -1,8 +1,8 @@
 """Who works in a results folder: locks that the operating system lets go of when their holder dies.
 
-A run holds the folder alone. `qkscope shard` commands share it with each other, and each holds its own shard. A lock
-file is signed by whoever holds it, so it is opened with care: a link, a pipe or a file with a second name, where the
-lock should be, is refused and stays as it was.
+A run holds the folder alone, and so does whoever makes its tables again. `qkscope shard` commands share it with each
+other, and each holds its own shard. A lock file is signed by whoever holds it, so it is opened with care: a link, a
+pipe or a file with a second name, where the lock should be, is refused and stays as it was.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Holder:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the folder alone; refuse if a living run or shard holds it. A dead holder's lock is free again by itself."""
+    """Hold the folder alone; refuse if a living process holds it. A dead holder's lock is free again by itself."""
     with _folder_held(folder, alone=True):
         yield
 
@@ -63,7 +63,10 @@ def holding(path: Path) -> Iterator[bool]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds this lock file; never creates it."""
+    """Whether a living process holds this lock file alone; never creates it.
+
+    Who shares it is not seen: asking for it alone, if only for a moment, would turn away whoever starts just then.
+    """
     try:
         with opened(path, LARGEST) as file:
             return claim(file.fileno(), alone=False) is False
