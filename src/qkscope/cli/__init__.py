@@ -1,1 +1,1 @@
-"""The command line: a thin shell over the pipeline. Only here does qkscope print."""
+"""The command line: a thin shell over the other rooms. Only here does qkscope print."""

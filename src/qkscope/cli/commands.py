@@ -1,4 +1,4 @@
-"""What each command does, in terms of the pipeline."""
+"""What each command does, in terms of the other rooms."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """Called by the pipeline as it goes. This one says nothing; others override what they want to hear of."""
+    """Called by a run as it goes. This one says nothing; others override what they want to hear of."""
 
     def surveying(self, documents: int) -> None:
         """So many documents have been read and measured."""
