@@ -200,7 +200,7 @@ def published_heads() -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def matched_heads(seed: int = 1) -> pd.DataFrame:
+def common_heads(seed: int = 1) -> pd.DataFrame:
     """An invented reading at the common window 4096: after the last 4K checkpoint nothing changes any more."""
     table = published_heads()
     models = list(dict.fromkeys(table["model"]))
@@ -282,7 +282,7 @@ def write_published(folder: Path, *, common: bool = False, windows: bool = False
     folder.mkdir(parents=True, exist_ok=True)
     published_heads().to_csv(folder / "qk.csv", index=False)
     if common:
-        matched_heads().to_csv(folder / "qk_common.csv", index=False)
+        common_heads().to_csv(folder / "qk_common.csv", index=False)
     if windows:
         window_heads().to_csv(folder / "qk_windows.csv", index=False)
     (folder / "provenance.json").write_text(json.dumps(provenance()), encoding="utf-8")

@@ -14,18 +14,21 @@ DESCRIPTION = """\
 See how the attention heads of a language model learn position.
 
 A study file names checkpoints and documents. qkscope runs each checkpoint over the documents, sums
-exact second moments of every head's post-RoPE queries and keys while the model runs, and writes one
-table: which components of which heads go with token position, in queries (r_q) and in keys (r_k).
+second moments of every head's queries and keys while the model runs, and writes tables that say how
+closely each head's queries (r_q) and keys (r_k) follow the position of the token. From the tables it
+draws figures, writes cards that say what they show, and makes an interactive page.
 """
 
 EPILOG = """\
 start here:
-  qkscope demo                       train ten tiny checkpoints and analyze them, no network, three minutes
-  qkscope inspect STUDY              what a run would do and cost, before it does it
-  qkscope run STUDY                  capture and analyze; results in results/<study>/; goes on where it stopped
+  qkscope demo                       train ten small checkpoints and analyze them: no network, three minutes
+  qkscope inspect STUDY              check a study and see what a run would take, before anything runs
+  qkscope run STUDY                  capture and analyze into results/<study>/; run it again to continue
   qkscope status RESULTS             how far a run is, and how long it will take
-  qkscope report RESULTS             draw the figures, their cards and the interactive page
-  qkscope compare RESULTS --with X   whether it reproduces published numbers or another run
+  qkscope report RESULTS             draw the figures, write their cards, make the interactive page
+  qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
+
+`qkscope COMMAND --help` explains a command and shows an example.
 """
 
 
@@ -89,12 +92,12 @@ def _add_run(commands: Any) -> None:
         "run",
         "run",
         "capture every checkpoint of a study and write its tables",
-        "Capture every checkpoint of a study and write qk.csv, qk_common.csv, qk_windows.csv and provenance.json.\n"
-        "What is already there and still holds is used again: a run that was stopped or killed goes on where it was,\n"
-        "and running it twice costs nothing. The tables are the same bytes with any engine and number of workers.",
+        "Run every checkpoint of a study over its documents, and write qk.csv, qk_common.csv, qk_windows.csv and\n"
+        "provenance.json. Run it again to continue after a stop or a kill: finished work is used again. Tables are\n"
+        "byte-identical with any engine and any number of workers.",
         "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
-        "  qkscope run study.yaml --workers 8                  eight processes, one per GPU\n"
-        "  qkscope run study.yaml --engine ray --ray-address auto   on the Ray cluster of this machine",
+        "  qkscope run study.yaml --workers 8                       # eight processes, one per GPU\n"
+        "  qkscope run study.yaml --engine ray --ray-address auto   # on the Ray cluster that this machine is part of",
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
@@ -105,8 +108,8 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="run Python code that lies with a checkpoint, which can then do anything you can do on this machine "
-        "(default: refuse such checkpoints); it is recorded in the provenance",
+        help="run Python code that comes with a checkpoint: it can do anything that you can do on this machine "
+        "(default: refuse such checkpoints); recorded in the provenance",
     )
 
 
@@ -123,15 +126,16 @@ def _add_capture_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=0.0,
         metavar="RATE",
-        help="also keep raw vectors of this share of tokens, one parquet file per head, in <results>/vectors/ "
-        "(without RATE: one token in as many as a position bucket has)",
+        help="also keep the raw vectors of a sample of tokens, this share of all, one parquet file per head, in "
+        "<results>/vectors/ "
+        "(without RATE: on average one token per position bucket)",
     )
     _add_skip_option(parser)
     parser.add_argument(
         "--skip-bad-checkpoints",
         action="store_true",
-        help="go on without checkpoints that cannot be measured (NaN weights, a damaged file, a refused model) instead "
-        "of stopping; they are listed at the end, by `qkscope status` and in the provenance",
+        help="continue without checkpoints that cannot be measured (NaN weights, a damaged file, a refused model) "
+        "instead of stopping; they are listed at the end, by `qkscope status` and in the provenance",
     )
     _add_engine_options(parser)
 
@@ -145,8 +149,8 @@ def _add_skip_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace finished moments that were made from other weights, documents, settings or versions; without it "
-        "they are used where they still answer the study, and otherwise nothing is run",
+        help="replace finished moments that were made from other weights, documents, settings or versions; without it, "
+        "those that still fit the study are used, and any that do not are an error before anything runs",
     )
 
 
@@ -159,13 +163,15 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=_positive,
         metavar="N",
-        help="local: so many processes, which share the GPUs and cores (default: 1, in this process); "
-        "ray: so many workers (default: as many as the cluster has room for)",
+        help="local: number of processes, which share the GPUs and cores (default: 1, this process); "
+        "ray: number of workers (default: as many as the cluster has room for)",
     )
     where.add_argument(
         "--ray-address", metavar="ADDRESS", help="a running Ray cluster: auto, host:port or ray://host:port"
     )
-    where.add_argument("--cpus-per-worker", type=float, metavar="N", help="ray: default 1 beside a GPU, else a node's")
+    where.add_argument(
+        "--cpus-per-worker", type=float, metavar="N", help="ray: default 1 with a GPU, else all of a node"
+    )
     where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
 
 
@@ -181,9 +187,9 @@ def _add_status(commands: Any) -> None:
         commands,
         "status",
         "status",
-        "how far a run is: shards done, running, left, and the time left",
-        "Read from the results folder alone: works beside a run, after it died, and for shards that run elsewhere\n"
-        "on a shared disk.",
+        "how far a run is: shards done, running and left, and the time left",
+        "Say how far a run is, from its results folder alone: while it runs, after it was killed, and for shards that\n"
+        "run elsewhere on a shared disk.",
         "example:\n  qkscope status results/smollm3",
     )
     parser.add_argument("results", metavar="RESULTS", help="the results folder of a started run")
@@ -195,8 +201,9 @@ def _add_plan(commands: Any) -> None:
         "plan",
         "plan",
         "the shards of a study as commands, for a batch system",
-        "Print one `qkscope shard` command per shard, in plan order; run them anywhere that sees the results folder,\n"
-        "in any order, with any number at a time, then `qkscope run` to make the tables.",
+        "Print one `qkscope shard` command per shard. Run them in any order, any number at a time, on any machine\n"
+        "that sees the results folder; then `qkscope run` makes the tables. With --estimate, print instead what the\n"
+        "study would cost on a cluster.",
         "examples:\n  qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml\n"
         "  qkscope plan study.yaml --estimate --devices 8\n"
         "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
@@ -205,11 +212,11 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
     parser.add_argument("--count", action="store_true", help="print only the number of shards")
-    parser.add_argument("--left", action="store_true", help="only shards that are not there yet")
+    parser.add_argument("--left", action="store_true", help="only shards that are not finished")
     parser.add_argument(
         "--estimate",
         action="store_true",
-        help="instead: device hours, memory, disk, network and wall time on a cluster, and what limits it",
+        help="print instead: device hours, memory, disk, network and wall time on a cluster, and the bottleneck",
     )
     _add_trust(parser)
     add_cluster_options(parser)
@@ -221,8 +228,8 @@ def _add_shard(commands: Any) -> None:
         "shard",
         "shard",
         "run exactly one shard of a study",
-        "Run one shard of the plan and write its moments; the last shard of a checkpoint also merges it.\n"
-        "A shard that is there already costs nothing. `qkscope plan` lists them, `qkscope run` makes the tables.",
+        "Run one shard of the plan and write its moments. The last shard of a checkpoint also adds them all up.\n"
+        "A finished shard is not run again. `qkscope plan` lists the shards; `qkscope run` makes the tables.",
         "example:\n  qkscope shard study.yaml 12 --out results/smollm3",
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
@@ -237,19 +244,19 @@ def _add_report(commands: Any) -> None:
         commands,
         "report",
         "report",
-        "draw the figures of a results folder, their cards, and the interactive page",
-        "Draw every figure that the tables allow into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
-        "README.md whose numbers and claims are computed from this study. Tables behind them go to RESULTS/tables/.\n"
-        "RESULTS/report.html is the interactive page: one file, opened by double click, without network.",
+        "draw the figures of a results folder, write their cards, make the interactive page",
+        "Draw every figure for which the tables exist into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
+        "card (README.md), in which every number and claim is computed. The tables behind them go to RESULTS/tables/.\n"
+        "RESULTS/report.html is the interactive page: one file that opens by double click and needs no network.",
         "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="write there and leave RESULTS as it is (default: RESULTS)",
+        help="write here and leave RESULTS as it is (default: RESULTS)",
     )
-    parser.add_argument("--no-figures", action="store_true", help="leave the figures alone; write tables and page only")
+    parser.add_argument("--no-figures", action="store_true", help="write tables and page only")
     parser.add_argument("--no-page", action="store_true", help="do not write report.html")
     parser.add_argument(
         "--serve",
@@ -257,7 +264,7 @@ def _add_report(commands: Any) -> None:
         nargs="?",
         const=8737,
         metavar="PORT",
-        help="then serve the report on this machine only (127.0.0.1) and open the page (default port: 8737)",
+        help="then serve the report, to this machine only (127.0.0.1), and open the page (default port: 8737)",
     )
 
 
@@ -267,9 +274,9 @@ def _add_compare(commands: Any) -> None:
         "compare",
         "compare",
         "whether results reproduce published numbers, or another results folder",
-        "Compare a results folder, number by number, with published values that ship with qkscope or with another\n"
+        "Compare a results folder, number by number, with published values that come with qkscope or with another\n"
         "results folder (then also head by head). Writes a table, a picture and a card into RESULTS/comparison/.\n"
-        "Exit code 0: reproduced within the stated tolerances; 1: not; 2: nothing to compare.",
+        "Exit code 0: reproduced within the stated tolerances; 1: not reproduced; 2: nothing to compare.",
         "examples:\n  qkscope compare results/smollm3_training_progress --with published:smollm3-3b\n"
         "  qkscope compare results/today --with results/yesterday --tolerance 1e-4",
     )
@@ -290,9 +297,9 @@ def _add_capture(commands: Any) -> None:
         commands,
         "capture",
         "capture",
-        "only the moments: run the models, no tables",
-        "Run the models of a study and write their moments, one file per checkpoint.\n"
-        "`qkscope analyze` makes the tables.",
+        "run the models and write moments only, no tables",
+        "Run the checkpoints of a study over its documents and write their moments, one file per checkpoint.\n"
+        "`qkscope analyze` makes the tables from them.",
         "example:\n  qkscope capture study.yaml --checkpoint stage1-step-40000",
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
@@ -309,9 +316,8 @@ def _add_analyze(commands: Any) -> None:
         "analyze",
         "analyze",
         "make the tables from moments, without any model",
-        "Make the tables again from moments on disk: a results folder with its study.yaml, or single moments files;\n"
-        "or make qk.csv from a dataset of raw vectors.\n"
-        "No model, no GPU, no documents are needed.",
+        "Make the tables again from moments: those of a results folder with its study.yaml, or single moments files.\n"
+        "Or make qk.csv from a dataset of raw vectors. Needs no model, no GPU and no documents.",
         "examples:\n  qkscope analyze results/demo\n"
         "  qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables\n"
         "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables",
@@ -325,10 +331,10 @@ def _add_analyze(commands: Any) -> None:
         help="a dataset of raw vectors (one folder l00h00q, l00h00k, ... per head) instead; may be repeated",
     )
     parser.add_argument(
-        "--group-size", type=int, metavar="N", help="query heads per key head, where a dataset of vectors leaves doubt"
+        "--group-size", type=int, metavar="N", help="query heads per key head, where a dataset of vectors does not say"
     )
     parser.add_argument(
-        "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset of vectors lacks the last"
+        "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset of vectors lacks the last ones"
     )
     parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
     parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
@@ -357,19 +363,19 @@ def _add_inspect(commands: Any) -> None:
         commands,
         "inspect",
         "inspect",
-        "what a model's attention is, or what a study would do and cost",
+        "a model's attention layers, or what a study would do and take",
         "Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading\n"
-        "weights; or check a whole study and show its tokens, memory and disk before anything runs.",
+        "weights. Or check a whole study, and show its tokens, memory and disk before anything runs.",
         "examples:\n  qkscope inspect HuggingFaceTB/SmolLM2-135M --context 8192 --documents 100\n"
         "  qkscope inspect studies/smollm3_training_progress.yaml",
     )
     parser.add_argument("target", metavar="MODEL|STUDY", help="Hub id, model directory, .gguf file, or study file")
     parser.add_argument("--revision", metavar="REV", help="the revision of a model on the Hub")
-    parser.add_argument("--out", metavar="DIR", help="a study's results folder to look at (default: results/<study>)")
+    parser.add_argument("--out", metavar="DIR", help="the study's results folder (default: results/<study>)")
     parser.add_argument(
         "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
     )
-    parser.add_argument("--documents", type=int, default=100, metavar="N", help="documents to cost (default: 100)")
+    parser.add_argument("--documents", type=int, default=100, metavar="N", help="number of documents (default: 100)")
     _add_trust(parser)
 
 
@@ -379,13 +385,13 @@ def _add_demo(commands: Any) -> None:
         "demo",
         "demo",
         "the whole product in three minutes, without network",
-        "Train a small SmolLM3 on the sources of Python's standard library through pre-training stages and two\n"
-        "long-context phases, save ten checkpoints, and run the ordinary study on them.\n"
-        "Run again, it uses the checkpoints that are there.",
+        "Train a small SmolLM3 on the source code of Python's standard library, through pretraining and two\n"
+        "long-context phases; save ten checkpoints, and run an ordinary study on them. A second run uses the same\n"
+        "checkpoints.",
         "examples:\n  qkscope demo\n  qkscope demo --steps 0.25 --out quick-demo",
     )
     parser.add_argument("--out", metavar="DIR", default="results/demo", help="results folder (default: results/demo)")
     parser.add_argument(
-        "--steps", type=float, default=1.0, metavar="FACTOR", help="train so many times the usual steps (default: 1)"
+        "--steps", type=float, default=1.0, metavar="FACTOR", help="train FACTOR times the usual steps (default: 1)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and data order (default: 0)")

@@ -1,6 +1,6 @@
 """Compare a results folder with a published study or with another results folder, and write down the outcome.
 
-`compare_results` loads both sides, lets `analysis.comparison` judge every number, and writes into
+`compare_results` loads both sides, lets `compare.judge` judge every number, and writes into
 `RESULTS/comparison/<reference>/` the long table, the heads that changed category (two folders), the picture and a
 card in words. Whether the reference was reproduced and what to tell on a terminal comes back to the caller.
 """
@@ -52,7 +52,7 @@ def compare_results(
 ) -> Comparison:
     """Compare RESULTS with `published:NAME` or with another results folder, and write the comparison.
 
-    `tolerance` replaces the default (see `analysis.tolerance` and `analysis.comparison`). Raises InputError when
+    `tolerance` replaces the default (see `compare.tolerance` and `compare.judge`). Raises InputError when
     either side cannot be read, or when the two have nothing in common.
     """
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):

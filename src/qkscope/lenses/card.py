@@ -146,7 +146,7 @@ def _drawing(figure: Figure, card: Card) -> tuple[Run, ...]:
 
 
 def table_file(given: CardInput) -> str:
-    """The per-head table that the reading comes from."""
+    """The head table that the numbers come from."""
     return schema.QK_COMMON_CSV if given.at.common else schema.QK_CSV
 
 

@@ -1,1 +1,1 @@
-"""Figures with their cards: what was found (`findings`), in which words (`phrases`, `cards`), written out."""
+"""Summaries, figures with their cards, and the page, written into a results folder."""

@@ -1,5 +1,5 @@
 // Means, spreads and shares over the heads that are meant. The same definitions as Python's `analysis.trajectory` and
-// `analysis.taxonomy`: means leave out what is undefined, spreads are n - 1, shares are of all heads.
+// `lenses/taxonomy`: means leave out what is undefined, spreads are n - 1, shares are of all heads.
 
 export function meanAndSpread(values) {
   let count = 0;

@@ -1,0 +1,179 @@
+"""One word for each thing, and docs that say what the code says.
+
+`python tests/test_words.py --write` writes the columns of all lenses into docs/results.md.
+"""
+
+import ast
+import contextlib
+import re
+import shlex
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import qkscope
+from qkscope.cli.arguments import build_parser
+from qkscope.lenses.registry import head_tables
+from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(qkscope.__file__).parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+RESULTS = ROOT / "docs/results.md"
+START, END = "<!-- columns: `python tests/test_words.py --write` -->\n", "<!-- end of columns -->"
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+def test_no_two_classes_have_one_name():
+    places = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(text(path))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {each: where for each, where in places.items() if len(where) > 1} == {}
+
+
+# What was once called so is now the common window, `qk_common.csv`, and a choice of windows.
+OLD = re.compile(
+    r"(?i)matched_window|qk_matched|_matched\b|matched window|\b(two|both|own|each|common) reading\b|\breadings\b"
+    r"|the reading comes|analysis\.(comparison|tolerance|taxonomy)|qkscope/(analysis|pipeline|figures)\b"
+)
+SPOKEN = [
+    path
+    for path in (*PACKAGE.rglob("*"), *ROOT.glob("studies/*.yaml"), *ROOT.glob("scripts/*.py"), *PAGES)
+    if path.suffix in {".py", ".js", ".html", ".css", ".yaml", ".md", ".json"} and path.name != "CHANGELOG.md"
+]
+
+
+@pytest.mark.parametrize("path", SPOKEN, ids=lambda path: path.name)
+def test_old_words_are_gone(path):
+    assert [found[0] for found in OLD.finditer(text(path))] == []
+
+
+def test_the_test_of_old_words_would_notice():
+    for sentence in (
+        "see qk_matched.csv",
+        "tables/trajectory_matched.csv",
+        "matched_window: 64",
+        "both readings agree",
+    ):
+        assert OLD.search(sentence)
+    assert not OLD.search("reading documents; heads are matched by layer and head; the reading error of a number")
+
+
+# --- docs -------------------------------------------------------------------------------------------
+
+
+def columns_block() -> str:
+    """Every column of every lens with its definition; tables of equal columns together."""
+    files = defaultdict(list)
+    for table in head_tables():
+        files[table.columns].append(f"`{table.file}`")
+    lines = []
+    for columns, where in files.items():
+        lines += ["", f"{', '.join(where)}:", "", "| column | unit | definition |", "|---|---|---|"]
+        lines += [f"| `{column.name}` | {column.unit} | {column.definition} |" for column in columns]
+    return "\n".join(lines) + "\n\n"
+
+
+def test_the_columns_in_the_docs_are_those_of_the_lenses():
+    page = text(RESULTS)
+    assert page.partition(START)[2].partition(END)[0] == columns_block()
+    for column in (*IDENTITY_COLUMNS, *LAYER_COLUMNS):
+        assert f"`{column}`" in page
+
+
+def test_every_room_has_its_line_in_the_architecture():
+    page = text(ROOT / "ARCHITECTURE.md")
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {room for room in rooms if f"| `{room}` |" not in page} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        place, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", place):
+            continue
+        path = (page.parent / place).resolve() if place else page
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", text(path), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_tests_that_a_page_names_exist(page):
+    there = {found for path in ROOT.glob("tests/*.py") for found in re.findall(r"def (test_\w+)", text(path))}
+    there |= {path.stem for path in ROOT.glob("tests/*.py")}
+    there.add("test_the_mean_query_of_three_four_is_five_long")  # the example of CONTRIBUTING.md
+    assert {found for found in re.findall(r"\btest_\w+\b(?!\.py)", text(page)) if found not in there} == set()
+
+
+MODULE = re.compile(r"`(?:src/)?(?:qkscope/)?([a-z_]+(?:/[a-z_]+)*\.(?:py|js))`")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+def test_modules_that_a_page_names_exist(page):
+    for place in MODULE.findall(text(page)):
+        homes = [each / place for each in (PACKAGE, ROOT, PACKAGE / "page", ROOT / "tests", ROOT / "benchmarks")]
+        assert any(home.is_file() for home in homes), place
+
+
+# --- commands ---------------------------------------------------------------------------------------
+
+
+def commands(written: str) -> list[list[str]]:
+    """The `qkscope ...` commands of a text, without what a shell does around them."""
+    found = []
+    for line in re.findall(r"^\s*(?:[a-z]+: )?(qkscope .*)$", written, re.MULTILINE):
+        line = re.split(r"\s+#|\s{2,}|\s\|\s|\s&&\s|\s[a-z]+: ", line)[0]
+        found.append(shlex.split(re.sub(r"\$\w+", "0", line))[1:])
+    return found
+
+
+def require_parsed(arguments: list[str], capsys) -> None:
+    with contextlib.suppress(SystemExit):
+        build_parser().parse_args(arguments)
+    assert capsys.readouterr().err == "", arguments
+
+
+COMMANDS = ("run", "status", "report", "compare", "inspect", "plan", "shard", "capture", "analyze", "demo")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_in_the_help_of_a_command_are_commands(command, capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([command, "--help"])
+    examples = commands(capsys.readouterr().out.partition("\nexample")[2])
+    assert examples
+    assert command in {example[0] for example in examples}
+    for example in examples:
+        require_parsed(example, capsys)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+def test_commands_in_the_docs_are_commands(page, capsys):
+    fences = re.findall(r"^```(?:sh)?\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^    .*$", text(page), re.MULTILINE)
+    for command in commands("\n".join([*fences, *indented])):
+        require_parsed(command, capsys)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    before, _, rest = text(RESULTS).partition(START)
+    RESULTS.write_text(before + START + columns_block() + END + rest.partition(END)[2], encoding="utf-8")
