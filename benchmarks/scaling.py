@@ -223,7 +223,7 @@ For L layers, h query and g key heads of width d, context T, n documents, B buck
 | sums, memory | 8 · (h + g) · ((B + G) · (¾d² + 2d) + d) bytes per layer, whatever the number of tokens |
 | moments file | (h + g) · (B · 8 · (s + 3) + G · (4s + 24) + 8d) bytes per layer, s = d(d+1)/2 + 2d; and a header |
 | tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling: each once); a core takes whole layers |
-| disk at most | all moments files, tables, downloads, and shard files of as many checkpoints as there are workers |
+| disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, tables, downloads |
 | downloads | each checkpoint once; with `--evict` they stay only while they are needed |
 
 `tests/test_estimate.py` compares these with real runs on small shapes: FLOPs with torch's own counter, memory of sums

@@ -66,11 +66,6 @@ def kind_of(architectures: Sequence[Architecture]) -> Kind:
     return MODELS if differ(architectures) else CHECKPOINTS
 
 
-def stated_kind(value: object) -> Kind | None:
-    """The kind that a study or a provenance states, if it states one."""
-    return next((kind for kind in KINDS if kind == value), None)
-
-
 def kind_sentence(kind: Kind, entries: int, stated: bool) -> str:
     """How a study's entries are read, why, and what decides."""
     if entries == 1:

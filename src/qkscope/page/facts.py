@@ -1,6 +1,6 @@
 """What was measured, in a few plain words: the first lines of the page."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qkscope.kinds import MODELS
@@ -35,9 +35,8 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(value for value in values if value is not None))
 
 
-def _numbers(results: Results, key: str) -> list[int]:
-    records = [c.record.get(key) for c in results.study.checkpoints]
-    return [value for value in records if isinstance(value, int) and not isinstance(value, bool)]
+def _known(values: Iterable[int | None]) -> list[int]:
+    return [value for value in values if value is not None]
 
 
 def _span(values: Sequence[int]) -> str:
@@ -46,8 +45,8 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _model(results: Results) -> str:
-    kinds = _distinct(str(c.record["model_type"]) for c in results.study.checkpoints if c.record.get("model_type"))
-    layers = _numbers(results, "n_layers")
+    kinds = _distinct(c.record.model_type for c in results.study.checkpoints)
+    layers = _known(c.record.n_layers for c in results.study.checkpoints)
     name = results.study.title
     shown = kinds[:LISTED] + ([f"{len(kinds) - LISTED} more"] if len(kinds) > LISTED else [])
     parts = [", ".join(shown)] if shown else []
@@ -68,7 +67,7 @@ def _heads(results: Results) -> str:
 
 
 def _tokens(results: Results) -> str:
-    counts = _numbers(results, "tokens")
+    counts = _known(c.record.tokens for c in results.study.checkpoints)
     if not counts:
         return NOT_RECORDED
     return f"{_span(counts)} per {results.study.noun}, {sum(counts):,} in all" if len(counts) > 1 else f"{counts[0]:,}"
@@ -86,9 +85,7 @@ def _windows(results: Results) -> str:
 
 
 def _corpus(results: Results) -> str:
-    corpus = results.provenance.get("corpus")
-    corpus = corpus if isinstance(corpus, Mapping) else {}
-    source = corpus.get("source")
-    documents = _numbers(results, "documents")
-    text = str(source) if source else NOT_RECORDED
+    corpus = results.provenance.corpus
+    documents = _known(c.record.documents for c in results.study.checkpoints)
+    text = (corpus.source if corpus else None) or NOT_RECORDED
     return f"{text}, {_span(documents)} documents" if documents else text

@@ -28,6 +28,7 @@ from qkscope.results.read import Entry, Results
 from qkscope.words.blocks import Block, page_runs, to_page
 
 FORMAT = 1
+SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type")  # of a checkpoint's record
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     data = add_tables(pack, results)
     shown = {card.figure: True for card in cards}
     lens_data = add_lenses(pack, page_grid(results.study, data), registered(), lens_tables(tables), shown)
-    pack.add_text("provenance", json.dumps(results.provenance, indent=1, ensure_ascii=False))
+    pack.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
     about = {
         "format": FORMAT,
         "version": __version__,
@@ -90,10 +91,9 @@ def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCar
 def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
     """What the page shows about a checkpoint; anything that is not a plain value stays in the provenance."""
     record = checkpoint.record
-    shown = {key: record.get(key) for key in ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type")}
+    shown = {key: getattr(record, key) for key in SHOWN}
     plain = {key: value for key, value in shown.items() if isinstance(value, str) or is_finite(value)}
-    without = record.get("layers_without_attention")
-    layers = [n for n in without if isinstance(n, int)] if isinstance(without, list) else []
+    layers = [number for number in record.layers_without_attention or [] if number is not None]
     return {
         "name": checkpoint.name,
         "label": checkpoint.label,
@@ -106,8 +106,8 @@ def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
 
 def _commands(results: Results, out: Path | None) -> list[list[str]]:
     """What made the numbers, and what makes the page from them wherever the folder is now."""
-    made = results.provenance.get("command")
+    made = results.provenance.command
     page = ["this page, in its folder", "qkscope report ."]
     if out is not None:
         page = ["this page", shlex.join(["qkscope", "report", str(results.folder), "--out", str(out)])]
-    return [*([["the tables", made]] if isinstance(made, str) and made else []), page]
+    return [*([["the tables", made]] if made else []), page]

@@ -3,15 +3,15 @@ order, and what they are to each other."""
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pandas as pd
 
 from qkscope.errors import TableError
-from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, Architecture, Kind, kind_of, stated_kind
+from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, Kind, kind_of
 from qkscope.results import schema
+from qkscope.results.provenance import CheckpointRecord, Provenance, one_line
 
 # What the entries of a study span, as titles say it.
 DURING_TRAINING = "during training"
@@ -20,7 +20,6 @@ ACROSS_SEEDS = "across seeds"
 ACROSS_MODELS = "across models"
 
 N_SELECTED = 6  # panels of the phase portraits, as published
-LONGEST = 2**31  # tokens of a window
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Entry:
     label: str
     phase: str | None = None
     context: int | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: CheckpointRecord = field(default_factory=CheckpointRecord)
 
 
 @dataclass(frozen=True)
@@ -112,15 +111,10 @@ def _filled_evenly(anchors: list[int], wanted: int) -> list[int]:
     return sorted({*anchors, *between})
 
 
-def order_checkpoints(heads: pd.DataFrame, provenance: Mapping[str, Any]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+def order_checkpoints(heads: pd.DataFrame, provenance: Provenance) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """The checkpoints of a table in the order of its provenance, and those of the provenance that it lacks."""
     measured = list(dict.fromkeys(heads["model"]))
-    recorded = provenance.get("checkpoints")
-    records: dict[str, Mapping[str, Any]] = {}
-    for entry in recorded if isinstance(recorded, list) else []:
-        name = as_mapping(entry).get("name")
-        if isinstance(name, str) and name.strip():
-            records.setdefault(name, as_mapping(entry))
+    records = provenance.by_name()
     strangers = [name for name in measured if records and name not in records]
     if strangers:
         raise TableError(
@@ -128,10 +122,8 @@ def order_checkpoints(heads: pd.DataFrame, provenance: Mapping[str, Any]) -> tup
             f"{listed_names(strangers)}; the two files belong to different runs"
         )
     order = [name for name in records if name in set(measured)] or measured
-    checkpoints = with_own_labels([_checkpoint(name, records.get(name, {})) for name in order])
-    left_out = provenance.get("checkpoints_left_out")
-    names = [as_text(as_mapping(entry).get("name")) for entry in (left_out if isinstance(left_out, list) else [])]
-    unmeasured = dict.fromkeys([*records, *(name for name in names if name)])
+    checkpoints = with_own_labels([_checkpoint(name, records.get(name) or CheckpointRecord()) for name in order])
+    unmeasured = dict.fromkeys([*records, *provenance.left_out()])
     return checkpoints, tuple(name for name in unmeasured if name not in set(measured))
 
 
@@ -143,57 +135,35 @@ def with_own_labels(checkpoints: Sequence[Entry]) -> tuple[Entry, ...]:
     return tuple(c if again[c.label] == 1 else replace(c, label=f"{c.label} #{i}") for i, c in enumerate(alone, 1))
 
 
-def _checkpoint(name: str, record: Mapping[str, Any]) -> Entry:
+def _checkpoint(name: str, record: CheckpointRecord) -> Entry:
     return Entry(
         name=name,
-        label=as_text(record.get("label")) or one_line(name) or "?",
-        phase=as_text(record.get("phase")),
-        context=as_whole(record.get("context")),
+        label=record.label or one_line(name) or "?",
+        phase=record.phase,
+        context=record.context,
         record=record,
     )
 
 
-def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Mapping[str, Any]) -> Kind:
+def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Provenance) -> Kind:
     """What the entries are: what the provenance says, else what their architectures (or the table's heads) tell."""
-    recorded = stated_kind(provenance.get("kind")) or stated_kind(as_mapping(provenance.get("study")).get("kind"))
+    recorded = provenance.kind or (provenance.study.kind if provenance.study else None)
     if recorded is not None:
         return recorded
-    if any(c.record for c in checkpoints):  # a sample of heads may differ by checkpoint, an architecture may not
-        return kind_of([Architecture.of_record(c.record) for c in checkpoints])
+    if any(c.record.says_something for c in checkpoints):  # a sample of heads may differ, an architecture may not
+        return kind_of([c.record.architecture for c in checkpoints])
     layouts = {frozenset(zip(g["layer"], g["head"], strict=True)) for _, g in heads.groupby("model")}
     return MODELS if len(layouts) > 1 else CHECKPOINTS
 
 
-def span_of(checkpoints: Sequence[Entry], kind: Kind, provenance: Mapping[str, Any]) -> str:
+def span_of(checkpoints: Sequence[Entry], kind: Kind, provenance: Provenance) -> str:
     """What the entries span, as titles say it."""
     if kind != CHECKPOINTS:
         return {SEEDS: ACROSS_SEEDS, MODELS: ACROSS_MODELS}[kind]
-    sources = {as_text(c.record.get("model")) for c in checkpoints}
+    sources = {c.record.model for c in checkpoints}
     one_source = len(sources) == 1 and None not in sources
-    known = one_source or provenance.get("kind_stated") is True or any(c.phase for c in checkpoints)
+    known = one_source or bool(provenance.kind_stated) or any(c.phase for c in checkpoints)
     return DURING_TRAINING if known else ACROSS_CHECKPOINTS
-
-
-def as_mapping(value: object) -> Mapping[str, Any]:
-    """The value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def one_line(text: str) -> str:
-    """Text from a file as one printable line: control characters would break an SVG, a card or a terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def as_text(value: object) -> str | None:
-    """One line of text, or None for anything else."""
-    return one_line(value) or None if isinstance(value, str) else None
-
-
-def as_whole(value: object) -> int | None:
-    """A whole number of tokens, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-        return None
-    return int(value)
 
 
 def listed_names(names: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from qkscope._version import __version__
 
-PROVENANCE_SCHEMA = 1
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "accelerate", "datasets")
 NUMERIC = ("torch", "transformers")
 

@@ -6,7 +6,7 @@ the model names, and there are no phases. Everything later stages rely on is che
 not doubt a column; what cannot be used is refused with the file, the line and what to do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,19 @@ from qkscope.results.entries import ACROSS_CHECKPOINTS as ACROSS_CHECKPOINTS
 from qkscope.results.entries import ACROSS_MODELS as ACROSS_MODELS
 from qkscope.results.entries import ACROSS_SEEDS as ACROSS_SEEDS
 from qkscope.results.entries import DURING_TRAINING as DURING_TRAINING
+from qkscope.results.entries import Entries as Entries
+from qkscope.results.entries import Entry as Entry
 from qkscope.results.entries import (
-    LONGEST,
-    as_mapping,
-    as_text,
-    as_whole,
     entries_kind,
     listed_names,
     order_checkpoints,
     span_of,
 )
-from qkscope.results.entries import Entries as Entries
-from qkscope.results.entries import Entry as Entry
-from qkscope.results.entries import one_line as one_line
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
 from qkscope.results.folder import head_table_path, results_file
+from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
+from qkscope.results.provenance import one_line as one_line
 from qkscope.results.schema import depth_of_layers
 
 _KEY = ["model", "layer", "head", "pc"]
@@ -65,7 +62,7 @@ class Results:
     heads: pd.DataFrame
     common: pd.DataFrame | None
     windows: pd.DataFrame | None
-    provenance: Mapping[str, Any]
+    provenance: Provenance
     unmeasured: tuple[str, ...]  # checkpoints of the provenance that have no rows (yet)
     components: pd.DataFrame  # `heads` with every component
     components_common: pd.DataFrame | None  # `common` with every component
@@ -85,13 +82,13 @@ def load_results(folder: Path | str) -> Results:
         components_common = _fill_common_window(components_common, provenance)
         if _windows_of(components_common) == _windows_of(heads):
             components_common = None  # all contexts are the common window: there is only one choice of windows
-    study_record = as_mapping(provenance.get("study"))
-    title = as_text(study_record.get("title")) or as_text(study_record.get("study"))
+    settings = provenance.study or StudyRecord()
+    title = settings.title or settings.study
     kind = entries_kind(heads, checkpoints, provenance)
     study = Entries(
         title=title or folder.resolve().name or "study",
         checkpoints=checkpoints,
-        selected=select_checkpoints(checkpoints, study_record.get("figure_checkpoints")),
+        selected=select_checkpoints(checkpoints, settings.figure_checkpoints),
         kind=kind,
         span=span_of(checkpoints, kind, provenance),
     )
@@ -270,18 +267,18 @@ def _fill_window(heads: pd.DataFrame, checkpoints: Sequence[Entry]) -> pd.DataFr
     return heads.assign(window=heads["window"].fillna(heads["model"].map(contexts).astype(float)))
 
 
-def _fill_common_window(common: pd.DataFrame, provenance: Mapping[str, Any]) -> pd.DataFrame:
-    window = as_whole(as_mapping(provenance.get("analysis")).get("common_window"))
+def _fill_common_window(common: pd.DataFrame, provenance: Provenance) -> pd.DataFrame:
+    window = provenance.analysis.common_window if provenance.analysis else None
     return common.assign(window=common["window"].fillna(np.nan if window is None else float(window)))
 
 
 # --- provenance -----------------------------------------------------------------------------------
 
 
-def _read_provenance(path: Path) -> Mapping[str, Any]:
+def _read_provenance(path: Path) -> Provenance:
     try:
-        return parse_json(read_bytes(path, _MAX_PROVENANCE))
+        return Provenance.read(parse_json(read_bytes(path, _MAX_PROVENANCE)))
     except Missing:
-        return {}
+        return Provenance()
     except Unreadable as error:
         raise TableError(f"{path}: {error}") from None

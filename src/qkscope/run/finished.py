@@ -16,6 +16,7 @@ from qkscope.errors import InputError, MomentsFileError
 from qkscope.moments.file import read_provenance
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path, shards_folder
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.plan import CheckpointPlan
 
 Standing = Literal["same", "suffices", "other"]
@@ -59,13 +60,13 @@ class Judgement:
     remarks: list[str] = field(default_factory=list)  # what differs, in words
 
 
-def judge(plan: CheckpointPlan, provenance: Mapping[str, Any]) -> Judgement:
+def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
     """Compare what finished moments were made from with what the plan would make them from."""
-    own = str(provenance.get("fingerprint") or "")
-    versions = _version_remarks(provenance)
+    own = made.fingerprint or ""
+    versions = _version_remarks(made)
     if own == plan.fingerprint():
         return Judgement("same", own, versions)
-    stored, planned = _stored_settings(provenance), plan.settings()
+    stored, planned = _stored_settings(made), plan.settings()
     changes = differences(stored, planned)
     complete = set(planned) <= set(stored)
     if complete and set(changes) <= {*ROUNDING, "context", "edges", "tokens"}:
@@ -102,34 +103,34 @@ def _named(changes: Mapping[str, str]) -> list[str]:
     return told or ["other weights, documents or settings"]
 
 
-def _stored_settings(provenance: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_settings(made: CheckpointRecord) -> dict[str, Any]:
     """The settings that moments were made with; older files told only some of them."""
-    settings = provenance.get("settings")
-    if isinstance(settings, dict):
-        return settings
-    corpus = provenance.get("corpus")
+    if made.settings is not None:
+        return made.settings
     return {
-        "model": provenance.get("commit") or provenance.get("weights"),
-        "config": provenance.get("config_overrides"),
-        "tokens": provenance.get("tokens_fingerprint"),
-        "tokenizer": provenance.get("tokenizer_fingerprint"),
-        **{key: provenance.get(key) for key in ("context", "skip_positions", "stage")},
-        **({"special_tokens": corpus.get("special_tokens")} if isinstance(corpus, dict) else {}),
+        "model": made.commit or made.weights,
+        "config": made.config_overrides,
+        "tokens": made.tokens_fingerprint,
+        "tokenizer": made.tokenizer_fingerprint,
+        "context": made.context,
+        "skip_positions": made.skip_positions,
+        "stage": made.stage,
+        **({"special_tokens": made.corpus.special_tokens} if made.corpus is not None else {}),
     }
 
 
-def _version_remarks(provenance: Mapping[str, Any]) -> list[str]:
-    made, now = provenance.get("environment"), numeric_versions()
-    if not isinstance(made, dict):
+def _version_remarks(made: CheckpointRecord) -> list[str]:
+    then, now = made.environment, numeric_versions()
+    if then is None:
         return []
-    other = [f"{name} {made.get(name)} (now {number})" for name, number in now.items() if made.get(name) != number]
+    other = [f"{name} {then.get(name)} (now {number})" for name, number in now.items() if then.get(name) != number]
     return [f"made by {', '.join(other)}"] if other else []
 
 
-def stale_shard(plan: CheckpointPlan, provenance: Mapping[str, Any]) -> str:
+def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
     """Why a shard that is there is not one of the plan's, in words."""
-    versions = _version_remarks(provenance)
-    changes = differences(_stored_settings(provenance), plan.settings())
+    versions = _version_remarks(made)
+    changes = differences(_stored_settings(made), plan.settings())
     if versions and not changes:
         return f"{versions[0]}, and shards of different versions are not added up"
     return f"made from {', '.join([*_named(changes), *versions])}"
@@ -141,7 +142,7 @@ def stale_shard(plan: CheckpointPlan, provenance: Mapping[str, Any]) -> str:
 def read_judgement(plan: CheckpointPlan, folder: Path) -> Judgement | None:
     """What lies there of a checkpoint, by its header alone; None where nothing whole does."""
     try:
-        return judge(plan, read_provenance(moments_path(folder, plan.checkpoint.name)))
+        return judge(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))
     except MomentsFileError:  # missing, or damaged: it is made again, and that is told when its sums are read
         return None
 

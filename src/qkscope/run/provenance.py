@@ -9,14 +9,15 @@ from qkscope.capture.config import MISSING, find_value
 from qkscope.capture.probe import Probe
 from qkscope.capture.source import weights_fingerprint
 from qkscope.results.environment import environment
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.plan import CheckpointPlan, tokenizer_digest
 
 
-def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> dict[str, Any]:
+def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> CheckpointRecord:
     """Everything about one checkpoint's capture; stored inside its moments file."""
     checkpoint = plan.checkpoint
     parameter = next(backbone.parameters())
-    return {
+    values = {
         "name": checkpoint.name,
         "label": checkpoint.label,
         "phase": checkpoint.phase,
@@ -59,6 +60,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "environment": environment(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return CheckpointRecord.of(values)
 
 
 def _config_value(plan: CheckpointPlan, key: str) -> Any:

@@ -35,7 +35,7 @@ class ShardRecord(_Strict):
     fingerprint: Fingerprint
 
 
-class CheckpointRecord(_Strict):
+class PlannedCheckpoint(_Strict):
     """One checkpoint of the plan."""
 
     name: Name
@@ -49,7 +49,7 @@ class PlanRecord(_Strict):
 
     schema_: Annotated[int, Field(alias="schema")]
     study: Name
-    checkpoints: list[CheckpointRecord]
+    checkpoints: list[PlannedCheckpoint]
 
 
 def write_record(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qkscope.capture.probe import Probe
     from qkscope.capture.tap import AttentionCall
     from qkscope.moments.moments import Moments
+    from qkscope.results.provenance import CheckpointRecord
     from qkscope.vectors.write import VectorWriter
 
 
@@ -69,7 +70,7 @@ class Loaded:
     name: str
     model: Any
     probe: Probe
-    about: dict[str, Any]
+    about: CheckpointRecord
 
 
 @dataclass
@@ -143,7 +144,7 @@ class ShardRunner:
                 _token_batches(plan, shard, attempt),
                 plan.layout,
                 probe=loaded.probe,
-                provenance={**loaded.about, "shard": shard.number, "fingerprint": plan.fingerprint(shard)},
+                provenance={**loaded.about.to_json(), "shard": shard.number, "fingerprint": plan.fingerprint(shard)},
                 stage=plan.study.stage,
                 keep=None if plan.layout.rate == 1 else _keep(plan),
                 watch=None if writer is None else partial(_watch, writer),

@@ -12,6 +12,7 @@ from qkscope.errors import InputError, MomentsFileError
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path, running_path, shard_path
 from qkscope.results.lock import holding
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.remove import remove_empty_shards, remove_shards
 from qkscope.run.finished import judge, read_judgement, stale_shard
 from qkscope.run.plan import CheckpointPlan, Shard
@@ -68,11 +69,12 @@ def look_finished(
     moments = _loaded(path, reasons)
     if moments is None:
         return None
-    judged = judge(plan, moments.provenance)
+    made = CheckpointRecord.read(moments.provenance)
+    judged = judge(plan, made)
     if judged.standing == "other" or (overwrite and (judged.standing != "same" or judged.remarks)):
         reasons.append(f"{path}: {', '.join(judged.remarks)}")
         return None
-    skipped = len(moments.provenance.get("documents_skipped") or [])
+    skipped = len(made.documents_skipped or [])
     return CheckpointState(plan, whole=True, skipped=skipped, remarks=judged.remarks)
 
 
@@ -80,8 +82,11 @@ def usable_shard(plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list
     """A shard's moments, if they are there, whole, and what the plan would make; else a reason."""
     path, told = shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
     moments = _loaded(path, told)
-    if moments is not None and moments.provenance.get("fingerprint") != plan.fingerprint(shard):
-        told.append(f"{path}: {stale_shard(plan, moments.provenance)}")
+    if moments is None:
+        return None
+    made = CheckpointRecord.read(moments.provenance)
+    if made.fingerprint != plan.fingerprint(shard):
+        told.append(f"{path}: {stale_shard(plan, made)}")
         return None
     return moments
 
@@ -133,8 +138,9 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
     skipped: list[dict[str, Any]] = []
     for shard in plan.shards():
         part = _part(plan, shard, folder)
-        seconds += float(part.provenance.get("seconds", 0.0))
-        skipped += part.provenance.get("documents_skipped") or []
+        made = CheckpointRecord.read(part.provenance)
+        seconds += made.seconds or 0.0
+        skipped += made.documents_skipped or []
         merged = part if merged is None else merged.merge(part)
     assert merged is not None  # a plan has at least one document
     _finish(plan, merged, seconds, skipped)

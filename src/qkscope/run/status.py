@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from qkscope.errors import MomentsFileError
 from qkscope.moments.file import read_provenance
 from qkscope.results.folder import QK_CSV, lock_path, moments_path, results_file, running_path, shard_path
 from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import Holder, holder, is_held
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.finished import orphan_line, orphans
-from qkscope.run.record import CheckpointRecord, ShardRecord, read_record
+from qkscope.run.record import PlannedCheckpoint, ShardRecord, read_record
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ def read_status(folder: Path) -> Status:
     return Status(record.study, checkpoints, alive, holder(lock), table.is_file(), left_out, notes)
 
 
-def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:
+def _checkpoint(folder: Path, record: PlannedCheckpoint) -> CheckpointStatus:
     documents = sum(shard.documents for shard in record.shards)
     whole = _made(moments_path(folder, record.name), record.fingerprint)
     if whole is not None:
-        found = [whole] * bool(whole)
+        found = [whole]
         done, running, finished = len(record.shards), 0, documents
     else:
         states = [_shard(folder, record, number, shard) for number, shard in enumerate(record.shards)]
@@ -99,22 +99,22 @@ def _checkpoint(folder: Path, record: CheckpointRecord) -> CheckpointStatus:
         running=running,
         tokens=documents * record.context,
         tokens_done=finished * record.context,
-        seconds=sum(float(made.get("seconds") or 0.0) for made in found),
-        skipped=sum(len(made.get("documents_skipped") or []) for made in found),
+        seconds=sum(made.seconds or 0.0 for made in found),
+        skipped=sum(len(made.documents_skipped or []) for made in found),
     )
 
 
 def _shard(
-    folder: Path, record: CheckpointRecord, number: int, shard: ShardRecord
-) -> tuple[dict[str, Any] | None, bool]:
+    folder: Path, record: PlannedCheckpoint, number: int, shard: ShardRecord
+) -> tuple[CheckpointRecord | None, bool]:
     made = _made(shard_path(folder, record.name, number), shard.fingerprint)
     return made, made is None and is_held(running_path(folder, record.name, number))
 
 
-def _made(path: Path, fingerprint: str) -> dict[str, Any] | None:
+def _made(path: Path, fingerprint: str) -> CheckpointRecord | None:
     """The provenance of a file that is there and made from what the plan says (its sums are not read)."""
     try:
-        found = read_provenance(path)
+        found = CheckpointRecord.read(read_provenance(path))
     except MomentsFileError:
         return None
-    return found if found.get("fingerprint") == fingerprint else None
+    return found if found.fingerprint == fingerprint else None

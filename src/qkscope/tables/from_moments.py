@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +11,15 @@ from typing import Any, Protocol
 import pandas as pd
 
 from qkscope.errors import InputError, located
-from qkscope.files import write_text
-from qkscope.kinds import Architecture, Kind, kind_of, kind_sentence
+from qkscope.kinds import Kind, kind_of, kind_sentence
 from qkscope.lenses.heads import HeadSample, LayerChoice, head_sample, layer_choice
 from qkscope.lenses.registry import head_tables
 from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
-from qkscope.results.environment import PROVENANCE_SCHEMA, environment
+from qkscope.results.environment import environment
 from qkscope.results.folder import (
-    PROVENANCE_JSON,
     STUDY_YAML,
     head_table_path,
     moments_path,
@@ -30,6 +27,7 @@ from qkscope.results.folder import (
 )
 from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import only_run
+from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Checkpoint, Study
@@ -124,12 +122,12 @@ def analyze_files(
     contexts = []
     for path in paths:
         with located(str(path)):
-            origin = read_provenance(path)
-        name = _checked_name(path, str(origin.get("name") or path.stem))
+            origin = CheckpointRecord.read(read_provenance(path))
+        name = _checked_name(path, origin.name or path.stem)
         if name in files:
             raise InputError(f"{path} and {files[name]} are both of a checkpoint named {name!r}")
         files[name] = path
-        contexts.append(int(origin.get("context") or Moments.load(path).layout.context))
+        contexts.append(origin.context or Moments.load(path).layout.context)
     ordered = natural_order(list(files))
     if ordered != list(files):
         events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
@@ -190,8 +188,7 @@ def write_tables(
     read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
     provenance = {**_provenance(settings, origins, command, study), **read_as}
     provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
-    write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
-    events.wrote(str(results_file(out, PROVENANCE_JSON)))
+    events.wrote(str(write_provenance(out, Provenance.of(provenance))))
     return out
 
 
@@ -220,7 +217,7 @@ def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str,
     return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
 
 
-def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> dict[str, Any]:
+def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> CheckpointRecord:
     """What produced a checkpoint's rows, by the names the study has for it now.
 
     What its capture did not record, the sums themselves tell.
@@ -235,36 +232,36 @@ def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest:
     if checkpoint is not None:
         origin.update(name=checkpoint.name, label=checkpoint.label, phase=checkpoint.phase)
     if longest is not None:
-        documents = int(origin.get("documents") or 0)
+        documents = CheckpointRecord.read(origin).documents or 0
         origin.update(context=longest, captured_context=moments.layout.context, tokens=documents * longest)
-    return origin
+    return CheckpointRecord.read(origin)
 
 
-def _kind(origins: list[dict[str, Any]], stated: Kind | None, events: Listener, told: bool) -> dict[str, Any]:
+def _kind(origins: list[CheckpointRecord], stated: Kind | None, events: Listener, told: bool) -> dict[str, Any]:
     """What the entries are to each other, for the provenance; said aloud where no plan said it."""
-    kind = stated or kind_of([Architecture.of_record(origin) for origin in origins])
+    kind = stated or kind_of([origin.architecture for origin in origins])
     if told and len(origins) > 1:
         events.noted(kind_sentence(kind, len(origins), stated is not None))
     return {"kind": kind, "kind_stated": stated is not None}
 
 
 def _provenance(
-    settings: AnalysisSettings, origins: list[dict[str, Any]], command: str, study: Study | None
+    settings: AnalysisSettings, origins: list[CheckpointRecord], command: str, study: Study | None
 ) -> dict[str, Any]:
     sample = settings.heads
     return {
-        "schema": PROVENANCE_SCHEMA,
+        "schema": SCHEMA,
         "qkscope": environment()["qkscope"],
         "command": command,
         "study": study.model_dump(mode="json") if study else None,
-        "corpus": origins[0].get("corpus"),
+        "corpus": origins[0].corpus,
         "checkpoints": origins,
         "analysis": {
             "components": settings.components,
             "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
             "layers": settings.layers,
             "common_window": settings.window,
-            "skip_positions": origins[0].get("skip_positions"),
+            "skip_positions": origins[0].skip_positions,
         },
         "environment": environment(),
     }

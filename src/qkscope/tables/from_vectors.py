@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from qkscope.errors import InputError, located
-from qkscope.files import write_text
 from qkscope.kinds import Kind
 from qkscope.lenses.position.vectors_table import table_from_vectors
 from qkscope.lenses.rows import COMPONENTS
 from qkscope.results.csv_files import write_csv
-from qkscope.results.environment import PROVENANCE_SCHEMA, environment
-from qkscope.results.folder import PROVENANCE_JSON, QK_CSV, results_file
+from qkscope.results.environment import environment
+from qkscope.results.folder import QK_CSV, results_file
 from qkscope.results.lock import only_run
+from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.study.harmless import file_safe
 from qkscope.tables.from_moments import Listener
 from qkscope.vectors.hub import download_vectors
@@ -90,7 +88,7 @@ def _write_tables(
     reading: Reading,
 ) -> Path:
     tables: list[pd.DataFrame] = []
-    origins: list[dict[str, Any]] = []
+    origins: list[CheckpointRecord] = []
     for source in sources:
         with located(f"vectors {source.name!r}"):
             folder = source.fetch()
@@ -101,7 +99,7 @@ def _write_tables(
     write_csv(pd.concat(tables, ignore_index=True), results_file(out, QK_CSV))
     events.wrote(str(results_file(out, QK_CSV)))
     provenance = {
-        "schema": PROVENANCE_SCHEMA,
+        "schema": SCHEMA,
         "qkscope": environment()["qkscope"],
         "command": command,
         "study": None,
@@ -115,14 +113,13 @@ def _write_tables(
         },
         "environment": environment(),
     }
-    write_text(results_file(out, PROVENANCE_JSON), json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
-    events.wrote(str(results_file(out, PROVENANCE_JSON)))
+    events.wrote(str(write_provenance(out, Provenance.of(provenance))))
     return out
 
 
-def _origin(source: VectorSource, folder: Path, reading: Reading) -> dict[str, Any]:
+def _origin(source: VectorSource, folder: Path, reading: Reading) -> CheckpointRecord:
     """What a dataset says of itself, and which version of it was read."""
-    return {
+    values = {
         "name": source.name,
         "label": source.name,
         "phase": None,
@@ -131,3 +128,4 @@ def _origin(source: VectorSource, folder: Path, reading: Reading) -> dict[str, A
         "commit": folder.name if source.repo else None,  # the cache keeps a dataset under its commit
         **open_vectors(folder, reading).provenance,
     }
+    return CheckpointRecord.of(values)

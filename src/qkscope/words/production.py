@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qkscope.results import schema
-from qkscope.results.read import Entry, Results, one_line, phase_segments
+from qkscope.results.provenance import CorpusRecord
+from qkscope.results.read import Entry, Results, phase_segments
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Run, Strong, bullet, numbered
 from qkscope.words.phrases import listed, shortened
@@ -37,14 +38,14 @@ def _distinct(values: Iterable[object]) -> list[Any]:
 
 
 def _models(checkpoints: Sequence[Entry]) -> list[Run]:
-    sources = _distinct(c.record.get("model") for c in checkpoints)
+    sources = _distinct(c.record.model for c in checkpoints)
     if not sources:
         return [f"{NOT_RECORDED}."]
-    names: list[Run] = [Code(one_line(str(source))) for source in sources]
+    names: list[Run] = [Code(source) for source in sources]
     layouts = _distinct(_layout(c) for c in checkpoints)
     layout = f", {layouts[0]}" if len(layouts) == 1 else ""
-    types = _distinct(c.record.get("dtype") for c in checkpoints)
-    precision = f", computed in {listed([shortened(str(t)) for t in types])}" if types else ""
+    types = _distinct(c.record.dtype for c in checkpoints)
+    precision = f", computed in {listed([shortened(t) for t in types])}" if types else ""
     return [
         *_listed_runs(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]),
         f"{layout}{precision}.",
@@ -58,13 +59,11 @@ def _listed_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def _layout(checkpoint: Entry) -> str | None:
-    layers = checkpoint.record.get("layers")
-    if not isinstance(layers, list) or not all(isinstance(entry, Mapping) for entry in layers) or not layers:
-        n = checkpoint.record.get("n_layers")
-        return f"{n} layers" if isinstance(n, int) else None
+    layers, n = checkpoint.record.layers, checkpoint.record.n_layers
+    if not layers:
+        return None if n is None else f"{n} layers"
     nope = sum(entry.get("rotary") == schema.NOPE for entry in layers)
-    n = checkpoint.record.get("n_layers")
-    parts = [f"{n if isinstance(n, int) else len(layers)} layers"]
+    parts = [f"{len(layers) if n is None else n} layers"]
     parts[0] += f" ({nope} of them without rotary position)" if nope else ""
     for key, noun in (("q_heads", "query heads"), ("kv_heads", "KV heads")):
         values = _distinct(entry.get(key) for entry in layers)
@@ -78,8 +77,7 @@ def _heads(results: Results) -> str:
     low, high = int(per.min()), int(per.max())
     noun = results.study.noun
     amount = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    study = results.provenance.get("study")
-    choice = study.get("heads") if isinstance(study, Mapping) else None
+    choice = results.provenance.study.heads if results.provenance.study else None
     if isinstance(choice, Mapping) and "sample" in choice:
         how = f"sampled with seed {shortened(str(choice.get('seed', NOT_RECORDED)))}"
     elif choice == "all":
@@ -110,8 +108,8 @@ def _names(group: Sequence[Entry]) -> str:
 
 def _settings(group: Sequence[Entry]) -> str:
     contexts = _distinct(c.context for c in group)
-    thetas = _distinct(_theta(c.record.get("rope_theta")) for c in group)
-    limits = _distinct(c.record.get("max_position_embeddings") for c in group)
+    thetas = _distinct(_theta(c.record.rope_theta) for c in group)
+    limits = _distinct(c.record.max_position_embeddings for c in group)
     context = listed([f"{c:,}" for c in contexts]) + " tokens" if contexts else NOT_RECORDED
     theta = listed(thetas) if thetas else NOT_RECORDED
     limit = listed([f"{v:,}" if isinstance(v, int) else shortened(str(v)) for v in limits]) or NOT_RECORDED
@@ -128,19 +126,16 @@ def _theta(value: object) -> str | None:
 
 
 def _corpus(results: Results) -> list[Run]:
-    corpus = results.provenance.get("corpus")
-    corpus = corpus if isinstance(corpus, Mapping) else {}
-    source = corpus.get("source")
+    corpus = results.provenance.corpus or CorpusRecord()
     records = [c.record for c in results.study.checkpoints]
-    documents = [n for n in (r.get("documents") for r in records) if isinstance(n, int)]
-    totals = [n for n in (r.get("tokens") for r in records) if isinstance(n, int)]
-    runs: list[Run] = [Code(one_line(str(source))) if source else f"corpus {NOT_RECORDED}"]
-    if isinstance(corpus.get("fingerprint"), str):
-        runs += [" (fingerprint ", Code(one_line(str(corpus["fingerprint"]))[:19]), ")"]
+    documents = [record.documents for record in records if record.documents is not None]
+    totals = [record.tokens for record in records if record.tokens is not None]
+    runs: list[Run] = [Code(corpus.source) if corpus.source else f"corpus {NOT_RECORDED}"]
+    if corpus.fingerprint:
+        runs += [" (fingerprint ", Code(corpus.fingerprint[:19]), ")"]
     runs.append(f"; {_range(documents, 'document')}, {_range(totals, 'token')} per {results.study.noun}")
-    analysis = results.provenance.get("analysis")
-    skipped = analysis.get("skip_positions") if isinstance(analysis, Mapping) else None
-    if isinstance(skipped, int) and skipped:
+    skipped = results.provenance.analysis.skip_positions if results.provenance.analysis else None
+    if skipped:
         runs.append(f"; the first {counted(skipped, 'position')} of each document left out")
     return [*runs, "."]
 

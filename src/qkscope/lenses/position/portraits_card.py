@@ -39,8 +39,8 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
              ("r_k_spread", "the mean distance of r_k from its median", number)],
         ),
     ]  # fmt: skip
-    wanted = given.results.provenance.get("study")
-    by_study = isinstance(wanted, dict) and bool(wanted.get("figure_checkpoints"))
+    wanted = given.results.provenance.study
+    by_study = wanted is not None and bool(wanted.figure_checkpoints)
     how = "chosen by the study" if by_study else _choice(given, chosen)
     steps = [
         ("Selection", f"{listed([label(c) for c in chosen])} ({how})."),

@@ -1,0 +1,224 @@
+"""What produced a result, as one typed record: `provenance.json`, and inside every moments file its checkpoint's part.
+
+What is written must be of these types. What is read may be older or a stranger's: there a value of a wrong type says
+nothing (None, "not recorded"), and a key that is not known here is kept. Each record remembers what it was made from,
+so that writing it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    model_validator,
+)
+from pydantic import ModelWrapValidatorHandler as MakeModel
+from pydantic import ValidatorFunctionWrapHandler as Check
+
+from qkscope.files import write_text
+from qkscope.kinds import Architecture, Kind
+from qkscope.results.folder import PROVENANCE_JSON, results_file
+
+SCHEMA = 1
+LONGEST = 2**31  # tokens of a window
+_READING = "reading"  # the context in which wrong types are forgiven
+
+Value = TypeVar("Value")
+
+
+def one_line(text: str) -> str:
+    """Text from a file as one printable line: control characters would break an SVG, a card or a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def as_whole(value: object) -> int | None:
+    """A whole number of tokens, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+        return None
+    return int(value)
+
+
+def _forgiving(value: Any, check: Check, info: ValidationInfo) -> Any:
+    """A wrong type says nothing where a file is read, and is an error where one is written."""
+    try:
+        return check(value)
+    except ValidationError:
+        if info.context != _READING:
+            raise
+        return None
+
+
+def _one_line(value: Any, check: Check, info: ValidationInfo) -> str | None:
+    text = _forgiving(value, check, info)
+    return None if text is None else one_line(text) or None
+
+
+def _tokens(value: Any, check: Check, info: ValidationInfo) -> int | None:
+    return as_whole(value) if info.context == _READING else check(value)
+
+
+Recorded = Annotated[Value | None, WrapValidator(_forgiving)]
+Text = Annotated[str | None, WrapValidator(_one_line)]  # to be shown
+Tokens = Annotated[int | None, WrapValidator(_tokens)]  # of a window or a context
+
+
+class Record(BaseModel):
+    """A part of a provenance."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, protected_namespaces=())
+
+    _recorded: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def read(cls, stored: object) -> Self:
+        """What a file says; anything but an object says nothing."""
+        return cls.model_validate(stored if isinstance(stored, dict) else {}, context=_READING)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """A record to be written, whose values must be of the right types."""
+        return cls.model_validate(dict(values))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remember(cls, values: Any, make: MakeModel[Self]) -> Self:
+        made = make(values)
+        if isinstance(values, dict):
+            made._recorded = values
+        return made
+
+    @property
+    def says_something(self) -> bool:
+        """Whether anything is recorded."""
+        return bool(self._recorded)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it was recorded, with what is not known here."""
+        return {key: _plain(value) for key, value in self._recorded.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+class CorpusRecord(Record):
+    """The documents."""
+
+    source: Text = None
+    fingerprint: Text = None
+    documents: Recorded[int] = None
+    special_tokens: Recorded[Any] = None
+
+
+class CheckpointRecord(Record):
+    """One checkpoint's capture; of a dataset of vectors, what it says of itself."""
+
+    name: Recorded[str] = None  # as the tables spell it
+    label: Text = None
+    phase: Text = None
+    context: Tokens = None
+    model: Text = None
+    revision: Recorded[str] = None
+    commit: Recorded[str] = None
+    weights: Recorded[str] = None
+    config_overrides: Recorded[dict[str, Any]] = None
+    tokenizer: Recorded[str] = None
+    tokenizer_fingerprint: Recorded[str] = None
+    model_type: Text = None
+    n_layers: Recorded[int] = None
+    layers_without_attention: Recorded[list[Recorded[int]]] = None
+    rope_theta: Any = None  # a number, or numbers by kind of layer, as configs have them
+    max_position_embeddings: Any = None
+    dtype: Text = None
+    stage: Recorded[str] = None
+    corpus: Recorded[CorpusRecord] = None
+    documents: Recorded[int] = None
+    documents_skipped: Recorded[list[dict[str, Any]]] = None
+    tokens: Recorded[int] = None
+    tokens_fingerprint: Recorded[str] = None
+    skip_positions: Recorded[int] = None
+    layers: Recorded[list[dict[str, Any]]] = None
+    fingerprint: Recorded[str] = None
+    settings: Recorded[dict[str, Any]] = None
+    environment: Recorded[dict[str, Any]] = None
+    seconds: Recorded[float] = None
+    shards: Recorded[int] = None
+
+    @property
+    def architecture(self) -> Architecture:
+        """Model type, layers, heads and widths, as far as they are recorded."""
+        return Architecture.of_record(self._recorded)
+
+
+class StudyRecord(Record):
+    """The study file's settings, as far as later stages use them."""
+
+    study: Text = None
+    title: Text = None
+    kind: Recorded[Kind] = None
+    heads: Recorded[str | dict[str, Any]] = None
+    figure_checkpoints: Recorded[list[Any]] = None
+
+
+class AnalysisRecord(Record):
+    """How sums became tables."""
+
+    components: Recorded[int] = None
+    common_window: Tokens = None  # the common window
+    skip_positions: Recorded[int] = None
+
+
+class LeftOutRecord(Record):
+    """A checkpoint that the tables are without, and why."""
+
+    name: Text = None
+    reason: Text = None
+
+
+class Provenance(Record):
+    """`provenance.json`: what produced the tables of a results folder."""
+
+    schema_: Annotated[Recorded[int], Field(alias="schema")] = None
+    qkscope: Text = None
+    command: Recorded[str] = None
+    study: Recorded[StudyRecord] = None
+    kind: Recorded[Kind] = None
+    kind_stated: Recorded[bool] = None
+    corpus: Recorded[CorpusRecord] = None
+    checkpoints: Recorded[list[Recorded[CheckpointRecord]]] = None
+    checkpoints_left_out: Recorded[list[Recorded[LeftOutRecord]]] = None
+    analysis: Recorded[AnalysisRecord] = None
+    environment: Recorded[dict[str, Any]] = None
+
+    def by_name(self) -> dict[str, CheckpointRecord]:
+        """The checkpoints that have a name, in order; of a name that is there twice, the first."""
+        found: dict[str, CheckpointRecord] = {}
+        for each in self.checkpoints or []:
+            if each is not None and each.name is not None and each.name.strip():
+                found.setdefault(each.name, each)
+        return found
+
+    def left_out(self) -> Sequence[str]:
+        """Names of the checkpoints that the tables are without."""
+        return [each.name for each in self.checkpoints_left_out or [] if each is not None and each.name]
+
+
+def write_provenance(folder: Path, provenance: Provenance) -> Path:
+    """Write `provenance.json` into a results folder."""
+    path = results_file(folder, PROVENANCE_JSON)
+    write_text(path, json.dumps(provenance.to_json(), indent=1, ensure_ascii=False) + "\n")
+    return path
