@@ -208,7 +208,7 @@ and for one machine without any of these, eight at a time:
 In both cases `qkscope run study.yaml --out results/study` makes the tables at the end, and would run what is missing.
 Every `qkscope shard` reads and tokenizes all documents first to know the plan, so shards should be minutes of work.
 
-An engine is one module in `src/qkscope/run/engines` with a class `Engine` that runs tasks and tells of finished
+An engine is one module in `src/qkscope/run/engines` with a class `<Name>Engine` that runs tasks and tells of finished
 shards; its file name is its name on the command line.
 
 ## What is counted

@@ -298,7 +298,7 @@ def test_status_of_a_folder_without_a_run(tmp_path):
     with pytest.raises(InputError, match=r"plan\.json: no such file; `qkscope run` and `qkscope shard` write it"):
         read_status(tmp_path)
     (tmp_path / "plan.json").write_text('{"schema": 1, "study": "x", "checkpoints": [{"name": "../../etc"}]}')
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is not a plan"):
         read_status(tmp_path)
 
 

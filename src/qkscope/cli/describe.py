@@ -25,7 +25,10 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     lines = [f"study {study.study}: {counted(len(plan.checkpoints), 'checkpoint')}, {count(plan.tokens)} tokens in all"]
     first = plan.checkpoints[0]
     short = max(len(each.corpus.documents) - len(each.documents) for each in plan.checkpoints)
-    lines.append(f"documents: {first.corpus.source}: {len(first.corpus.documents)} read, at most {short} too short")
+    long_enough = "all long enough" if not short else f"{short} too short for the longest context"
+    lines.append(
+        f"documents: {counted(len(first.corpus.documents), 'document')} in {first.corpus.source}, {long_enough}"
+    )
     lines.append(f"corpus: {first.corpus.fingerprint}")
     lines.append(f"kind: {plan.how_read()}")
     rows = [("checkpoint", "label", "phase", "context", "documents", "tokens", "attention")]

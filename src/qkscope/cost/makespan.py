@@ -19,7 +19,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Makespan:
     """The best division into runs."""
 
     seconds: float  # until the last worker is done
@@ -27,7 +27,7 @@ class Schedule:
     loads: Counter[int]  # how many workers load each model
 
 
-def schedule(items: Sequence[Item], workers: int) -> Schedule:
+def schedule(items: Sequence[Item], workers: int) -> Makespan:
     """The shortest time in which `workers` finish `items`; never longer with more workers or fewer items."""
     low = max((item.seconds + item.setup for item in items), default=0.0)
     high = low + sum(item.seconds + item.setup for item in items)
@@ -44,7 +44,7 @@ def schedule(items: Sequence[Item], workers: int) -> Schedule:
     return best
 
 
-def _within(items: Sequence[Item], limit: float, workers: int) -> Schedule | None:
+def _within(items: Sequence[Item], limit: float, workers: int) -> Makespan | None:
     """Each worker takes items in order until the next would pass `limit`; None if items are left over."""
     used, spent, held = 1, 0.0, None
     longest = busy = 0.0
@@ -61,4 +61,4 @@ def _within(items: Sequence[Item], limit: float, workers: int) -> Schedule | Non
             held = item.model
         spent, busy = spent + needs, busy + needs
         longest = max(longest, spent)
-    return Schedule(longest, busy, loads)
+    return Makespan(longest, busy, loads)

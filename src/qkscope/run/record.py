@@ -24,18 +24,18 @@ Amount = Annotated[int, Field(ge=0, le=MOST)]
 Fingerprint = Annotated[str, Field(max_length=LONGEST)]
 
 
-class _Strict(BaseModel):
+class _StrictRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class ShardRecord(_Strict):
+class ShardRecord(_StrictRecord):
     """One shard: how much it is and what its file must say it was made from."""
 
     documents: Amount
     fingerprint: Fingerprint
 
 
-class PlannedCheckpoint(_Strict):
+class PlannedCheckpoint(_StrictRecord):
     """One checkpoint of the plan."""
 
     name: Name
@@ -44,7 +44,7 @@ class PlannedCheckpoint(_Strict):
     shards: list[ShardRecord]
 
 
-class PlanRecord(_Strict):
+class PlanRecord(_StrictRecord):
     """A whole plan."""
 
     schema_: Annotated[int, Field(alias="schema")]

@@ -1,4 +1,4 @@
-"""Where shards run. An engine is one module here with a class `Engine`; its module's name is the engine's name."""
+"""Where shards run. An engine is one module here with a class `<Name>Engine`; the module's name is the engine's."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def find_engine(name: str) -> BaseEngine:
     """The engine of this name."""
     if name not in engine_names():
         raise InputError(f"engine {name!r} is none of {', '.join(engine_names())}")
-    engine: BaseEngine = importlib.import_module(f"{__name__}.{name}").Engine()
+    engine: BaseEngine = getattr(importlib.import_module(f"{__name__}.{name}"), f"{name.title()}Engine")()
     return engine

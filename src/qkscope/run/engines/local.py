@@ -34,7 +34,7 @@ class WorkerError(QkscopeError):
     """Something unexpected failed in a worker process; the message ends with its traceback."""
 
 
-class Engine(BaseEngine):
+class LocalEngine(BaseEngine):
     """In this process with one worker, else in worker processes."""
 
     def run(self, job: Job, told: Told, stop: Stop) -> None:
@@ -59,7 +59,7 @@ class Engine(BaseEngine):
 
 
 @dataclass
-class _Member:
+class _WorkerProcess:
     """A worker process as the run sees it."""
 
     number: int
@@ -80,7 +80,7 @@ class _Pool:
         from qkscope.capture.devices import visible_gpus
 
         self._gpus = visible_gpus()
-        self._members: list[_Member] = []
+        self._members: list[_WorkerProcess] = []
         self._failure: BaseException | None = None
 
     def run(self) -> None:
@@ -107,7 +107,7 @@ class _Pool:
                         member.connection.send(task)
         return any(member.task for member in self._members)
 
-    def _listen(self, member: _Member) -> None:
+    def _listen(self, member: _WorkerProcess) -> None:
         try:
             message = member.connection.recv()
         except (EOFError, OSError):
@@ -125,7 +125,7 @@ class _Pool:
                 self._schedule.drop(message.checkpoint)
             self._told(message)
 
-    def _replace(self, member: _Member) -> None:
+    def _replace(self, member: _WorkerProcess) -> None:
         task = member.task
         member.process.join()
         member.connection.close()
@@ -137,7 +137,7 @@ class _Pool:
         except QkscopeError as error:
             self._failure = self._failure or error
 
-    def _start(self, number: int) -> _Member:
+    def _start(self, number: int) -> _WorkerProcess:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         threads = max(1, (os.cpu_count() or 1) // self._size)
@@ -151,7 +151,7 @@ class _Pool:
         with _ctrl_c_ignored():
             process.start()
         theirs.close()
-        return _Member(number, process, ours)
+        return _WorkerProcess(number, process, ours)
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def _ctrl_c_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _end(member: _Member) -> None:
+def _end(member: _WorkerProcess) -> None:
     """Let an idle worker go home; one that works is not waited for, the run is being torn down."""
     if member.task is None:
         with suppress(OSError):  # it died while idle

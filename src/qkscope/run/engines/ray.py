@@ -31,7 +31,7 @@ POLL = 0.5  # seconds between looks at whether the run was asked to stop
 PATIENCE = 120.0  # seconds without any worker before the user is told; importing torch takes some of them
 
 
-class Engine(BaseEngine):
+class RayEngine(BaseEngine):
     """Shards as tasks of Ray actors."""
 
     def run(self, job: Job, told: Told, stop: Stop) -> None:
@@ -84,7 +84,7 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 
 @dataclass
-class _Member:
+class _RayWorker:
     """A Ray actor as the run sees it."""
 
     actor: Any
@@ -105,7 +105,7 @@ class _Crew:
         self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
         self._plans = ray.put(pack(job.plans))  # once per node, however many workers it has
         self._arguments = (self._plans, str(marker), job.leniency, max(1, int(self._cpus)))
-        self._members: list[_Member] = []
+        self._members: list[_RayWorker] = []
         self._failure: QkscopeError | None = None
         self._alone = 0.0  # seconds without a ready worker
 
@@ -134,10 +134,10 @@ class _Crew:
             fits.append(int(there.get("GPU", 0) // self._gpus))
         return max(1, min(fits, default=1))
 
-    def _start(self) -> _Member:
+    def _start(self) -> _RayWorker:
         remote = self._ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_restarts=0)(_Actor)
         actor = remote.remote(*self._arguments)
-        return _Member(actor, actor.ready.remote())
+        return _RayWorker(actor, actor.ready.remote())
 
     def _hand_out(self) -> bool:
         """Give free members something to do; whether there is anything to wait for."""
@@ -153,7 +153,7 @@ class _Crew:
                 return True
         return any(member.task for member in self._members)
 
-    def _listen(self, member: _Member) -> None:
+    def _listen(self, member: _RayWorker) -> None:
         errors = self._ray.exceptions
         try:
             reports: list[Report] = self._ray.get(member.pending)
@@ -169,12 +169,12 @@ class _Crew:
                 self._told(report)
             self._free(member)
 
-    def _free(self, member: _Member) -> None:
+    def _free(self, member: _RayWorker) -> None:
         if member.task is not None:
             self._schedule.finish(member.task)
         member.task, member.pending, member.ready = None, None, True
 
-    def _replace(self, member: _Member, how: str) -> None:
+    def _replace(self, member: _RayWorker, how: str) -> None:
         self._members[self._members.index(member)] = self._start()
         if member.task is None:
             return
