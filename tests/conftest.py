@@ -1,6 +1,8 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,14 +71,13 @@ def start(tmp_path):
         process.end()
 
 
-@pytest.fixture
-def world(tmp_path, checkpoints):
-    """A folder with documents, and a function that writes a study there with changes."""
+def small_world(folder: Path, checkpoints: Path) -> Callable[..., Path]:
+    """Documents in a folder, and a function that writes a study there with changes."""
     sources = [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]
-    (tmp_path / "docs").mkdir()
+    (folder / "docs").mkdir()
     for path in sources:
-        (tmp_path / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
-    (tmp_path / "docs" / "tiny.txt").write_text("too short")
+        (folder / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
+    (folder / "docs" / "tiny.txt").write_text("too short")
 
     def write(**changes) -> Path:
         study = {
@@ -90,8 +91,27 @@ def world(tmp_path, checkpoints):
             ],
             **changes,
         }
-        path = tmp_path / "study.yaml"
+        path = folder / "study.yaml"
         path.write_text(yaml.safe_dump(study, sort_keys=False))
         return path
 
     return write
+
+
+@pytest.fixture
+def world(tmp_path, checkpoints):
+    """A folder with documents, and a function that writes a study there with changes."""
+    return small_world(tmp_path, checkpoints)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, checkpoints):
+    """`finished(shard_tokens=512)`: the results of the world's study with that change, run once; not to be changed."""
+    from qkscope.pipeline.execute import run_study
+
+    @functools.cache
+    def run(**changes) -> Path:
+        folder = tmp_path_factory.mktemp("finished")
+        return run_study(small_world(folder, checkpoints)(**changes), folder / "out")
+
+    return run

@@ -416,6 +416,7 @@ def test_cards_of_any_number_of_checkpoints(tmp_path, n):
             assert len(cards.text(name)) < 12000
 
 
+@pytest.mark.slow
 def test_write_report_writes_tables_figures_and_cards(tmp_path):
     invented(tmp_path, 2)
     written = write_report(tmp_path)

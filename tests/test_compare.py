@@ -287,6 +287,7 @@ def test_nothing_in_common_with_the_publication(change, words):
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_what_is_written_and_said(tmp_path):
     table = moved(MODELS[3], 0, "r_q", -0.06)
     table = table[table["model"] != MODELS[9]]

@@ -194,6 +194,7 @@ def check_study(study):
     json.dumps(study.model_dump(mode="json"), allow_nan=False).encode()  # the provenance will hold it
 
 
+@pytest.mark.slow
 @fuzz(250)
 @given(study=studies())
 def test_study_documents(place, study):
@@ -504,6 +505,7 @@ def provenances(draw):
     return json.dumps(record)
 
 
+@pytest.mark.slow
 @fuzz(70)
 @given(
     table=tables(),
