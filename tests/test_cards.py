@@ -407,7 +407,7 @@ def test_cards_of_nasty_labels_are_still_the_same_markdown(tmp_path, label):
     assert max(len(word) for word in card.split()) < 80
 
 
-@pytest.mark.parametrize("n", [1, 3, 200])
+@pytest.mark.parametrize("n", [1, 3, pytest.param(200, marks=pytest.mark.slow)])
 def test_cards_of_any_number_of_checkpoints(tmp_path, n):
     results, tables = invented(tmp_path, n, phases=min(n, 12))
     cards = card_writer(results, tables)

@@ -82,6 +82,7 @@ def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):
     assert "need --out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_compare_tells_by_its_exit_code(world, tmp_path, monkeypatch, capsys):
     world()
     monkeypatch.chdir(tmp_path)

@@ -345,6 +345,7 @@ def test_a_mean_below_zero_shows_its_sign(tmp_path):
     assert {text.get_text() for text in by_gid(axes.texts, "cell")} == {"−0.03"}
 
 
+@pytest.mark.slow
 def test_undefined_heads_are_drawn_as_such(tmp_path):
     results, tables = invented(tmp_path, 2, r_k=np.nan)
     (axes,) = draw_figure(SPECS["taxonomy_evolution"], results.study, tables).axes

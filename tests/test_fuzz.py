@@ -348,6 +348,7 @@ odd = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @fuzz(200)
 @given(data=st.data(), signed=st.booleans())
 def test_moments_headers(place, whole, data, signed):
@@ -376,6 +377,7 @@ def test_moments_headers(place, whole, data, signed):
     load_or_refuse(path)
 
 
+@pytest.mark.slow
 @fuzz(80)
 @given(
     name=st.data(),
