@@ -1,8 +1,9 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
+import functools
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,35 +99,47 @@ def start(tmp_path):
         process.end()
 
 
-def write_documents(folder):
-    """Six real documents and one that is too short, in `docs`."""
+def small_world(folder: Path, checkpoints: Path) -> Callable[..., Path]:
+    """Documents in a folder, and a function that writes a study there with changes."""
     sources = [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]
     (folder / "docs").mkdir()
     for path in sources:
         (folder / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
     (folder / "docs" / "tiny.txt").write_text("too short")
 
+    def write(**changes) -> Path:
+        study = {
+            "study": "world",
+            "title": "Tiny",
+            "documents": {"files": "docs/*.txt", "special_tokens": "none"},
+            "groups": 3,
+            "checkpoints": [
+                {"name": "one", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
+                {"name": "two", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
+            ],
+            **changes,
+        }
+        path = folder / "study.yaml"
+        path.write_text(yaml.safe_dump(study, sort_keys=False))
+        return path
 
-def write_world(folder, weights, /, **changes) -> Path:
-    """A study of both checkpoints over the folder's documents, with changes."""
-    study = {
-        "study": "world",
-        "title": "Tiny",
-        "documents": {"files": "docs/*.txt", "special_tokens": "none"},
-        "groups": 3,
-        "checkpoints": [
-            {"name": "one", "model": str(weights / "short"), "context": 64, "phase": "early"},
-            {"name": "two", "model": str(weights / "long"), "context": 256, "phase": "late"},
-        ],
-        **changes,
-    }
-    path = folder / "study.yaml"
-    path.write_text(yaml.safe_dump(study, sort_keys=False))
-    return path
+    return write
 
 
 @pytest.fixture
 def world(tmp_path, checkpoints):
     """A folder with documents, and a function that writes a study there with changes."""
-    write_documents(tmp_path)
-    return partial(write_world, tmp_path, checkpoints)
+    return small_world(tmp_path, checkpoints)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, checkpoints):
+    """`finished(shard_tokens=512)`: the results of the world's study with that change, run once; not to be changed."""
+    from qkscope.run.execute import run_study
+
+    @functools.cache
+    def run(**changes) -> Path:
+        folder = tmp_path_factory.mktemp("finished")
+        return run_study(small_world(folder, checkpoints)(**changes), folder / "out")
+
+    return run

@@ -412,7 +412,7 @@ def test_cards_of_nasty_labels_are_still_the_same_markdown(tmp_path, label):
     assert max(len(word) for word in card.split()) < 80
 
 
-@pytest.mark.parametrize("n", [1, 3, 200])
+@pytest.mark.parametrize("n", [1, 3, pytest.param(200, marks=pytest.mark.slow)])
 def test_cards_of_any_number_of_checkpoints(tmp_path, n):
     _, tables = invented(tmp_path, n, phases=min(n, 12))
     cards = Cards(tables)
@@ -421,6 +421,7 @@ def test_cards_of_any_number_of_checkpoints(tmp_path, n):
             assert len(cards.text(name)) < 12000
 
 
+@pytest.mark.slow
 def test_write_report_writes_tables_figures_and_cards(tmp_path):
     invented(tmp_path, 2)
     written = write_report(tmp_path)

@@ -32,6 +32,7 @@ def test_help_teaches(capsys):
         assert "example" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     world()
     done = run("run", "study.yaml", "--out", "out", cwd=tmp_path)
@@ -47,6 +48,7 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     assert again.stderr.count("moments are there already") == 2
 
 
+@pytest.mark.slow
 def test_report_says_where_the_figures_are(world, tmp_path, monkeypatch, capsys):
     world()
     monkeypatch.chdir(tmp_path)
@@ -102,6 +104,7 @@ def test_the_commands_of_a_plan_trust_what_the_plan_trusts(world, tmp_path, monk
     assert capsys.readouterr().out.splitlines() == ["qkscope shard study.yaml 0", "qkscope shard study.yaml 1"]
 
 
+@pytest.mark.slow
 def test_compare_tells_by_its_exit_code(world, tmp_path, monkeypatch, capsys):
     world()
     monkeypatch.chdir(tmp_path)

@@ -149,6 +149,7 @@ def repetition(rng):
     return table
 
 
+@pytest.mark.slow
 def test_a_repetition_with_sampling_noise_is_reproduced_and_a_small_shift_is_not():
     rng = np.random.default_rng(0)
     failed = sum(not judged(repetition(rng)).reproduced for _ in range(12))
@@ -287,6 +288,7 @@ def test_nothing_in_common_with_the_publication(change, words):
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_what_is_written_and_said(tmp_path):
     table = moved(MODELS[3], 0, "r_q", -0.06)
     table = table[table["model"] != MODELS[9]]
@@ -420,6 +422,7 @@ def test_a_turned_axis_is_recognised():
     assert not found.reproduced
 
 
+@pytest.mark.slow
 def test_two_folders_on_disk(tmp_path):
     mine = write(tmp_path / "mine", few(r_q=[0.9, 0.6, 0.5, 0.1]).drop(columns="window").assign(window=128))
     other = write(tmp_path / "other", few())
@@ -481,6 +484,7 @@ def test_bad_input_is_refused_with_the_way_out(tmp_path):
 HOSTILE = ["\x1b[31mred", *NASTY, "../../escape", "/etc/passwd", "[link](http://x)", "a|b", "=1+1", "# heading", "NA"]
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_names(tmp_path):
     table = pd.concat([few(model=name) for name in HOSTILE])
     mine = write(tmp_path / "mine", table, {"study": {"title": "\x1b<b>$x$"}})
@@ -530,6 +534,7 @@ def published_study():
     return Entries("SmolLM3-3B", tuple(Entry(c.name, c.label, c.phase, c.context) for c in REFERENCE.checkpoints), ())
 
 
+@pytest.mark.slow
 def test_the_published_picture_carries_the_values():
     table = moved(MODELS[3], 0, "r_q", -0.1)
     found = judged(table[table["model"] != MODELS[9]])

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,8 +39,10 @@ def study(world):
 
 
 @pytest.fixture
-def expected(study, tmp_path):
-    return (run_study(study(), tmp_path / "whole") / "qk.csv").read_bytes()
+def expected(finished, tmp_path):
+    """The bytes of a run that nothing happened to, which is in `whole`."""
+    whole = shutil.copytree(finished(shard_tokens=512, batch_tokens=256), tmp_path / "whole")
+    return (whole / "qk.csv").read_bytes()
 
 
 @pytest.fixture
@@ -146,6 +149,7 @@ def test_two_workers_make_the_same_bytes(study, tmp_path, expected):
     assert not (out / "moments/.shards").exists()
 
 
+@pytest.mark.slow
 def test_vectors_are_kept_by_workers_too(study, tmp_path, quick_workers):
     options = CaptureOptions(vectors=VectorSample(0.5), placement=Placement(workers=2))
     here = run_study(study(), tmp_path / "here", options=CaptureOptions(vectors=VectorSample(0.5)))
@@ -156,6 +160,7 @@ def test_vectors_are_kept_by_workers_too(study, tmp_path, quick_workers):
     assert (here / "qk.csv").read_bytes() == (there / "qk.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_keeps_its_type_and_what_is_finished(study, tmp_path, expected, quick_workers):
     (tmp_path / "docs/zz.txt").write_text("a document that will be gone " * 100)
     path = study()

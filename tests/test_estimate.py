@@ -591,6 +591,7 @@ def test_as_few_devices_as_fit():
     assert (nowhere.per_model, nowhere.workers, nowhere.fits) == (4, 1, False)
 
 
+@pytest.mark.slow
 def test_the_page_is_up_to_date():
     import scaling
 

@@ -273,6 +273,7 @@ def assert_labels_do_not_touch(figure):
         taken |= ink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "name", "label", "phases"),
     [
@@ -366,6 +367,7 @@ def test_a_mean_below_zero_shows_its_sign_and_what_rounds_to_zero_is_zero(tmp_pa
     assert image.to_rgba(image.get_array())[0, 0] != pytest.approx(image.get_cmap()(0.0))  # and another hue
 
 
+@pytest.mark.slow
 def test_undefined_heads_are_drawn_as_such(tmp_path):
     _, tables = invented(tmp_path, 2, r_k=np.nan)
     (axes,) = drawing(tables, "taxonomy_evolution").axes
@@ -376,6 +378,7 @@ def test_undefined_heads_are_drawn_as_such(tmp_path):
         drawing(tables, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "heads", "layers"), [(1, 1, 1), (1, 1, 36), (3, 1, 10), (2, 4, 1)])
 def test_small_studies_draw_every_figure(tmp_path, n, heads, layers):
     _, tables = invented(tmp_path, n, heads=heads, layers=layers)
@@ -399,6 +402,7 @@ def test_different_models_are_not_called_training(tmp_path):
 # --- files ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_200_dpi_text_stays_text_and_bytes_repeat(published, tmp_path):
     _, tables = published
     first, second = (
@@ -436,6 +440,7 @@ def test_drawing_leaves_no_global_state(published):
     assert not Gcf.figs  # nothing was registered with pyplot
 
 
+@pytest.mark.slow
 def test_the_script_that_the_documents_name(tmp_path, monkeypatch):
     script = Path(__file__).parent.parent / "scripts" / "generate_report_figures.py"
     spec = importlib.util.spec_from_file_location("generate_report_figures", script)

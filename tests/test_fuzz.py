@@ -194,6 +194,7 @@ def check_study(study):
     json.dumps(study.model_dump(mode="json"), allow_nan=False).encode()  # the provenance will hold it
 
 
+@pytest.mark.slow
 @fuzz(250)
 @given(study=studies())
 def test_study_documents(place, study):
@@ -347,6 +348,7 @@ odd = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @fuzz(200)
 @given(data=st.data(), signed=st.booleans())
 def test_moments_headers(place, whole, data, signed):
@@ -375,6 +377,7 @@ def test_moments_headers(place, whole, data, signed):
     load_or_refuse(path)
 
 
+@pytest.mark.slow
 @fuzz(80)
 @given(
     name=st.data(),
@@ -504,6 +507,7 @@ def provenances(draw):
     return json.dumps(record)
 
 
+@pytest.mark.slow
 @fuzz(70)
 @given(
     table=tables(),

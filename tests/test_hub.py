@@ -17,6 +17,8 @@ import yaml
 
 from warm import run_warm
 
+pytestmark = pytest.mark.slow
+
 COMMITS = {"step-1": "a" * 40, "step-2": "b" * 40}
 
 

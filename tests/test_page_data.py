@@ -233,6 +233,7 @@ def test_modules_that_cannot_be_put_in_line_are_refused(monkeypatch):
     assert "const module_one = (() => {\nasync function a() {}\nconst c = 1;\nreturn { a, c };\n})();" in script()
 
 
+@pytest.mark.slow
 def test_the_script_is_valid(tmp_path):
     for name, text in [*((name, static(name)) for name in modules()), ("all.js", script())]:
         (tmp_path / f"{name}.mjs").write_text(text, encoding="utf-8")
@@ -254,6 +255,7 @@ def test_the_page_needs_no_heavy_library():
 # --- the command ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_report_tells_the_page_and_leaves_out_what_it_is_told(tmp_path, monkeypatch, capsys):
     invented(tmp_path, 2)
     monkeypatch.chdir(tmp_path)

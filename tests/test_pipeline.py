@@ -334,6 +334,7 @@ def test_a_device_map_spreads_layers_and_their_sums(checkpoints):
     pd.testing.assert_frame_equal(plain, hooked)
 
 
+@pytest.mark.slow
 def test_the_report_draws_common_figures_only_where_contexts_differ(world, tmp_path, checkpoints):
     from qkscope.report.write import write_report
 

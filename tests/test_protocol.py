@@ -109,6 +109,7 @@ def test_a_run_keeps_vectors_on_request_and_only_once(world, tmp_path, monkeypat
     assert file.stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_vectors_of_another_run_do_not_pass_for_this_ones(world, tmp_path, monkeypatch, capsys):
     world()
     monkeypatch.chdir(tmp_path)

@@ -79,6 +79,7 @@ def one_checkpoint(world, model, **changes):
     return world(checkpoints=[{"name": "one", "model": model, "context": 64, **changes}])
 
 
+@pytest.mark.slow
 def test_code_of_a_checkpoint_runs_with_the_flag_only(world, tmp_path, own_code, monkeypatch, capsys):
     one_checkpoint(world, "own")
     monkeypatch.chdir(tmp_path)
@@ -106,6 +107,7 @@ def test_code_of_a_checkpoint_runs_with_the_flag_only(world, tmp_path, own_code,
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "out/qk.csv"), pd.read_csv(tmp_path / "plain-out/qk.csv"))
 
 
+@pytest.mark.slow
 def test_changed_code_is_captured_again(world, tmp_path, own_code):
     one_checkpoint(world, "own")
     arguments = ["capture", "study.yaml", "--out", "out", "--trust-remote-code"]
@@ -544,6 +546,7 @@ def require_plain(card):
         assert start not in outside_code
 
 
+@pytest.mark.slow
 def test_cards_of_hostile_results_hold_no_markup(hostile):
     results = load_results(hostile)
     cards = Cards(build_tables(results))
@@ -559,6 +562,7 @@ def test_tables_of_hostile_results_hold_no_formula(hostile):
             assert is_number(cell) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")), (path, cell)
 
 
+@pytest.mark.slow
 def test_pictures_of_hostile_results_are_drawn_as_text(hostile, monkeypatch):
     import matplotlib
 
@@ -576,6 +580,7 @@ def test_pictures_of_hostile_results_are_drawn_as_text(hostile, monkeypatch):
         assert not any(key.lower().startswith("on") for element in tree.iter() for key in element.attrib)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["$", "$$", "$x", r"\$x$", r"$\frac{", "_hidden", "%$#", "\\"])
 def test_every_picture_of_labels_that_look_like_mathematics(tmp_path, label):
     results, _ = invented(tmp_path, 2, label.replace("{", "{{") + " {i}", phases=2)
@@ -588,6 +593,7 @@ def test_every_picture_of_labels_that_look_like_mathematics(tmp_path, label):
                 figure.canvas.draw()
 
 
+@pytest.mark.slow
 def test_comparing_hostile_results(hostile, tmp_path):
     from qkscope.compare.write import compare_results
 
@@ -604,6 +610,7 @@ def test_comparing_hostile_results(hostile, tmp_path):
 # --- links ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_report_does_not_follow_links_out_of_its_folder(tmp_path):
     results, outside = tmp_path / "results", tmp_path / "outside"
     results.mkdir()

@@ -127,6 +127,7 @@ def test_other_float_types(tmp_path, dtype):
     assert_reference(table_from_vectors(tmp_path, model="m", components=5), made, group=1)
 
 
+@pytest.mark.slow
 def test_a_sample_of_heads_gives_exactly_those_rows(tmp_path):
     """16 query heads over 4 keys, some of them there: as the published protocol leaves them."""
     rng = np.random.default_rng(0)
