@@ -195,7 +195,7 @@ def test_files_and_studies_that_are_none_are_refused(moments, call, message):
         ((byte_tokenizer(), ["a"], 1), "context should be"),
         ((byte_tokenizer(), ["a"], "x"), "context should be"),
         ((byte_tokenizer(), ["a"], 3, "some"), "special_tokens should be"),
-        ((lambda *_, **__: {}, ["a"], 3), "the tokenizer fails on text 0"),
+        ((lambda *_, **__: {}, ["a"], 3), "text 0: the tokenizer function fails on it"),
     ],
 )
 def test_token_windows_refuses(arguments, message):

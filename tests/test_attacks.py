@@ -330,7 +330,7 @@ def test_the_status_of_what_is_no_file_ends_at_once(started, capsys, name, kind)
 def test_moments_that_are_no_file_count_as_not_made(started, tmp_path, capsys, kind):
     make_special(started / "moments/a.safetensors", kind)
     assert main(["status", str(started)]) == 0
-    assert "0 of 1 shards are done" in capsys.readouterr().out
+    assert "0 of 1 shard done" in capsys.readouterr().out
     assert main(["analyze", str(started / "moments/a.safetensors"), "--out", str(tmp_path / "out")]) == 2
     assert "unexpected" not in capsys.readouterr().err
 
@@ -406,7 +406,7 @@ def test_a_header_with_documents_of_a_wrong_type_is_refused(started, capsys, val
     with pytest.raises(MomentsFileError, match="documents_skipped"):
         read_provenance(path)
     assert main(["status", str(started)]) == 0
-    assert "0 of 1 shards are done" in capsys.readouterr().out
+    assert "0 of 1 shard done" in capsys.readouterr().out
 
 
 def test_a_header_that_nests_too_deeply_is_refused(tmp_path):
@@ -596,7 +596,7 @@ def test_a_read_only_results_folder_is_reported_elsewhere(shared):
     invented(results, 2)
     write_report(results, figures=False, out=shared / "mine")  # the other user cannot import what root has installed
     results.chmod(0o555)
-    with another_user(), pytest.raises(StorageError, match=r"results is read-only.*give another --out"):
+    with another_user(), pytest.raises(StorageError, match=r"results is read-only.*choose another one"):
         write_report(results, figures=False)
     with another_user():
         write_report(results, figures=False, out=out)

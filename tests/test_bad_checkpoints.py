@@ -122,7 +122,9 @@ def test_it_is_said_loudly_and_the_exit_code_is_zero(three, tmp_path, capsys):
 
 def test_a_mended_checkpoint_is_measured_by_the_next_run(three, tmp_path, checkpoints, diverged):
     out = run_study(three, tmp_path / "out", options=SKIP)
-    shutil.copy(checkpoints / "long" / "model.safetensors", diverged / "model.safetensors")
+    weights = load_file(checkpoints / "long" / "model.safetensors")
+    weights[TENSOR] *= 2  # the same weights as another checkpoint's would be refused
+    save_file(weights, diverged / "model.safetensors", metadata={"format": "pt"})
     told = Told()
     run_study(three, tmp_path / "out", told)
     assert told.started_names == ["bad"]
@@ -140,7 +142,8 @@ def test_moments_of_weights_that_were_replaced_by_bad_ones_are_not_taken_for_the
     )
     run_study(three, tmp_path / "out")
     (diverged / "model.safetensors").write_bytes(bad)
-    out = run_study(three, tmp_path / "out", options=SKIP)
+    options = CaptureOptions(skip_bad_checkpoints=True, overwrite=True)
+    out = run_study(three, tmp_path / "out", options=options)
     assert set(pd.read_csv(out / "qk.csv")["model"]) == {"one", "two"}
 
 
@@ -158,7 +161,11 @@ def test_weights_that_vanish_or_break_after_the_plan_was_made(three, tmp_path, d
 
 
 def test_a_study_of_bad_checkpoints_alone_is_refused(world, tmp_path, diverged):
-    study = world(checkpoints=[{"name": name, "model": str(diverged), "context": 64} for name in ("a", "b")])
+    study = world(
+        checkpoints=[
+            {"name": name, "model": str(diverged), "context": context} for name, context in (("a", 64), ("b", 32))
+        ]
+    )
     with pytest.raises(ModelError, match=r"no checkpoint could be measured; 'a': 3 of its weights"):
         run_study(study, tmp_path / "out", options=SKIP)
 

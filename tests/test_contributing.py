@@ -50,7 +50,7 @@ def test_the_lens_of_the_page_gets_its_table_figure_card_and_section(written):
         files.append(written / f"step-{step}.safetensors")
     out = written / "results"
     with with_lens(lens):
-        analyze_files(files, Events(), "test", out=out, components=2, window=None)
+        analyze_files(files, Events(), "test", out=out, components=2, common_window=None)
         write_report(out, figures=False)
         figure = write_card_and_figure(out, lens.name)  # alone: all figures take seconds
 

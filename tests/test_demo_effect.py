@@ -27,5 +27,5 @@ def test_the_demo_shows_position_being_learned(tmp_path):
     assert dominated[names[-1]] > dominated[names[0]] + 0.2
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert "training" not in again.stderr
+    assert "training: step" not in again.stderr
     assert again.stderr.count("moments are there already") == 10

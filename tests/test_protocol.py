@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 
 from qkscope.cli.main import main
-from qkscope.errors import CaptureError
-from qkscope.run.execute import run_study
+from qkscope.errors import CaptureError, InputError
+from qkscope.run.execute import CaptureOptions, run_study
 from reference import reference_rows
 
 STATISTICS = ["explained_variance", "r_q", "r_k", "alpha", "beta"]
@@ -40,7 +40,10 @@ def test_before_rotation_is_refused_where_a_family_does_not_allow_it(world, tmp_
 
 def test_another_stage_does_not_reuse_moments(world, tmp_path):
     first = pd.read_csv(run_study(world(), tmp_path / "out") / "qk.csv")
-    second = pd.read_csv(run_study(world(stage="pre_rope"), tmp_path / "out") / "qk.csv")
+    with pytest.raises(InputError, match=r"stage post_rope \(now pre_rope\)"):
+        run_study(world(stage="pre_rope"), tmp_path / "out")
+    again = run_study(world(stage="pre_rope"), tmp_path / "out", options=CaptureOptions(overwrite=True))
+    second = pd.read_csv(again / "qk.csv")
     assert not np.allclose(first["r_q"], second["r_q"])
 
 
@@ -119,7 +122,7 @@ def test_vectors_of_another_run_do_not_pass_for_this_ones(world, tmp_path, monke
     world(stage="pre_rope")
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 2
     assert "checkpoint 'one'" in capsys.readouterr().err
-    assert main(["run", "study.yaml", "--out", "out"]) == 0
+    assert main(["run", "study.yaml", "--out", "out", "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize(

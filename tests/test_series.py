@@ -90,7 +90,7 @@ def test_a_sentence_is_never_contradicted_by_its_own_numbers(values, noise, shar
         assert (shape.trend is Trend.LEVEL) == (max(known) - min(known) <= max(noise, SMALLEST))
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(3, 40).flatmap(
         lambda n: st.lists(st.lists(st.one_of(st.floats(-1, 1), st.just(float("nan"))), min_size=n, max_size=n),

@@ -102,7 +102,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         failure = StorageError(f"{path}: cannot be written ({error.strerror or error})")
-        raise failure.advised(**_advice(error, path)) from error
+        raise failure.advised(**_advice(error, Path(path))) from error
 
 
 def remove_file(path: Path) -> None:

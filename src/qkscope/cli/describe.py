@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkscope.layers import LayerFacts, attention_summary
-from qkscope.text import are, counted
+from qkscope.text import counted
 
 if TYPE_CHECKING:
     from qkscope.run.plan import CheckpointPlan, Plan
@@ -78,7 +78,7 @@ def describe_status(status: Status) -> list[str]:
             )
         )
     done, total = sum(each.done for each in status.measured), sum(each.shards for each in status.measured)
-    lines = [f"study {status.study}: {done} of {counted(total, 'shard')} {are(done)} done", "", *table(rows), ""]
+    lines = [f"study {status.study}: {done} of {counted(total, 'shard')} done", "", *table(rows), ""]
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
         lines.append(f"note: left out because the model fails: {counted(skipped, 'document')} (see the provenance)")

@@ -117,7 +117,8 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
     study, tables = results.study, _read_head_tables(results, used)
     common = None
     if results.common is not None:
-        of_common = {file: _rows_at(table, results.common) for file, table in tables.items()}
+        alone = {table.file for lens in used for table in lens.tables if table.windows == "own"}
+        of_common = {file: _rows_at(table, results.common) for file, table in tables.items() if file not in alone}
         common = AtWindow(study, results.common, used, common=True, head_tables=of_common)
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
     own = AtWindow(study, results.heads, used, windows=results.windows, head_tables=of_own)

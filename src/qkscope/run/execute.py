@@ -47,6 +47,8 @@ from qkscope.text import are, counted
 from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.sample import published_rate
 
+MERGING_PAUSE = 0.2  # seconds between two looks at a lock that another shard holds
+
 
 @dataclass(frozen=True)
 class CaptureOptions:
@@ -187,18 +189,22 @@ def _accept(each: CheckpointPlan, folder: Path, events: Events) -> None:
 
 
 def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
-    """Merge once all shards are there; of several that finish together one merges, the others find it done."""
+    """Merge once all shards are there; of several that finish together one merges, the others find it done.
+
+    Whoever comes while another looks or merges waits and looks too: the other may have looked too early.
+    """
     begun, name = time.perf_counter(), each.checkpoint.name
     lock = merging_path(folder, name)
-    with holding(lock) as mine:
+    mine = False
+    while not mine:
+        with holding(lock) as mine:
+            if mine and all(usable_shard(each, shard, folder) is not None for shard in each.shards()):
+                merge_shards(each, folder)
+                take_back(folder, name)
+                events.finished(each, time.perf_counter() - begun)
+                lock.unlink(missing_ok=True)
         if not mine:
-            return
-        missing = [shard for shard in each.shards() if usable_shard(each, shard, folder) is None]
-        if not missing:
-            merge_shards(each, folder)
-            take_back(folder, name)
-            events.finished(each, time.perf_counter() - begun)
-            lock.unlink(missing_ok=True)
+            time.sleep(MERGING_PAUSE)
 
 
 class _Run:

@@ -94,7 +94,7 @@ function drawNames(g, { series, frame, y }) {
 
 function drawCurves(g, where) {
   const { series, axis, x, y } = where;
-  const connected = !g.app.data.about.differentModels;
+  const connected = g.app.data.oneRun;
   for (const s of series) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [axis.low, axis.high]);
   for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
   drawNames(g, where);
