@@ -214,6 +214,7 @@ def real_work(model, context=LENGTH, documents=ROWS, **changes) -> CheckpointWor
     )
 
 
+@pytest.mark.pinned  # earlier versions of transformers turn positions into angles by one more small product
 @pytest.mark.parametrize("kind", MODELS)
 def test_parameters_and_forward_flops_are_those_of_the_real_model(kind):
     model = tiny(kind, **MODELS[kind])

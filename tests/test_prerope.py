@@ -18,6 +18,12 @@ from test_capture_reference import attention_inputs, project, rms_norm, rope_of,
 
 ORIGINAL = AttentionInterface.get_interface
 KNOWN = {family.name: family for family in FAMILIES}
+NEWER = {"DiffLlama", "DeepSeek-V3.2"}  # which the lowest transformers that is claimed lacks, or does not dispatch
+BEFORE_ROTATION = [
+    pytest.param(family, id=family.name, marks=pytest.mark.pinned if family.name in NEWER else ())
+    for family in FAMILIES
+    if family.pre_rope
+]
 BY_HAND = {"llama": "Llama", "smollm3": "SmolLM3", "qwen3": "Qwen3", "gpt_neox": "GPT-NeoX (Pythia)",
            "gemma3_text": "Gemma 3 text"}  # fmt: skip
 
@@ -77,7 +83,7 @@ def test_vectors_are_the_projections_without_rotation_and_rotating_them_gives_th
             assert (np.abs(got - rotated).max() > 0.3 * np.abs(got).max()) == bool(dims)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.pre_rope], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", BEFORE_ROTATION)
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 def test_the_output_is_bit_identical_and_lengths_are_those_of_the_rotated_vectors(family, side):
     backbone, ids = text_backbone(family.build()), tokens()

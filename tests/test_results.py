@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
 from qkscope.lenses.at_window import build_tables, write_tables
+from qkscope.report.write import write_report
 from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
 
 MINIMAL = "model,layer,head,pc,explained_variance,r_q,r_k\n"
@@ -219,3 +220,19 @@ def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_report_reads_each_table_once(tmp_path):
+    """Seen by the interpreter's own audit of files that are opened."""
+    folder = write_published(tmp_path, common=True, windows=True)
+    names = {str(folder / name): 0 for name in ("qk.csv", "qk_common.csv", "qk_windows.csv")}
+    watching = True
+
+    def count(event, arguments):
+        if watching and event == "open" and str(arguments[0]) in names:
+            names[str(arguments[0])] += 1
+
+    sys.addaudithook(count)  # cannot be removed, so it is told to stop
+    write_report(folder, figures=False)
+    watching = False
+    assert list(names.values()) == [1, 1, 1]

@@ -4,16 +4,18 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from threading import Thread
 
 import pandas as pd
 import pytest
 
 from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
-from qkscope.results.folder import shard_path
-from qkscope.results.lock import only_run
+from qkscope.results.folder import merging_path, moments_path, shard_path, shards_folder
+from qkscope.results.lock import holding, only_run
 from qkscope.run.events import Events
-from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.execute import CaptureOptions, capture_shard, run_study
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 
@@ -167,3 +169,21 @@ def test_a_run_goes_on_when_nobody_listens_any_more(study, tmp_path, expected):
     process.stderr.close()
     assert process.wait() == 0
     assert (tmp_path / "out/qk.csv").read_bytes() == expected
+
+
+def test_of_two_shards_that_finish_together_one_merges(world, tmp_path):
+    """The other may have looked just before this one's shard was there: whoever finds the lock taken looks again."""
+    plan = make_plan(load_study(world(shard_tokens=64 * 3)))
+    out, shards = tmp_path / "out", plan.checkpoints[0].shards()
+    assert len(shards) == 2
+    capture_shard(plan, 0, out, Events(), CaptureOptions())
+    last = Thread(target=capture_shard, args=(plan, 1, out, Events(), CaptureOptions()))
+    with holding(merging_path(out, "one")) as taken:
+        assert taken
+        last.start()
+        while not shard_path(out, "one", 1).exists():
+            assert last.is_alive()
+            time.sleep(0.01)
+    last.join()
+    assert moments_path(out, "one").is_file()
+    assert not shards_folder(out).exists()

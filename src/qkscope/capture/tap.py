@@ -170,7 +170,7 @@ class _Lookup:
         original = getattr(AttentionInterface, "get_interface", None)
         if original is None:
             raise CaptureError(
-                "this transformers version has no AttentionInterface.get_interface; install transformers 5 or newer"
+                "this transformers version has no AttentionInterface.get_interface; install transformers 5.7 or newer"
             )
 
         @functools.wraps(original)

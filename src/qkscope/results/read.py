@@ -9,7 +9,7 @@ not doubt a column; what cannot be used is refused with the file, the line and w
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -186,10 +186,8 @@ def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> Non
 
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        header = _parse_csv(path, nrows=0)
-        empty = {c: _EMPTY for c in header.columns if c != "model"}  # a checkpoint may be called "NA"
-        text: dict[str, type] = {c: str for c in _TEXT_COLUMNS if c in header.columns}
-        table = _parse_csv(path, dtype=text, keep_default_na=False, na_values=empty, low_memory=False)
+        with opened(path, _MAX_TABLE) as file:
+            table = _parsed(file)
     except Missing:
         raise TableError(f"{path}: not found; `qkscope run STUDY` writes it") from None
     except Unreadable as error:
@@ -203,10 +201,15 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return table
 
 
-def _parse_csv(path: Path, **options: Any) -> pd.DataFrame:
-    with opened(path, _MAX_TABLE) as file:
-        table: pd.DataFrame = pd.read_csv(lines_of(file), encoding="utf-8", **options)
-    return table
+def _parsed(file: BinaryIO) -> pd.DataFrame:
+    """The table in an open file: its header says how to read the rest."""
+    header = pd.read_csv(lines_of(file), encoding="utf-8", nrows=0)
+    file.seek(0)
+    empty = {c: _EMPTY for c in header.columns if c != "model"}  # a checkpoint may be called "NA"
+    text: dict[str, type] = {c: str for c in _TEXT_COLUMNS if c in header.columns}
+    return pd.read_csv(
+        lines_of(file), encoding="utf-8", dtype=text, keep_default_na=False, na_values=empty, low_memory=False
+    )
 
 
 def _numbers(column: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
