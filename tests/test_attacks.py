@@ -426,6 +426,7 @@ def test_json_within_bounds(text):
     assert parse_json('{"a": [18446744073709551615, -1, "\\ud83d\\ude00"]}') == {"a": [2**64 - 1, -1, "\U0001f600"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value", [None, True, -1, 2**63, 1.5, float("nan"), float("inf"), "x", [], [[]], {}, {"a": []}]
 )
@@ -579,6 +580,7 @@ def test_what_a_killed_report_left_is_removed_and_nothing_else(stranger, outside
     assert not (stranger / ".report.html.0a1b2c3d.tmp").exists()
 
 
+@pytest.mark.slow
 def test_a_report_can_go_elsewhere_and_leaves_the_results_as_they_are(stranger, tmp_path, capsys):
     before = contents(stranger)
     assert main(["report", str(stranger), "--out", str(tmp_path / "elsewhere")]) == 0

@@ -21,6 +21,8 @@ from qkscope.run.status import read_status
 from test_documents import byte_tokenizer
 from test_faults import overflowing
 
+pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
+
 SKIP = CaptureOptions(skip_bad_checkpoints=True)
 TENSOR = "model.layers.2.self_attn.q_proj.weight"
 REASON = (

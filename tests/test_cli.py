@@ -181,6 +181,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bars_on_a_terminal(world, tmp_path, start):
     """A real pseudo-terminal: bars are drawn, and a label that looks like markup stays text."""
     pty = pytest.importorskip("pty")

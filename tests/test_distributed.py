@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
+
 HERE = Path(__file__).parent
 
 

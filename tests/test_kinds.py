@@ -219,6 +219,7 @@ def test_the_same_table_as_checkpoints_still_speaks_of_training(tmp_path):
     assert "heads grow" in cards.text("taxonomy_evolution")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "joined"), [("checkpoints", True), ("seeds", False), ("models", False)])
 def test_no_line_joins_seeds_or_models(tmp_path, kind, joined):
     results = results_of(tmp_path, kind)

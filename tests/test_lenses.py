@@ -42,6 +42,7 @@ def with_norms(tmp_path_factory, checkpoints):
     return out
 
 
+@pytest.mark.slow
 def test_one_registration_gives_table_figure_card_and_page_section(with_norms):
     table = pd.read_csv(with_norms / "query_norm.csv")
     assert list(table.columns[:6]) == ["model", "layer", "depth", "head", "kv_head", "query_norm"]
@@ -126,6 +127,7 @@ def test_figures_without_a_number_get_the_next_free_ones():
     assert numbers == {"b": 1, "a": 2, "c": 3}
 
 
+@pytest.mark.slow
 def test_a_report_of_results_without_the_lens_table_leaves_it_out(with_norms, tmp_path):
     shutil.copytree(with_norms, tmp_path / "out", ignore=shutil.ignore_patterns("figures", "query_norm.csv"))
     with with_lens(LENS):

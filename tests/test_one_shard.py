@@ -21,6 +21,8 @@ from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_files, analyze_folder
 from qkscope.tables.from_vectors import analyze_vectors
 
+pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
+
 
 class Told(Events):
     """Counts documents and keeps notes."""

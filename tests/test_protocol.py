@@ -12,6 +12,8 @@ from qkscope.errors import CaptureError, InputError
 from qkscope.run.execute import CaptureOptions, run_study
 from reference import reference_rows
 
+pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
+
 STATISTICS = ["explained_variance", "r_q", "r_k", "alpha", "beta"]
 
 

@@ -19,6 +19,8 @@ from qkscope.run.execute import CaptureOptions, capture_shard, run_study
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 
+pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
+
 
 class Stop(Exception):
     """Ends a run from inside, as a crash would."""

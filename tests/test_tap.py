@@ -187,6 +187,7 @@ def compiled():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", COMPILED)
 def test_a_compiled_model_is_seen_as_it_was_written(compiled, how):
     model, seen = compiled(how), []
@@ -197,6 +198,7 @@ def test_a_compiled_model_is_seen_as_it_was_written(compiled, how):
     pd.testing.assert_frame_equal(qkscope.analyze(captured), qkscope.analyze(plain))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_compiled_again_afterwards():
     graphs = []
     model = tiny("llama")
@@ -209,6 +211,7 @@ def test_a_compiled_model_is_compiled_again_afterwards():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [layers_wrapped, layers_in_place])
 def test_a_tap_that_compiled_code_passes_by_says_so(compiled, how, monkeypatch):
     """torch before 2.6 cannot run compiled code uncompiled."""
