@@ -419,6 +419,7 @@ def test_files_are_200_dpi_text_stays_text_and_bytes_repeat(published, tmp_path)
     assert "<dc:date>" not in svg
 
 
+@pytest.mark.slow
 def test_figures_of_an_earlier_run_that_no_longer_apply_go_away(tmp_path):
     _, tables = invented(tmp_path, 1, layers=1)
     stale = tmp_path / "figures" / "08_layer_kinds"

@@ -309,6 +309,7 @@ def load_or_refuse(path):
         assert peak < MEBIBYTES * 2**20
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(
     edits=st.lists(

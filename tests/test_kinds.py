@@ -72,6 +72,7 @@ def test_the_sentence_names_the_way_out():
     assert "as `kind: seeds` says" in kind_sentence("seeds", 2, stated=True)
 
 
+@pytest.mark.slow
 def test_inspect_says_how_entries_are_read_and_a_wrong_kind_is_refused(world, checkpoints, tmp_path, capsys):
     assert main(["inspect", str(world())]) == 0
     assert "kind: the 2 entries are read as checkpoints of one training run, in this order" in capsys.readouterr().out

@@ -111,6 +111,7 @@ def test_provenance_says_what_produced_the_results(world, tmp_path):
     assert (out / "study.yaml").read_text() == world().read_text()
 
 
+@pytest.mark.slow
 def test_running_again_uses_what_is_there_and_redoes_what_changed(world, tmp_path):
     out = run_study(world(), tmp_path / "out")
     files = {name: (out / f"moments/{name}.safetensors").stat().st_mtime_ns for name in ("one", "two")}
@@ -141,6 +142,7 @@ def test_changed_weights_are_noticed(world, tmp_path, checkpoints):
     assert not np.array_equal(before["r_q"], after["r_q"])
 
 
+@pytest.mark.slow
 def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, tmp_path):
     from qkscope.tables.from_moments import analyze_folder
 

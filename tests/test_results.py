@@ -192,6 +192,7 @@ def test_a_choice_keeps_the_order_of_the_study_and_skips_what_is_not_there():
     assert select_checkpoints(checkpoints([None] * 2), ["gone"]) == ("c0", "c1")
 
 
+@pytest.mark.slow
 def test_tables_are_written_and_stale_ones_go(tmp_path):
     folder = write_published(tmp_path, common=True, windows=True)
     written = {path.name for path in write_tables(build_tables(load_results(folder)), folder)}

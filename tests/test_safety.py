@@ -418,6 +418,7 @@ def test_yaml_of_many_values_is_refused_when_there_are_too_many(monkeypatch):
         parse_study("a: [" + "1," * 900 + "1]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_yaml_that_would_explode(name):
     with pytest.raises(StudyError) as caught:
