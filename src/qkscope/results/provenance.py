@@ -22,8 +22,8 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic import ModelWrapValidatorHandler as MakeModel
 from pydantic import ValidatorFunctionWrapHandler as Check
+from pydantic.functional_validators import ModelWrapValidatorHandler as MakeModel
 
 from qkscope.files import write_text
 from qkscope.kinds import Architecture, Kind
