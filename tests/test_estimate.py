@@ -43,7 +43,8 @@ from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses import rows
 from qkscope.lenses.registry import head_tables
-from qkscope.moments.layout import PIECE_TOKENS, Layout, bucket_edges
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.placing import PIECE_TOKENS
 from qkscope.moments.live import LiveSums
 from qkscope.results.folder import shard_path
 from qkscope.results.schema import QK_FILES

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
-from qkscope.moments.layout import Layout, bucket_edges, place
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.placing import place
 from qkscope.moments.moments import Moments
 
 FACTS = LayerFacts(layer=0, q_heads=4, kv_heads=2, head_dim=6)
@@ -37,7 +38,7 @@ def brute(x, t):
 def assert_statistics(found, head, x, t, tolerance=1e-12):
     mean, cov, cov_t, var_t = brute(x, t)
     assert found.n[head] == len(x)
-    np.testing.assert_allclose(found.mean_x[head], mean, rtol=1e-13)
+    np.testing.assert_allclose(found.mean_x[head], mean, rtol=tolerance / 10)
     np.testing.assert_allclose(found.cov_xx[head], cov, atol=tolerance * np.abs(cov).max(), rtol=0)
     np.testing.assert_allclose(found.cov_xt[head], cov_t, atol=tolerance * np.abs(cov_t).max(), rtol=0)
     np.testing.assert_allclose(found.var_t[head], var_t, rtol=1e-12)
@@ -88,7 +89,8 @@ def test_leaving_a_group_out():
     q, k = vectors(5, 32)
     moments = moments_of(q, k, groups=[0, 1, 2, 1, 0])
     found = moments.without_group(0, "q", 1).statistics(LAYOUT.scale)
-    assert_statistics(found, 0, q[[0, 2, 4], 0].reshape(-1, 6), np.tile(np.arange(32.0), 3))
+    # Groups are float32: they serve errors alone.
+    assert_statistics(found, 0, q[[0, 2, 4], 0].reshape(-1, 6), np.tile(np.arange(32.0), 3), tolerance=3e-6)
     assert moments.filled_groups() == (0, 1, 2)
 
 
@@ -118,7 +120,7 @@ def test_uneven_buckets_and_an_extra_edge():
 
 
 def test_buckets_wider_than_a_piece(monkeypatch):
-    monkeypatch.setattr("qkscope.moments.layout.PIECE_TOKENS", 7)
+    monkeypatch.setattr("qkscope.moments.placing.PIECE_TOKENS", 7)
     layout = Layout((0, 16, 32), groups=1)
     q, k = vectors(3, 32)
     found = moments_of(q, k, layout).window(0, "q").statistics(layout.scale)
@@ -127,11 +129,11 @@ def test_buckets_wider_than_a_piece(monkeypatch):
 
 def test_groups_know_the_positions_of_every_piece(monkeypatch):
     """Pieces of one shape but other buckets share a plan; a group's positions must be those of its own pieces."""
-    monkeypatch.setattr("qkscope.moments.layout.PIECE_TOKENS", 8)
+    monkeypatch.setattr("qkscope.moments.placing.PIECE_TOKENS", 8)
     q, k = vectors(3, 32)
     moments = moments_of(q, k, groups=[0, 1, 1])
     found = moments.without_group(0, "q", 0).statistics(LAYOUT.scale)
-    assert_statistics(found, 2, q[1:, 2].reshape(-1, 6), np.tile(np.arange(32.0), 2), tolerance=1e-11)
+    assert_statistics(found, 2, q[1:, 2].reshape(-1, 6), np.tile(np.arange(32.0), 2), tolerance=3e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -152,7 +154,7 @@ def wide(rows, tokens, mean, width=64):
 @pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0])
 def test_float32_products_lose_nothing_that_counts(monkeypatch, dtype, mean):
     """1500 tokens in one bucket: products of 32 tokens, with several additions in float64."""
-    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.on_host.FLOAT64_TOKENS", 0)
     layout = Layout((0, 1500), groups=1)
     q = wide(2, 1500, mean).to(dtype)
     moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
@@ -181,9 +183,9 @@ def test_the_first_tokens_are_multiplied_in_float64():
 )
 def test_blocks_grow_as_the_square_root_of_what_was_seen(seen, block):
     """Their rounding, relative to the covariance, goes as block / sqrt(tokens): at most 32 / sqrt(4096) = 1/2."""
-    from qkscope.moments.live import FLOAT64_TOKENS, _block
+    from qkscope.moments.on_host import FLOAT64_TOKENS, block_tokens
 
-    assert _block(seen) == block
+    assert block_tokens(seen) == block
     assert block <= max(32, np.sqrt(seen) / 2)
     assert np.sqrt(FLOAT64_TOKENS) / 2 == 32
 
@@ -204,12 +206,12 @@ def test_long_blocks_lose_nothing_that_counts():
 
 def test_the_pivot_is_near_the_mean_though_it_looks_at_some_tokens(monkeypatch):
     """Means a thousand times the spread: a pivot ten spreads away would cost float32 products two digits."""
-    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.on_host.FLOAT64_TOKENS", 0)
     layout = Layout((0, 1024, 2048), groups=1)
     q = wide(1, 2048, mean=1000.0)
     moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
     moments.add(0, q, q)
-    off = moments._live[0].pivot[:4].numpy() - q[0].double().mean(dim=1).numpy()
+    off = moments._live[0].state.pivot[:4].numpy() - q[0].double().mean(dim=1).numpy()
     assert np.abs(off).max() < 1.0
 
 
@@ -219,13 +221,13 @@ def test_the_pivot_is_not_made_of_first_tokens():
     q[:, :, 0] += 50.0
     moments = Moments(Layout(bucket_edges(128, 16), groups=1), [LayerFacts(0, 4, 4, 64)])
     moments.add(0, q, q)
-    assert moments._live[0].pivot.abs().max() < 50 / 8
+    assert moments._live[0].state.pivot.abs().max() < 50 / 8
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_products_are_float64_where_torch_may_round_float32(monkeypatch, precision):
     """With TF32 or bfloat16 products allowed, float32 products would keep three digits."""
-    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.on_host.FLOAT64_TOKENS", 0)
     q = wide(2, 32, mean=100.0)
     moments = Moments(LAYOUT, [LayerFacts(0, 4, 4, 64)])
     before = torch.get_float32_matmul_precision()
@@ -250,7 +252,7 @@ def test_any_width(width):
 
 
 def test_numbers_too_large_to_square_are_reported(monkeypatch):
-    monkeypatch.setattr("qkscope.moments.live.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.on_host.FLOAT64_TOKENS", 0)
     q = wide(2, 32, mean=0.0)
     bad = q.clone()
     bad[1, 2, 9, 4] = 1e30
@@ -297,7 +299,7 @@ def test_any_batch_split_shard_order_and_merge_tree_gives_the_same_sums(data):
     for group in range(4):
         one, two = (m.without_group(0, "q", group).statistics(1.0) for m in (whole, shards[0]))
         np.testing.assert_array_equal(one.n, two.n)
-        np.testing.assert_allclose(one.cov_xx, two.cov_xx, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(one.cov_xx, two.cov_xx, atol=3e-6)  # of spreads of 1: groups are float32
 
 
 @settings(max_examples=60, deadline=None)
@@ -322,8 +324,8 @@ def test_placing_puts_every_token_into_its_bucket_once(context, buckets, skip, r
     counted = np.zeros((3, layout.buckets))
     for piece in place(layout, positions, groups):
         for offset, bucket in enumerate(range(piece.buckets.start, piece.buckets.stop)):
-            counted[piece.group, bucket] += len(piece.u[offset])
-            t = np.round(piece.u[offset] * layout.scale).astype(int)
+            counted[piece.group, bucket] += len(piece.steps[offset])
+            t = piece.steps[offset] + layout.middles[bucket]
             assert ((t >= layout.edges[bucket]) & (t < layout.edges[bucket + 1])).all()
     expected = np.zeros_like(counted)
     for row, group in enumerate(groups):

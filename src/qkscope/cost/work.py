@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.layers import LayerFacts
-from qkscope.moments.layout import PIECE_TOKENS, Layout
+from qkscope.moments.layout import Layout
+from qkscope.moments.placing import PIECE_TOKENS
 from qkscope.moments.sizes import FLOAT32, FLOAT64, Sizes, predict_sizes
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _float64_tokens(work: CheckpointWork, facts: LayerFacts) -> float:
 
     The change comes between two pieces of tokens, so up to one piece more may be in float64.
     """
-    from qkscope.moments.live import FLOAT64_TOKENS, NARROW  # imports torch, which whoever has a plan has already
+    from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW  # imports torch, which whoever has a plan has already
 
     per_document = _summed_tokens(work) / work.documents
     if facts.head_dim < NARROW:

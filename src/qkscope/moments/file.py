@@ -1,8 +1,9 @@
 """Moments on disk: one safetensors file with a versioned header, full provenance and a checksum.
 
-Bucket sums are float64, exactly as summed. Group sums are float32: they only serve error bars, where seven
-digits are plenty, and this keeps a 3B model's file under a gigabyte. The header's JSON and every array enter the
-checksum, so a flipped bit anywhere is found when the file is read.
+Bucket sums are float64, exactly as summed. What serves errors alone is float16, as differences from a group's share,
+where three digits are plenty: this keeps a 3B model's file below 1.2 GB. The header's JSON and every array enter the
+checksum, so a flipped bit anywhere is found when the file is read. Files of schema 1, which have groups over the whole
+context only and nothing from before rotation, are read as far as they go.
 """
 
 from __future__ import annotations
@@ -22,21 +23,14 @@ from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.files import as_path, replacing
-from qkscope.moments.header import (
-    COUNTS,
-    DAMAGED,
-    FORMAT,
-    MAX_ABOUT,
-    SUMS,
-    Header,
-    expected_arrays,
-    read_header,
-)
+from qkscope.moments.header import DAMAGED, FORMAT, MAX_ABOUT, Header, arrays_of, read_header
 from qkscope.moments.header import SCHEMA as SCHEMA
-from qkscope.moments.second import Kind, SecondMoments
+from qkscope.moments.held import KindMoments, LayerMoments
+from qkscope.moments.packing import read, read_schema_1, written
+from qkscope.moments.second import Kind
 
 if TYPE_CHECKING:
-    from qkscope.moments.moments import LayerMoments, Moments
+    from qkscope.moments.moments import Moments
 
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions
@@ -95,63 +89,52 @@ def _about(moments: Moments) -> dict[str, Any]:
 
 
 def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
+    yield "documents", moments.documents
     for layer in moments.layers:
-        sums = moments.layer_moments(layer)
-        for kind in ("q", "k"):
-            yield f"{layer}.{kind}.pivot", sums.buckets[kind].pivot
-            for cells, of, dtype in (
-                ("buckets", sums.buckets, np.float64),
-                ("groups", sums.groups, np.float32),
-            ):
-                about_pivot = of[kind].translated(sums.buckets[kind].pivot)
-                for name in COUNTS:
-                    yield f"{layer}.{kind}.{cells}.{name}", np.ascontiguousarray(getattr(about_pivot, name))
-                for name in SUMS:
-                    yield (
-                        f"{layer}.{kind}.{cells}.{name}",
-                        np.ascontiguousarray(getattr(about_pivot, name), dtype),
-                    )
+        for kind, held in moments.layer_moments(layer).items():
+            if not held.is_crossed:
+                raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture anew")
+            for name, array in written(held).items():
+                yield f"{layer}.{kind}.{name}", array
 
 
 def _assemble(header: Header, arrays: Arrays) -> Moments:
-    from qkscope.moments.moments import LayerMoments, Moments
+    from qkscope.moments.moments import KINDS, Moments
 
     layers: dict[int, LayerMoments] = {}
     for facts in header.layers:
-        buckets: dict[Kind, SecondMoments] = {}
-        groups: dict[Kind, SecondMoments] = {}
-        kinds: tuple[Kind, Kind] = ("q", "k")
-        for kind in kinds:
+        of_kinds: dict[Kind, KindMoments] = {}
+        for kind in KINDS:
             where = f"{facts.layer}.{kind}"
-            buckets[kind] = _second(arrays, where, "buckets")
-            groups[kind] = _second(arrays, where, "groups")
-            _require_possible(where, buckets[kind], groups[kind])
-        layers[facts.layer] = LayerMoments(buckets, groups)
-    return Moments.from_layers(header.layout, header.layers, layers, header.provenance)
+            own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
+            of_kinds[kind] = read_schema_1(own) if header.schema == 1 else read(own, header.layout)
+            _require_possible(where, of_kinds[kind])
+        layers[facts.layer] = of_kinds
+    documents = arrays.get("documents")
+    if documents is not None and not ((documents >= 0) & (documents <= 2**53)).all():
+        raise MomentsFileError(f"documents holds numbers of documents that are none; {DAMAGED}")
+    return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
 
 
-def _second(arrays: Arrays, where: str, cells: str) -> SecondMoments:
-    parts = [arrays[f"{where}.{cells}.{name}"].astype(np.float64, copy=False) for name in COUNTS + SUMS]
-    return SecondMoments(arrays[f"{where}.pivot"], *parts)
-
-
-def _require_possible(where: str, buckets: SecondMoments, groups: SecondMoments) -> None:
+def _require_possible(where: str, held: KindMoments) -> None:
     """Refuse sums that no tokens can have: counts that are none, values that are not numbers."""
-    for cells, of in (("buckets", buckets), ("groups", groups)):
-        for name in COUNTS + SUMS:
-            values = getattr(of, name)
-            # Group sums are float32 and may have overflowed, which only error bars suffer from.
-            wrong = np.isnan(values) if cells == "groups" and name in SUMS else ~(np.abs(values) <= LARGEST)
-            if wrong.any():
-                raise MomentsFileError(f"{where}.{cells}.{name} holds values that are no sums; {DAMAGED}")
-        counts_fit = (of.n >= 0) & (of.n == np.floor(of.n)) & (of.n <= 2**53)
+    of = held.buckets
+    for name, values in (("pivot", of.pivot), ("x", of.x), ("xu", of.xu), ("xx", of.xx)):
+        if not (np.abs(values) <= LARGEST).all():
+            raise MomentsFileError(f"{where}: {name} holds values that are not sums; {DAMAGED}")
+    rest = () if held.unrotated is None else (held.unrotated.pivot, held.unrotated.n, held.unrotated.x)
+    # What is float32 or float16 may have overflowed, which only errors suffer from.
+    for array in (held.groups, held.crossed.x, held.crossed.xu, *rest):
+        if np.isnan(array).any():
+            raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
+    for counts in (of, held.crossed):
+        n, u, uu = counts.n, counts.u, counts.uu
+        counts_fit = (n >= 0) & (n == np.floor(n)) & (n <= 2**53)
         # Scaled positions are in [0, 1): their sums and squares stay below the count, up to rounding.
-        positions_fit = (of.uu >= 0) & (of.uu <= of.u * (1 + SLACK)) & (of.u <= of.n * (1 + SLACK))
+        positions_fit = (uu >= 0) & (uu <= u * (1 + SLACK)) & (u <= n * (1 + SLACK))
         if not (counts_fit & positions_fit).all():
-            raise MomentsFileError(f"{where}.{cells} has counts that no tokens can have; {DAMAGED}")
-    if not (np.abs(buckets.pivot) <= LARGEST).all():
-        raise MomentsFileError(f"{where}.pivot holds values that are no means; {DAMAGED}")
-    if not np.array_equal(buckets.n.sum(axis=1), groups.n.sum(axis=1)):
+            raise MomentsFileError(f"{where} has counts that no tokens can have; {DAMAGED}")
+    if not np.array_equal(of.n.sum(axis=1), held.crossed.n.sum(axis=(1, 2))):
         raise MomentsFileError(f"{where}: buckets and groups count different tokens; {DAMAGED}")
 
 
@@ -163,7 +146,7 @@ def _read(path: Path, header: Header) -> Arrays:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise MomentsFileError(f"cannot be read ({error}); {DAMAGED}") from None
-    expected = dict(expected_arrays(header.layout, header.layers))
+    expected = dict(arrays_of(header))
     if {name: array.shape for name, array in arrays.items()} != {name: shape for name, (_, shape) in expected.items()}:
         raise MomentsFileError(f"changed while it was read; {DAMAGED}")
     if _checksum(header.about, arrays) != header.checksum:

@@ -17,15 +17,16 @@ from typing import Any
 from qkscope.errors import MomentsFileError
 from qkscope.foreign import Unreadable, opened, parse_json
 from qkscope.layers import MOST_LAYERS, LayerFacts, whole_number
-from qkscope.moments.layout import Layout
+from qkscope.moments.layout import Layout, can_unrotate
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, 2)  # what older files hold is used as far as it goes
 FORMAT = "qkscope-moments"
 MAX_FILE = 64 * 2**40  # bytes; 400 layers of 128 heads of width 512 have 2 TB
 MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
 MAX_ABOUT = 8 * 1024 * 1024  # characters of what it says of itself, of which provenance is the most
 COUNTS, SUMS = ("n", "u", "uu"), ("x", "xu", "xx")
-BYTES = {"F64": 8, "F32": 4}
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8}
 DAMAGED = "it is truncated or damaged: capture it again"
 
 Expected = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
@@ -35,6 +36,7 @@ Expected = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
 class Header:
     """What a moments file claims to hold, checked to be possible and to fit the file."""
 
+    schema: int
     layout: Layout
     layers: tuple[LayerFacts, ...]
     provenance: dict[str, Any]
@@ -50,16 +52,58 @@ def read_header(path: Path) -> Header:
     about = _strict_json(metadata["about"])
     try:
         header = _header(about, metadata)
-        _require_arrays(listed, dict(expected_arrays(header.layout, header.layers)), size - 8 - len(raw))
+        _require_arrays(listed, dict(arrays_of(header)), size - 8 - len(raw))
     except ValueError as error:
         raise MomentsFileError(f"its contents do not fit its header ({error}); {DAMAGED}") from None
     return header
 
 
+def arrays_of(header: Header) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Name, type and shape of every array that a file with this header has."""
+    if header.schema == 1:
+        yield from _arrays_of_schema_1(header.layout, header.layers)
+    else:
+        yield from expected_arrays(header.layout, header.layers)
+
+
 def expected_arrays(
     layout: Layout, layers: tuple[LayerFacts, ...]
 ) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, type and shape of every array that such moments have."""
+    """Name, type and shape of every array that such moments are written as.
+
+    Float64 is what tables are made from. What serves errors alone is float16: differences from what a group's share of
+    the tokens would have, each in units of its scale.
+    """
+    cells = layout.buckets, layout.groups
+    yield "documents", ("I64", (layout.groups, layout.buckets))
+    for facts in layers:
+        width = facts.head_dim
+        packed = width * (width + 1) // 2
+        for kind, heads in (("q", facts.q_heads), ("k", facts.kv_heads)):
+            where = f"{facts.layer}.{kind}"
+            yield f"{where}.pivot", ("F64", (heads, width))
+            yield f"{where}.counts", ("F64", (heads, len(COUNTS), *cells))
+            for name, size in (("x", width), ("xu", width), ("xx", packed)):
+                yield f"{where}.buckets.{name}", ("F64", (heads, layout.buckets, size))
+            for name in ("x", "xu"):
+                yield from _shares(f"{where}.crossed.{name}", (heads, *cells), width)
+            yield from _shares(f"{where}.groups.xx", (heads, layout.groups, len(layout.spans)), packed)
+            if can_unrotate(layout, facts):
+                yield f"{where}.unrotated.pivot", ("F64", (heads, width))
+                yield f"{where}.unrotated.n", ("F64", cells)
+                yield f"{where}.unrotated.x", ("F32", (heads, layout.buckets, width))
+                yield f"{where}.unrotated.xx", ("F32", (heads, packed))
+                yield from _shares(f"{where}.unrotated.crossed.x", (heads, *cells), width)
+
+
+def _shares(name: str, cells: tuple[int, ...], size: int) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    yield name, ("F16", (*cells, size))
+    yield f"{name}.scale", ("F32", cells)
+
+
+def _arrays_of_schema_1(
+    layout: Layout, layers: tuple[LayerFacts, ...]
+) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     for facts in layers:
         width = facts.head_dim
         per_cell = {"x": (width,), "xu": (width,), "xx": (width * (width + 1) // 2,)}
@@ -97,10 +141,10 @@ def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:
     metadata = listed.get("__metadata__")
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise MomentsFileError("is not a qkscope moments file")
-    if metadata.get("schema") != str(SCHEMA):
+    if metadata.get("schema") not in map(str, READABLE):
         raise MomentsFileError(
-            f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schema {SCHEMA}: capture it "
-            "again, or use the qkscope version that wrote it"
+            f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schemas 1 and {SCHEMA}: "
+            "capture it again, or use the qkscope version that wrote it"
         )
     if not all(isinstance(metadata.get(key), str) for key in ("about", "sha256")):
         raise MomentsFileError("its header is incomplete: capture it again")
@@ -118,8 +162,8 @@ def _header(about: Mapping[str, Any], metadata: Mapping[str, str]) -> Header:
     layers = tuple(LayerFacts.from_json(layer) for layer in stored)
     if len({facts.layer for facts in layers}) != len(layers):
         raise ValueError("a layer is there twice")
-    provenance = _provenance(about["provenance"], layers)
-    return Header(Layout.from_json(about["layout"]), layers, provenance, metadata["about"], metadata["sha256"])
+    provenance, layout = _provenance(about["provenance"], layers), Layout.from_json(about["layout"])
+    return Header(int(metadata["schema"]), layout, layers, provenance, metadata["about"], metadata["sha256"])
 
 
 def _provenance(stored: Any, layers: tuple[LayerFacts, ...]) -> dict[str, Any]:

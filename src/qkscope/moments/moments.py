@@ -7,7 +7,6 @@ the host. What is kept does not grow with the number of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
-from qkscope.moments.layout import Layout, Piece, place
+from qkscope.moments.held import LayerMoments
+from qkscope.moments.layout import Layout
+from qkscope.moments.placing import Placed
+from qkscope.moments.replicates import without_group
 from qkscope.moments.second import Kind, SecondMoments
 
 if TYPE_CHECKING:
@@ -23,39 +25,36 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from qkscope.moments.live import LiveSums
-    from qkscope.moments.workspace import Workspace
+    from qkscope.moments.live import LiveSums, Scratch, Way
+    from qkscope.moments.pivot import NonFinite
 
 KINDS: tuple[Kind, Kind] = ("q", "k")
 
 
-@dataclass(frozen=True)
-class LayerMoments:
-    """One layer's sums on the host: for each kind per bucket and per group."""
-
-    buckets: Mapping[Kind, SecondMoments]  # arrays are (heads, buckets, ...)
-    groups: Mapping[Kind, SecondMoments]  # arrays are (heads, groups, ...)
-
-    def __add__(self, other: LayerMoments) -> LayerMoments:
-        return LayerMoments(
-            {kind: self.buckets[kind] + other.buckets[kind] for kind in KINDS},
-            {kind: self.groups[kind] + other.groups[kind] for kind in KINDS},
-        )
-
-
 class Moments:
-    """Second moments of every head's queries and keys, per position bucket and per document group."""
+    """Second moments of every head's queries and keys, per position bucket and per document group.
+
+    `way` is how sums are made while batches are added: in pieces ("host"), in few large calls ("device"), or as the
+    device of the vectors asks (None).
+    """
 
     def __init__(
-        self, layout: Layout, layers: Iterable[LayerFacts], provenance: Mapping[str, Any] | None = None
+        self,
+        layout: Layout,
+        layers: Iterable[LayerFacts],
+        provenance: Mapping[str, Any] | None = None,
+        *,
+        way: Way | None = None,
     ) -> None:
         self.layout = layout
         self.layers = {facts.layer: facts for facts in sorted(layers, key=lambda facts: facts.layer)}
         self.provenance: dict[str, Any] = dict(provenance or {})
         self._host: dict[int, LayerMoments] = {}
         self._live: dict[int, LiveSums] = {}
-        self._workspace: Workspace | None = None
-        self._placed: tuple[Any, list[Piece]] | None = None
+        self.documents = np.zeros((layout.groups, layout.buckets), dtype=np.int64)  # that have tokens there
+        self._way = way
+        self._scratch: Scratch | None = None
+        self._placed: tuple[Any, Placed] | None = None
         self._broken: str | None = None
 
     # -- adding -------------------------------------------------------------------------------------------
@@ -78,37 +77,69 @@ class Moments:
         facts = self._facts(layer)
         vectors: dict[Kind, Tensor] = {"q": _tensor(queries), "k": _tensor(keys)}
         self._check_shapes(facts, vectors)
-        pieces = self._pieces(vectors["q"].shape[0], vectors["q"].shape[2], positions, groups)
-        self._add_pieces(self._live.get(layer) or self._start_layer(facts, vectors), layer, vectors, pieces, positions)
+        placed = self._place(vectors["q"].shape[0], vectors["q"].shape[2], positions, groups)
+        self._add_placed(self._live.get(layer) or self._start_layer(facts, vectors), layer, vectors, placed)
+        if layer == next(iter(self.layers)):  # all layers see the same documents
+            self.documents += placed.documents
 
-    def _add_pieces(
-        self,
-        live: LiveSums,
-        layer: int,
-        vectors: Mapping[Kind, Tensor],
-        pieces: list[Piece],
-        positions: ArrayLike | None,
-    ) -> None:
-        from qkscope.moments.live import NonFinite
-        from qkscope.moments.workspace import Workspace
+    def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+        from qkscope.moments.live import Scratch
+        from qkscope.moments.pivot import NonFinite
 
-        self._workspace = self._workspace or Workspace()
+        self._scratch = self._scratch or Scratch(self.layout, self._way)
         try:
-            live.add(vectors, pieces, self._workspace)
+            live.add(vectors, placed, self._scratch)
         except NonFinite as bad:
-            position = bad.token if positions is None else _row_positions(positions, bad.row)[bad.token]
-            name = "query" if bad.kind == "q" else "key"
-            self._broken = f"layer {layer} {name} head {bad.head} had a non-finite value"
-            raise NonFiniteActivation(layer, name, bad.head, bad.row, int(position), bad.value) from None
+            raise self._non_finite(layer, bad, placed) from None
+
+    def _non_finite(self, layer: int, bad: NonFinite, placed: Placed) -> NonFiniteActivation:
+        name = "query" if bad.kind == "q" else "key"
+        self._broken = f"layer {layer} {name} head {bad.head} had a non-finite value"
+        position = int(placed.positions[bad.row, bad.token])
+        return NonFiniteActivation(layer, name, bad.head, bad.row, position, bad.value)
+
+    def flagged(self) -> bool:
+        """Whether a device has seen a number that is not finite in the last batch; asks each device once.
+
+        The host finds such a number at once and says where it is. A device goes on until it is asked; the batch has to
+        be run again to find the place (`locate`).
+        """
+        import torch
+
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for live in self._live.values():
+            if live.state.flag is not None:
+                by_device.setdefault(live.state.device, []).append(live.state.flag)
+        return any(not bool(torch.isfinite(torch.stack(flags)).all()) for flags in by_device.values())
+
+    def locate(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        *,
+        positions: ArrayLike | None = None,
+        groups: int | Sequence[int] = 0,
+    ) -> NonFiniteActivation | None:
+        """Where a layer's vectors, given as to `add`, have a number that cannot be summed; None where all can."""
+        import torch
+
+        from qkscope.moments.pivot import locate
+
+        placed = self._place(queries.shape[0], queries.shape[2], positions, groups)
+        found = locate({"q": queries, "k": keys}, placed)
+        largest = float(np.sqrt(torch.finfo(torch.float32).max) / queries.shape[2])
+        if np.isfinite(found.value) and abs(found.value) < largest:
+            return None
+        return self._non_finite(layer, found, placed)
 
     def _start_layer(self, facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> LiveSums:
         from qkscope.moments.live import LiveSums
 
-        heads = {kind: vectors[kind].shape[1] for kind in KINDS}
-        self._live[facts.layer] = LiveSums(self.layout, heads, facts.head_dim, vectors["q"].device)
+        self._live[facts.layer] = LiveSums.of_layer(self.layout, facts, vectors["q"].device)
         return self._live[facts.layer]
 
-    def _pieces(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> list[Piece]:
+    def _place(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> Placed:
         of_rows = [groups] * rows if isinstance(groups, int) else list(groups)
         if len(of_rows) != rows:
             raise InputError(f"{len(of_rows)} document groups for {rows} rows")
@@ -118,12 +149,12 @@ class Moments:
             return self._placed[1]
         given = np.arange(tokens) if positions is None else np.asarray(positions)
         try:
-            pieces = place(self.layout, np.broadcast_to(given, (rows, tokens)).astype(np.int64), of_rows)
+            placed = Placed(self.layout, np.broadcast_to(given, (rows, tokens)).astype(np.int64), tuple(of_rows))
         except ValueError as error:
             raise InputError(str(error)) from None
         if positions is None:
-            self._placed = (asked, pieces)
-        return pieces
+            self._placed = (asked, placed)
+        return placed
 
     def _facts(self, layer: int) -> LayerFacts:
         if layer not in self.layers:
@@ -158,27 +189,37 @@ class Moments:
         for layer in self.layers:
             parts = [part[layer] for part in (mine, theirs) if layer in part]
             if parts:
-                merged._host[layer] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+                merged._host[layer] = parts[0] if len(parts) == 1 else added(parts[0], parts[1])
+        merged.documents = self.documents + other.documents
         return merged
 
     # -- reading out --------------------------------------------------------------------------------------
 
-    def window(self, layer: int, kind: Kind, window: int | None = None) -> SecondMoments:
-        """A layer's sums over the first `window` positions (all by default), one entry per head."""
+    def window(self, layer: int, kind: Kind, window: int | None = None, skip: int = 0) -> SecondMoments:
+        """A layer's sums over the positions `skip` … `window` (all by default), one entry per head."""
+        return self._layer(layer)[kind].buckets.summed(self.cells(window, skip))
+
+    def cells(self, window: int | None = None, skip: int = 0) -> slice:
+        """The buckets of the positions `skip` … `window`."""
         try:
-            cells = self.layout.buckets_within(window or self.layout.context)
+            return self.layout.buckets_within(window or self.layout.context, skip)
         except ValueError as error:
             raise InputError(str(error)) from None
-        return self._layer(layer).buckets[kind].summed(cells)
 
-    def without_group(self, layer: int, kind: Kind, group: int) -> SecondMoments:
-        """A layer's sums over all document groups but one: a jackknife replicate."""
-        kept = np.array([g for g in range(self.layout.groups) if g != group])
-        return self._layer(layer).groups[kind].summed(kept)
+    def without_group(
+        self, layer: int, kind: Kind, group: int, window: int | None = None, skip: int = 0
+    ) -> SecondMoments:
+        """A layer's sums over a window of all document groups but one: a jackknife replicate.
 
-    def filled_groups(self) -> tuple[int, ...]:
-        """The document groups that hold any token."""
-        counts = self._layer(next(iter(self.layers))).groups["q"].n[0]
+        Groups have squares of their own at the common window and at the whole context; at other windows this is refused.
+        """
+        return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip))
+
+    def filled_groups(self, window: int | None = None, skip: int = 0) -> tuple[int, ...]:
+        """The document groups that hold any token of the window."""
+        held = self._layer(next(iter(self.layers)))["q"]
+        cells = self.cells(window, skip) if held.is_crossed else slice(None)
+        counts = held.crossed.n[:, cells].sum(axis=1).max(axis=0)
         return tuple(int(g) for g in np.flatnonzero(counts))
 
     def tokens(self) -> dict[int, int]:
@@ -186,7 +227,7 @@ class Moments:
         self._require_whole()
         counts = dict.fromkeys(self.layers, 0)
         for layer, held in self._host.items():
-            counts[layer] += int(held.buckets["q"].n[0].sum())
+            counts[layer] += int(held["q"].buckets.n[0].sum())
         for layer, live in self._live.items():  # counted where they are: the sums need not move for that
             counts[layer] += live.tokens
         return counts
@@ -227,12 +268,15 @@ class Moments:
         layers: Iterable[LayerFacts],
         moments: Mapping[int, LayerMoments],
         provenance: Mapping[str, Any],
+        documents: NDArray[np.int64] | None = None,
     ) -> Moments:
         """Moments whose sums are already known (a loaded file)."""
         whole = cls(layout, layers, provenance)
         if set(moments) != set(whole.layers):
             raise MomentsFileError(f"sums for layers {sorted(moments)}, facts for layers {sorted(whole.layers)}")
         whole._host = dict(moments)
+        if documents is not None:
+            whole.documents = documents
         return whole
 
     def settle(self) -> None:
@@ -245,10 +289,9 @@ class Moments:
         """Move live sums to the host, once."""
         self._require_whole()
         for layer in list(self._live):  # one after the other, so that both homes are never full at once
-            parts = self._live.pop(layer).to_host()
-            moved = LayerMoments({k: parts[k][0] for k in KINDS}, {k: parts[k][1] for k in KINDS})
-            self._host[layer] = self._host[layer] + moved if layer in self._host else moved
-        self._workspace = None
+            moved = self._live.pop(layer).to_host()
+            self._host[layer] = added(self._host[layer], moved) if layer in self._host else moved
+        self._scratch = None
         return self._host
 
     def _layer(self, layer: int) -> LayerMoments:
@@ -283,6 +326,6 @@ def _tensor(vectors: Tensor | NDArray[Any]) -> Tensor:
     return vectors if isinstance(vectors, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(vectors))
 
 
-def _row_positions(positions: ArrayLike, row: int) -> NDArray[np.int64]:
-    given = np.asarray(positions)
-    return np.asarray(given if given.ndim == 1 else given[row], dtype=np.int64)
+def added(one: LayerMoments, other: LayerMoments) -> LayerMoments:
+    """The sums of both."""
+    return {kind: one[kind] + other[kind] for kind in KINDS}

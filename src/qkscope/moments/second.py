@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +57,11 @@ class SecondMoments:
         """The same sums about another pivot."""
         if np.array_equal(pivot, self.pivot):
             return self
-        rows, columns = triangle(self.width)
-        axes = tuple(range(1, self.n.ndim))
-        step = np.expand_dims(self.pivot - pivot, axes)  # (heads, 1.., d): x - pivot = (x - self.pivot) + step
-        n, u = self.n[..., None], self.u[..., None]
-        cross = self.x[..., rows] * step[..., columns] + step[..., rows] * self.x[..., columns]
-        xx = self.xx + cross + n * step[..., rows] * step[..., columns]
-        return SecondMoments(pivot, self.n, self.u, self.uu, self.x + n * step, self.xu + u * step, xx)
+        step = self.pivot - pivot
+        xx = translated_squares(self.xx, self.x, self.n, step)
+        step = np.expand_dims(step, tuple(range(1, self.n.ndim)))
+        x, xu = self.x + self.n[..., None] * step, self.xu + self.u[..., None] * step
+        return SecondMoments(pivot, self.n, self.u, self.uu, x, xu, xx)
 
     def __add__(self, other: SecondMoments) -> SecondMoments:
         other = other.translated(self.pivot)
@@ -94,6 +92,14 @@ class SecondMoments:
             cov_xu = self.xu * inverse[..., None] - x * u[..., None]
             var_u = self.uu * inverse - u * u
         return Statistics(self.n, self.pivot + x, u * scale, cov_xx, cov_xu * scale, var_u * scale**2, spread)
+
+
+def translated_squares(xx: NDArray[Any], x: NDArray[Any], n: Array, step: Array) -> Array:
+    """Packed Σxxᵀ (heads, …, packed) about a pivot that is `step` (heads, d) lower, given Σx and Σ1 about the old."""
+    rows, columns = triangle(step.shape[-1])
+    by = np.expand_dims(step, tuple(range(1, n.ndim)))  # (heads, 1.., d): x about the new pivot = x + step
+    cross = x[..., rows] * by[..., columns] + by[..., rows] * x[..., columns]
+    return np.asarray(xx + cross + n[..., None] * by[..., rows] * by[..., columns], dtype=np.float64)
 
 
 @lru_cache(maxsize=16)

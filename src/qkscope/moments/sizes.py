@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout
+from qkscope.moments.placing import MOST_BLOCKS
 
-FLOAT64, FLOAT32 = 8, 4
+FLOAT64, FLOAT32, FLOAT16 = 8, 4, 2
 
 
 @dataclass(frozen=True)
@@ -20,14 +22,45 @@ class Sizes:
 
 
 def predict_sizes(layout: Layout, layers: Iterable[LayerFacts]) -> Sizes:
-    """Sizes of the sums of `layers` under `layout`."""
-    memory = file = 0
+    """Sizes of the sums of `layers` under `layout`; the tables of moments/state.py and moments/header.py in numbers."""
+    memory, file = 0, FLOAT64 * layout.buckets * layout.groups
     for facts in layers:
-        heads, width = facts.q_heads + facts.kv_heads, facts.head_dim
-        half, packed = width // 2, width * (width + 1) // 2
-        cells = layout.buckets + layout.groups
-        memory += heads * FLOAT64 * (cells * ((width - half + 2) * width + half * half) + width)
-        per_bucket = FLOAT64 * (packed + 2 * width + 3)
-        per_group = FLOAT32 * (packed + 2 * width) + FLOAT64 * 3
-        file += heads * (layout.buckets * per_bucket + layout.groups * per_group + FLOAT64 * width)
+        # Before weights are loaded a rotation is not measured yet; that it will be is the cautious guess.
+        unrotated = layout.unrotated_every > 0 and facts.rotary != "unknown"
+        one = head_sizes(layout, facts.head_dim, unrotated)
+        heads = facts.q_heads + facts.kv_heads
+        memory, file = memory + heads * one.memory, file + heads * one.file
+        file += 2 * FLOAT64 * layout.buckets * layout.groups if unrotated else 0
     return Sizes(memory, file)
+
+
+def head_sizes(layout: Layout, width: int, unrotated: bool) -> Sizes:
+    """What one head takes."""
+    half, packed = width // 2, width * (width + 1) // 2
+    square = half * half + (width - half) * width
+    buckets, groups, spans = layout.buckets, layout.groups, len(layout.spans)
+    crossed = buckets * groups
+    memory = FLOAT64 * (buckets * (square + 2 * width) + width)
+    memory += FLOAT32 * (groups * spans * square + crossed * 2 * width)
+    file = FLOAT64 * (width + 3 * crossed + buckets * (packed + 2 * width))
+    file += FLOAT16 * (groups * spans * packed + crossed * 2 * width) + FLOAT32 * (groups * spans + 2 * crossed)
+    if unrotated:
+        memory += FLOAT32 * (width * width + crossed * width + width)
+        file += FLOAT64 * width + FLOAT32 * (packed + buckets * width + crossed) + FLOAT16 * crossed * width
+    return Sizes(memory, file)
+
+
+def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: int = 2) -> int:
+    """Memory that an accelerator needs beside the sums while one layer's batch of `tokens` is added: an upper bound.
+
+    Every bucket is filled up to the fullest; vectors are gathered twice in their own precision (`activation` bytes) and
+    centred in float32; each block's product is float32, their sum over a bucket float64.
+    """
+    heads, width = facts.q_heads + facts.kv_heads, facts.head_dim
+    fullest = max(right - left for left, right in pairwise(layout.edges)) / layout.context
+    filled = layout.buckets * (max(1, round(fullest * tokens)) + MOST_BLOCKS)
+    vectors = filled * (2 * activation * width + FLOAT32 * (2 * width + 2))
+    half = width // 2
+    cell = half * half + (width - half + 2) * width
+    products = layout.buckets * cell * (MOST_BLOCKS * FLOAT32 + 2 * FLOAT64)
+    return heads * (vectors + products)

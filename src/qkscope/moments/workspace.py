@@ -1,4 +1,4 @@
-"""Where a layer's vectors are centred and multiplied: memory and cuts that every layer uses in turn.
+"""Where the host centres and multiplies a layer's vectors: memory and cuts that every layer uses in turn.
 
 Fresh memory would cost as much as the products (page by page), and cutting tensors up costs Python as much as the
 centring pass costs the processor. So both are kept: layers of one shape share one plan.
@@ -6,16 +6,17 @@ centring pass costs the processor. So both are kept: layers of one shape share o
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
 
-from qkscope.moments.layout import Piece
+from qkscope.moments.placing import Piece
 
 BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
+PLANS = 4  # a batch has few shapes of pieces: position 0, a bucket without it, whole buckets, a common window's rest
 
 
 @dataclass(frozen=True)
@@ -29,61 +30,55 @@ class ProductShape:
     width: int
     block: int  # tokens in one float32 product
     dtype: torch.dtype
-    device: torch.device
 
 
 class Workspace:
-    """Buffers by name and device, and the plan of the last shape."""
+    """The plans of the last shapes."""
 
     def __init__(self) -> None:
-        self._flat: dict[tuple[str, torch.device], Tensor] = {}
-        self._plan: ProductPlan | None = None
+        self._plans: OrderedDict[ProductShape, ProductPlan] = OrderedDict()
 
     def plan(self, shape: ProductShape, piece: Piece) -> ProductPlan:
         """The plan for vectors of this shape, its column of positions filled in as the piece has them."""
-        if self._plan is None or self._plan.shape != shape:
-            self._plan = ProductPlan(self, shape)
-        self._plan.fill(piece)
-        return self._plan
-
-    def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A contiguous tensor of `shape`; what it holds is whatever was left there."""
-        key, size = (name, device), prod(shape)
-        flat = self._flat.get(key)
-        # One type at a time: what the float64 start used is freed when float32 takes over.
-        if flat is None or flat.numel() < size or flat.dtype != dtype:
-            flat = self._flat[key] = torch.empty(size, dtype=dtype, device=device)
-        return flat[:size].view(*shape)
+        plan = self._plans.pop(shape, None)
+        if plan is None:
+            # One type at a time: what the float64 start used is freed when float32 takes over.
+            for other in [other for other in self._plans if other.dtype != shape.dtype]:
+                del self._plans[other]
+            while len(self._plans) >= PLANS:
+                self._plans.popitem(last=False)
+            plan = ProductPlan(shape)
+        self._plans[shape] = plan
+        plan.fill(piece)
+        return plan
 
 
 class ProductPlan:
-    """Columns (heads, buckets, tokens, [a | b | 1 | s]) to centre vectors into, and their Σ[b, 1, s]xᵀ and Σaaᵀ."""
+    """Columns (heads, buckets, tokens, [a | b | 1 | s]) to centre vectors into, and their Σaaᵀ and Σ[b, 1, s]xᵀ."""
 
-    def __init__(self, workspace: Workspace, shape: ProductShape) -> None:
+    def __init__(self, shape: ProductShape) -> None:
         self.shape = shape
         heads, tokens, width = sum(shape.heads), shape.rows * shape.tokens, shape.width
-        half, where = width // 2, (shape.dtype, shape.device)
-        columns = workspace.buffer("vectors", (heads, shape.buckets, tokens, width + 2), *where)
+        half, cells = width // 2, (heads, shape.buckets)
+        columns = torch.empty(*cells, tokens, width + 2, dtype=shape.dtype)
         columns[..., width] = 1.0
         self._positions = columns[..., width + 1]
         self._filled: Piece | None = None
-        by_row = columns.view(heads, shape.buckets, shape.rows, shape.tokens, width + 2)[..., :width]
+        by_row = columns.view(*cells, shape.rows, shape.tokens, width + 2)[..., :width]
         self.targets = torch.split(by_row, list(shape.heads))
-        lower = workspace.buffer("lower", (heads, shape.buckets, width - half + 2, width), *where)
-        corner = workspace.buffer("corner", (heads, shape.buckets, half, half), *where)
-        self.products = lower, corner
-        self.totals = lower[:, :, -2]  # Σx of each bucket
+        corner = torch.empty(*cells, half, half, dtype=shape.dtype)
+        lower = torch.empty(*cells, width - half + 2, width, dtype=shape.dtype)
+        self.products = corner.flatten(2), lower.flatten(2)
         self.widened = self.products
         if shape.dtype != torch.float64:
-            lower64 = workspace.buffer("lower in float64", lower.shape, torch.float64, shape.device)
-            self.widened = lower64, workspace.buffer("corner in float64", corner.shape, torch.float64, shape.device)
+            wide = [torch.empty(part.shape, dtype=torch.float64) for part in self.products]
+            self.widened = wide[0], wide[1]
         self._turns = _cut(columns.flatten(0, 1), lower.flatten(0, 1), corner.flatten(0, 1), shape)
 
     def fill(self, piece: Piece) -> None:
-        """Put the piece's positions beside the vectors; all layers of a batch bring the same pieces, mostly one."""
+        """Put the piece's positions beside the vectors; all layers of a batch bring the same pieces."""
         if self._filled is not piece:
-            self._positions[:] = torch.from_numpy(piece.steps).to(self.shape.device)
-            self.middles = torch.from_numpy(piece.middles).to(self.shape.device)
+            self._positions[:] = torch.from_numpy(piece.steps)
             self._filled = piece
 
     def centre(self, vectors: Sequence[Tensor], pivots: Sequence[Tensor]) -> None:

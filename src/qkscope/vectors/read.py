@@ -9,8 +9,8 @@ whatever the size of the files. Heads need not have the same tokens. A dataset m
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,16 @@ import numpy as np
 
 from qkscope.errors import QkscopeWarning
 from qkscope.layers import LayerFacts
-from qkscope.moments.layout import Layout, bucket_edges, place
-from qkscope.moments.moments import KINDS, LayerMoments, Moments
+from qkscope.moments.held import FirstMoments, KindMoments, LayerMoments
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.moments import KINDS, Moments
+from qkscope.moments.placing import Placed
 from qkscope.moments.second import Kind, SecondMoments
 from qkscope.text import counted
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import HeadName, VectorFolders, find_vectors
 from qkscope.vectors.pairing import GroupSize, infer_group_size, pair_heads, size_of_layer
 from qkscope.vectors.scan import HeadScan, scan_head, vector_batches
-
-PARTS = ("n", "u", "uu", "x", "xu", "xx")
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,11 @@ def layers_from_vectors(found: VectorSet) -> Iterator[tuple[LayerFacts, LayerMom
     """One layer after the other, for whoever does not need them all at once."""
     for layer, facts in found.layers.items():
         heads: dict[Kind, list[int]] = {"q": sorted(found.pairs[layer]), "k": sorted(set(found.pairs[layer].values()))}
-        buckets: dict[Kind, SecondMoments] = {}
-        groups: dict[Kind, SecondMoments] = {}
+        of_kinds: dict[Kind, KindMoments] = {}
         for kind in KINDS:
             sums = {head: _sum_head(found.scans[HeadName(layer, head, kind)], found.layout) for head in heads[kind]}
-            count = facts.q_heads if kind == "q" else facts.kv_heads
-            buckets[kind] = _stacked({head: each[0] for head, each in sums.items()}, count)
-            groups[kind] = _stacked({head: each[1] for head, each in sums.items()}, count)
-        yield facts, LayerMoments(buckets, groups)
+            of_kinds[kind] = _stacked(sums, facts.q_heads if kind == "q" else facts.kv_heads)
+        yield facts, of_kinds
 
 
 def open_vectors(folder: Path | str, reading: Reading = Reading()) -> VectorSet:  # noqa: B008 - frozen
@@ -193,35 +190,45 @@ def _notes(scans: Mapping[HeadName, HeadScan]) -> Iterator[str]:
         yield f"unsorted rows, which change no sum, in {counted(len(unsorted), 'head')}, first {unsorted[0]}"
 
 
-def _sum_head(scan: HeadScan, layout: Layout) -> tuple[SecondMoments, SecondMoments]:
-    """One head's sums (per bucket, per group), batch by batch."""
+def _sum_head(scan: HeadScan, layout: Layout) -> KindMoments:
+    """One head's sums, batch by batch."""
     import torch
 
-    from qkscope.moments.live import LiveSums
-    from qkscope.moments.workspace import Workspace
+    from qkscope.moments.live import LiveSums, Scratch
+    from qkscope.moments.state import State
 
     kind: Kind = scan.name.kind
-    live, workspace = LiveSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Workspace()
+    live, scratch = LiveSums(State(layout, {kind: 1}, scan.width, torch.device("cpu"))), Scratch(layout)
     for batch in vector_batches(scan):
         of_row = batch.example_id % layout.groups
         for group in np.unique(of_row):
             rows = np.flatnonzero(of_row == group)
             # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
             vectors = torch.from_numpy(batch.vectors[rows]).to(torch.float64)[None, None]
-            live.add({kind: vectors}, place(layout, batch.position[rows][None], [int(group)]), workspace)
-    if live.pivot is None:
+            live.add({kind: vectors}, Placed(layout, batch.position[rows][None], (int(group),)), scratch)
+    if not live.tokens:
         raise VectorsError(
             f"{scan.files[0].parent}: all its positions are below skip_positions {layout.skip_positions}"
         )
     return live.to_host()[kind]
 
 
-def _stacked(of_head: Mapping[int, SecondMoments], count: int) -> SecondMoments:
+def _stacked(of_head: Mapping[int, KindMoments], count: int) -> KindMoments:
     """Heads' sums as one array over all `count` heads of the layer, zero where a head is absent."""
     first = next(iter(of_head.values()))
-    empty = {name: np.zeros((count, *getattr(first, name).shape[1:])) for name in ("pivot", *PARTS)}
-    stacked = replace(first, **empty)
+
+    def all_heads(part: Callable[[KindMoments], Any]) -> Any:
+        like = part(first)
+        parts = {name: getattr(like, name) for name in like.__dataclass_fields__}
+        arrays = {name: np.zeros((count, *array.shape[1:]), array.dtype) for name, array in parts.items()}
+        for head, sums in of_head.items():
+            for name, array in arrays.items():
+                array[head] = getattr(part(sums), name)[0]
+        return type(like)(**arrays)
+
+    buckets: SecondMoments = all_heads(lambda sums: sums.buckets)
+    crossed: FirstMoments = all_heads(lambda sums: sums.crossed)
+    groups = np.zeros((count, *first.groups.shape[1:]), np.float32)
     for head, sums in of_head.items():
-        for name, array in empty.items():
-            array[head] = getattr(sums, name)[0]
-    return stacked
+        groups[head] = sums.groups[0]
+    return KindMoments(buckets, crossed, groups, first.spans)

@@ -1,0 +1,263 @@
+"""Where the tokens of a batch go, worked out once for all layers that see it.
+
+The host takes a batch in pieces that stay in its caches. An accelerator, which waits at every call, takes it whole: one
+gather that fills equal blocks of every bucket, the last of them with tokens of weight 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.moments.layout import PADDING, Layout
+
+PIECE_TOKENS = 2048  # tokens centred at once: bounds the host's own memory, whatever the context
+
+
+# On an accelerator a bucket is cut into so many blocks at most, none shorter than this: what bounds the memory of the
+# products, and the tokens over which float32 adds up.
+MOST_BLOCKS, SHORTEST_BLOCK = 8, 128
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A batch: the position of each token (PADDING where there is none) and the document group of each row."""
+
+    layout: Layout
+    positions: NDArray[np.int64]  # (rows, tokens)
+    groups: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        layout, positions, groups = self.layout, self.positions, self.groups
+        if positions.max(initial=PADDING) >= layout.context:
+            raise ValueError(f"position {positions.max()} is outside the context of {layout.context}")
+        if min(groups, default=0) < 0 or max(groups, default=0) >= layout.groups:
+            raise ValueError(f"document group outside 0 … {layout.groups - 1}: {sorted(set(groups))}")
+
+    @cached_property
+    def real(self) -> NDArray[np.bool_]:
+        """Which tokens are summed."""
+        return np.asarray((self.positions != PADDING) & (self.positions >= self.layout.skip_positions))
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many are."""
+        return int(self.real.sum())
+
+    @cached_property
+    def _listed(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]]:
+        """Row, token, position and bucket of each token that is summed."""
+        rows, tokens = np.nonzero(self.real)
+        positions = self.positions[rows, tokens]
+        return rows, tokens, positions, np.searchsorted(self.layout.edges, positions, side="right") - 1
+
+    @cached_property
+    def _cells(self) -> NDArray[np.intp]:
+        """Group × bucket of each of these tokens, as one number."""
+        rows, _, _, buckets = self._listed
+        return np.asarray(self.groups)[rows] * self.layout.buckets + buckets
+
+    @cached_property
+    def counts(self) -> NDArray[np.float64]:
+        """Σ1, Σu and Σu² per group and bucket; the same for all layers."""
+        u, cells = self._listed[2] / self.layout.scale, self.layout.groups * self.layout.buckets
+        sums = [np.bincount(self._cells, weights=each, minlength=cells) for each in (np.ones_like(u), u, u * u)]
+        return np.stack(sums, axis=-1).reshape(self.layout.groups, self.layout.buckets, 3)
+
+    @cached_property
+    def documents(self) -> NDArray[np.int64]:
+        """Rows that have a token there, per group and bucket."""
+        rows, size = self._listed[0], self.layout.groups * self.layout.buckets
+        once = np.unique(rows * size + self._cells) % size
+        return np.bincount(once, minlength=size).reshape(self.layout.groups, self.layout.buckets)
+
+    def evenly(self, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Rows and tokens of about `count` evenly taken ones."""
+        rows, tokens, _, _ = self._listed
+        # An odd step: an even one could take a row's first token each time, which is unlike the others.
+        chosen = slice(None, None, len(rows) // count | 1)
+        return rows[chosen], tokens[chosen]
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The batch for the host."""
+        return place(self.layout, self.positions, self.groups)
+
+    @cached_property
+    def wholes(self) -> list[Whole]:
+        """The batch for an accelerator: one gather for each group, mostly one."""
+        rows, tokens, positions, buckets = self._listed
+        of_group = np.asarray(self.groups)[rows]
+        return [
+            _whole(self.layout, group, *(part[of_group == group] for part in (rows, tokens, positions, buckets)))
+            for group in sorted(set(of_group.tolist()))
+        ]
+
+    @cached_property
+    def spaced(self) -> Spaced:
+        """The tokens that are also summed before rotation: one in some, none at position 0, where nothing turns."""
+        rows, tokens, positions, buckets = self._listed
+        groups, every = np.asarray(self.groups)[rows], max(1, self.layout.unrotated_every)
+        chosen = (positions > 0) & ((positions - groups) % every == 0)  # other groups, other positions
+        return Spaced(self.layout, *(part[chosen] for part in (rows, tokens, positions, buckets, groups)))
+
+
+@dataclass(frozen=True, eq=False)
+class Spaced:
+    """Some tokens of a batch, for what is summed before rotation."""
+
+    layout: Layout
+    rows: NDArray[np.intp]
+    tokens: NDArray[np.intp]
+    positions: NDArray[np.int64]
+    buckets: NDArray[np.intp]
+    groups: NDArray[np.intp]
+
+    @cached_property
+    def counts(self) -> NDArray[np.float64]:
+        """How many there are, per group and bucket."""
+        cells = self.groups * self.layout.buckets + self.buckets
+        found = np.bincount(cells, minlength=self.layout.groups * self.layout.buckets)
+        return found.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
+
+    @cached_property
+    def members(self) -> dict[int, NDArray[np.float32]]:
+        """For each group that is there (buckets, tokens): 1 where a token is in the bucket."""
+        buckets = np.arange(self.layout.buckets)[:, None] == self.buckets
+        return {int(g): (buckets & (self.groups == g)).astype(np.float32) for g in np.unique(self.groups)}
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """All tokens of a batch that are of one group, as equal blocks: (buckets, blocks, block) of each."""
+
+    group: int
+    buckets: slice
+    blocks: int  # of each bucket
+    block: int  # tokens in each
+    rows: NDArray[np.intp]  # (buckets × blocks × block,)
+    tokens: NDArray[np.intp]
+    weights: NDArray[np.float32]  # 0 where a block is filled up
+    steps: NDArray[np.float32]  # positions from the bucket's middle, 0 where the weight is
+
+
+def _whole(
+    layout: Layout,
+    group: int,
+    rows: NDArray[np.intp],
+    tokens: NDArray[np.intp],
+    positions: NDArray[np.int64],
+    buckets: NDArray[np.intp],
+) -> Whole:
+    first, last = int(buckets.min()), int(buckets.max()) + 1
+    counts = np.bincount(buckets - first, minlength=last - first)
+    longest = int(counts.max())
+    blocks = min(MOST_BLOCKS, -(-longest // SHORTEST_BLOCK))
+    block = -(-longest // blocks)
+    order = np.argsort(buckets, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    place = np.arange(blocks * block)
+    index = order[np.minimum(starts[:, None] + np.minimum(place, np.maximum(counts - 1, 0)[:, None]), len(order) - 1)]
+    weights = (place < counts[:, None]).astype(np.float32)
+    steps = (positions[index] - np.array(layout.middles[first:last])[:, None]) * weights
+    flat = index.ravel()
+    return Whole(
+        group, slice(first, last), blocks, block, rows[flat], tokens[flat], weights.ravel(),
+        steps.astype(np.float32).ravel(),
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows' tokens that go, width by width, into consecutive buckets of one group."""
+
+    rows: list[int]
+    tokens: slice | NDArray[np.intp]
+    buckets: slice
+    group: int
+    steps: NDArray[np.float32]  # (buckets, rows × width): positions from the bucket's middle, exact and small
+    spans: tuple[tuple[int, slice], ...]  # of the layout, and which of the piece's buckets lie in each
+
+
+def place(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
+    """Split a batch with `positions` (rows, tokens; PADDING where there is none) into pieces."""
+    pieces: list[Piece] = []
+    for group in sorted(set(groups)):
+        rows = [row for row, of in enumerate(groups) if of == group]
+        plain = [row for row in rows if _is_prefix(positions[row])]
+        if plain:
+            pieces.extend(_prefix_pieces(layout, plain, positions.shape[1], group))
+        for row in (row for row in rows if row not in plain):
+            pieces.extend(_scattered_pieces(layout, row, positions[row], group))
+    return pieces
+
+
+def _is_prefix(positions: NDArray[np.int64]) -> bool:
+    return bool(np.array_equal(positions, np.arange(len(positions))))
+
+
+def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> Iterator[Piece]:
+    """Pieces of rows whose positions are 0, 1, 2, …: slices, and runs of equally wide buckets taken together."""
+    for first, last, start, width in _runs(layout, length):
+        per_piece = max(1, PIECE_TOKENS // (width * len(rows)))
+        for bucket in range(first, last, per_piece):
+            end = min(bucket + per_piece, last)
+            begin = start + (bucket - first) * width
+            stop = begin + (end - bucket) * width
+            of_row = np.arange(begin, stop).reshape(end - bucket, 1, width)
+            t = np.repeat(of_row, len(rows), axis=1).reshape(end - bucket, -1)
+            yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
+
+
+def _runs(layout: Layout, length: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first bucket, last bucket, first token, tokens per bucket) of consecutive equally filled buckets."""
+    run: list[int] | None = None
+    for bucket, (left, right) in enumerate(pairwise(layout.edges)):
+        start, stop = max(left, layout.skip_positions), min(right, length)
+        if start >= stop:
+            continue
+        # A bucket wider than a piece is cut, so that memory stays bounded at long contexts.
+        for begin in range(start, stop, PIECE_TOKENS):
+            width = min(PIECE_TOKENS, stop - begin)
+            if run and run[3] == width and run[1] == bucket and begin == run[2] + (run[1] - run[0]) * width:
+                run[1] = bucket + 1
+                continue
+            if run:
+                yield run[0], run[1], run[2], run[3]
+            run = [bucket, bucket + 1, begin, width]
+    if run:
+        yield run[0], run[1], run[2], run[3]
+
+
+def _scattered_pieces(layout: Layout, row: int, positions: NDArray[np.int64], group: int) -> Iterator[Piece]:
+    """Pieces of one row with padding or sampled positions: one gather per bucket."""
+    kept = np.flatnonzero(positions >= layout.skip_positions)
+    kept = kept[positions[kept] != PADDING]
+    buckets = np.searchsorted(layout.edges, positions[kept], side="right") - 1
+    for bucket in np.unique(buckets):
+        tokens = kept[buckets == bucket]
+        for begin in range(0, len(tokens), PIECE_TOKENS):
+            part = tokens[begin : begin + PIECE_TOKENS]
+            yield _piece(layout, [row], part, slice(int(bucket), int(bucket) + 1), group, positions[part][None])
+
+
+def _piece(
+    layout: Layout,
+    rows: list[int],
+    tokens: slice | NDArray[np.intp],
+    buckets: slice,
+    group: int,
+    t: NDArray[np.int64],
+) -> Piece:
+    steps = (t - np.array(layout.middles[buckets])[:, None]).astype(np.float32)
+    spans = []
+    for number, span in enumerate(layout.spans):
+        first, last = max(span.start, buckets.start), min(span.stop, buckets.stop)
+        if first < last:
+            spans.append((number, slice(first - buckets.start, last - buckets.start)))
+    return Piece(rows, tokens, buckets, group, steps, tuple(spans))

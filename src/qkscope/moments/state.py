@@ -1,0 +1,148 @@
+"""The running sums of one layer, on its device; they move to the host once, at the end.
+
+What lies where, for each of the layer's heads (queries first, then keys), with x = [a | b] in halves about a pivot and s
+the position counted from the bucket's middle:
+
+    squares   (heads, buckets, Σaaᵀ | Σbxᵀ | Σx | Σxs)      float64   every number of every table
+    groups    (heads, groups × spans, Σaaᵀ | Σbxᵀ)          float32   errors, at the common window and beyond it
+    crossed   (heads, groups, buckets, Σx | Σxs)            float32   errors, at every window
+    before    (heads, Σyyᵀ)                                 float32   y: one token in some, before rotation
+    drift     (heads, groups, buckets, Σy)                  float32   how y depends on position
+    counts    (groups, buckets, Σ1 | Σu | Σu²)              on the host: the same for all heads
+
+The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. Devices without float64 keep
+`squares` in float32 with the rounding of every addition beside it (`carry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qkscope.moments.layout import Layout
+from qkscope.moments.held import FirstMoments, KindMoments, LayerMoments, Unrotated
+from qkscope.moments.second import Array, Kind, SecondMoments, triangle
+
+
+class State:
+    """The tensors of the table above, all zero at first."""
+
+    def __init__(
+        self, layout: Layout, heads: Mapping[Kind, int], width: int, device: torch.device, unrotated: bool = False
+    ) -> None:
+        self.layout, self.unrotated = layout, unrotated
+        self.heads = dict(heads)  # "q" and "k", in the order in which they lie in the sums
+        self.width, self.half, self.device = width, width // 2, device
+        count, per_cell = sum(heads.values()), cell_size(width)
+        has_float64 = device.type != "mps"
+        exact = torch.float64 if has_float64 else torch.float32
+        zeros, single = torch.zeros, {"dtype": torch.float32, "device": device}
+        self.squares = zeros(count, layout.buckets, per_cell, dtype=exact, device=device)
+        self.carry = None if has_float64 else torch.zeros_like(self.squares)
+        self.groups = zeros(count, layout.groups, len(layout.spans), per_cell - 2 * width, **single)
+        self.crossed = zeros(count, layout.groups, layout.buckets, 2 * width, **single)
+        self.counts = np.zeros((layout.groups, layout.buckets, 3))
+        self.halves = self.squares[..., : self.half**2], self.squares[..., self.half**2 :]  # Σaaᵀ; Σ[b, 1, s]xᵀ
+        self.pivot: Tensor | None = None  # (heads, width), float64 wherever there is float64
+        self._pivots: dict[tuple[torch.dtype, bool], tuple[Tensor, ...]] = {}
+        self.flag: Tensor | None = None  # on a device: one number that is finite if what the last batch added is
+        summed = count if unrotated else 0
+        self.before = zeros(summed, width, width, **single)
+        self.drift = zeros(summed, layout.groups, layout.buckets, width, **single)
+        self.rest_pivot: Tensor | None = None  # of the vectors before rotation
+        self.rest_counts = np.zeros((layout.groups, layout.buckets))
+
+    def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
+        """The pivot as it is subtracted: for each kind (heads, 1, 1, 1, width), or joined (heads, 1, width)."""
+        if self.pivot is None:
+            raise ValueError("there is no pivot before the first vectors")
+        if (dtype, joined) not in self._pivots:
+            pivot = self.pivot.to(dtype)
+            parts = torch.split(pivot[:, None, None, None, :], list(self.heads.values()))
+            self._pivots[dtype, joined] = (pivot[:, None, :],) if joined else parts
+        return self._pivots[dtype, joined]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens added so far."""
+        return int(self.counts[..., 0].sum())
+
+    def to_host(self) -> LayerMoments:
+        """The same sums as numpy arrays, each kind apart and squares as packed triangles."""
+        if self.pivot is None:
+            raise ValueError("nothing was added")
+        found: dict[Kind, KindMoments] = {}
+        first = 0
+        for kind, count in self.heads.items():
+            heads = slice(first, first + count)
+            pivot = _numpy(self.pivot[heads])
+            crossed = self._crossed(heads)
+            groups = _packed(_numpy(self.groups[heads], np.float32), self.width)
+            buckets = self._buckets(heads, pivot, crossed)
+            found[kind] = KindMoments(buckets, crossed, groups, self.layout.spans, self._unrotated(heads))
+            first += count
+        return found
+
+    def _buckets(self, heads: slice, pivot: Array, crossed: FirstMoments) -> SecondMoments:
+        cells = _numpy(self.squares[heads])
+        if self.carry is not None:
+            cells = cells + _numpy(self.carry[heads])
+        x, xu = self._first_sums(cells[..., -2 * self.width :])
+        n, u, uu = (part.sum(axis=2) for part in (crossed.n, crossed.u, crossed.uu))
+        return SecondMoments(pivot, n, u, uu, x, xu, _packed(cells, self.width))
+
+    def _crossed(self, heads: slice) -> FirstMoments:
+        by_bucket = _numpy(self.crossed[heads]).swapaxes(1, 2)  # (heads, buckets, groups, Σx | Σxs)
+        x, xu = self._first_sums(by_bucket)
+        counts = self.counts.transpose(2, 1, 0)  # (3, buckets, groups)
+        n, u, uu = (np.repeat(part[None], len(x), axis=0) for part in counts)
+        return FirstMoments(n, u, uu, x.astype(np.float32), xu.astype(np.float32))
+
+    def _first_sums(self, cells: Array) -> tuple[Array, Array]:
+        """Σx and Σxu of (heads, buckets, …, Σx | Σxs): u counts from position 0, scaled."""
+        x, xs = cells[..., : self.width].copy(), cells[..., self.width :]
+        middles = np.array(self.layout.middles).reshape(-1, *[1] * (cells.ndim - 2))
+        return x, (middles * x + xs) / self.layout.scale
+
+    def _unrotated(self, heads: slice) -> Unrotated | None:
+        if not self.unrotated:
+            return None
+        rows, columns = triangle(self.width)
+        nothing = torch.zeros(sum(self.heads.values()), self.width)
+        before = _numpy(self.before[heads], np.float32)
+        return Unrotated(
+            pivot=_numpy((nothing if self.rest_pivot is None else self.rest_pivot)[heads]),
+            n=self.rest_counts.T.copy(),
+            x=np.ascontiguousarray(_numpy(self.drift[heads], np.float32).swapaxes(1, 2)),
+            xx=np.ascontiguousarray(before[:, rows, columns]),
+        )
+
+
+def cell_size(width: int) -> int:
+    """Numbers in one cell of `squares`: Σaaᵀ, Σbxᵀ, Σx and Σxs."""
+    half = width // 2
+    return half * half + (width - half + 2) * width
+
+
+def _numpy(tensor: Tensor, dtype: type = np.float64) -> NDArray[Any]:
+    return tensor.cpu().numpy().astype(dtype, copy=False)
+
+
+def _packed(cells: NDArray[Any], width: int) -> NDArray[Any]:
+    """The upper triangle of Σxxᵀ, in row order, from Σaaᵀ | Σbxᵀ."""
+    return np.take(cells, _places(width), axis=-1)
+
+
+@lru_cache(maxsize=16)
+def _places(width: int) -> NDArray[np.intp]:
+    """Where the entries of a packed triangle are in Σaaᵀ followed by Σbxᵀ, both flat."""
+    half = width // 2
+    rows, columns = triangle(width)
+    in_corner, in_lower = rows * half + columns, half * half + (columns - half) * width + rows
+    return np.where(columns < half, in_corner, in_lower)  # row <= column: then both are in the first half

@@ -1,0 +1,316 @@
+"""The sums behind errors, sinks and rotation against brute force, on the host's way and on an accelerator's."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qkscope.errors import InputError
+from qkscope.layers import LayerFacts, Rotation
+from qkscope.moments.layout import Layout, capture_layout
+from qkscope.moments.moments import Moments
+from qkscope.moments.sizes import predict_sizes, workspace_bytes
+
+WIDTH = 8
+ROTATION = Rotation(pairs=((0, 4), (1, 5), (2, 6)), angles=(1.0, 0.3, 0.01))  # coordinates 3 and 7 do not turn
+FACTS = LayerFacts(0, 4, 2, WIDTH, rotary="rotary", rotary_dims=6, rotation=ROTATION)
+LAYOUT = capture_layout(64, buckets=8, groups=3, common=16)
+WAYS = ["host", "device"]
+
+
+def turn(x, positions, rotation=ROTATION):
+    """Rotate (…, tokens, width) plane by plane, from the definition."""
+    y = x.copy()
+    for (first, second), angle in zip(rotation.pairs, rotation.angles, strict=True):
+        cos, sin = np.cos(angle * positions), np.sin(angle * positions)
+        y[..., first] = x[..., first] * cos - x[..., second] * sin
+        y[..., second] = x[..., second] * cos + x[..., first] * sin
+    return y
+
+
+def documents(rows, length=64, seed=0):
+    """Unrotated and rotated queries and keys; position 0 is a sink twenty times as long."""
+    rng = np.random.default_rng(seed)
+    before = [3 * rng.normal(size=(1, heads, 1, WIDTH)) + rng.normal(size=(rows, heads, length, WIDTH)) for heads in (4, 2)]
+    for x in before:
+        x[:, :, 0] *= 20
+    return before, [turn(x, np.arange(length)) for x in before]
+
+
+def captured(q, k, groups, layout=LAYOUT, facts=FACTS, way="host", **where):
+    moments = Moments(layout, [facts], way=way)
+    moments.add(0, q, k, groups=groups, **where)
+    return moments
+
+
+def statistics(x, t):
+    """Means and covariances of (n, d) vectors with positions, straight from the definition."""
+    dx, dt = x - x.mean(0), t - t.mean()
+    return x.mean(0), dx.T @ dx / len(x), dx.T @ dt / len(x)
+
+
+def assert_sums(found, head, x, t, tolerance):
+    mean, cov, cov_t = statistics(x, t)
+    assert found.n[head] == len(x)
+    np.testing.assert_allclose(found.mean_x[head], mean, atol=tolerance * np.abs(mean).max())
+    np.testing.assert_allclose(found.cov_xx[head], cov, atol=tolerance * np.abs(cov).max())
+    np.testing.assert_allclose(found.cov_xt[head], cov_t, atol=tolerance * np.abs(cov_t).max())
+
+
+def test_position_0_is_a_bucket_and_the_common_window_an_edge():
+    assert LAYOUT.edges == (0, 1, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert LAYOUT.spans == (slice(1, 3), slice(3, 9))
+    assert LAYOUT.windows() == (8, 16, 32, 64)
+    assert capture_layout(64, buckets=8, common=64).spans == (slice(1, 9),)
+    assert capture_layout(64, buckets=8, skip=4).edges[:4] == (0, 1, 4, 8)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("window", [8, 16, 64])
+def test_any_window_with_and_without_the_sink(way, skip, window):
+    _, (q, k) = documents(5)
+    moments = captured(q, k, [0, 1, 2, 0, 1], way=way)
+    for kind, x in (("q", q), ("k", k)):
+        found = moments.window(0, kind, window, skip).statistics(LAYOUT.scale)
+        t = np.tile(np.arange(float(skip), window), 5)
+        assert_sums(found, 1, x[:, 1, skip:window].reshape(-1, WIDTH), t, 1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("window", [16, 64])
+def test_a_replicate_leaves_one_group_of_documents_out(way, window):
+    """Without the sink, exactly (groups are float32); with it, every group has the same sink here."""
+    _, (q, k) = documents(6)
+    q[:, :, 0], k[:, :, 0] = q[:1, :, 0], k[:1, :, 0]
+    moments = captured(q, k, [0, 1, 2, 0, 1, 2], way=way)
+    for skip in (0, 1):
+        found = moments.without_group(0, "q", 1, window, skip).statistics(LAYOUT.scale)
+        t = np.tile(np.arange(float(skip), window), 4)
+        assert_sums(found, 3, q[[0, 2, 3, 5], 3, skip:window].reshape(-1, WIDTH), t, 1e-5)
+
+
+def test_groups_have_no_squares_at_other_windows():
+    _, (q, k) = documents(3)
+    moments = captured(q, k, [0, 1, 2])
+    with pytest.raises(InputError, match="no squares of their own over positions 0 to 32"):
+        moments.without_group(0, "q", 1, 32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_means_of_every_group_in_every_bucket(way):
+    _, (q, k) = documents(6)
+    held = captured(q, k, [0, 1, 2, 0, 1, 2], way=way).layer_moments(0)["k"]
+    mean = held.buckets.pivot[:, None, None] + held.crossed.x / held.crossed.n[..., None]
+    for bucket, (left, right) in enumerate(zip(LAYOUT.edges, LAYOUT.edges[1:], strict=False)):
+        expected = k[[1, 4], 1, left:right].reshape(-1, WIDTH).mean(axis=0)
+        np.testing.assert_allclose(mean[1, bucket, 1], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_there_before_rotation(way):
+    """Every token (the documents are short), turned back: means, covariance, and means per bucket and group."""
+    before, after = documents(5)
+    moments = captured(*after, [0, 1, 2, 0, 1], way=way)
+    for kind, x in zip(("q", "k"), before, strict=True):
+        held = moments.layer_moments(0)[kind].unrotated
+        found = held.whole().statistics(1.0)
+        mean, cov, _ = statistics(x[:, 1, 1:].reshape(-1, WIDTH), np.zeros(5 * 63))
+        np.testing.assert_allclose(found.mean_x[1], mean, atol=1e-5)
+        np.testing.assert_allclose(found.cov_xx[1], cov, atol=1e-5)
+        in_bucket = held.pivot[1] + held.x[1, 4, 2] / held.n[4, 2]
+        np.testing.assert_allclose(in_bucket, x[2, 1, 24:32].mean(axis=0), atol=1e-5)
+
+
+def test_one_token_in_some_is_summed_before_rotation():
+    """Every fourth position of a document, others for other groups, never position 0."""
+    layout = Layout(LAYOUT.edges, 3, common=16, unrotated_every=4)
+    before, after = documents(2)
+    held = captured(*after, [0, 1], layout=layout).layer_moments(0)["q"].unrotated
+    chosen = np.concatenate([before[0][0, 2, 4::4], before[0][1, 2, 1::4]])
+    np.testing.assert_allclose(held.whole().statistics(1.0).mean_x[2], chosen.mean(axis=0), atol=1e-5)
+    assert held.n.sum() == 15 + 16
+
+
+def test_layers_without_rotation_are_summed_as_they_are():
+    facts = LayerFacts(0, 4, 2, WIDTH, rotary="nope", rotary_dims=0)
+    before, _ = documents(3)
+    held = captured(*before, 0, facts=facts).layer_moments(0)["k"].unrotated
+    expected = before[1][:, 0, 1:].reshape(-1, WIDTH).mean(axis=0)
+    np.testing.assert_allclose(held.whole().statistics(1.0).mean_x[0], expected, atol=1e-5)
+
+
+def test_an_unknown_rotation_is_not_turned_back():
+    facts = LayerFacts(0, 4, 2, WIDTH)
+    assert captured(*documents(2)[1], 0, facts=facts).layer_moments(0)["q"].unrotated is None
+
+
+def test_documents_are_counted_where_they_have_tokens():
+    _, (q, k) = documents(3)
+    positions = np.where(np.arange(64) < np.array([[64], [10], [20]]), np.arange(64), -1)
+    moments = captured(q, k, [0, 1, 1], positions=positions)
+    assert moments.documents.sum(axis=0).tolist() == [3, 3, 3, 2, 1, 1, 1, 1, 1]
+    assert moments.documents[1].tolist() == [2, 2, 2, 1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_ways_make_the_same_sums_of_low_precision_vectors(dtype):
+    """Wide heads, ragged rows of three groups. Float32 over 100 tokens: 1e-6 of the spread."""
+    rng = np.random.default_rng(0)
+    facts = LayerFacts(0, 4, 2, 64, rotary="nope", rotary_dims=0)
+    layout = capture_layout(900, buckets=9, groups=3, common=300)
+    q, k = (torch.from_numpy(5 + rng.normal(size=(3, heads, 900, 64))).to(dtype) for heads in (4, 2))
+    positions = np.where(np.arange(900) < np.array([[900], [400], [701]]), np.arange(900), -1)
+    one, two = (captured(q, k, [0, 1, 2], layout, facts, way, positions=positions) for way in WAYS)
+    for kind in ("q", "k"):
+        host, device = (m.window(0, kind, 300).statistics(layout.scale) for m in (one, two))
+        np.testing.assert_array_equal(host.n, device.n)
+        np.testing.assert_allclose(host.cov_xx, device.cov_xx, atol=2e-6)
+        np.testing.assert_allclose(host.mean_x, device.mean_x, atol=2e-6)
+
+
+def test_both_ways_make_the_same_sums_of_float64_vectors():
+    _, (q, k) = documents(5)
+    one, two = (captured(q, k, [0, 1, 2, 0, 1], way=way) for way in WAYS)
+    for kind in ("q", "k"):
+        for window in LAYOUT.edges[1:]:
+            host, device = (m.window(0, kind, window).statistics(LAYOUT.scale) for m in (one, two))
+            for name in ("mean_x", "cov_xx", "cov_xt"):
+                a, b = getattr(host, name), getattr(device, name)
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(a).max())
+
+
+# -- an accelerator waits at every call ------------------------------------------------------------------------
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a device would have to start, and what would wait for it."""
+
+    VIEWS = {"view", "slice", "select", "permute", "transpose", "expand", "alias", "unsqueeze", "detach", "as_strided"}
+    VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "t", "reshape", "squeeze", "_reshape_alias", "empty", "lift_fresh"}
+
+    def __init__(self):
+        super().__init__()
+        self.launches, self.waits = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "item", "equal"):
+            self.waits.append(name)
+        elif name not in self.VIEWS:
+            self.launches.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("context", [4096, 32_768, 131_072])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_layer_starts_few_kernels_and_waits_for_none(context, rows):
+    facts = [LayerFacts(n, 2, 1, 16, "rotary", 16, rotation=Rotation(((0, 8),), (0.1,))) for n in range(2)]
+    layout = capture_layout(context, common=4096)
+    moments = Moments(layout, facts, way="device")
+    q, k = (torch.randn(rows, context, heads, 16).to(torch.bfloat16).transpose(1, 2) for heads in (2, 1))
+    for layer in range(2):  # the first batch decides on pivots and lays out memory
+        moments.add(layer, q, k)
+    with Launches() as seen:
+        moments.add(0, q, k)
+    assert seen.waits == []
+    assert len(seen.launches) <= 24, seen.launches
+
+
+def test_the_device_is_asked_once_per_pass_whether_all_was_finite():
+    facts = [LayerFacts(n, 2, 1, 16) for n in range(3)]
+    moments = Moments(capture_layout(64), facts, way="device")
+    q, k = (torch.randn(1, heads, 64, 16) for heads in (2, 1))
+    for layer in range(3):
+        moments.add(layer, q, k)
+    with Launches() as seen:
+        assert not moments.flagged()
+    assert len(seen.waits) == 1
+    bad = k.clone()
+    bad[0, 0, 7, 3] = torch.inf
+    moments.add(1, q, bad)
+    assert moments.flagged()
+    assert moments.locate(0, q, k) is None
+    assert "inf in a key of layer 1, head 0, position 7" in str(moments.locate(1, q, bad))
+
+
+@pytest.mark.parametrize("context", [512, 4096])
+def test_an_accelerator_needs_no_more_memory_than_is_said(context):
+    from torch.profiler import ProfilerActivity, profile
+
+    facts = LayerFacts(0, 4, 2, 32)
+    layout = capture_layout(context)
+    moments = Moments(layout, [facts], way="device")
+    q, k = (torch.randn(1, heads, context, 32).to(torch.bfloat16) for heads in (4, 2))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        moments.add(0, q, k)
+    held = peak = 0
+    for event in sorted(found.events(), key=lambda event: event.time_range.start):
+        held += event.self_cpu_memory_usage
+        peak = max(peak, held)
+    sums = predict_sizes(layout, [facts]).memory
+    assert peak <= sums + workspace_bytes(layout, facts, context) + 200_000
+
+
+def test_sums_without_float64_carry_what_each_addition_rounds_away():
+    """On a device without float64: 2000 batches about a far-off pivot, against the same in float64."""
+    from qkscope.moments.on_device import _add
+    from qkscope.moments.state import State
+
+    state = State(capture_layout(8, buckets=1), {"q": 1}, 2, torch.device("cpu"))
+    state.squares = state.squares.to(torch.float32)
+    state.carry = torch.zeros_like(state.squares)
+    rng = np.random.default_rng(0)
+    exact, plain = np.zeros(state.squares.shape), torch.zeros_like(state.squares)
+    for _ in range(2000):
+        cells = torch.from_numpy(1000 + rng.normal(size=state.squares.shape)).to(torch.float32)
+        exact += cells.double().numpy()
+        plain += cells
+        _add(state, slice(0, state.squares.shape[1]), cells.clone())
+    found = state.squares.double().numpy() + state.carry.double().numpy()
+    assert np.abs(found - exact).max() < 1e-6 < np.abs(plain.double().numpy() - exact).max()
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------
+
+
+def test_the_sums_of_smollm3_stay_below_two_gigabytes_and_their_file_below_one_and_a_fifth():
+    """36 layers of 16 + 4 heads of width 128, 64K context, common window 4096, eight groups."""
+    turned = Rotation(tuple((i, i + 64) for i in range(64)), tuple(0.5**i for i in range(64)))
+    layers = [LayerFacts(n, 16, 4, 128, "rotary", 128, rotation=turned) for n in range(36)]
+    sizes = predict_sizes(capture_layout(65_536, common=4096), layers)
+    assert sizes.memory < 2.0e9
+    assert sizes.file < 1.2e9
+
+
+@pytest.mark.parametrize("common", [16, 64])
+def test_memory_and_file_are_as_predicted(tmp_path, common):
+    layout = capture_layout(64, buckets=8, groups=3, common=common)
+    moments = Moments(layout, [FACTS])
+    q, k = documents(3)[1]
+    moments.add(0, q, k, groups=[0, 1, 2])
+    state = moments._live[0].state
+    tensors = [state.squares, state.groups, state.crossed, state.before, state.drift, state.pivot, state.rest_pivot]
+    sizes = predict_sizes(layout, [FACTS])
+    assert sum(tensor.nbytes for tensor in tensors) == sizes.memory
+    path = tmp_path / "moments.safetensors"
+    moments.save(path)
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    assert path.stat().st_size - 8 - header == sizes.file
+
+
+def test_a_file_gives_back_what_was_saved(tmp_path):
+    q, k = documents(6)[1]
+    moments = captured(q, k, [0, 1, 2, 0, 1, 2])
+    moments.save(tmp_path / "moments.safetensors")
+    again = Moments.load(tmp_path / "moments.safetensors")
+    np.testing.assert_array_equal(again.documents, moments.documents)
+    for kind in ("q", "k"):
+        one, two = moments.layer_moments(0)[kind], again.layer_moments(0)[kind]
+        for name in ("pivot", "n", "u", "uu", "x", "xu", "xx"):
+            np.testing.assert_array_equal(getattr(one.buckets, name), getattr(two.buckets, name))
+        # Float16 differences from a group's share: three digits of what tells groups apart.
+        for a, b in ((one.groups, two.groups), (one.crossed.x, two.crossed.x), (one.unrotated.x, two.unrotated.x)):
+            np.testing.assert_allclose(a, b, atol=1e-3 * np.abs(a).max())
+        np.testing.assert_array_equal(one.unrotated.xx, two.unrotated.xx)
