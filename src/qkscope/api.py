@@ -36,7 +36,7 @@ def capture_moments(
     context: int | None = None,
     buckets: int = 16,
     groups: int = 8,
-    skip_positions: int = 0,
+    common_window: int | None = None,
     stage: Stage = "post_rope",
     batch_size: int = 1,
     progress: Callable[[int], None] | None = None,
@@ -46,7 +46,9 @@ def capture_moments(
     They are taken as the attention kernel gets them, or with `stage="pre_rope"` before rotation.
     Each window is one document's token ids: a list, an array or a tensor, a row of a 2-D tensor, or a row of what a
     tokenizer returned (whose padding is left out). Longer ones are cut to `context` (by default the longest window's
-    length, which then needs them all in memory). `progress` hears the number of tokens of each finished batch.
+    length, which then needs them all in memory). Position 0 is summed apart, and so is what lies beyond
+    `common_window`: a window at which other moments will be compared with these (by default the whole context).
+    `progress` hears the number of tokens of each finished batch.
     """
     from qkscope.capture.collect import collect_moments
 
@@ -55,7 +57,7 @@ def capture_moments(
         raise InputError(f"progress should be a function of a number of tokens, not {type(progress).__name__}")
     batch_size = _whole("batch_size", batch_size, 1)
     ids, context = _windows(model, windows, context)
-    layout = _layout(context, buckets, groups, skip_positions)
+    layout = _layout(context, buckets, groups, common_window, stage)
     report = progress or (lambda tokens: None)
     batches = _batches(ids, layout, batch_size)
     try:
@@ -106,13 +108,16 @@ def _limits(model: nn.Module) -> tuple[int | None, int | None]:
     return vocabulary, longest if isinstance(longest, int) and longest > 0 else None
 
 
-def _layout(context: int, buckets: int, groups: int, skip_positions: int) -> Layout:
-    from qkscope.moments.layout import Layout, bucket_edges
+def _layout(context: int, buckets: int, groups: int, common_window: int | None, stage: Stage) -> Layout:
+    from dataclasses import replace
+
+    from qkscope.moments.layout import capture_layout
 
     buckets = _whole("buckets", buckets, 1, MOST_BUCKETS)
     groups = _whole("groups", groups, 1, MOST_GROUPS)
-    skipped = _whole("skip_positions", skip_positions, 0, context - 1)
-    return Layout(bucket_edges(context, buckets), groups, skipped)
+    common = None if common_window is None else _whole("common_window", common_window, 2, context)
+    layout = capture_layout(context, buckets=buckets, groups=groups, common=common)
+    return layout if stage == "post_rope" else replace(layout, unrotated_every=0)
 
 
 def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -181,11 +186,16 @@ def analyze(
     *,
     model: str = "model",
     window: int | None = None,
+    skip_positions: int = 0,
     components: int = 10,
     sample: int | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """The table of method section 2 from moments (or a moments file): r_q, r_k, explained variance per component."""
+    """The table of method section 2 from moments (or a moments file): r_q, r_k, explained variance per component.
+
+    `window` takes the first so many positions, `skip_positions` leaves out the first: 1 for attention sinks. Both must
+    be edges of the moments' buckets (`moments.layout.edges`).
+    """
     from qkscope.lenses.heads import HeadSample
     from qkscope.lenses.position.table import qk_table
     from qkscope.moments.moments import Moments
@@ -197,6 +207,7 @@ def analyze(
     components = _whole("components", components, 1)
     if window is not None:
         window = _whole("window", window, 1)
+    skip = _whole("skip_positions", skip_positions, 0)
     heads = None if sample is None else HeadSample(_whole("sample", sample, 1), _whole("seed", seed, -(2**63)))
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
-    return qk_table(loaded, model=model, window=window, components=components, heads=heads)
+    return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)

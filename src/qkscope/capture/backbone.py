@@ -140,6 +140,18 @@ def run_backbone(backbone: nn.Module, input_ids: Tensor, attention_mask: Tensor 
     return hidden
 
 
+def can_stop_early(model: nn.Module) -> bool:
+    """Whether a forward pass may be left in the middle: not where hooks put weights away again behind a module."""
+    package = sys.modules.get("torch.distributed.fsdp")
+    sharded: Any = getattr(package, "FSDPModule", ())
+    return not any(isinstance(module, sharded) or _offloads(module) for module in model.modules())
+
+
+def _offloads(module: nn.Module) -> bool:
+    hook = getattr(module, "_hf_hook", None)
+    return any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ())))
+
+
 def input_device(backbone: nn.Module) -> torch.device:
     """Where token ids go: the embedding's device (with a device map the layers may live elsewhere)."""
     find: Any = getattr(backbone, "get_input_embeddings", None)

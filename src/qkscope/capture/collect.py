@@ -1,13 +1,13 @@
 """Run batches through a tapped model and keep nothing but the sums.
 
 The run proves itself: every attention layer must have called once per forward pass with every token, or nothing
-is returned.
+is returned. A pass ends with the last wanted layer's queries and keys: nothing that comes after changes a sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from qkscope.capture.backbone import evaluation, run_backbone, text_backbone, text_config
+from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.prerope import open_tap, prove_pre_rope
 from qkscope.capture.probe import Probe, attention_kind, probe_model
-from qkscope.capture.tap import AttentionCall, Tap
+from qkscope.capture.tap import AttentionCall, Enough, Tap
 from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError
-from qkscope.layers import Stage
+from qkscope.layers import LayerFacts, Stage
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.moments.moments import Moments, NonFiniteActivation
 
@@ -73,30 +73,45 @@ def collect_moments(
     probe: Probe | None = None,
     provenance: Mapping[str, Any] | None = None,
     stage: Stage = "post_rope",
+    last_layer: int | None = None,
     keep: Keep | None = None,
     watch: Watch | None = None,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
     """Every head's moments over all batches, after or before rotation; `done` hears of each finished batch.
 
-    `keep` gives the positions a layer sums of a batch, -1 for tokens that a sample leaves out (all by default);
+    Layers behind `last_layer` are left out, and not run. `keep` gives the positions a layer sums of a batch, -1 for tokens that a sample leaves out (all by default);
     `watch` is shown every attention call as well.
     """
-    found = probe or probe_model(model)
+    found = probe or probe_model(model, context=layout.context)
+    layers = [facts for facts in found.layers if last_layer is None or facts.layer <= last_layer]
     if stage == "pre_rope":
-        prove_pre_rope(model, found.layers)
-    moments = Moments(layout, found.layers, {"n_layers": found.n_layers, **(provenance or {})})
+        prove_pre_rope(model, layers)
+    moments = Moments(layout, layers, {"n_layers": found.n_layers, **(provenance or {})})
     backbone = text_backbone(model)
     collector = _Collector(moments, text_config(model), keep, watch)
     with evaluation(model), open_tap(backbone, collector.observe, stage) as tap:
+        tap.last = frozenset(moments.layers) if can_stop_early(model) else None
         for batch in batches:
             collector.start(batch)
             with _blamed_on(batch):
-                run_backbone(backbone, torch.from_numpy(batch.ids), collector.mask)
+                _run(backbone, batch, collector)
             done(batch)
-    _require_all_called(tap, found)
+    _require_all_called(tap, layers)
     moments.require_complete()
     return moments
+
+
+def _run(backbone: nn.Module, batch: Batch, collector: _Collector) -> None:
+    """One forward pass as far as it is needed; what a device saw that is not finite is looked for by a second one."""
+    ids = torch.from_numpy(batch.ids)
+    with suppress(Enough):
+        run_backbone(backbone, ids, collector.mask)
+    if collector.moments.flagged():
+        collector.locating = True
+        with suppress(Enough):
+            run_backbone(backbone, ids, collector.mask)
+        raise CaptureError("sums on the device are not finite, though every query and key is: they overflow float32")
 
 
 @contextmanager
@@ -148,7 +163,8 @@ class _Collector:
     """Hands each attention call of the current batch to the moments."""
 
     def __init__(self, moments: Moments, config: Any, keep: Keep | None, watch: Watch | None) -> None:
-        self._moments = moments
+        self.moments = moments
+        self.locating = False  # only look for numbers that are not finite
         self._config = config
         self._keep = keep
         self._watch = watch
@@ -165,29 +181,38 @@ class _Collector:
         batch = self._batch
         if batch is None:  # pragma: no cover - a tap is only open while a batch runs
             raise CaptureError("an attention call arrived outside a batch")
-        facts = self._moments.layers.get(call.layer)
+        facts = self.moments.layers.get(call.layer)
+        if facts is None and call.layer > max(self.moments.layers):
+            return  # behind the last wanted layer, where the pass could not be ended
         kind = attention_kind(call.layer, call.sliding_window, self._config)
         if facts is None or (facts.attention, facts.attention_window) != kind:
             raise CaptureError(
                 f"layer {call.layer} now calls with {kind[0]} attention (window {kind[1]}), but the probe saw {facts}"
             )
         positions = self._positions if self._keep is None else self._keep(call.layer, batch)
+        given: dict[str, Any] = {"positions": positions, "groups": batch.groups}
         try:
-            self._moments.add(call.layer, call.query, call.key, positions=positions, groups=batch.groups)
+            if self.locating:
+                bad = self.moments.locate(call.layer, call.query, call.key, **given)
+                if bad is not None:
+                    raise bad
+                return
+            self.moments.add(call.layer, call.query, call.key, **given)
         except NonFiniteActivation as error:
             raise error.in_document(batch.documents[error.row], batch.names[error.row]) from None
         if self._watch is not None:
             self._watch(call, batch)
 
 
-def _require_all_called(tap: Tap, probe: Probe) -> None:
+def _require_all_called(tap: Tap, layers: Sequence[LayerFacts]) -> None:
     if not tap.forwards:
         raise CaptureError("no batch was given, so nothing was captured")
-    for facts in probe.layers:
+    for facts in layers:
         if tap.calls[facts.layer] != tap.forwards:
             raise CaptureError(
                 f"layer {facts.layer} called its attention {tap.calls[facts.layer]} times in {tap.forwards} forward "
                 "passes; its sums are incomplete"
             )
-    if len(set(tap.tokens.values())) != 1:
-        raise CaptureError(f"layers saw different numbers of tokens (layer: tokens): {dict(tap.tokens)}")
+    tokens = {facts.layer: tap.tokens[facts.layer] for facts in layers}
+    if len(set(tokens.values())) != 1:
+        raise CaptureError(f"layers saw different numbers of tokens (layer: tokens): {tokens}")

@@ -42,11 +42,22 @@ class AttentionCall:
 Observer = Callable[[AttentionCall], None]
 
 
+class Enough(BaseException):
+    """Ends a forward pass whose wanted layers have all been seen.
+
+    No Exception, so that no modeling code takes it for a failure of its own.
+    """
+
+
 class Tap:
     """A context manager that shows `observer` each attention call of `backbone`, once per layer and forward.
 
-    `calls` and `tokens` count per layer what was seen, so that a run can prove that it captured something.
+    `calls` and `tokens` count per layer what was seen, so that a run can prove that it captured something. Where `last`
+    names layers, a forward pass ends, with `Enough`, as soon as each of them has been shown: what comes after the last
+    one's queries and keys (its attention and feed-forward, later layers, the final norm) is not needed for any sum.
     """
+
+    last: frozenset[int] | None = None
 
     def __init__(self, backbone: nn.Module, observer: Observer) -> None:
         self.calls: Counter[int] = Counter()
@@ -91,6 +102,8 @@ class Tap:
         self.calls[layer] += 1
         self.tokens[layer] += query.shape[0] * query.shape[2]
         self._observer(AttentionCall(layer, query, key, window, kernel))
+        if self.last is not None and self.last <= self._seen.keys():
+            raise Enough
 
     def _layer_of(self, module: nn.Module) -> int:
         layer = getattr(module, "layer_idx", None)

@@ -319,6 +319,7 @@ def _add_analyze(commands: Any) -> None:
         "Make the tables again from moments: those of a results folder with its study.yaml, or single moments files.\n"
         "Or make qk.csv from a dataset of raw vectors. Needs no model, no GPU and no documents.",
         "examples:\n  qkscope analyze results/demo\n"
+        "  qkscope analyze results/demo --skip-positions 1 --out without-sinks\n"
         "  qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables\n"
         "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables",
     )
@@ -343,6 +344,12 @@ def _add_analyze(commands: Any) -> None:
         type=_positive,
         metavar="TOKENS",
         help="of moments: the window of qk_common.csv, at which all are compared (default: the shortest context)",
+    )
+    parser.add_argument(
+        "--skip-positions",
+        type=int,
+        metavar="N",
+        help="of moments: leave out the first N positions; 1 leaves out attention sinks (default: the study's)",
     )
     parser.add_argument(
         "--window",

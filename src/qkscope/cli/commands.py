@@ -226,6 +226,7 @@ def analyze(options: argparse.Namespace) -> int:
             out=out,
             components=options.components,
             common_window=options.common_window,
+            skip_positions=options.skip_positions,
             kind=options.kind,
         )
     print(f"results: {folder}/")

@@ -130,7 +130,7 @@ def describe_model(
     from qkscope.capture.blueprint import blueprint
     from qkscope.capture.config import MISSING, check_config, find_value, load_config
     from qkscope.capture.source import find_source
-    from qkscope.moments.layout import Layout, bucket_edges
+    from qkscope.moments.layout import capture_layout
     from qkscope.moments.sizes import predict_sizes
     from qkscope.run.models import tell_slow
 
@@ -143,7 +143,7 @@ def describe_model(
     found = blueprint(config, trust_remote_code=trust_remote_code)
     layers = found.probe.layers
     theta = find_value(config, "rope_theta")
-    sizes = predict_sizes(Layout(bucket_edges(chosen, 16), 8), layers)
+    sizes = predict_sizes(capture_layout(chosen), layers)
     lines = [
         f"{source}: {config.model_type}, {count(found.parameters)} parameters without the language-model head",
         attention_summary(layers),

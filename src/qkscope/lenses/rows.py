@@ -35,6 +35,7 @@ class RowSettings:
     components: int = COMPONENTS
     heads: HeadSample | None = None
     layers: LayerChoice = "all"
+    skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
 
 
 def checkpoint_rows(
@@ -50,7 +51,7 @@ def checkpoint_rows(
     def of_layer(layer: int) -> dict[tuple[str, int], Columns]:
         parts: dict[tuple[str, int], Columns] = {}
         for window in every:
-            sums = layer_sums(moments, layer, chosen[layer], window, settings.components)
+            sums = layer_sums(moments, layer, chosen[layer], window, settings.components, settings.skip)
             for table in tables:
                 if window in wanted[table.file]:
                     parts[table.file, window] = layer_rows(table, sums, n_layers)
@@ -98,6 +99,7 @@ def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
         "attention": facts.attention,
         "rotary_dims": facts.rotary_dims,
         "attention_window": facts.attention_window,
+        "documents": sums.documents,
     }
     return {
         "head": np.repeat(np.array(sums.heads), count),
@@ -112,7 +114,7 @@ def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: in
     """Layers one below the other, as one table (made once: a table per layer costs more than its numbers)."""
     rows = pd.DataFrame({name: np.concatenate([part[name] for part in layers]) for name in layers[0]})
     # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
-    for name in ("rotary_dims", "attention_window"):
+    for name in ("rotary_dims", "attention_window", "documents"):
         rows[name] = pd.array([value for part in layers for value in part[name]], dtype="Int64")
     rows["model"], rows["window"] = model, window
     if table.check is not None:

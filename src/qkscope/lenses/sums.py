@@ -22,6 +22,7 @@ class LayerSums:
     heads: tuple[int, ...]
     window: int
     components: int  # how many principal components tables keep
+    documents: int | None  # that reach the end of the window; None where they were not counted
     q: Statistics
     k: Statistics  # of the key head that each query head reads
 
@@ -37,16 +38,23 @@ class LayerSums:
 
 
 def layer_sums(
-    moments: Moments, layer: int, heads: Sequence[int], window: int | None = None, components: int = 1
+    moments: Moments,
+    layer: int,
+    heads: Sequence[int],
+    window: int | None = None,
+    components: int = 1,
+    skip: int = 0,
 ) -> LayerSums:
-    """One layer of `moments` over its first `window` positions (all by default)."""
+    """One layer of `moments` over its first `window` positions (all by default), without the first `skip`."""
     facts, scale = moments.layers[layer], moments.layout.scale
     key_heads = np.array([facts.kv_head(head) for head in heads])
+    cells = moments.cells(window, skip)
     return LayerSums(
         facts=facts,
         heads=tuple(heads),
         window=window or moments.layout.context,
         components=components,
-        q=moments.window(layer, "q", window).statistics(scale).take(np.array(heads)),
-        k=moments.window(layer, "k", window).statistics(scale).take(key_heads),
+        documents=int(moments.documents[:, cells.stop - 1].sum()) or None,
+        q=moments.window(layer, "q", window, skip).statistics(scale).take(np.array(heads)),
+        k=moments.window(layer, "k", window, skip).statistics(scale).take(key_heads),
     )

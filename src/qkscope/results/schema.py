@@ -22,8 +22,9 @@ STATISTIC_COLUMNS = ("explained_variance", "r_q", "r_k", "n_q", "n_k")
 # Least-squares lines v.q = mu_q + alpha t and v.k = mu_k + beta t, t in tokens.
 LINE_COLUMNS = ("mu_q", "mu_k", "alpha", "beta")
 # What the layer was: `rotary` is rotary | nope | unknown, `attention` is full | sliding | chunked (with its
-# width in `attention_window`, empty for full), `window` the number of leading positions that were analysed.
-LAYER_COLUMNS = ("rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window")
+# width in `attention_window`, empty for full), `window` the number of leading positions that were analysed, `documents`
+# the number of documents that reach its end (empty where that was not counted).
+LAYER_COLUMNS = ("rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window", "documents")
 
 QK_COLUMNS = IDENTITY_COLUMNS + STATISTIC_COLUMNS + LINE_COLUMNS + LAYER_COLUMNS
 

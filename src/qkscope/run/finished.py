@@ -31,9 +31,11 @@ WORDS = {
     "context": "context",
     "buckets": "buckets",
     "groups": "groups",
-    "skip_positions": "skip_positions",
+    "common_window": "common window",
+    "unrotated_every": "share of tokens before rotation",
     "sample": "sample of tokens",
     "stage": "stage",
+    "last_layer": "last layer",
     "dtype": "dtype",
     "trust_remote_code": "trust_remote_code",
     "edges": "bucket edges",
@@ -69,7 +71,7 @@ def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
     stored, planned = _stored_settings(made), plan.settings()
     changes = differences(stored, planned)
     complete = set(planned) <= set(stored)
-    if complete and set(changes) <= {*ROUNDING, "context", "edges", "tokens"}:
+    if complete and set(changes) <= {*ROUNDING, "context", "edges", "tokens", "common_window", "unrotated_every", "last_layer"}:
         shorter = _shorter(plan, stored)
         if shorter is not None:
             rounding = [changes[key] for key in ROUNDING if key in changes]
@@ -80,12 +82,21 @@ def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
 def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | None:
     """What to say where moments answer the plan's context and common window; None where they do not."""
     edges, context = stored["edges"], stored["context"]
-    wanted = {plan.context, min(plan.study.window_in_common(), plan.context)}
-    if not isinstance(edges, list) or not wanted <= set(edges):
+    common = min(plan.study.window_in_common(), plan.context)
+    reaches = stored["last_layer"] is None or plan.last_layer is not None and stored["last_layer"] >= plan.last_layer
+    if not reaches or not isinstance(edges, list) or not {plan.context, common, plan.study.skip_positions} <= set(edges):
         return None
-    if context == plan.context:
-        return []
-    return [f"sums over context {context} are there and hold the first {plan.context} tokens, which the tables take"]
+    remarks = []
+    if context != plan.context:
+        remarks.append(
+            f"sums over context {context} are there and hold the first {plan.context} tokens, which the tables take"
+        )
+    if stored["common_window"] not in (plan.context, common) or common not in (stored["common_window"], context):
+        remarks.append(
+            f"document groups have squares of their own at the common window {stored['common_window']} they were "
+            "captured with; at others errors are of means and drifts alone"
+        )
+    return remarks
 
 
 def differences(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, str]:
@@ -113,7 +124,6 @@ def _stored_settings(made: CheckpointRecord) -> dict[str, Any]:
         "tokens": made.tokens_fingerprint,
         "tokenizer": made.tokenizer_fingerprint,
         "context": made.context,
-        "skip_positions": made.skip_positions,
         "stage": made.stage,
         **({"special_tokens": made.corpus.special_tokens} if made.corpus is not None else {}),
     }

@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qkscope.capture.source import ModelSource, weights_fingerprint
 from qkscope.documents.tokens import Corpus, survey
 from qkscope.errors import InputError, located
+from qkscope.lenses.heads import choose_heads, layer_choice
 from qkscope.kinds import MODELS, Architecture, Kind, differ, kind_of, kind_sentence
 from qkscope.moments.file import SCHEMA
-from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.results.environment import numeric_versions
 from qkscope.run.models import Model, check_equal_weights, open_models
@@ -71,6 +72,13 @@ class CheckpointPlan:
         return predict_sizes(self.layout, self.blueprint.probe.layers)
 
     @property
+    def last_layer(self) -> int | None:
+        """The last layer that the study analyses, where the model has later ones: a pass need not go further."""
+        layers = self.blueprint.probe.layers
+        chosen = max(choose_heads(layers, None, layer_choice(self.study)))
+        return chosen if chosen < max(facts.layer for facts in layers) else None
+
+    @property
     def architecture(self) -> Architecture:
         """Model type, layers, heads and widths."""
         probe = self.blueprint.probe
@@ -100,9 +108,11 @@ class CheckpointPlan:
             "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else None),
             "edges": self.layout.edges,
             "groups": self.layout.groups,
-            "skip_positions": self.layout.skip_positions,
+            "common_window": self.layout.common,
+            "unrotated_every": self.layout.unrotated_every,
             "sample": None if self.layout.rate == 1 else [self.layout.rate, self.layout.seed],
             "stage": self.study.stage,
+            "last_layer": self.last_layer,
             "dtype": self.study.dtype,
             "batch_tokens": self.study.batch_tokens,
             "shard_tokens": None if shard else self.study.shard_tokens,
@@ -235,7 +245,6 @@ def _check_kind(kind: Kind | None, plans: list[CheckpointPlan]) -> None:
 def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
     context = model.checkpoint.context or 0
     tokenizer, tokenizer_source, corpus = corpora.under(model.tokenizer_source)
-    edges = bucket_edges(context, study.buckets, also=[study.window_in_common()])
     return CheckpointPlan(
         checkpoint=model.checkpoint,
         source=model.source,
@@ -244,18 +253,25 @@ def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
         tokenizer_source=tokenizer_source,
         corpus=corpus,
         documents=corpus.usable(context),
-        layout=_layout(study, edges),
+        layout=_layout(study, context),
         blueprint=model.blueprint,
         study=study,
     )
 
 
-def _layout(study: Study, edges: tuple[int, ...]) -> Layout:
-    """The sums' axes; the published protocol keeps one token in as many as a bucket has positions."""
+def _layout(study: Study, context: int) -> Layout:
+    """The sums' axes; the published protocol keeps on average one token per position bucket."""
     seed = study.sample_seed()
-    if seed is None:
-        return Layout(edges, study.groups, study.skip_positions)
-    return Layout(edges, study.groups, study.skip_positions, published_rate(edges[-1]), seed)
+    layout = capture_layout(
+        context,
+        buckets=study.buckets,
+        groups=study.groups,
+        common=study.window_in_common(),
+        skip=study.skip_positions,
+        sample=None if seed is None else (published_rate(context), seed),
+    )
+    # Vectors that are taken before rotation have nothing to be turned back.
+    return layout if study.stage == "post_rope" else replace(layout, unrotated_every=0)
 
 
 class _Corpora:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,10 +52,9 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "documents_too_short": len(plan.corpus.documents) - len(plan.documents),
         "tokens": plan.tokens,
         "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context),
-        "skip_positions": plan.layout.skip_positions,
         "protocol": plan.study.protocol,
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
-        "layers": [facts.to_json() for facts in probe.layers],
+        "layers": [replace(facts, rotation=None).to_json() for facts in probe.layers],  # it is in the moments
         "fingerprint": plan.fingerprint(),
         "settings": plan.settings(),
         "environment": environment(),

@@ -127,7 +127,7 @@ class ShardRunner:
         if self._loaded is None or self._loaded.name != name:
             self._loaded = self._batch_tokens = None  # the old model goes before the new one comes
             model = load_backbone(plan.source, plan.config, dtype=plan.study.dtype, device=plan.study.device)
-            probe = probe_model(model)
+            probe = probe_model(model, context=plan.context)
             self._loaded = Loaded(name, model, probe, checkpoint_provenance(plan, probe, model))
         return self._loaded
 
@@ -146,6 +146,7 @@ class ShardRunner:
                 probe=loaded.probe,
                 provenance={**loaded.about.to_json(), "shard": shard.number, "fingerprint": plan.fingerprint(shard)},
                 stage=plan.study.stage,
+                last_layer=plan.last_layer,
                 keep=None if plan.layout.rate == 1 else _keep(plan),
                 watch=None if writer is None else partial(_watch, writer),
                 done=partial(self._advance, attempt),

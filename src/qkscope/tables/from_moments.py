@@ -51,15 +51,17 @@ class AnalysisSettings:
     components: int = COMPONENTS
     heads: HeadSample | None = None
     layers: LayerChoice = "all"
+    skip: int = 0  # leading positions that are left out
 
     @classmethod
     def of(cls, study: Study) -> AnalysisSettings:
         """The study's own settings."""
-        return cls(study.window_in_common(), study.components, head_sample(study), layer_choice(study))
+        window, sample, layers = study.window_in_common(), head_sample(study), layer_choice(study)
+        return cls(window, study.components, sample, layers, study.skip_positions)
 
     def rows(self, own: int | None) -> RowSettings:
         """What a checkpoint's rows are made with; `own` is its context where its sums reach further."""
-        return RowSettings(own, self.window, self.components, self.heads, self.layers)
+        return RowSettings(own, self.window, self.components, self.heads, self.layers, self.skip)
 
 
 def analyze_study(folder: Path, study: Study, events: Listener, command: str, out: Path | None = None) -> Path:
@@ -90,11 +92,14 @@ def analyze_folder(
     out: Path | None = None,
     components: int | None = None,
     common_window: int | None = None,
+    skip_positions: int | None = None,
     kind: Kind | None = None,
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
     study = load_study(results_file(folder, STUDY_YAML)).study
-    changes = {"components": components, "common_window": common_window, "kind": kind}
+    changes = {
+        "components": components, "common_window": common_window, "skip_positions": skip_positions, "kind": kind
+    }
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
     with only_run(out or folder):
         return analyze_study(folder, study, events, command, out)
@@ -108,6 +113,7 @@ def analyze_files(
     out: Path | None,
     components: int | None = None,
     common_window: int | None = None,
+    skip_positions: int | None = None,
     kind: Kind | None = None,
 ) -> Path:
     """Analyze moments files from anywhere; they are named by their own provenance and ordered by its numbers."""
@@ -131,7 +137,9 @@ def analyze_files(
     ordered = natural_order(list(files))
     if ordered != list(files):
         events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
-    settings = AnalysisSettings(common_window or min(contexts), components or COMPONENTS)
+    settings = AnalysisSettings(
+        common_window or min(contexts), components or COMPONENTS, skip=skip_positions or 0
+    )
     with only_run(out):
         return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
 
@@ -261,7 +269,7 @@ def _provenance(
             "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
             "layers": settings.layers,
             "common_window": settings.window,
-            "skip_positions": origins[0].skip_positions,
+            "skip_positions": max(settings.skip, origins[0].skip_positions or 0),
         },
         "environment": environment(),
     }

@@ -86,9 +86,10 @@ def qk_table(
     components: int = COMPONENTS,
     heads: HeadSample | None = None,
     layers: LayerChoice = "all",
+    skip: int = 0,
 ) -> pd.DataFrame:
     """One checkpoint's rows: every chosen head and component over the first `window` positions (all by default)."""
-    settings = RowSettings(own=window, components=components, heads=heads, layers=layers)
+    settings = RowSettings(own=window, components=components, heads=heads, layers=layers, skip=skip)
     return checkpoint_rows(moments, [OWN], settings, model=model)[OWN.file]
 
 
