@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
@@ -17,6 +18,45 @@ MOST_LAYERS, MOST_HEADS, WIDEST_HEAD = 10_000, 10_000, 4096
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """What RoPE does to a head: the planes that turn, and how fast.
+
+    By an angle a, the plane (first, second) goes to (first cos a - second sin a, second cos a + first sin a); at
+    position t, a is t times the plane's angle. Coordinates in no plane stay as they are.
+    """
+
+    pairs: tuple[tuple[int, int], ...]  # coordinates (first, second) of each plane
+    angles: tuple[float, ...]  # radians per token, one per plane, above 0: a plane that turns back is listed reversed
+    scale: float = 1.0  # the factor that is in cos and sin beside the rotation (YaRN's attention factor)
+
+    def __post_init__(self) -> None:
+        used = [coordinate for pair in self.pairs for coordinate in pair]
+        if not self.pairs or len(self.pairs) != len(self.angles) or len(set(used)) != len(used) or min(used) < 0:
+            raise ValueError("a rotation should have planes of different coordinates and one angle for each")
+        if not all(0.0 < angle <= math.pi for angle in self.angles) or not 0.0 < self.scale < math.inf:
+            raise ValueError("a rotation's angles should be above 0 and at most pi, its scale above 0 and finite")
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain form stored with a layer's facts."""
+        return {"pairs": [list(pair) for pair in self.pairs], "angles": list(self.angles), "scale": self.scale}
+
+    @classmethod
+    def from_json(cls, stored: Any) -> Rotation:
+        """The rotation that a file claims; ValueError where it is none, or beyond any model."""
+        if not isinstance(stored, Mapping) or set(stored) != {"pairs", "angles", "scale"}:
+            raise ValueError("a rotation should have pairs, angles and scale")
+        pairs, angles, scale = stored["pairs"], stored["angles"], stored["scale"]
+        if not all(isinstance(part, list) and len(part) <= WIDEST_HEAD // 2 for part in (pairs, angles)):
+            raise ValueError(f"a rotation's pairs and angles should be lists of at most {WIDEST_HEAD // 2}")
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise ValueError("each of a rotation's pairs should be two coordinates")
+        if not all(isinstance(number, float) for number in (*angles, scale)):
+            raise ValueError("a rotation's angles and scale should be floating-point numbers")
+        planes = [[whole_number(coordinate, "a coordinate", WIDEST_HEAD - 1) for coordinate in pair] for pair in pairs]
+        return cls(tuple((first, second) for first, second in planes), tuple(angles), scale)
+
+
+@dataclass(frozen=True)
 class LayerFacts:
     """One attention layer as its kernel sees it."""
 
@@ -28,6 +68,7 @@ class LayerFacts:
     rotary_dims: int | None = None  # None where it could not be measured
     attention: AttentionKind = "full"
     attention_window: int | None = None  # tokens a sliding or chunked layer sees
+    rotation: Rotation | None = None  # None where nothing rotates or it could not be measured; `rotary` says which
 
     def __post_init__(self) -> None:
         if min(self.q_heads, self.kv_heads, self.head_dim) < 1 or self.layer < 0:
@@ -36,6 +77,8 @@ class LayerFacts:
             raise ValueError(f"layer {self.layer}: {self.q_heads} query heads over {self.kv_heads} key heads")
         if self.rotary not in get_args(Rotary) or self.attention not in get_args(AttentionKind):
             raise ValueError(f"layer {self.layer}: unknown kind {self.rotary!r} / {self.attention!r}")
+        if self.rotation is not None and max(map(max, self.rotation.pairs)) >= self.head_dim:
+            raise ValueError(f"layer {self.layer}: a rotation beyond its {self.head_dim} coordinates")
 
     def kv_head(self, head: int) -> int:
         """The key head that query head `head` reads (grouped-query attention)."""
@@ -43,7 +86,7 @@ class LayerFacts:
 
     def to_json(self) -> dict[str, Any]:
         """The plain form stored in moments files and provenance."""
-        return asdict(self)
+        return {**asdict(self), "rotation": None if self.rotation is None else self.rotation.to_json()}
 
     @classmethod
     def from_json(cls, stored: Any) -> LayerFacts:
@@ -59,7 +102,8 @@ class LayerFacts:
                 whole_number(stored[name], name, 2**53)
         if not all(isinstance(stored.get(name, ""), str) for name in ("rotary", "attention")):
             raise ValueError("rotary and attention should be text")
-        return cls(**stored)
+        rotation = stored.get("rotation")
+        return cls(**{**stored, "rotation": None if rotation is None else Rotation.from_json(rotation)})
 
 
 def whole_number(value: Any, name: str, most: int, least: int = 0) -> int:

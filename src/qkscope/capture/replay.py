@@ -145,6 +145,33 @@ def at_rest(embeddings: Any) -> Any:
     return _like(embeddings, [part[first].expand_as(part).clone() for part in parts])
 
 
+def quarter_turn(embeddings: Any, columns: Tensor) -> Any:
+    """No rotation, except for a quarter turn by the columns (of cos and sin, or complex) that are marked."""
+    parts, _ = _rotation(at_rest(embeddings))
+    if len(parts) == 1:
+        return torch.where(columns, parts[0] * 1j, parts[0])
+    sines = 0 if bool((parts[0] == 0).all()) else 1
+    turned = list(parts)
+    turned[1 - sines] = torch.where(columns, parts[sines], parts[1 - sines])
+    turned[sines] = torch.where(columns, parts[1 - sines], parts[sines])
+    return _like(embeddings, turned)
+
+
+def cos_and_sin(embeddings: Any) -> tuple[Tensor, Tensor]:
+    """What a rotation whose first token is at position 0 multiplies with: (tokens, columns) each, on the CPU."""
+    parts, _ = _rotation(embeddings)
+    parts = [parts[0].real, parts[0].imag] if len(parts) == 1 else parts
+    flat = [part.reshape(-1, *part.shape[-2:]).cpu() for part in parts]
+    if any(part.dim() < 2 or not torch.equal(part, part[:1].expand_as(part)) for part in flat):
+        raise CaptureError("its position embeddings are not the same for all rows")
+    first, second = (part[0] for part in flat)
+    if not bool((second[0] == 0).all()):
+        first, second = second, first
+    if not bool((second[0] == 0).all()):
+        raise CaptureError("its rotation is not at rest at position 0")
+    return first, second
+
+
 def _rotation(embeddings: Any) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors of a rotation, and where its sines are zero (of two tensors either may hold the sines)."""
     if isinstance(embeddings, Tensor) and embeddings.is_complex():

@@ -1,0 +1,291 @@
+"""Measure what a layer's rotation is, and turn captured vectors back by it.
+
+One short forward pass at positions that reach the run's last one: RoPE scaling may depend on it. At each kernel's
+door the layer is run again on the same hidden states with its rotation at rest, with a quarter turn in every plane
+(which shows the coordinates that pair, and the sense of the turn), and with a quarter turn in some planes at a time
+(which shows the column of cos and sin that each coordinate reads). The angles are those of the model's own cos and
+sin. A rotation that does not give back what the kernel got is not returned.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from qkscope.capture.angles import angles_of
+from qkscope.capture.replay import POSITIONS, ReplayTap, at_rest, cos_and_sin, quarter_turn
+from qkscope.capture.tap import AttentionCall
+from qkscope.errors import CaptureError
+from qkscope.layers import Rotation
+
+SPREAD = 32  # positions beside the powers of two: their rounding errors average out
+ROUNDINGS = 8  # how many roundings of its precision a turned coordinate may be off, as a share of the largest
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """Each layer's rotation (None where nothing rotates), or why it is not known."""
+
+    found: dict[int, Rotation | None]
+    unknown: dict[int, str]
+    failure: str | None = None  # why no layer's is known
+
+    def why(self, layer: int) -> str:
+        """Why this layer has none."""
+        return self.failure or self.unknown.get(layer, "its queries and keys do not follow its position embeddings")
+
+
+def probed_positions(context: int) -> Tensor:
+    """A few positions from 0 to the last of `context`, each at most twice the one before."""
+    powers = {1 << power for power in range((context - 1).bit_length())}
+    spread = {round(share * (context - 1) / SPREAD) for share in range(SPREAD + 1)}
+    return torch.tensor(sorted(position for position in powers | spread if position < context))
+
+
+def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) -> Rotations:
+    """The rotation of each layer that calls in, measured with these tokens at these positions."""
+    measured = Rotations({}, {})
+    sources = _Sources(backbone)
+
+    def observe(call: AttentionCall) -> None:
+        try:
+            measured.found[call.layer] = _Layer(tap, call, positions).rotation(sources)
+        except CaptureError as error:
+            measured.unknown[call.layer] = str(error)
+
+    arguments = {"use_cache": False} if "use_cache" in inspect.signature(backbone.forward).parameters else {}
+    with sources, ReplayTap(backbone, observe) as tap:
+        backbone(input_ids=tokens, position_ids=positions.to(tokens.device)[None], **arguments)
+    return measured
+
+
+class _Layer:
+    """One call's vectors at rest, and what turns of some columns make of them."""
+
+    def __init__(self, tap: ReplayTap, call: AttentionCall, positions: Tensor) -> None:
+        self._tap, self._call, self._positions = tap, call, positions
+        self._embeddings: Any = None
+        query, key = tap.replay(self._noting(at_rest))
+        self._cos, self._sin = cos_and_sin(self._embeddings)
+        if len(self._cos) != len(positions):
+            raise CaptureError("its position embeddings are not one row per token")
+        turning = (self._sin != 0).any(dim=0)
+        turned_query, turned_key = self._turned(turning)
+        # Keys that do not follow this layer's rotation are another layer's (Gemma 3n, Gemma 4).
+        self._own_keys = not (torch.equal(key, turned_key) and not torch.equal(query, turned_query))
+        self._rest = self._flat(query, key)
+        self._quarter = self._flat(turned_query, turned_key)
+        self._turning = turning
+
+    def rotation(self, sources: _Sources) -> Rotation | None:
+        """What the layer's rotation is; CaptureError where it cannot be told."""
+        rotated = (self._rest != self._quarter).any(dim=0)
+        # A norm after the rotation (Llama 4) rounds otherwise when coordinates change places; that is no rotation.
+        rotated &= (self._rest - self._quarter).abs().amax(dim=0) > self._close()
+        if not bool(rotated.any()):
+            return None
+        pairs = self._pairs(rotated)
+        columns = self._columns()
+        planes = [columns[first] for first, _ in pairs]
+        if planes != [columns[second] for _, second in pairs]:
+            raise CaptureError("the coordinates of a plane do not turn by the same angle")
+        cos, sin = cos_and_sin(sources.finer(self._embeddings))
+        angles, scale = angles_of(
+            cos[:, planes].double().numpy(), sin[:, planes].double().numpy(), self._positions.numpy()
+        )
+        return self._checked(_ordered(pairs, angles, scale))
+
+    def _noting(self, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(embeddings: Any) -> Any:
+            self._embeddings = embeddings
+            return change(embeddings)
+
+        return noted
+
+    def _turned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        def change(embeddings: Any) -> Any:
+            part = embeddings if isinstance(embeddings, Tensor) else embeddings[0]
+            return quarter_turn(embeddings, columns.to(part.device))
+
+        return self._tap.replay(change)
+
+    def _flat(self, query: Tensor, key: Tensor) -> Tensor:
+        """(vectors, width): all heads and tokens below each other."""
+        vectors = (query, key) if self._own_keys else (query,)
+        return torch.cat([each.flatten(0, 2).cpu().double() for each in vectors])
+
+    def _close(self) -> float:
+        """How far apart equal coordinates may be: some families norm or rotate in float32 at any precision."""
+        eps = max(torch.finfo(dtype).eps for dtype in (self._call.query.dtype, torch.float32))
+        return ROUNDINGS * eps * float(self._rest.abs().max())
+
+    def _pairs(self, rotated: Tensor) -> list[tuple[int, int]]:
+        """The planes: a quarter turn puts each first coordinate in its second's place, and minus the second in its."""
+        places = rotated.nonzero().flatten().tolist()
+        follows = {}
+        for place in places:
+            sums = [(self._rest[:, places] - sign * self._quarter[:, [place]]).abs().amax(dim=0) for sign in (1, -1)]
+            plus, minus = (int(each.argmin()) for each in sums)
+            sign = 1 if float(sums[0][plus]) <= float(sums[1][minus]) else -1
+            found = plus if sign == 1 else minus
+            if float(sums[0 if sign == 1 else 1][found]) > self._close():
+                raise CaptureError(f"a quarter turn takes no coordinate to coordinate {place}")
+            follows[place] = (places[found], sign)
+        pairs = [(partner, place) for place, (partner, sign) in follows.items() if sign == 1]
+        if any(follows[first] != (second, -1) for first, second in pairs) or 2 * len(pairs) != len(places):
+            raise CaptureError("its rotated coordinates do not form planes")
+        return pairs
+
+    def _columns(self) -> list[int]:
+        """A column of cos and sin for each coordinate, by the digits of its number: each digit is one run.
+
+        Equal columns (cos and sin often hold each plane twice) turn together and count as the first of them.
+        """
+        curves = torch.cat([self._cos, self._sin]).mT.tolist()
+        first: dict[tuple[float, ...], int] = {}
+        numbers = torch.tensor([first.setdefault(tuple(curve), column) for column, curve in enumerate(curves)])
+        columns = torch.zeros(self._rest.shape[1], dtype=torch.long)
+        for digit in range(int(numbers.max()).bit_length()):
+            some = self._flat(*self._turned(self._turning & (numbers >> digit & 1).bool()))
+            nearer = (some - self._quarter).abs().amax(dim=0) < (some - self._rest).abs().amax(dim=0)
+            columns += nearer.long() << digit
+        return [int(column) for column in columns]
+
+    def _checked(self, rotation: Rotation) -> Rotation:
+        """The rotation, if it takes the vectors at rest to those that the kernel got."""
+        query, key = self._tap.replay(at_rest)
+        cos, sin, partner = turn_tables(rotation, query.shape[-1], self._positions)
+        got = self._flat(*(x * cos + x[..., partner] * sin for x in (query.cpu().double(), key.cpu().double())))
+        off = float((got - self._flat(self._call.query, self._call.key)).abs().max())
+        # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
+        turns = max(rotation.angles) * float(self._positions.max())
+        rounding = ROUNDINGS * torch.finfo(torch.float32).eps * turns * float(self._rest.abs().max())
+        if off > self._close() + rounding:
+            raise CaptureError(f"its rotation, as measured, gives queries and keys that are off by {off:.3g}")
+        return rotation
+
+
+def _ordered(pairs: list[tuple[int, int]], angles: NDArray[np.float64], scale: float) -> Rotation:
+    """Planes by their lowest coordinate, each in the sense in which it turns forwards."""
+    forwards = [pair if angle > 0 else pair[::-1] for pair, angle in zip(pairs, angles, strict=True)]
+    order = sorted(range(len(pairs)), key=lambda plane: min(pairs[plane]))
+    return Rotation(
+        tuple((forwards[plane][0], forwards[plane][1]) for plane in order),
+        tuple(abs(float(angles[plane])) for plane in order),
+        scale,
+    )
+
+
+class _Sources:
+    """The modules that make position embeddings, to ask for a half-precision model's before they are rounded."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self._backbone = backbone
+        self._made: list[tuple[Any, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> _Sources:
+        for module in self._backbone.modules():
+            names = inspect.signature(module.forward).parameters
+            if "position_ids" in names and POSITIONS not in names and module is not self._backbone:
+                self._handles.append(module.register_forward_hook(self._keep, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._made.clear()
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        self._made.append((made, module, args, kwargs))
+
+    def finer(self, embeddings: Any) -> Any:
+        """The same embeddings in float32 where they are coarser and whoever made them gives them so."""
+        parts = _parts(embeddings)
+        if parts[0].is_complex() or torch.finfo(parts[0].dtype).eps <= torch.finfo(torch.float32).eps:
+            return embeddings
+        for made, module, args, kwargs in self._made:
+            if _equal(_parts(made), parts):
+                again = module.forward(*map(_float, args), **{name: _float(value) for name, value in kwargs.items()})
+                if _equal([part.to(parts[0].dtype) for part in _parts(again)], parts):
+                    return again
+        return embeddings
+
+
+def _parts(embeddings: Any) -> list[Tensor]:
+    parts = embeddings if isinstance(embeddings, tuple | list) else [embeddings]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def _equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(
+        one.shape == other.shape and torch.equal(one.to(other.device), other)
+        for one, other in zip(left, right, strict=True)
+    )
+
+
+def _float(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+class Unrotation:
+    """Turns vectors of one rotation back to rest, at any positions below `context`, in a few torch calls.
+
+    The scale in cos and sin stays in, as it does in the replay (see prerope). Tables are made once per device and
+    precision: float64 for float64 vectors, float32 for all others. Layers of equal rotation can share one.
+    """
+
+    def __init__(self, rotation: Rotation, width: int, context: int) -> None:
+        if max(map(max, rotation.pairs)) >= width:
+            raise CaptureError(f"a rotation of coordinate {max(map(max, rotation.pairs))} in heads of width {width}")
+        self.rotation, self.width, self.context = rotation, width, context
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __call__(self, vectors: Tensor, positions: Tensor | None = None) -> Tensor:
+        """`vectors` (rows, heads, tokens, width) without their rotation, in float32 or float64.
+
+        `positions` is (tokens,) or (rows, tokens), by default 0, 1, 2, …; below 0 stands for padding, which is left
+        with any rotation.
+        """
+        return self._turned(vectors, positions, torch.sub)
+
+    def forwards(self, vectors: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The opposite: what the rotation makes of vectors at rest."""
+        return self._turned(vectors, positions, torch.add)
+
+    def _turned(self, vectors: Tensor, positions: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
+        x = vectors.to(dtype)
+        cos, sin, partner = self._table(vectors.device, dtype)
+        if positions is None:
+            cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
+        else:
+            at = positions.to(vectors.device)
+            cos, sin = cos[at], sin[at]
+            if positions.dim() == 2:
+                cos, sin = cos[:, None], sin[:, None]
+        return combine(x * cos, x.index_select(-1, partner) * sin)
+
+    def _table(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        if (device, dtype) not in self._tables:
+            cos, sin, partner = turn_tables(self.rotation, self.width, torch.arange(self.context))
+            self._tables[device, dtype] = cos.to(device, dtype), sin.to(device, dtype), partner.to(device)
+        return self._tables[device, dtype]
+
+
+def turn_tables(rotation: Rotation, width: int, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """cos and signed sin (positions, width) and each coordinate's partner: x cos + x[partner] sin turns x forwards."""
+    angles = torch.zeros(width, dtype=torch.float64)
+    partner = torch.arange(width)
+    for (first, second), angle in zip(rotation.pairs, rotation.angles, strict=True):
+        angles[first], angles[second] = -angle, angle
+        partner[first], partner[second] = second, first
+    turns = positions.double()[:, None] * angles
+    return turns.cos(), turns.sin(), partner
