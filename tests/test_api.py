@@ -102,7 +102,7 @@ def test_windows_that_are_none_are_refused(model, windows, message):
         ("context", [0, 1, -5, 2.5, "8", True, 2**40, 129]),
         ("buckets", [0, -1, 1.5, 10**9]),
         ("groups", [0, "a", 10**9]),
-        ("skip_positions", [-1, 48, 1.5]),
+        ("common_window", [-1, 1, 49, 1.5]),
         ("batch_size", [0, -1, 1.5, None]),
         ("stage", ["x", None]),
         ("progress", [5]),

@@ -44,8 +44,8 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses import rows
 from qkscope.lenses.registry import head_tables
 from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.placing import PIECE_TOKENS
 from qkscope.moments.live import LiveSums
+from qkscope.moments.placing import PIECE_TOKENS
 from qkscope.results.folder import shard_path
 from qkscope.results.schema import QK_FILES
 from qkscope.run.events import Events

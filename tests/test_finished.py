@@ -63,7 +63,11 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     before, told = kept(out), Told()
     run_study(study(context=128), out, told)
     assert told.documents == 0
-    assert told.remarks == ["sums over context 256 are there and hold the first 128 tokens, which the tables take"]
+    assert told.remarks == [
+        "sums over context 256 are there and hold the first 128 tokens, which the tables take",
+        "their document groups have squares of their own over 256 and 256 tokens; errors at other windows hold "
+        "covariances fixed",
+    ]
     assert kept(out) == before
     fresh = run_study(study(context=128), tmp_path / "fresh")
     for file in ("qk.csv", "qk_common.csv"):
@@ -151,11 +155,11 @@ def test_a_shard_that_another_machine_made_with_another_version_is_not_added_up(
 
 
 def test_one_shard_alone_refuses_and_overwrites_as_a_run_does(study, out):
-    changed = make_plan(load_study(study(skip_positions=1)))
-    with pytest.raises(InputError, match=r"was made with skip_positions 0 \(now 1\)"):
+    changed = make_plan(load_study(study(groups=2)))
+    with pytest.raises(InputError, match=r"was made with groups 3 \(now 2\)"):
         capture_shard(changed, 0, out, Events(), CaptureOptions())
     capture_shard(changed, 0, out, Events(), OVERWRITE)
-    assert read_provenance(out / "moments/two.safetensors")["settings"]["skip_positions"] == 1
+    assert read_provenance(out / "moments/two.safetensors")["settings"]["groups"] == 2
 
 
 def test_a_renamed_checkpoint_leaves_an_orphan_that_is_listed_and_can_be_renamed(study, out, capsys):
@@ -188,9 +192,9 @@ def test_a_new_label_needs_no_new_run(world, checkpoints, tmp_path):
 
 
 def test_inspect_says_what_a_run_would_refuse(study, out, capsys):
-    assert main(["inspect", str(study(skip_positions=1)), "--out", str(out)]) == 0
+    assert main(["inspect", str(study(groups=2)), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "was made with skip_positions 0 (now 1); a run will not replace it unasked: --overwrite" in shown
+    assert "was made with groups 3 (now 2); a run will not replace it unasked: --overwrite" in shown
 
 
 def test_tables_are_not_made_for_a_context_that_the_sums_do_not_hold(study, out):

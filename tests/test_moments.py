@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.placing import place
 from qkscope.moments.moments import Moments
+from qkscope.moments.placing import place
 
 FACTS = LayerFacts(layer=0, q_heads=4, kv_heads=2, head_dim=6)
 LAYOUT = Layout(bucket_edges(32, 8), groups=4)

@@ -104,7 +104,7 @@ def test_provenance_says_what_produced_the_results(world, tmp_path):
     assert one["weights"] != two["weights"]
     assert two["layers"][3] == {
         "layer": 3, "q_heads": 4, "kv_heads": 2, "head_dim": 16, "rotary": "nope", "rotary_dims": 0,
-        "attention": "full", "attention_window": None,
+        "attention": "full", "attention_window": None, "rotation": None,
     }  # fmt: skip
     assert told["environment"]["torch"] == torch.__version__
     assert read_provenance(out / "moments/one.safetensors")["fingerprint"] == one["fingerprint"]
@@ -119,13 +119,17 @@ def test_running_again_uses_what_is_there_and_redoes_what_changed(world, tmp_pat
     run_study(world(), out)
     assert files == {name: (out / f"moments/{name}.safetensors").stat().st_mtime_ns for name in files}
     assert (out / "qk.csv").read_bytes() == before
-    with pytest.raises(InputError, match=r"'one': .*one\.safetensors was made with skip_positions 0 \(now 1\)\n"):
-        run_study(world(skip_positions=1), out)
+    run_study(world(skip_positions=1), out)  # a choice of the tables: the sums hold position 0 apart
+    assert files == {name: (out / f"moments/{name}.safetensors").stat().st_mtime_ns for name in files}
+    assert pd.read_csv(out / "qk.csv")["n_q"].iloc[0] == 6 * 63
+    run_study(world(), out)
+    assert (out / "qk.csv").read_bytes() == before
+    with pytest.raises(InputError, match=r"'one': .*one\.safetensors was made with groups 3 \(now 5\)\n"):
+        run_study(world(groups=5), out)
     assert files == {name: (out / f"moments/{name}.safetensors").stat().st_mtime_ns for name in files}
     assert (out / "study.yaml").read_text() == world().read_text()  # still says what the results are
-    run_study(world(skip_positions=1), out, options=CaptureOptions(overwrite=True))
+    run_study(world(groups=5), out, options=CaptureOptions(overwrite=True))
     assert all((out / f"moments/{name}.safetensors").stat().st_mtime_ns != then for name, then in files.items())
-    assert pd.read_csv(out / "qk.csv")["n_q"].iloc[0] == 6 * 63
 
 
 def test_changed_weights_are_noticed(world, tmp_path, checkpoints):

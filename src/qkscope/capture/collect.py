@@ -80,7 +80,8 @@ def collect_moments(
 ) -> Moments:
     """Every head's moments over all batches, after or before rotation; `done` hears of each finished batch.
 
-    Layers behind `last_layer` are left out, and not run. `keep` gives the positions a layer sums of a batch, -1 for tokens that a sample leaves out (all by default);
+    Layers behind `last_layer` are left out, and not run.
+    `keep` gives the positions a layer sums of a batch, -1 for tokens that a sample leaves out (all by default);
     `watch` is shown every attention call as well.
     """
     found = probe or probe_model(model, context=layout.context)

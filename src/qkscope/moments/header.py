@@ -141,7 +141,7 @@ def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:
     metadata = listed.get("__metadata__")
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise MomentsFileError("is not a qkscope moments file")
-    if metadata.get("schema") not in map(str, READABLE):
+    if metadata.get("schema") not in [str(schema) for schema in READABLE]:
         raise MomentsFileError(
             f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schemas 1 and {SCHEMA}: "
             "capture it again, or use the qkscope version that wrote it"

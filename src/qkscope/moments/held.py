@@ -89,7 +89,7 @@ class KindMoments:
     @property
     def is_crossed(self) -> bool:
         """Whether groups are told apart in each bucket; files of schema 1 have groups over all buckets only."""
-        return self.crossed.n.shape[1] == self.buckets.n.shape[1]
+        return bool(self.crossed.n.shape[1] == self.buckets.n.shape[1])
 
     def span_sums(self, span: int) -> tuple[Array, Array]:
         """n (heads, groups) and Σx (heads, groups, d) of each group over one span."""

@@ -211,7 +211,7 @@ class Moments:
     ) -> SecondMoments:
         """A layer's sums over a window of all document groups but one: a jackknife replicate.
 
-        Groups have squares of their own at the common window and at the whole context; at other windows this is refused.
+        Groups have squares of their own at the common window and at the whole context; other windows are refused.
         """
         return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip))
 

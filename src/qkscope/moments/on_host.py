@@ -48,7 +48,7 @@ class HostArithmetic:
                 _add_to_group(state, piece, plan, in_piece)
             tokens += piece.steps.size
 
-    def spaced(self, vectors: Mapping[Kind, Tensor], placed: Placed, gathered: None) -> Tensor:
+    def spaced(self, vectors: Mapping[Kind, Tensor], placed: Placed, gathered: Tensor | None) -> Tensor:
         """The tokens that are summed before rotation, of all heads: (heads, tokens, width)."""
         rows, tokens = torch.from_numpy(placed.spaced.rows), torch.from_numpy(placed.spaced.tokens)
         return torch.cat([x.permute(1, 0, 2, 3)[:, rows, tokens] for x in vectors.values()])

@@ -59,9 +59,10 @@ def _shares(held: KindMoments, sums: Array) -> Array:
 def _group_shares(held: KindMoments) -> Array:
     """The same of the squares over each span: (heads, groups, spans, packed)."""
     parts = []
-    for span in held.spans:
-        n, whole = held.crossed.n[:, span].sum(axis=1), held.buckets.n[:, span].sum(axis=1)
-        parts.append(_share(n, whole[:, None])[..., None] * held.buckets.xx[:, span].sum(axis=1)[:, None, :])
+    with np.errstate(invalid="ignore"):  # what is not finite is refused by whoever reads the file
+        for span in held.spans:
+            n, whole = held.crossed.n[:, span].sum(axis=1), held.buckets.n[:, span].sum(axis=1)
+            parts.append(_share(n, whole[:, None])[..., None] * held.buckets.xx[:, span].sum(axis=1)[:, None, :])
     return np.stack(parts, axis=2)
 
 
@@ -96,4 +97,4 @@ def _read_unrotated(arrays: Mapping[str, NDArray[Any]]) -> Unrotated:
 
 
 def _unrotated_shares(n: Array, totals: NDArray[Any]) -> Array:
-    return _share(n, n.sum(axis=1, keepdims=True))[..., None] * totals[:, :, None, :]
+    return np.asarray(_share(n, n.sum(axis=1, keepdims=True))[..., None] * totals[:, :, None, :])

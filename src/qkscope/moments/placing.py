@@ -67,7 +67,7 @@ class Placed:
         """Σ1, Σu and Σu² per group and bucket; the same for all layers."""
         u, cells = self._listed[2] / self.layout.scale, self.layout.groups * self.layout.buckets
         sums = [np.bincount(self._cells, weights=each, minlength=cells) for each in (np.ones_like(u), u, u * u)]
-        return np.stack(sums, axis=-1).reshape(self.layout.groups, self.layout.buckets, 3)
+        return np.stack(sums, axis=-1).reshape(self.layout.groups, self.layout.buckets, 3).astype(np.float64)
 
     @cached_property
     def documents(self) -> NDArray[np.int64]:
@@ -167,7 +167,13 @@ def _whole(
     steps = (positions[index] - np.array(layout.middles[first:last])[:, None]) * weights
     flat = index.ravel()
     return Whole(
-        group, slice(first, last), blocks, block, rows[flat], tokens[flat], weights.ravel(),
+        group,
+        slice(first, last),
+        blocks,
+        block,
+        rows[flat],
+        tokens[flat],
+        weights.ravel(),
         steps.astype(np.float32).ravel(),
     )
 

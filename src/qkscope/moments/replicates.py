@@ -31,9 +31,10 @@ def _of_group(held: KindMoments, layout: Layout, group: int, cells: slice) -> Se
             "for errors at other windows"
         )
     chosen = cells if held.is_crossed else slice(None)
-    counts = (getattr(crossed, name)[:, chosen, group].sum(axis=1) for name in ("n", "u", "uu"))
-    vectors = (getattr(crossed, name)[:, chosen, group].sum(axis=1, dtype=np.float64) for name in ("x", "xu"))
-    return SecondMoments(held.buckets.pivot, *counts, *vectors, _squares(held, layout, group, cells))
+    n, u, uu, x, xu = (
+        getattr(crossed, name)[:, chosen, group].sum(axis=1, dtype=np.float64) for name in ("n", "u", "uu", "x", "xu")
+    )
+    return SecondMoments(held.buckets.pivot, n, u, uu, x, xu, _squares(held, layout, group, cells))
 
 
 def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Array:

@@ -1,7 +1,7 @@
 """The running sums of one layer, on its device; they move to the host once, at the end.
 
-What lies where, for each of the layer's heads (queries first, then keys), with x = [a | b] in halves about a pivot and s
-the position counted from the bucket's middle:
+What lies where, for each of the layer's heads (queries first, then keys), with x = [a | b] in halves about a pivot and
+s the position counted from the bucket's middle:
 
     squares   (heads, buckets, Σaaᵀ | Σbxᵀ | Σx | Σxs)      float64   every number of every table
     groups    (heads, groups × spans, Σaaᵀ | Σbxᵀ)          float32   errors, at the common window and beyond it
@@ -17,7 +17,7 @@ The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkscope.moments.layout import Layout
 from qkscope.moments.held import FirstMoments, KindMoments, LayerMoments, Unrotated
+from qkscope.moments.layout import Layout
 from qkscope.moments.second import Array, Kind, SecondMoments, triangle
 
 
@@ -42,19 +42,19 @@ class State:
         count, per_cell = sum(heads.values()), cell_size(width)
         has_float64 = device.type != "mps"
         exact = torch.float64 if has_float64 else torch.float32
-        zeros, single = torch.zeros, {"dtype": torch.float32, "device": device}
-        self.squares = zeros(count, layout.buckets, per_cell, dtype=exact, device=device)
+        zeros = partial(torch.zeros, dtype=torch.float32, device=device)
+        self.squares = torch.zeros(count, layout.buckets, per_cell, dtype=exact, device=device)
         self.carry = None if has_float64 else torch.zeros_like(self.squares)
-        self.groups = zeros(count, layout.groups, len(layout.spans), per_cell - 2 * width, **single)
-        self.crossed = zeros(count, layout.groups, layout.buckets, 2 * width, **single)
+        self.groups = zeros(count, layout.groups, len(layout.spans), per_cell - 2 * width)
+        self.crossed = zeros(count, layout.groups, layout.buckets, 2 * width)
         self.counts = np.zeros((layout.groups, layout.buckets, 3))
         self.halves = self.squares[..., : self.half**2], self.squares[..., self.half**2 :]  # Σaaᵀ; Σ[b, 1, s]xᵀ
         self.pivot: Tensor | None = None  # (heads, width), float64 wherever there is float64
         self._pivots: dict[tuple[torch.dtype, bool], tuple[Tensor, ...]] = {}
         self.flag: Tensor | None = None  # on a device: one number that is finite if what the last batch added is
         summed = count if unrotated else 0
-        self.before = zeros(summed, width, width, **single)
-        self.drift = zeros(summed, layout.groups, layout.buckets, width, **single)
+        self.before = zeros(summed, width, width)
+        self.drift = zeros(summed, layout.groups, layout.buckets, width)
         self.rest_pivot: Tensor | None = None  # of the vectors before rotation
         self.rest_counts = np.zeros((layout.groups, layout.buckets))
 

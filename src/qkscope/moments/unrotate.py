@@ -1,7 +1,7 @@
 """Turn captured vectors back to what they were before rotation, with the rotation that the probe measured.
 
-A rotation turns pairs of coordinates by an angle per token. Turning back is one multiplication by cosines and one, of the
-coordinates in the other order, by sines. What a family multiplies into both (YaRN's factor) stays in.
+A rotation turns pairs of coordinates by an angle per token. Turning back is one multiplication by cosines and one, of
+the coordinates in the other order, by sines. What a family multiplies into both (YaRN's factor) stays in.
 """
 
 from __future__ import annotations

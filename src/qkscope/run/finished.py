@@ -45,7 +45,14 @@ WORDS = {
 }
 HASHES = ("model", "tokenizer", "documents", "tokens")
 # What follows from other settings is named only where none of these is.
-DERIVED = {"edges": ("context", "buckets"), "tokens": ("context", "documents", "tokenizer", "special_tokens")}
+DERIVED = {
+    "edges": ("context", "buckets"),
+    "tokens": ("context", "documents", "tokenizer", "special_tokens"),
+    "common_window": ("context",),
+    "unrotated_every": ("context", "stage"),
+}
+# What sums may differ in and still answer, if their edges fit.
+REACH = {"context", "edges", "tokens", "common_window", "unrotated_every", "last_layer"}
 ROUNDING = ("batch_tokens", "shard_tokens")
 WAY_OUT = (
     "--overwrite replaces them (in Python: CaptureOptions(overwrite=True)); another --out, or another name for the "
@@ -71,7 +78,7 @@ def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
     stored, planned = _stored_settings(made), plan.settings()
     changes = differences(stored, planned)
     complete = set(planned) <= set(stored)
-    if complete and set(changes) <= {*ROUNDING, "context", "edges", "tokens", "common_window", "unrotated_every", "last_layer"}:
+    if complete and set(changes) <= {*ROUNDING, *REACH}:
         shorter = _shorter(plan, stored)
         if shorter is not None:
             rounding = [changes[key] for key in ROUNDING if key in changes]
@@ -83,18 +90,20 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
     """What to say where moments answer the plan's context and common window; None where they do not."""
     edges, context = stored["edges"], stored["context"]
     common = min(plan.study.window_in_common(), plan.context)
-    reaches = stored["last_layer"] is None or plan.last_layer is not None and stored["last_layer"] >= plan.last_layer
-    if not reaches or not isinstance(edges, list) or not {plan.context, common, plan.study.skip_positions} <= set(edges):
+    wanted = {plan.context, common, plan.study.skip_positions}
+    reached, last = stored["last_layer"], plan.last_layer
+    deep_enough = reached is None or (last is not None and reached >= last)
+    if not deep_enough or not isinstance(edges, list) or not wanted <= set(edges):
         return None
     remarks = []
     if context != plan.context:
         remarks.append(
             f"sums over context {context} are there and hold the first {plan.context} tokens, which the tables take"
         )
-    if stored["common_window"] not in (plan.context, common) or common not in (stored["common_window"], context):
+    if not {plan.context, common} <= {context, stored["common_window"]}:
         remarks.append(
-            f"document groups have squares of their own at the common window {stored['common_window']} they were "
-            "captured with; at others errors are of means and drifts alone"
+            f"their document groups have squares of their own over {context} and {stored['common_window']} tokens; "
+            "errors at other windows hold covariances fixed"
         )
     return remarks
 

@@ -15,8 +15,8 @@ from typing import Any
 from qkscope.capture.source import ModelSource, weights_fingerprint
 from qkscope.documents.tokens import Corpus, survey
 from qkscope.errors import InputError, located
-from qkscope.lenses.heads import choose_heads, layer_choice
 from qkscope.kinds import MODELS, Architecture, Kind, differ, kind_of, kind_sentence
+from qkscope.lenses.heads import choose_heads, layer_choice
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.sizes import Sizes, predict_sizes

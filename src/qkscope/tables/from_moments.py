@@ -97,9 +97,7 @@ def analyze_folder(
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
     study = load_study(results_file(folder, STUDY_YAML)).study
-    changes = {
-        "components": components, "common_window": common_window, "skip_positions": skip_positions, "kind": kind
-    }
+    changes = {"components": components, "common_window": common_window, "skip_positions": skip_positions, "kind": kind}
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
     with only_run(out or folder):
         return analyze_study(folder, study, events, command, out)
@@ -137,9 +135,7 @@ def analyze_files(
     ordered = natural_order(list(files))
     if ordered != list(files):
         events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
-    settings = AnalysisSettings(
-        common_window or min(contexts), components or COMPONENTS, skip=skip_positions or 0
-    )
+    settings = AnalysisSettings(common_window or min(contexts), components or COMPONENTS, skip=skip_positions or 0)
     with only_run(out):
         return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
 
