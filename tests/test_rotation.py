@@ -1,5 +1,6 @@
 """What a rotation is, as measured: against the families' formulas, and against the replay that leaves it out."""
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -25,6 +26,16 @@ ROTATING = [
     pytest.param(family, id=family.name, marks=pytest.mark.pinned) for family in FAMILIES if family.positions == "rope"
 ]
 NEIGHBOURS = {"Cohere2", "GLM-4", "Llama 4 text"}
+
+
+@functools.cache
+def built(name):
+    return KNOWN[name].build()
+
+
+@functools.cache
+def probed(name):
+    return probe_model(built(name))
 
 
 # -- planes and angles, by the families' own definitions ----------------------------------------------------------
@@ -66,15 +77,14 @@ def angles_by_hand(family, known, rope):
 
 @pytest.mark.parametrize("family", ROTATING)
 def test_planes_angles_and_scale_are_those_of_the_familys_definition(family):
-    model = family.build()
-    probe = probe_model(model)
+    probe = probed(family.name)
     assert probe.unmeasured == {}
     for facts in probe.layers:
         known = family.layers[facts.layer]
         if not known.rotated:
             assert facts.rotation is None
             continue
-        rope = rope_of(model.config, facts.layer)
+        rope = rope_of(built(family.name).config, facts.layer)
         assert facts.rotation.pairs == planes_by_hand(family, known)
         np.testing.assert_allclose(facts.rotation.angles, angles_by_hand(family, known, rope), rtol=3e-7)
         scale = 0.1 * math.log(rope["factor"]) + 1 if rope["rope_type"] == "yarn" else 1.0
@@ -258,8 +268,8 @@ def both_stages(model, ids, **inputs):
     return {layer: (seen["post_rope"][layer], seen["pre_rope"][layer]) for layer in seen["post_rope"]}
 
 
-def assert_turned(model, ids, context, rtol, **inputs):
-    layers = {facts.layer: facts for facts in probe_model(model, context).layers}
+def assert_turned(model, probe, ids, rtol, **inputs):
+    layers = {facts.layer: facts for facts in probe.layers}
     stages = both_stages(model, ids, **inputs)
     positions = inputs.get("position_ids", [None])[0]
     assert sorted(stages) == sorted(layers)
@@ -267,7 +277,7 @@ def assert_turned(model, ids, context, rtol, **inputs):
         facts = layers[layer]
         if facts.rotary == "nope":
             continue
-        turn = Unrotation(facts.rotation, facts.head_dim, context)
+        turn = Unrotation(facts.rotation, facts.head_dim, 131_072 if inputs else 48)
         for after, before in zip(rotated, unrotated, strict=True):
             close = rtol * float(before.abs().max())
             assert float((after - before).abs().max()) > 1e4 * close  # there is something to turn back
@@ -277,18 +287,20 @@ def assert_turned(model, ids, context, rtol, **inputs):
 
 @pytest.mark.parametrize("family", ROTATING)
 def test_vectors_turned_back_are_those_of_the_replay(family):
-    assert_turned(family.build(), tokens(), 48, rtol=2e-6)
+    assert_turned(built(family.name), probed(family.name), tokens(), rtol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-OSS", "Cohere2"])
 def test_vectors_of_a_long_context_are_turned_back_too(name):
     """Beyond position 65 536 the exact product of angle and position is up to 0.004 away from the one in float32."""
     positions = torch.tensor([[0, 1, 99_997, 65_537, 131_071, 77_777, 3]])
-    assert_turned(KNOWN[name].build(), tokens(1, 7), 131_072, rtol=2e-6, position_ids=positions)
+    probe = probe_model(built(name), 131_072)
+    assert_turned(built(name), probe, tokens(1, 7), rtol=2e-6, position_ids=positions)
 
 
 def test_a_rotation_in_float64_is_turned_back_in_float64():
-    assert_turned(with_positions(lambda t: t[..., None] * SLOWING), tokens(), 48, rtol=1e-13)
+    model = with_positions(lambda t: t[..., None] * SLOWING)
+    assert_turned(model, probe_model(model), tokens(), rtol=1e-13)
 
 
 ROTATION = Rotation(((0, 2), (4, 1)), (0.5, 0.25), 1.5)
@@ -343,6 +355,7 @@ def test_facts_with_a_rotation_survive_a_file():
     stored = json.loads(json.dumps(FACTS.to_json()))
     assert LayerFacts.from_json(stored) == FACTS
     assert hash(LayerFacts.from_json(stored)) == hash(FACTS)
+    assert FACTS.outline() == {name: value for name, value in stored.items() if name != "rotation"}
     del stored["rotation"]  # as facts were written before there were rotations
     assert LayerFacts.from_json(stored) == replace(FACTS, rotation=None)
 

@@ -54,7 +54,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "skip_positions": plan.layout.skip_positions,
         "protocol": plan.study.protocol,
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
-        "layers": [facts.to_json() for facts in probe.layers],
+        "layers": [facts.outline() for facts in probe.layers],
         "fingerprint": plan.fingerprint(),
         "settings": plan.settings(),
         "environment": environment(),
