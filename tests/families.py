@@ -158,8 +158,8 @@ FAMILIES = [
         note="packed projection",
     ),
     Family("GPT-NeoX (Pythia)", "gpt_neox", [Layer(k=4, rotated=4)] * 4, note="packed projection"),
-    Family("Cohere2", "cohere2", [SLIDING, SLIDING, SLIDING, NOPE], WINDOW, note="pairs are neighbours"),
-    Family("GLM-4", "glm4", [HALF] * 4, WIDTH, note="pairs are neighbours"),
+    Family("Cohere2", "cohere2", [SLIDING, SLIDING, SLIDING, NOPE], WINDOW),
+    Family("GLM-4", "glm4", [HALF] * 4, WIDTH),
     Family(
         "Mllama text",
         "mllama_text_model",
@@ -181,7 +181,7 @@ FAMILIES = [
         "llama4_text",
         [CHUNKED, CHUNKED, CHUNKED, NOPE],
         {**WIDTH, "num_local_experts": 2, "attention_chunk_size": 16, "intermediate_size_mlp": 96, "floor_scale": 16},
-        note="norm after rotation; NoPE queries times a factor that grows with position; pairs are neighbours",
+        note="norm after rotation; NoPE queries times a factor that grows with position",
     ),
     Family(
         "ModernBERT",

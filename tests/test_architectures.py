@@ -277,6 +277,10 @@ coordinates and keeps lengths and q·k; windows and chunks confirmed by changing
 every token in every layer once. Two rows differ in the shift: Ministral 3 is shifted within its original context,
 where its factor is one (the factor is tested apart), and GPT-2's learned positions change everything, as they should.
 
+Planes are measured on each layer: how many turn, which coordinates pair (neighbours, or the same places of two
+halves), and after how many tokens the slowest of them is round once. `tests/test_rotation.py` compares every plane's
+angle with the family's formula, and vectors that are turned back by it with those of `stage="pre_rope"`.
+
 """
 
 REFUSALS = """
@@ -308,6 +312,21 @@ states are those of the untouched model, and both stages differ by the rotation 
 """
 
 
+COLUMNS = [
+    "family",
+    "kernel",
+    "heads (q/k)",
+    "head width",
+    "rotated (layers)",
+    "planes",
+    "pairs",
+    "slowest plane",
+    "attention (layers)",
+    "pre-RoPE",
+    "note",
+]
+
+
 def spans(layers: list[int]) -> str:
     """`0–2, 5` for [0, 1, 2, 5]."""
     runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), lambda pair: pair[1] - pair[0])]
@@ -330,6 +349,20 @@ def rotation(facts: LayerFacts) -> str:
     return "all" if facts.rotary_dims == facts.head_dim else f"{facts.rotary_dims} of {facts.head_dim}"
 
 
+def layout(facts: LayerFacts) -> str:
+    """Which coordinates form a plane: neighbours, the same places of two halves, or another layout."""
+    if facts.rotation is None:
+        return "–"
+    pairs = facts.rotation.pairs
+    if all(second == first + 1 for first, second in pairs):
+        return "neighbours"
+    return "halves" if len({second - first for first, second in pairs}) == 1 else "other"
+
+
+def slowest(facts: LayerFacts) -> str:
+    return "–" if facts.rotation is None else f"{2 * np.pi / min(facts.rotation.angles):,.0f}"
+
+
 def row(family: Family) -> str:
     probe = probed(family.name)
     try:
@@ -343,6 +376,9 @@ def row(family: Family) -> str:
         by_layer(probe.layers, lambda facts: f"{facts.q_heads}/{facts.kv_heads}"),
         by_layer(probe.layers, lambda facts: str(facts.head_dim)),
         by_layer(probe.layers, rotation),
+        by_layer(probe.layers, lambda facts: str(len(facts.rotation.pairs)) if facts.rotation else "–"),
+        by_layer(probe.layers, layout),
+        by_layer(probe.layers, slowest),
         by_layer(
             probe.layers, lambda facts: " ".join(filter(None, [facts.attention, str(facts.attention_window or "")]))
         ),
@@ -353,8 +389,7 @@ def row(family: Family) -> str:
 
 
 def page() -> str:
-    head = "| family | kernel | heads (q/k) | head width | rotated (layers) | attention (layers) | pre-RoPE | note |"
-    table = [head, "|---|---|---|---|---|---|---|---|", *map(row, FAMILIES)]
+    table = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}", *map(row, FAMILIES)]
     return INTRO + "\n".join(table) + "\n" + REFUSALS.format(names=" and ".join(REFUSED)) + BEFORE
 
 

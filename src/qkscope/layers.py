@@ -85,8 +85,12 @@ class LayerFacts:
         return head // (self.q_heads // self.kv_heads)
 
     def to_json(self) -> dict[str, Any]:
-        """The plain form stored in moments files and provenance."""
+        """The plain form stored in moments files."""
         return {**asdict(self), "rotation": None if self.rotation is None else self.rotation.to_json()}
+
+    def outline(self) -> dict[str, Any]:
+        """The plain form for provenance, which people read: without the hundreds of numbers of a rotation."""
+        return {name: value for name, value in self.to_json().items() if name != "rotation"}
 
     @classmethod
     def from_json(cls, stored: Any) -> LayerFacts:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qkscope.capture.angles import angles_of
+from qkscope.capture.angles import angles_of, turns_at
 from qkscope.capture.replay import POSITIONS, ReplayTap, at_rest, cos_and_sin, quarter_turn
 from qkscope.capture.tap import AttentionCall
 from qkscope.errors import CaptureError
@@ -251,8 +251,8 @@ class Unrotation:
     def __call__(self, vectors: Tensor, positions: Tensor | None = None) -> Tensor:
         """`vectors` (rows, heads, tokens, width) without their rotation, in float32 or float64.
 
-        `positions` is (tokens,) or (rows, tokens), by default 0, 1, 2, …; below 0 stands for padding, which is left
-        with any rotation.
+        `positions` is (tokens,) or (rows, tokens), by default 0, 1, 2, …; below 0 stands for padding, which stays as
+        it is.
         """
         return self._turned(vectors, positions, torch.sub)
 
@@ -263,11 +263,13 @@ class Unrotation:
     def _turned(self, vectors: Tensor, positions: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
         x = vectors.to(dtype)
+        if positions is None and x.shape[2] > self.context:
+            raise CaptureError(f"{x.shape[2]} tokens, but a rotation for {self.context}")
         cos, sin, partner = self._table(vectors.device, dtype)
         if positions is None:
             cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
         else:
-            at = positions.to(vectors.device)
+            at = positions.to(vectors.device).clamp(min=0)
             cos, sin = cos[at], sin[at]
             if positions.dim() == 2:
                 cos, sin = cos[:, None], sin[:, None]
@@ -282,10 +284,9 @@ class Unrotation:
 
 def turn_tables(rotation: Rotation, width: int, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """cos and signed sin (positions, width) and each coordinate's partner: x cos + x[partner] sin turns x forwards."""
-    angles = torch.zeros(width, dtype=torch.float64)
-    partner = torch.arange(width)
+    angles, partner = np.zeros(width), torch.arange(width)
     for (first, second), angle in zip(rotation.pairs, rotation.angles, strict=True):
         angles[first], angles[second] = -angle, angle
         partner[first], partner[second] = second, first
-    turns = positions.double()[:, None] * angles
+    turns = torch.from_numpy(turns_at(angles, positions.numpy()))
     return turns.cos(), turns.sin(), partner

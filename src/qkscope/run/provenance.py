@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,7 +53,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context),
         "protocol": plan.study.protocol,
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
-        "layers": [replace(facts, rotation=None).to_json() for facts in probe.layers],  # it is in the moments
+        "layers": [facts.outline() for facts in probe.layers],
         "fingerprint": plan.fingerprint(),
         "settings": plan.settings(),
         "environment": environment(),

@@ -127,7 +127,7 @@ class ShardRunner:
         if self._loaded is None or self._loaded.name != name:
             self._loaded = self._batch_tokens = None  # the old model goes before the new one comes
             model = load_backbone(plan.source, plan.config, dtype=plan.study.dtype, device=plan.study.device)
-            probe = probe_model(model, context=plan.context)
+            probe = probe_model(model, plan.context)
             self._loaded = Loaded(name, model, probe, checkpoint_provenance(plan, probe, model))
         return self._loaded
 

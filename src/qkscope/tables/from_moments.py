@@ -229,7 +229,7 @@ def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest:
     from_sums = {
         "context": moments.layout.context,
         "skip_positions": moments.layout.skip_positions,
-        "layers": [facts.to_json() for facts in moments.layers.values()],
+        "layers": [facts.outline() for facts in moments.layers.values()],
     }
     recorded = {key: value for key, value in moments.provenance.items() if value is not None}
     origin = {**moments.provenance, **from_sums, **recorded, "name": name}
