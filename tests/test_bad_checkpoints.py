@@ -2,16 +2,19 @@
 
 import json
 import shutil
+import warnings
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
+import qkscope
 from families import tiny
 from qkscope.capture.finite import require_finite_weights
 from qkscope.cli.main import main
-from qkscope.errors import DocumentFailure, ModelError
+from qkscope.errors import DocumentFailure, ModelError, QkscopeWarning
 from qkscope.results.read import load_results
 from qkscope.run.engines.base import Placement
 from qkscope.run.events import Events
@@ -224,4 +227,48 @@ def test_many_bad_tensors_are_counted_and_some_are_named():
         parameter.data.fill_(torch.nan)
     total = sum(parameter.numel() for parameter in model.model.layers[1].parameters())
     with pytest.raises(ModelError, match=rf"^{total} of its weights.*layer 1, .*, and 6 more tensors have some"):
+        require_finite_weights(model)
+
+
+OFFLOADED = {f"layers.{layer}": "disk" if layer >= 2 else "cpu" for layer in range(4)}
+
+
+@pytest.mark.parametrize("way", ["device_map", "disk_offload", "cpu_offload", "whole layers", "two hooks on a module"])
+def test_weights_that_accelerate_offloads_are_looked_at_where_they_lie(diverged, tmp_path, way):
+    """In the checkpoint's own safetensors, in files that accelerate wrote, or in memory elsewhere."""
+    from accelerate import cpu_offload, disk_offload
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    if way == "device_map":
+        elsewhere = {"embed_tokens": "cpu", "norm": "cpu", "rotary_emb": "cpu", **OFFLOADED}
+        model = AutoModel.from_pretrained(diverged, device_map=elsewhere, offload_folder=tmp_path / "offloaded")
+    elif way == "cpu_offload":
+        model = cpu_offload(AutoModel.from_pretrained(diverged))
+    else:
+        whole = ["SmolLM3DecoderLayer"] if way == "whole layers" else None
+        model = AutoModel.from_pretrained(diverged)
+        model = disk_offload(model, tmp_path / "offloaded", preload_module_classes=whole)
+    if way == "two hooks on a module":
+        add_hook_to_module(model.layers[2].self_attn.q_proj, ModelHook(), append=True)
+    assert model.layers[2].self_attn.q_proj.weight.is_meta
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is left unchecked
+        with pytest.raises(ModelError) as refused:
+            qkscope.capture_moments(model, [list(range(32))])
+    assert str(refused.value) == REASON
+
+
+def test_offloaded_weights_that_are_finite_are_measured_as_ever(checkpoints, tmp_path):
+    from accelerate import disk_offload
+
+    model = AutoModel.from_pretrained(checkpoints / "long")
+    plain = qkscope.analyze(qkscope.capture_moments(model, [list(range(64))] * 3))
+    offloaded = disk_offload(model, tmp_path / "offloaded")
+    pd.testing.assert_frame_equal(plain, qkscope.analyze(qkscope.capture_moments(offloaded, [list(range(64))] * 3)))
+
+
+def test_weights_that_nobody_says_the_place_of_are_told_to_be_unchecked():
+    model = tiny("llama")
+    model.model.layers[1].self_attn.q_proj.to("meta")
+    with pytest.warns(QkscopeWarning, match=r"^1 tensor of weights \(the first: model\.layers\.1\.self_attn\.q_proj"):
         require_finite_weights(model)
