@@ -298,6 +298,7 @@ def test_a_local_model_of_the_same_sizes_and_other_weights_is_none(world, tmp_pa
         done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
     assert done.returncode == 0, done.stderr
     assert "same weights" not in done.stdout
+    assert "to compare it with a file of the same size on the Hub" in done.stderr
 
 
 def test_what_equals_two_that_cannot_be_compared_makes_all_three_one(world, tmp_path, checkpoints):

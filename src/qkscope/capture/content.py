@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,8 +49,10 @@ class _Stated:
 class Content:
     """The weights of one source, to be compared with others; nothing is read before a comparison needs it."""
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, noted: Callable[[str], None] = lambda message: None) -> None:
         self.source = source
+        self._noted = noted
+        self._digests: dict[Path, str] = {}
 
     def known(self) -> bool:
         """Whether anything can be compared: a repository on the Hub may not be reached, or state no hashes."""
@@ -71,11 +73,12 @@ class Content:
         return self._sample == other._sample and self._whole == other._whole
 
     def _is_stored_in(self, local: Content) -> bool:
-        """Whether a folder has the files that the Hub states: names and sizes first, then every byte."""
+        """Whether a folder has the files that the Hub states: by name and size, then by every byte of each in turn."""
+        files = {path.name: path for path in local._files}
         sizes = {name: each.size for name, each in self._stated.items()}
-        if not sizes or sizes != {path.name: path.stat().st_size for path in local._files}:
+        if not sizes or sizes != {name: path.stat().st_size for name, path in files.items()}:
             return False
-        return all(local._file_digests[name] == each.digest for name, each in self._stated.items())
+        return all(local._digest_of(files[name]) == each.digest for name, each in self._stated.items())
 
     @cached_property
     def _stated(self) -> dict[str, _Stated]:
@@ -97,13 +100,13 @@ class Content:
     def _files(self) -> list[Path]:
         return _weight_files(Path(self.source.location))
 
-    @cached_property
-    def _file_digests(self) -> dict[str, str]:
-        digests = {}
-        for path in self._files:
+    def _digest_of(self, path: Path) -> str:
+        if path not in self._digests:
+            size = path.stat().st_size / 1e6
+            self._noted(f"reading {path} ({size:.0f} MB) to compare it with a file of the same size on the Hub")
             with path.open("rb") as file:
-                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-        return digests
+                self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._digests[path]
 
     @cached_property
     def _sample(self) -> str:

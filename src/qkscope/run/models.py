@@ -114,9 +114,9 @@ def _blueprint(study: Study, config: Any, trust_remote_code: bool) -> Any:
 # -- equal weights -----------------------------------------------------------------------------------------
 
 
-def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model], str]) -> list[str]:
+def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model], str], noted: Noted) -> list[str]:
     """Refuse two checkpoints whose rows would be identical; returns notes about those that share weights otherwise."""
-    groups, unknown = _same_weights(models)
+    groups, unknown = _same_weights(models, noted)
     notes = []
     for group in groups:
         settings = {model.checkpoint.name: _settings(model, tokenizer_of(model)) for model in group}
@@ -153,11 +153,11 @@ def _identical(one: Model, other: Model) -> str:
     )
 
 
-def _same_weights(models: Sequence[Model]) -> tuple[list[list[Model]], list[Model]]:
+def _same_weights(models: Sequence[Model], noted: Noted) -> tuple[list[list[Model]], list[Model]]:
     """Groups of two or more checkpoints with equal weights, and the checkpoints of which nothing is known."""
     from qkscope.capture.content import Content
 
-    contents = {source: Content(source) for source in dict.fromkeys(model.source for model in models)}
+    contents = {source: Content(source, noted) for source in dict.fromkeys(model.source for model in models)}
     groups: list[list[int]] = []
     for number, model in enumerate(models):
         alike = [k for k in range(number) if contents[models[k].source].equals(contents[model.source])]
