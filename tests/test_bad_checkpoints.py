@@ -1,17 +1,23 @@
 """Checkpoints that cannot be measured: named, and left out if that is wanted; the others are not touched by it."""
 
 import json
+import shlex
 import shutil
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
+import qkscope
 from families import tiny
 from qkscope.capture.finite import require_finite_weights
 from qkscope.cli.main import main
-from qkscope.errors import DocumentFailure, ModelError
+from qkscope.errors import DocumentFailure, ModelError, QkscopeWarning
+from qkscope.results.left_out import leave_out, read_left_out, take_back
 from qkscope.results.read import load_results
 from qkscope.run.engines.base import Placement
 from qkscope.run.events import Events
@@ -74,7 +80,7 @@ def test_the_checkpoint_the_layer_and_the_tensor_are_named_and_what_is_finished_
     assert (tmp_path / "out/moments/one.safetensors").is_file()
     assert main(["run", str(three), "--out", str(tmp_path / "out")]) == 2
     shown = capsys.readouterr().err
-    assert "`qkscope run --skip-bad-checkpoints` goes on without this checkpoint" in shown
+    assert "; --skip-bad-checkpoints goes on without this checkpoint" in shown
     assert "CaptureOptions" not in shown
     assert not (tmp_path / "out/left_out.json").exists()
 
@@ -120,6 +126,40 @@ def test_it_is_said_loudly_and_the_exit_code_is_zero(three, tmp_path, capsys):
     assert capsys.readouterr().err.endswith(last)
     assert main(["analyze", out]) == 0
     assert main(["report", out, "--no-figures"]) == 0
+
+
+def test_shard_commands_go_on_without_it_if_the_plan_was_asked_to(three, tmp_path, capsys):
+    """As a batch system runs them: each by itself, the tables afterwards."""
+    out = str(tmp_path / "out")
+    assert main(["plan", str(three), "--out", out, "--skip-bad-checkpoints"]) == 0
+    commands = capsys.readouterr().out.splitlines()
+    assert commands == [f"qkscope shard {three} {k} --out {out} --skip-bad-checkpoints" for k in range(9)]
+    first_bad = shlex.split(commands[3])[1:]
+    assert main(first_bad[:-1]) == 2
+    assert f"checkpoint 'bad': {REASON}; --skip-bad-checkpoints goes on without" in capsys.readouterr().err
+    assert not (tmp_path / "out/left_out.json").exists()
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+    assert f"bad: LEFT OUT: {REASON}" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out/left_out.json").read_text()) == {"checkpoints": {"bad": REASON}}
+    assert sorted(path.name for path in (tmp_path / "out/moments").glob("*.safetensors")) == [
+        "one.safetensors",
+        "two.safetensors",
+    ]
+    assert read_status(tmp_path / "out").left_out == {"bad": REASON}
+    assert main(["run", str(three), "--out", out, "--skip-bad-checkpoints"]) == 0
+    whole = run_study(three, tmp_path / "whole", options=SKIP)
+    assert (tmp_path / "out/qk.csv").read_bytes() == (whole / "qk.csv").read_bytes()
+
+
+def test_shards_that_leave_out_different_checkpoints_at_once_are_all_recorded(tmp_path):
+    names = [f"checkpoint-{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: leave_out(tmp_path, name, f"of {name}"), names))
+        assert read_left_out(tmp_path) == {name: f"of {name}" for name in names}
+        list(pool.map(lambda name: take_back(tmp_path, name), names[1:]))
+    assert read_left_out(tmp_path) == {names[0]: f"of {names[0]}"}
+    assert [path.name for path in tmp_path.iterdir()] == ["left_out.json"]
 
 
 def test_a_mended_checkpoint_is_measured_by_the_next_run(three, tmp_path, checkpoints, diverged):
@@ -224,4 +264,48 @@ def test_many_bad_tensors_are_counted_and_some_are_named():
         parameter.data.fill_(torch.nan)
     total = sum(parameter.numel() for parameter in model.model.layers[1].parameters())
     with pytest.raises(ModelError, match=rf"^{total} of its weights.*layer 1, .*, and 6 more tensors have some"):
+        require_finite_weights(model)
+
+
+OFFLOADED = {f"layers.{layer}": "disk" if layer >= 2 else "cpu" for layer in range(4)}
+
+
+@pytest.mark.parametrize("way", ["device_map", "disk_offload", "cpu_offload", "whole layers", "two hooks on a module"])
+def test_weights_that_accelerate_offloads_are_looked_at_where_they_lie(diverged, tmp_path, way):
+    """In the checkpoint's own safetensors, in files that accelerate wrote, or in memory elsewhere."""
+    from accelerate import cpu_offload, disk_offload
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    if way == "device_map":
+        elsewhere = {"embed_tokens": "cpu", "norm": "cpu", "rotary_emb": "cpu", **OFFLOADED}
+        model = AutoModel.from_pretrained(diverged, device_map=elsewhere, offload_folder=tmp_path / "offloaded")
+    elif way == "cpu_offload":
+        model = cpu_offload(AutoModel.from_pretrained(diverged))
+    else:
+        whole = ["SmolLM3DecoderLayer"] if way == "whole layers" else None
+        model = AutoModel.from_pretrained(diverged)
+        model = disk_offload(model, tmp_path / "offloaded", preload_module_classes=whole)
+    if way == "two hooks on a module":
+        add_hook_to_module(model.layers[2].self_attn.q_proj, ModelHook(), append=True)
+    assert model.layers[2].self_attn.q_proj.weight.is_meta
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is left unchecked
+        with pytest.raises(ModelError) as refused:
+            qkscope.capture_moments(model, [list(range(32))])
+    assert str(refused.value) == REASON
+
+
+def test_offloaded_weights_that_are_finite_are_measured_as_ever(checkpoints, tmp_path):
+    from accelerate import disk_offload
+
+    model = AutoModel.from_pretrained(checkpoints / "long")
+    plain = qkscope.analyze(qkscope.capture_moments(model, [list(range(64))] * 3))
+    offloaded = disk_offload(model, tmp_path / "offloaded")
+    pd.testing.assert_frame_equal(plain, qkscope.analyze(qkscope.capture_moments(offloaded, [list(range(64))] * 3)))
+
+
+def test_weights_that_nobody_says_the_place_of_are_told_to_be_unchecked():
+    model = tiny("llama")
+    model.model.layers[1].self_attn.q_proj.to("meta")
+    with pytest.warns(QkscopeWarning, match=r"^1 tensor of weights \(the first: model\.layers\.1\.self_attn\.q_proj"):
         require_finite_weights(model)

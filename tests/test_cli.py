@@ -93,9 +93,12 @@ def test_each_window_of_analyze_has_its_own_option(tmp_path, monkeypatch, capsys
     assert not (tmp_path / "tables").exists()
 
 
-def test_the_commands_of_a_plan_trust_what_the_plan_trusts(world, tmp_path, monkeypatch, capsys):
+def test_the_commands_of_a_plan_carry_what_the_plan_was_given(world, tmp_path, monkeypatch, capsys):
     world()
     monkeypatch.chdir(tmp_path)
+    flags = "--trust-remote-code --skip-bad-documents --skip-bad-checkpoints --overwrite"
+    assert main(["plan", "study.yaml", *flags.split()]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"qkscope shard study.yaml {number} {flags}" for number in range(2)]
     assert main(["plan", "study.yaml", "--out", "my out", "--trust-remote-code"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"qkscope shard study.yaml {number} --out 'my out' --trust-remote-code" for number in range(2)

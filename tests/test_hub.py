@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from warm import run_warm
 
@@ -182,7 +184,8 @@ class Serving(BaseHTTPRequestHandler):
             self._answer(b"", 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self._commit(revision)})
             return
         content = file.read_bytes()
-        headers = {"X-Repo-Commit": self._commit(revision), "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+        kind = hashlib.sha256 if file.suffix == ".safetensors" else hashlib.sha1  # as of files kept by LFS
+        headers = {"X-Repo-Commit": self._commit(revision), "ETag": f'"{kind(content).hexdigest()}"'}
         self._answer(content, 200, headers)
 
     do_HEAD = do_GET
@@ -254,6 +257,80 @@ def test_commits_of_different_weights_are_planned_from_the_hub(world, tmp_path, 
     assert done.returncode == 0, done.stderr
     assert "same weights" not in done.stdout
     assert not [path for path in asked if path.endswith(".safetensors")]
+
+
+def split(folder, into):
+    """A copy of a checkpoint whose weights are in several files."""
+    shutil.copytree(folder, into, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(into, max_shard_size="100KB")
+    assert len(list(into.glob("*.safetensors"))) > 1
+    return into
+
+
+@pytest.mark.parametrize("files", ["one file", "several files"])
+def test_a_local_copy_of_what_is_on_the_hub_is_noticed_without_a_download(world, tmp_path, checkpoints, files):
+    """Another card, and weights beside it that are not loaded, make no difference."""
+    stored = checkpoints / "long" if files == "one file" else split(checkpoints / "long", tmp_path / "split")
+    shutil.copytree(stored, tmp_path / "copy")
+    (tmp_path / "copy/README.md").write_text("mine")
+    shutil.copytree(stored, tmp_path / "remote")
+    shutil.copy(checkpoints / "short/model.safetensors", tmp_path / "remote/consolidated.safetensors")
+    listed = [{"name": "local", "model": "copy"}, {"name": "remote", "model": "org/tiny", "revision": "step-1"}]
+    world(checkpoints=[{**each, "context": 64} for each in listed])
+    with serving({"step-1": tmp_path / "remote"}) as (endpoint, asked):
+        done = run(tmp_path, tmp_path / "empty", "run", "study.yaml", "--out", "out", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2
+    assert f"checkpoints 'local' and 'remote' have the same weights ({tmp_path}/copy and org/tiny@" in done.stderr
+    assert not [path for path in asked if path.endswith(".safetensors")]
+
+
+def test_a_local_model_of_the_same_sizes_and_other_weights_is_none(world, tmp_path, checkpoints):
+    shutil.copytree(checkpoints / "long", tmp_path / "other")
+    weights = load_file(tmp_path / "other/model.safetensors")
+    weights["model.norm.weight"][0] += 1.0
+    save_file(weights, tmp_path / "other/model.safetensors", {"format": "pt"})
+    assert (tmp_path / "other/model.safetensors").stat().st_size == (
+        checkpoints / "long/model.safetensors"
+    ).stat().st_size
+    listed = [{"name": "local", "model": "other"}, {"name": "remote", "model": "org/tiny", "revision": "step-1"}]
+    world(checkpoints=[{**each, "context": 64} for each in listed])
+    with serving({"step-1": checkpoints / "long"}) as (endpoint, _):
+        done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    assert "same weights" not in done.stdout
+    assert "to compare it with a file of the same size on the Hub" in done.stderr
+
+
+def test_what_equals_two_that_cannot_be_compared_makes_all_three_one(world, tmp_path, checkpoints):
+    """The Hub has one file and the first copy has several; the second copy is equal to both."""
+    split(checkpoints / "long", tmp_path / "split")
+    shutil.copytree(checkpoints / "long", tmp_path / "copy")
+    listed = [
+        {"name": "a", "model": "org/tiny", "revision": "step-1", "context": 64},
+        {"name": "b", "model": "split", "context": 96},
+        {"name": "c", "model": "copy", "context": 128},
+    ]
+    for places, told in ((3, "'a', 'b', 'c'"), (2, None)):
+        world(checkpoints=listed[:places])
+        with serving({"step-1": checkpoints / "long"}) as (endpoint, _):
+            done = run(tmp_path, tmp_path / f"empty{places}", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+        assert done.returncode == 0, done.stderr
+        assert (f"checkpoints {told} have the same weights; they differ in context" in done.stdout) == bool(told)
+        assert ("same weights" in done.stdout) == bool(told)
+
+
+def test_a_local_copy_of_what_is_in_the_cache_is_noticed_offline(world, tmp_path, checkpoints):
+    with serving({"step-1": checkpoints / "long"}) as (endpoint, _):
+        world(checkpoints=[{"name": "a", "model": "org/tiny", "revision": "step-1", "context": 64}])
+        assert (
+            run(tmp_path, tmp_path / "home", "run", "study.yaml", "--out", "out", HF_ENDPOINT=endpoint).returncode == 0
+        )
+    shutil.copytree(checkpoints / "long", tmp_path / "copy")
+    listed = [{"name": "b", "model": "copy"}, {"name": "a", "model": "org/tiny", "revision": "step-1"}]
+    world(checkpoints=[{**each, "context": 64} for each in listed])
+    done = run(tmp_path, tmp_path / "home", "inspect", "study.yaml", HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert "checkpoints 'b' and 'a' have the same weights" in done.stderr
 
 
 def test_an_adapter_on_the_hub_is_named(world, tmp_path):

@@ -2,16 +2,19 @@
 
 Local safetensors are compared tensor by tensor, so that other file names, another cut into shards and another
 config.json make no difference; GGUF files as wholes; repositories on the Hub by the hashes that it states of their
-safetensors files, without downloading any. Kinds are not compared with each other: a model on the Hub and a local copy
-of it, or a model and its GGUF version, are not seen to be the same.
+safetensors files, without downloading any; a repository and a local copy of it by those hashes too, if the copy has the
+same files. A copy that was saved again, or cut into other files, is not seen to be the same as what is on the Hub. GGUF
+files are compared with other GGUF files alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +24,8 @@ from qkscope.errors import ModelError
 
 SAMPLE, SAMPLES = 4096, 8  # bytes and places: a first look, which is confirmed by reading everything
 BLOCK = 16 * 1024 * 1024
+SINGLE = "model.safetensors"
+SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -33,30 +38,94 @@ class _Stretch:
     length: int
 
 
-def sampled_weights(source: ModelSource) -> str | None:
-    """A hash that equal weights share; others may, rarely, share it too. None where nothing can be known."""
-    if source.kind == "hub":
-        return _stated_by_hub(source)
-    return _digest(source, whole=False)
+@dataclass(frozen=True)
+class _Stated:
+    """What is known of a file on the Hub without having it."""
+
+    size: int | None
+    digest: str  # sha256 of its bytes if it is 64 digits long, as of all large files; else git's own hash
 
 
-def same_weights(one: ModelSource, other: ModelSource) -> bool:
-    """Whether two sources whose samples agree hold the same weights: local files are read from end to end."""
-    if one.kind != other.kind or one.kind == "hub":
-        return one.kind == other.kind
-    if (one.location, one.gguf_file) == (other.location, other.gguf_file):
-        return True
-    return _digest(one, whole=True) == _digest(other, whole=True)
+class Content:
+    """The weights of one source, to be compared with others; nothing is read before a comparison needs it."""
+
+    def __init__(self, source: ModelSource, noted: Callable[[str], None] = lambda message: None) -> None:
+        self.source = source
+        self._noted = noted
+        self._digests: dict[Path, str] = {}
+
+    def known(self) -> bool:
+        """Whether anything can be compared: a repository on the Hub may not be reached, or state no hashes."""
+        return self.source.kind != "hub" or bool(self._stated)
+
+    def equals(self, other: Content) -> bool:
+        """Whether both hold the same weights, as far as that can be known without a download."""
+        if self.source == other.source:
+            return True
+        kinds = {self.source.kind, other.source.kind}
+        if kinds == {"hub"}:
+            return self.known() and self._hashes == other._hashes
+        if kinds == {"hub", "local"}:
+            hub, local = (self, other) if self.source.kind == "hub" else (other, self)
+            return hub._is_stored_in(local)
+        if len(kinds) > 1:
+            return False
+        return self._sample == other._sample and self._whole == other._whole
+
+    def _is_stored_in(self, local: Content) -> bool:
+        """Whether a folder has the files that the Hub states: by name and size, then by every byte of each in turn."""
+        files = {path.name: path for path in local._files}
+        sizes = {name: each.size for name, each in self._stated.items()}
+        if not sizes or sizes != {name: path.stat().st_size for name, path in files.items()}:
+            return False
+        return all(local._digest_of(files[name]) == each.digest for name, each in self._stated.items())
+
+    @cached_property
+    def _stated(self) -> dict[str, _Stated]:
+        """Of the files that would be loaded: the Hub states their hashes; the cache names its files by them."""
+        found = _stated_by_hub(self.source) or _stated_by_cache(self.source)
+        if SINGLE in found:
+            return {SINGLE: found[SINGLE]}
+        shards = {name: int(named[1]) for name in found if (named := SHARD.fullmatch(name))}
+        if not shards:
+            return found
+        whole = set(shards.values()) == {len(shards)}  # the cache may hold some of them
+        return {name: found[name] for name in shards} if whole else {}
+
+    @cached_property
+    def _hashes(self) -> list[str]:
+        return sorted(each.digest for each in self._stated.values())
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        return _weight_files(Path(self.source.location))
+
+    def _digest_of(self, path: Path) -> str:
+        if path not in self._digests:
+            size = path.stat().st_size / 1e6
+            self._noted(f"reading {path} ({size:.0f} MB) to compare it with a file of the same size on the Hub")
+            with path.open("rb") as file:
+                self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._digests[path]
+
+    @cached_property
+    def _sample(self) -> str:
+        return _digest(self.source, whole=False)
+
+    @cached_property
+    def _whole(self) -> str:
+        return _digest(self.source, whole=True)
 
 
 def _digest(source: ModelSource, *, whole: bool) -> str:
+    """A hash of a local source's tensors; of samples of them, which others may, rarely, share too."""
     digest = hashlib.sha256()
     for stretch in sorted(_stretches(source), key=lambda each: each.about):
         digest.update(f"{stretch.about} {stretch.length}\n".encode())
         with stretch.path.open("rb") as file:
             for block in _all(file, stretch) if whole else _samples(file, stretch):
                 digest.update(block)
-    return f"{source.kind} sha256:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _all(file: BinaryIO, stretch: _Stretch) -> Iterator[bytes]:
@@ -86,11 +155,12 @@ def _stretches(source: ModelSource) -> Iterator[_Stretch]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that would be loaded; others may lie beside them."""
+    """The files that would be loaded, as transformers chooses them; others may lie beside them."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         return [folder / name for name in require_safe_index(folder / INDEX)]
-    single = folder / "model.safetensors"
-    return [single] if single.is_file() else sorted(folder.glob(f"*{SAFE}"))
+    return sorted(folder.glob(f"*{SAFE}"))
 
 
 def _tensors(path: Path) -> Iterator[_Stretch]:
@@ -106,36 +176,30 @@ def _tensors(path: Path) -> Iterator[_Stretch]:
         raise ModelError(f"{path} is not a safetensors file ({type(error).__name__}); fetch or save it again") from None
 
 
-def _stated_by_hub(source: ModelSource) -> str | None:
-    """The hashes of a commit's safetensors files: the Hub states them; the cache names its files by them."""
-    stated = _hashes_on_hub(source) or _hashes_in_cache(source)
-    if not stated:
-        return None
-    return f"hub sha256:{hashlib.sha256(' '.join(sorted(stated)).encode()).hexdigest()}"
-
-
-def _hashes_on_hub(source: ModelSource) -> list[str]:
+def _stated_by_hub(source: ModelSource) -> dict[str, _Stated]:
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
-        return []
+        return {}
     try:
         files = HfApi().model_info(source.location, revision=source.revision, files_metadata=True).siblings
     except Exception:  # no answer, or one without hashes: then the cache is looked at
-        return []
+        return {}
     weights = [file for file in files or () if _is_weights(file.rfilename)]
-    hashes = [file.lfs.sha256 if file.lfs else file.blob_id for file in weights]
-    return [each for each in hashes if each] if all(hashes) else []
+    hashes = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in weights}
+    sizes = {file.rfilename: file.size for file in weights}
+    stated = {name: _Stated(sizes[name], digest) for name, digest in hashes.items() if digest}
+    return stated if len(stated) == len(weights) else {}
 
 
-def _hashes_in_cache(source: ModelSource) -> list[str]:
+def _stated_by_cache(source: ModelSource) -> dict[str, _Stated]:
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
     if not isinstance(config, str):
-        return []
-    links = [path for path in Path(config).parent.iterdir() if _is_weights(path.name)]
-    return [path.readlink().name for path in links if path.is_symlink()]
+        return {}
+    links = [path for path in Path(config).parent.iterdir() if _is_weights(path.name) and path.is_symlink()]
+    return {path.name: _Stated(path.stat().st_size, path.readlink().name) for path in links if path.exists()}
 
 
 def _is_weights(name: str) -> bool:

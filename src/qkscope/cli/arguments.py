@@ -114,7 +114,6 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_capture_options(parser: argparse.ArgumentParser) -> None:
-    _add_trust(parser)
     parser.add_argument(
         "--evict",
         action="store_true",
@@ -130,17 +129,18 @@ def _add_capture_options(parser: argparse.ArgumentParser) -> None:
         "<results>/vectors/ "
         "(without RATE: on average one token per position bucket)",
     )
-    _add_skip_option(parser)
+    _add_shard_options(parser)
+    _add_engine_options(parser)
+
+
+def _add_shard_options(parser: argparse.ArgumentParser) -> None:
+    _add_trust(parser)
     parser.add_argument(
         "--skip-bad-checkpoints",
         action="store_true",
         help="continue without checkpoints that cannot be measured (NaN weights, a damaged file, a refused model) "
         "instead of stopping; they are listed at the end, by `qkscope status` and in the provenance",
     )
-    _add_engine_options(parser)
-
-
-def _add_skip_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-bad-documents",
         action="store_true",
@@ -201,9 +201,9 @@ def _add_plan(commands: Any) -> None:
         "plan",
         "plan",
         "the shards of a study as commands, for a batch system",
-        "Print one `qkscope shard` command per shard. Run them in any order, any number at a time, on any machine\n"
-        "that sees the results folder; then `qkscope run` makes the tables. With --estimate, print instead what the\n"
-        "study would cost on a cluster.",
+        "Print one `qkscope shard` command per shard, with those options below that it takes. Run them in any order,\n"
+        "any number at a time, on any machine that sees the results folder; then `qkscope run` makes the tables.\n"
+        "With --estimate, print instead what the study would cost on a cluster.",
         "examples:\n  qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml\n"
         "  qkscope plan study.yaml --estimate --devices 8\n"
         "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
@@ -218,7 +218,7 @@ def _add_plan(commands: Any) -> None:
         action="store_true",
         help="print instead: device hours, memory, disk, network and wall time on a cluster, and the bottleneck",
     )
-    _add_trust(parser)
+    _add_shard_options(parser)
     add_cluster_options(parser)
 
 
@@ -235,8 +235,7 @@ def _add_shard(commands: Any) -> None:
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
-    _add_skip_option(parser)
-    _add_trust(parser)
+    _add_shard_options(parser)
 
 
 def _add_report(commands: Any) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from qkscope.run.plan import Plan
 
 
+# What `qkscope plan` hands on to the `qkscope shard` commands that it prints.
+SHARD_FLAGS = ("trust_remote_code", "skip_bad_documents", "skip_bad_checkpoints", "overwrite")
+
+
 def run(options: argparse.Namespace) -> int:
     """`qkscope run`."""
     from qkscope.cli.progress import progress
@@ -94,14 +98,15 @@ def plan(options: argparse.Namespace) -> int:
     numbered = made.numbered_shards()
     numbers = list(range(len(numbered)))
     if options.left:
-        states = [look(each, results_folder(made.file, options.out)) for each in made.checkpoints]
+        folder = results_folder(made.file, options.out)
+        states = [look(each, folder, overwrite=options.overwrite) for each in made.checkpoints]
         missing = {(state.plan.checkpoint.name, shard.number) for state in states for shard in state.left}
         numbers = [k for k in numbers if (numbered[k][0].checkpoint.name, numbered[k][1].number) in missing]
     if options.count:
         print(len(numbers))
         return 0
     also = ["--out", options.out] if options.out else []
-    also += ["--trust-remote-code"] if options.trust_remote_code else []
+    also += [f"--{flag.replace('_', '-')}" for flag in SHARD_FLAGS if getattr(options, flag)]
     for number in numbers:
         print(shlex.join(["qkscope", "shard", options.study, str(number), *also]))
     return 0
@@ -124,7 +129,11 @@ def shard(options: argparse.Namespace) -> int:
 
     with progress() as events:
         made = planned(options, events)
-        chosen = CaptureOptions(skip_bad_documents=options.skip_bad_documents, overwrite=options.overwrite)
+        chosen = CaptureOptions(
+            skip_bad_documents=options.skip_bad_documents,
+            skip_bad_checkpoints=options.skip_bad_checkpoints,
+            overwrite=options.overwrite,
+        )
         capture_shard(made, options.number, results_folder(made.file, options.out), events, chosen)
     return 0
 

@@ -23,6 +23,7 @@ STUDY_YAML = "study.yaml"
 LEFT_OUT_JSON = "left_out.json"
 REPORT_HTML = "report.html"
 LOCK = ".lock"
+LEFT_OUT_LOCK = ".left_out.lock"
 FILES = (
     QK_CSV,
     QK_COMMON_CSV,
@@ -33,6 +34,7 @@ FILES = (
     LEFT_OUT_JSON,
     REPORT_HTML,
     LOCK,
+    LEFT_OUT_LOCK,
 )
 
 MOMENTS, SHARDS, VECTORS = "moments", ".shards", "vectors"

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qkscope.errors import InputError
 from qkscope.files import remove_file, write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
-from qkscope.results.folder import LEFT_OUT_JSON, results_file
+from qkscope.results.folder import LEFT_OUT_JSON, LEFT_OUT_LOCK, results_file
+from qkscope.results.lock import in_turn
 from qkscope.results.read import one_line
 from qkscope.study.schema import Name
 
@@ -40,14 +41,16 @@ def read_left_out(folder: Path) -> dict[str, str]:
 
 def leave_out(folder: Path, name: str, reason: str) -> None:
     """Record that the results are without this checkpoint."""
-    _write(folder, {**read_left_out(folder), name: one_line(reason)[:LONGEST]})
+    with in_turn(results_file(folder, LEFT_OUT_LOCK)):  # shards of other checkpoints may record theirs
+        _write(folder, {**read_left_out(folder), name: one_line(reason)[:LONGEST]})
 
 
 def take_back(folder: Path, name: str) -> None:
     """The checkpoint was measured after all."""
-    found = read_left_out(folder)
-    if found.pop(name, None) is not None:
-        _write(folder, found)
+    if name not in read_left_out(folder):
+        return
+    with in_turn(results_file(folder, LEFT_OUT_LOCK)):
+        _write(folder, {other: reason for other, reason in read_left_out(folder).items() if other != name})
 
 
 def _write(folder: Path, found: Mapping[str, str]) -> None:

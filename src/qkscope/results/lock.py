@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import stat
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from qkscope.study.harmless import plain_text
 
 LARGEST = 4096  # bytes of a signature; ours have about a hundred
 LONGEST_HOST = 255  # characters, as systems allow
+PAUSE = 0.2  # seconds between two looks at a lock that somebody else holds
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,20 @@ def holding(path: Path) -> Iterator[bool]:
     """Try to hold a lock file of its own; gives whether it is held now (false: somebody else holds it)."""
     with _held(path, alone=True) as held:
         yield held
+
+
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Hold a lock file of its own, after whoever holds it now; it is removed afterwards."""
+    while True:
+        with _held(path, alone=True) as held:
+            if held:
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)  # whoever waits for this one sees that it is gone
+                return
+        time.sleep(PAUSE)
 
 
 def is_held(path: Path) -> bool:

@@ -20,7 +20,7 @@ from qkscope.results.folder import (
     vectors_path,
 )
 from qkscope.results.left_out import leave_out, read_left_out, take_back
-from qkscope.results.lock import beside_others, holding, only_run
+from qkscope.results.lock import beside_others, in_turn, only_run
 from qkscope.results.remove import remove_unfinished
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
@@ -46,8 +46,6 @@ from qkscope.tables.from_moments import analyze_study
 from qkscope.text import are, counted
 from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.sample import published_rate
-
-MERGING_PAUSE = 0.2  # seconds between two looks at a lock that another shard holds
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,10 @@ def _capture(plan: Plan, folder: Path, events: Events, options: CaptureOptions) 
 
 
 def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options: CaptureOptions) -> None:
-    """Write the moments of exactly one shard of the plan, and merge its checkpoint if it is the last one."""
+    """Write the moments of exactly one shard of the plan, and merge its checkpoint if it is the last one.
+
+    A checkpoint that cannot be measured is recorded as left out, if the options allow that.
+    """
     numbered = plan.numbered_shards()
     if not 0 <= number < len(numbered):
         raise InputError(f"shard {number}: the plan has shards 0 to {len(numbered) - 1}")
@@ -159,7 +160,11 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
             for reason in reasons:
                 events.noted(f"to be captured again: {reason}")
             begun = time.perf_counter()
-            _run_one(each, shard, folder, events, options)
+            bad = _run_one(each, shard, folder, events, options)
+            if bad is not None:
+                leave_out(folder, name, bad)
+                events.left_out(each, bad)
+                return
             if is_only(each):
                 _accept(each, folder, events)
                 take_back(folder, name)
@@ -168,7 +173,10 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         _merge_if_last(each, folder, events)
 
 
-def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, options: CaptureOptions) -> None:
+def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, options: CaptureOptions) -> str | None:
+    """Run the shard; returns why its checkpoint is left out, if it cannot be measured and that is allowed."""
+    reasons: list[str] = []
+
     def told(report: Report) -> None:
         if isinstance(report, Started):
             events.started(each)
@@ -176,10 +184,13 @@ def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, o
             events.advanced(each, report.documents, report.tokens)
         elif isinstance(report, Noted):
             events.noted(report.message)
+        elif isinstance(report, LeftOut):
+            reasons.append(report.reason)
 
     task = Task(0, each.checkpoint.name, (shard,))
     job = Job([each], [task], folder, leniency=options.leniency, held=True)
     find_engine("local").run(job, told, Stop())
+    return reasons[0] if reasons else None
 
 
 def _accept(each: CheckpointPlan, folder: Path, events: Events) -> None:
@@ -194,17 +205,11 @@ def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
     Whoever comes while another looks or merges waits and looks too: the other may have looked too early.
     """
     begun, name = time.perf_counter(), each.checkpoint.name
-    lock = merging_path(folder, name)
-    mine = False
-    while not mine:
-        with holding(lock) as mine:
-            if mine and all(usable_shard(each, shard, folder) is not None for shard in each.shards()):
-                merge_shards(each, folder)
-                take_back(folder, name)
-                events.finished(each, time.perf_counter() - begun)
-                lock.unlink(missing_ok=True)
-        if not mine:
-            time.sleep(MERGING_PAUSE)
+    with in_turn(merging_path(folder, name)):
+        if all(usable_shard(each, shard, folder) is not None for shard in each.shards()):
+            merge_shards(each, folder)
+            take_back(folder, name)
+            events.finished(each, time.perf_counter() - begun)
 
 
 class _Run:

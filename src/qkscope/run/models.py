@@ -114,9 +114,9 @@ def _blueprint(study: Study, config: Any, trust_remote_code: bool) -> Any:
 # -- equal weights -----------------------------------------------------------------------------------------
 
 
-def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model], str]) -> list[str]:
+def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model], str], noted: Noted) -> list[str]:
     """Refuse two checkpoints whose rows would be identical; returns notes about those that share weights otherwise."""
-    groups, unknown = _same_weights(models)
+    groups, unknown = _same_weights(models, noted)
     notes = []
     for group in groups:
         settings = {model.checkpoint.name: _settings(model, tokenizer_of(model)) for model in group}
@@ -153,22 +153,17 @@ def _identical(one: Model, other: Model) -> str:
     )
 
 
-def _same_weights(models: Sequence[Model]) -> tuple[list[list[Model]], list[Model]]:
+def _same_weights(models: Sequence[Model], noted: Noted) -> tuple[list[list[Model]], list[Model]]:
     """Groups of two or more checkpoints with equal weights, and the checkpoints of which nothing is known."""
-    from qkscope.capture.content import same_weights, sampled_weights
+    from qkscope.capture.content import Content
 
-    sources = dict.fromkeys(model.source for model in models)
-    samples = {source: sampled_weights(source) if len(sources) > 1 else None for source in sources}
-    groups: list[list[Model]] = []
-    for model in models:
-        sample = samples[model.source]
-        for group in groups:
-            other = group[0].source
-            alike = other == model.source or (sample is not None and samples[other] == sample)
-            if alike and same_weights(other, model.source):
-                group.append(model)
-                break
-        else:
-            groups.append([model])
-    unknown = [model for model in models if samples[model.source] is None]
-    return [group for group in groups if len(group) > 1], unknown if len(sources) > 1 else []
+    contents = {source: Content(source, noted) for source in dict.fromkeys(model.source for model in models)}
+    groups: list[list[int]] = []
+    for number, model in enumerate(models):
+        alike = [k for k in range(number) if contents[models[k].source].equals(contents[model.source])]
+        # It may join two groups to one: of A, B and C, only A and C, and B and C, may be comparable.
+        joined = [group for group in groups if set(group) & set(alike)]
+        groups = [group for group in groups if group not in joined]
+        groups.append(sorted([number, *(k for group in joined for k in group)]))
+    unknown = [model for model in models if not contents[model.source].known()] if len(contents) > 1 else []
+    return [[models[k] for k in group] for group in sorted(groups) if len(group) > 1], unknown

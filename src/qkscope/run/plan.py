@@ -222,7 +222,7 @@ def make_plan(
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):
             corpora.need(model.tokenizer_source, model.checkpoint.context or 0)
-    remarks = check_equal_weights(models, lambda model: corpora.digest(model.tokenizer_source))
+    remarks = check_equal_weights(models, lambda model: corpora.digest(model.tokenizer_source), noted)
     plans = []
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):

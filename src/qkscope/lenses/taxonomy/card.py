@@ -13,11 +13,11 @@ from qkscope.lenses.card import (
     undefined_sentence,
     window_agreement,
 )
-from qkscope.lenses.taxonomy.findings import busiest_steps, moves_between
+from qkscope.lenses.taxonomy.findings import Busiest, busiest_steps, moves_between
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
 from qkscope.results.read import Entry
 from qkscope.stats.findings import PhaseChange, change_over, largest_contrast, phase_changes
-from qkscope.stats.noise import SMALLEST, HeadPanel
+from qkscope.stats.noise import HeadPanel
 from qkscope.stats.series import Shape, Trend
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
@@ -108,9 +108,9 @@ def _training(given: CardInput) -> list[Block | str]:
         shares = sorted(_fractions(given, given.checkpoints[0].name).items(), key=lambda item: -item[1])
         parts = [f"{percent(v)} are {c}" for c, v in shares if v > 0]
         return [f"At {label(given.checkpoints[0])}, {listed(parts)}."]
-    steps = busiest_steps(given.panel, given.checkpoints)
+    busiest = busiest_steps(given.panel, given.checkpoints)
     said: list[Block | str] = []
-    for name, step in zip(_turnover_names(steps), steps, strict=True):
+    for name, step in zip(_turnover_names(busiest), busiest.steps, strict=True):
         place = f" is from {label(step.before)} to {label(step.after)}"
         place += where(step.before, step.after, given.windows)
         said.append(
@@ -119,18 +119,20 @@ def _training(given: CardInput) -> list[Block | str]:
     phases = phase_changes(given.panel, given.checkpoints, CATEGORIES)
     if any(entry.phase for entry in phases):
         said += ["Phase by phase:", *_phase_lines(phases)]
-    elif not steps:
+    elif not busiest.steps:
         said.append("No category changes by more than its noise from one checkpoint to the next.")
     return said
 
 
-def _turnover_names(steps: list[PhaseChange]) -> list[str]:
+def _turnover_names(busiest: Busiest) -> list[str]:
     """What the busiest steps are called, in order; only one of them can be the largest."""
-    if len(steps) < 2:
-        return ["The one clear turnover"] * len(steps)
-    first, second = steps
-    if abs(first.size - second.size) <= SMALLEST:
+    if len(busiest.steps) < 2:
+        return ["The one clear turnover"] * len(busiest.steps)
+    if busiest.equal > 2:
+        return [f"One of {busiest.equal} turnovers of the same size", "Another of them"]
+    if busiest.equal == 2:
         return ["One of two turnovers of the same size", "The other"]
+    first, second = busiest.steps
     if first.size > second.size:
         return ["The largest turnover", "Another clear turnover"]
     return ["An earlier clear turnover", "The largest turnover"]
@@ -207,10 +209,10 @@ def _takeaway(given: CardInput) -> list[str]:
     if not given.study.one_run:
         return _differences(given.noun, given.panel, given.checkpoints)
     overall = change_over(given.panel, given.checkpoints, CATEGORIES)
-    steps = busiest_steps(given.panel, given.checkpoints)
+    busiest = busiest_steps(given.panel, given.checkpoints)
     said = [f"From {label(overall.before)} to {label(last)}, {_grew_and_shrank(overall)}"]
-    if len(steps) > 1:
-        places = " and ".join(f"from {label(s.before)} to {label(s.after)}" for s in steps)
+    if len(busiest.steps) > 1 and not busiest.more:
+        places = " and ".join(f"from {label(s.before)} to {label(s.after)}" for s in busiest.steps)
         said.append(f"The heads are resorted mainly in two steps, {places}.")
     said.append(context_takeaway(given, NAMED[:2]))
     said.append(f"At the end the largest category is {category}, with {percent(fraction)} of heads.")

@@ -9,16 +9,32 @@ import pandas as pd
 from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.results.read import Entry
 from qkscope.stats.findings import JUMP_SHARE, PhaseChange, change_over
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.noise import SMALLEST, HeadPanel
 
 
-def busiest_steps(panel: HeadPanel, checkpoints: Sequence[Entry], most: int = 2) -> list[PhaseChange]:
-    """The steps in which the most heads changed between categories net, in order; only real changes."""
+@dataclass(frozen=True)
+class Busiest:
+    """The one or two steps in which the most heads changed between categories net, in order; only real changes."""
+
+    steps: tuple[PhaseChange, ...] = ()
+    equal: int = 0  # steps, of all there are, that are as large as the largest
+    more: bool = False  # whether a step that is not among `steps` is as large as one that is
+
+
+def busiest_steps(panel: HeadPanel, checkpoints: Sequence[Entry], most: int = 2) -> Busiest:
+    """The steps with the most turnover, and whether others are as large."""
     steps = [change_over(panel, pair, CATEGORIES) for pair in itertools.pairwise(checkpoints)]
     real = [step for step in steps if any(change.direction for change in step.changes.values())]
-    largest = max((step.size for step in real), default=0.0)
-    kept = sorted((step for step in real if step.size >= JUMP_SHARE * largest), key=lambda step: -step.size)[:most]
-    return [step for step in steps if any(step is each for each in kept)]
+    if not real:
+        return Busiest()
+    ranked = sorted(real, key=lambda step: -step.size)
+    largest = ranked[0].size
+    kept = [step for step in ranked[:most] if step.size >= JUMP_SHARE * largest]
+    return Busiest(
+        steps=tuple(step for step in steps if any(step is each for each in kept)),
+        equal=sum(largest - step.size <= SMALLEST for step in real),
+        more=any(kept[-1].size - step.size <= SMALLEST for step in ranked[len(kept) :]),
+    )
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Worker:
 def _advised(error: QkscopeError) -> QkscopeError:
     return error.advised(
         python="CaptureOptions(skip_bad_checkpoints=True) goes on without this checkpoint",
-        command="`qkscope run --skip-bad-checkpoints` goes on without this checkpoint",
+        command="--skip-bad-checkpoints goes on without this checkpoint",
     )
 
 
