@@ -35,7 +35,7 @@ FILES = (
     LOCK,
 )
 
-MOMENTS, SHARDS, VECTORS = "moments", ".shards", "vectors"
+MOMENTS, SHARDS, VECTORS, TOKENS = "moments", ".shards", "vectors", ".tokens"
 FIGURES, TABLES, COMPARISON = "figures", "tables", "comparison"
 MOMENTS_SUFFIX = ".safetensors"
 
@@ -46,6 +46,7 @@ COMPARISON_FILES = ("comparison.csv", "heads.csv", "comparison.png", "comparison
 FIGURE = re.compile(r"[0-9]{2}_[a-z0-9_]{1,60}")
 TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
 COMPARED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}")
+STORED_TOKENS = re.compile(r"[0-9a-f]{64}\.tokens")
 MARKER = re.compile(r"\.shared-[0-9a-f]{32}")
 
 
@@ -105,6 +106,17 @@ def running_path(folder: Path, checkpoint: str, number: int) -> Path:
     return _within(folder, MOMENTS, SHARDS, _name(checkpoint), f"{number:06d}.running")
 
 
+def tokens_folder(folder: Path) -> Path:
+    """Where the documents' token ids are kept; all of it may be deleted, it is made again."""
+    return _within(folder, TOKENS)
+
+
+def tokens_path(folder: Path, key: str) -> Path:
+    """The documents' token ids under one tokenizer."""
+    name = f"{key}.tokens"
+    return _within(folder, TOKENS, _known(name, STORED_TOKENS.fullmatch(name)))
+
+
 def vectors_path(folder: Path, checkpoint: str) -> Path:
     """Where a checkpoint's sample of vectors is kept; also looks at the name under which it is filled."""
     _within(folder, VECTORS, f".{_name(checkpoint)}.partial.tmp")
@@ -157,7 +169,7 @@ def refuse_links(folder: Path) -> None:
     """Refuse a folder in which a run would meet a link, before anything runs."""
     for name in FILES:
         _within(folder, name)
-    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,)):
+    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,), (TOKENS,)):
         for entry in entries(_within(folder, *parts)):
             if entry.is_symlink():
                 _within(folder, *parts, entry.name)

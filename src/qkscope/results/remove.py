@@ -6,6 +6,7 @@ Nothing is removed recursively and no link is followed, so that what lies in the
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from qkscope.results.folder import (
     FILES,
     MARKER,
     MOMENTS_SUFFIX,
+    STORED_TOKENS,
     TABLE,
     comparisons_folder,
     entries,
@@ -28,6 +30,7 @@ from qkscope.results.folder import (
     shards_folder,
     table_path,
     tables_folder,
+    tokens_folder,
 )
 from qkscope.study.harmless import NAME
 
@@ -52,6 +55,14 @@ def remove_empty_shards(folder: Path, checkpoint: str) -> None:
             each.rmdir()
 
 
+def remove_other_tokens(folder: Path, keys: Collection[str]) -> None:
+    """Remove token ids that the study no longer needs: of other settings of its documents, or other tokenizers."""
+    for entry in entries(tokens_folder(folder)):
+        ours = STORED_TOKENS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        if ours and Path(entry.name).stem not in keys:
+            remove_file(Path(entry.path))
+
+
 def remove_figure(folder: Path, figure: str) -> None:
     """Remove our files of a figure that is no longer drawn."""
     place = figure_folder(folder, figure)
@@ -71,6 +82,7 @@ def remove_unfinished(folder: Path) -> None:
     _remove_unfinished(folder, _any_of(FILES))
     _remove_unfinished(moments_folder(folder), MOMENTS_FILE)
     _remove_unfinished(tables_folder(folder), TABLE)
+    _remove_unfinished(tokens_folder(folder), STORED_TOKENS)
     for entry in entries(shards_folder(folder)):
         if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
             _remove_unfinished(Path(entry.path), SHARD)

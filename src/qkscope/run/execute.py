@@ -21,12 +21,12 @@ from qkscope.results.folder import (
 )
 from qkscope.results.left_out import leave_out, read_left_out, take_back
 from qkscope.results.lock import beside_others, holding, only_run
-from qkscope.results.remove import remove_unfinished
+from qkscope.results.remove import remove_other_tokens, remove_unfinished
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
 from qkscope.run.events import Events
 from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
-from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan
+from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan, with_tokens_kept
 from qkscope.run.record import write_record
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.shards import (
@@ -95,6 +95,7 @@ def run_study(
         noted=reports.noted,
         here=options.runs_here,
         trust_remote_code=options.trust_remote_code,
+        results=folder,
     )
     reports.planned(plan)
     with only_run(folder):
@@ -127,14 +128,19 @@ def capture_plan(
 
 def _capture(plan: Plan, folder: Path, events: Events, options: CaptureOptions) -> None:
     """Capture into a folder that the caller holds."""
-    chosen = [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
     if not options.overwrite:
-        require_nothing_lost(chosen, folder)
+        require_nothing_lost(_chosen(plan, options), folder)
     _tell_orphans(plan, folder, events)
+    plan = with_tokens_kept(plan, folder)
+    remove_other_tokens(folder, {each.corpus.key for each in plan.checkpoints})
     keep_study(plan, folder, overwrite=options.overwrite)
-    run = _Run(chosen, folder, events, options)
+    run = _Run(_chosen(plan, options), folder, events, options)
     with stoppable(run.tell_stopping) as stop:
         run.go(stop)
+
+
+def _chosen(plan: Plan, options: CaptureOptions) -> list[CheckpointPlan]:
+    return [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
 
 
 def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options: CaptureOptions) -> None:
@@ -149,6 +155,8 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
             raise InputError(f"shard {number} is being run by somebody else; wait for it, or stop it")
         if not options.overwrite:
             require_nothing_lost([each], folder)
+        plan = with_tokens_kept(plan, folder)
+        each, _ = plan.numbered_shards()[number]
         keep_study(plan, folder, overwrite=options.overwrite)
         reasons: list[str] = []
         whole = look_finished(each, folder, reasons, overwrite=options.overwrite)
