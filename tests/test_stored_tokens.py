@@ -239,7 +239,7 @@ def test_no_truncation_and_no_flipped_bit_gets_through(kept):
     for at in range(0, ids, 5):
         kept.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
         corpus = load(kept)
-        with pytest.raises(StorageError, match="is damaged, .* delete it"):
+        with pytest.raises(StorageError, match=r"is damaged, .* delete it"):
             [list(corpus.windows(NoTokenizer(), context, corpus.usable(context))) for context in (5, 8)]
 
 

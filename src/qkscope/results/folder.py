@@ -35,9 +35,9 @@ FILES = (
     LOCK,
 )
 
-MOMENTS, SHARDS, VECTORS, TOKENS = "moments", ".shards", "vectors", ".tokens"
+MOMENTS, SHARDS, VECTORS, TOKENS, PARTS = "moments", ".shards", "vectors", ".tokens", ".parts"
 FIGURES, TABLES, COMPARISON = "figures", "tables", "comparison"
-MOMENTS_SUFFIX = ".safetensors"
+MOMENTS_SUFFIX, PART_SUFFIX = ".safetensors", ".lines"
 
 CARD = "README.md"
 FIGURE_FILES = ("figure.png", "figure.svg", CARD)
@@ -117,6 +117,16 @@ def tokens_path(folder: Path, key: str) -> Path:
     return _within(folder, TOKENS, _known(name, STORED_TOKENS.fullmatch(name)))
 
 
+def parts_folder(folder: Path) -> Path:
+    """Where checkpoints' lines of the tables wait until all are there."""
+    return _within(folder, PARTS)
+
+
+def parts_path(folder: Path, checkpoint: str) -> Path:
+    """A checkpoint's lines of all head tables."""
+    return _within(folder, PARTS, f"{_name(checkpoint)}{PART_SUFFIX}")
+
+
 def vectors_path(folder: Path, checkpoint: str) -> Path:
     """Where a checkpoint's sample of vectors is kept; also looks at the name under which it is filled."""
     _within(folder, VECTORS, f".{_name(checkpoint)}.partial.tmp")
@@ -169,7 +179,7 @@ def refuse_links(folder: Path) -> None:
     """Refuse a folder in which a run would meet a link, before anything runs."""
     for name in FILES:
         _within(folder, name)
-    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,), (TOKENS,)):
+    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,), (TOKENS,), (PARTS,)):
         for entry in entries(_within(folder, *parts)):
             if entry.is_symlink():
                 _within(folder, *parts, entry.name)

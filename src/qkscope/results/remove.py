@@ -19,6 +19,7 @@ from qkscope.results.folder import (
     FILES,
     MARKER,
     MOMENTS_SUFFIX,
+    PART_SUFFIX,
     STORED_TOKENS,
     TABLE,
     comparisons_folder,
@@ -26,6 +27,7 @@ from qkscope.results.folder import (
     figure_folder,
     figures_folder,
     moments_folder,
+    parts_folder,
     shard_folder,
     shards_folder,
     table_path,
@@ -35,6 +37,7 @@ from qkscope.results.folder import (
 from qkscope.study.harmless import NAME
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
+PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")
 MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(MOMENTS_SUFFIX)}|{MARKER.pattern}")
 
 
@@ -61,6 +64,17 @@ def remove_other_tokens(folder: Path, keys: Collection[str]) -> None:
         ours = STORED_TOKENS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
         if ours and Path(entry.name).stem not in keys:
             remove_file(Path(entry.path))
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove checkpoints' lines of the tables: the tables have them, or they are made again."""
+    place = parts_folder(folder)
+    for entry in entries(place):
+        if PART.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
+            remove_file(Path(entry.path))
+    _remove_unfinished(place, PART)
+    with suppress(OSError):  # gone, or not empty: what else is there is not ours
+        place.rmdir()
 
 
 def remove_figure(folder: Path, figure: str) -> None:
