@@ -214,7 +214,7 @@ def test_a_process_that_does_not_see_the_kept_tokens_reads_the_documents(corpus)
 
 def test_kept_tokens_that_somebody_wrote_over_are_refused(corpus):
     corpus.kept.path.write_bytes(bytes(corpus.kept.path.stat().st_size))
-    with pytest.raises(StorageError, match="was changed while the study was running"):
+    with pytest.raises(StorageError, match="is damaged, or was changed while the study was running: delete it"):
         list(corpus.windows(NoTokenizer(), 8, [0]))
 
 

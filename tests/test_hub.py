@@ -333,6 +333,17 @@ def test_a_local_copy_of_what_is_in_the_cache_is_noticed_offline(world, tmp_path
     assert "checkpoints 'b' and 'a' have the same weights" in done.stderr
 
 
+def test_fetching_ahead_and_evicting_go_together(world, tmp_path, checkpoints, finished):
+    hub_study(world)
+    with serving({"step-1": checkpoints / "short", "step-2": checkpoints / "long"}) as (endpoint, asked):
+        done = run(tmp_path, tmp_path / "home", "run", "study.yaml", "--out", "out", "--evict", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("left the cache") == 2
+    assert not list((tmp_path / "home/hub/models--org--tiny").rglob("model.safetensors"))
+    assert len([path for path in asked if path.endswith("/model.safetensors")]) >= 2
+    assert (tmp_path / "out/qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
+
+
 def test_an_adapter_on_the_hub_is_named(world, tmp_path):
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora/adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')

@@ -114,12 +114,14 @@ def plan(options: argparse.Namespace) -> int:
 
 def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -> Plan:
     """The plan of the study that was named."""
+    from qkscope.run.execute import results_folder
     from qkscope.run.plan import make_plan
     from qkscope.study.load import load_study
 
     quiet_libraries()
     file, trusted = load_study(options.study), options.trust_remote_code
-    return make_plan(file, events.surveying, noted=events.noted, here=here, trust_remote_code=trusted)
+    results = results_folder(file, options.out)
+    return make_plan(file, events.surveying, noted=events.noted, here=here, trust_remote_code=trusted, results=results)
 
 
 def shard(options: argparse.Namespace) -> int:
@@ -203,6 +205,7 @@ def capture(options: argparse.Namespace) -> int:
             noted=events.noted,
             here=chosen.runs_here,
             trust_remote_code=chosen.trust_remote_code,
+            results=folder,
         )
         events.planned(made)
         capture_plan(made, folder, events, chosen)
@@ -284,8 +287,9 @@ def inspect(options: argparse.Namespace) -> int:
     if options.target.lower().endswith((".yaml", ".yml")):
         with progress() as events:
             file = load_study(options.target)
-            plan = make_plan(file, events.surveying, noted=events.noted, trust_remote_code=trusted)
-        print("\n".join(describe_plan(plan, results_folder(file, options.out))))
+            folder = results_folder(file, options.out)
+            plan = make_plan(file, events.surveying, noted=events.noted, trust_remote_code=trusted, results=folder)
+        print("\n".join(describe_plan(plan, folder)))
     else:
         given = (options.target, options.revision, options.context, options.documents)
         with progress() as events:

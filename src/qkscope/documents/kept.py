@@ -27,12 +27,13 @@ class KeptTokens:
 
     path: Path
     starts: NDArray[np.int64]  # where each document begins, and at last the end, in ids
+    behind: int = 0  # bytes of the file behind the ids
 
     @property
     def there(self) -> bool:
         """Whether this process sees the file: another machine does not."""
         try:
-            return self.path.stat().st_size == int(self.starts[-1]) * ID.itemsize
+            return self.path.stat().st_size == int(self.starts[-1]) * ID.itemsize + self.behind
         except OSError:
             return False
 

@@ -121,9 +121,14 @@ def _within(pattern: str, *parts: str) -> str:
     return "/".join([pattern.rstrip("/"), *parts, "*"])
 
 
+def name_of(path: Path, folder: Path) -> str:
+    """What a file is called: by its place in the study's folder, if it is there."""
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+
+
 def _from_files(settings: Documents, folder: Path) -> Iterator[Document]:
     for path in matching_files(settings, folder):
-        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+        name = name_of(path, folder)
         file = SourceFile.of(path)
         if path.suffix.lower() in JSON_LINES:
             yield from _json_lines(file, name, settings.text)

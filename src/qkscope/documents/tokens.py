@@ -1,14 +1,16 @@
 """Texts to token windows: each document that is long enough gives its first `context` tokens.
 
 A survey reads and tokenizes every document once per tokenizer, as far as the study's longest context needs it, and
-keeps the ids in a temporary file. Windows come from there one at a time, so that memory does not grow with the corpus.
-Where the file is not to be seen (a worker on another machine), or a document's file is not as it was, the documents
-are read and tokenized again and compared with what the survey saw.
+keeps the ids in a temporary file; a run then stores them with its results (`stored`), for whoever needs them next.
+Windows come from there one at a time, so that memory does not grow with the corpus. Where the file is not to be seen (a
+worker on another machine), or a document's file is not as it was, the documents are read and tokenized again and
+compared with what the survey saw.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,9 @@ class Corpus:
     documents: tuple[Surveyed, ...]
     looked_for: int  # tokens: a document that has so many may have more
     kept: KeptTokens | None = None
+    key: str = ""  # by which it is stored, see `stored`
+    begun: int = 0  # when its documents began to be read, in nanoseconds
+    stored: bool = False  # whether `kept` is a file that holds all of this
 
     @property
     def source(self) -> str:
@@ -91,7 +96,9 @@ class Corpus:
             document = self.documents[index]
             ids = kept.ids(index, context)
             if _ids_digest(ids) != document.prefixes[context]:
-                raise StorageError(f"{kept.path} was changed while the study was running; start again")
+                raise StorageError(
+                    f"{kept.path} is damaged, or was changed while the study was running: delete it and start again"
+                )
             yield TokenWindow(index, document.name, ids)
 
     def _read_windows(self, tokenizer: Tokenizer, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
@@ -127,6 +134,7 @@ def survey(
     contexts: Iterable[int],
     seen: Callable[[Document], None] = lambda document: None,
     keep_in: Path | None = None,
+    key: str = "",
 ) -> Corpus:
     """Read every document once and tokenize it as far as `contexts` (and `min_tokens`) need.
 
@@ -135,7 +143,7 @@ def survey(
     lengths = sorted(set(contexts))
     looked_for = max(*lengths, settings.min_tokens or 0, 1)
     encoder = Encoder(tokenizer, settings.special_tokens)
-    documents = []
+    documents, begun = [], time.time_ns()
     with TokenWriter(keep_in) as writer:
         for document in read_documents(settings, folder):
             ids = encoder.first(document.text, looked_for, document.name)
@@ -146,7 +154,7 @@ def survey(
             seen(document)
         if not documents:
             raise DocumentError(f"no documents found in {describe_source(settings)}")
-        return Corpus(settings, folder, tuple(documents), looked_for, writer.finish())
+        return Corpus(settings, folder, tuple(documents), looked_for, writer.finish(), key, begun)
 
 
 def _prefix_digests(ids: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:

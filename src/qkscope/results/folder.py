@@ -37,9 +37,9 @@ FILES = (
     LEFT_OUT_LOCK,
 )
 
-MOMENTS, SHARDS, VECTORS = "moments", ".shards", "vectors"
+MOMENTS, SHARDS, VECTORS, TOKENS, PARTS = "moments", ".shards", "vectors", ".tokens", ".parts"
 FIGURES, TABLES, COMPARISON = "figures", "tables", "comparison"
-MOMENTS_SUFFIX = ".safetensors"
+MOMENTS_SUFFIX, PART_SUFFIX = ".safetensors", ".lines"
 
 CARD = "README.md"
 FIGURE_FILES = ("figure.png", "figure.svg", CARD)
@@ -48,6 +48,7 @@ COMPARISON_FILES = ("comparison.csv", "heads.csv", "comparison.png", "comparison
 FIGURE = re.compile(r"[0-9]{2}_[a-z0-9_]{1,60}")
 TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
 COMPARED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}")
+STORED_TOKENS = re.compile(r"[0-9a-f]{64}\.tokens")
 MARKER = re.compile(r"\.shared-[0-9a-f]{32}")
 
 
@@ -107,6 +108,27 @@ def running_path(folder: Path, checkpoint: str, number: int) -> Path:
     return _within(folder, MOMENTS, SHARDS, _name(checkpoint), f"{number:06d}.running")
 
 
+def tokens_folder(folder: Path) -> Path:
+    """Where the documents' token ids are kept; all of it may be deleted, it is made again."""
+    return _within(folder, TOKENS)
+
+
+def tokens_path(folder: Path, key: str) -> Path:
+    """The documents' token ids under one tokenizer."""
+    name = f"{key}.tokens"
+    return _within(folder, TOKENS, _known(name, STORED_TOKENS.fullmatch(name)))
+
+
+def parts_folder(folder: Path) -> Path:
+    """Where checkpoints' lines of the tables wait until all are there."""
+    return _within(folder, PARTS)
+
+
+def parts_path(folder: Path, checkpoint: str) -> Path:
+    """A checkpoint's lines of all head tables."""
+    return _within(folder, PARTS, f"{_name(checkpoint)}{PART_SUFFIX}")
+
+
 def vectors_path(folder: Path, checkpoint: str) -> Path:
     """Where a checkpoint's sample of vectors is kept; also looks at the name under which it is filled."""
     _within(folder, VECTORS, f".{_name(checkpoint)}.partial.tmp")
@@ -159,7 +181,7 @@ def refuse_links(folder: Path) -> None:
     """Refuse a folder in which a run would meet a link, before anything runs."""
     for name in FILES:
         _within(folder, name)
-    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,)):
+    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,), (TOKENS,), (PARTS,)):
         for entry in entries(_within(folder, *parts)):
             if entry.is_symlink():
                 _within(folder, *parts, entry.name)

@@ -6,6 +6,7 @@ Nothing is removed recursively and no link is followed, so that what lies in the
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,20 +19,25 @@ from qkscope.results.folder import (
     FILES,
     MARKER,
     MOMENTS_SUFFIX,
+    PART_SUFFIX,
+    STORED_TOKENS,
     TABLE,
     comparisons_folder,
     entries,
     figure_folder,
     figures_folder,
     moments_folder,
+    parts_folder,
     shard_folder,
     shards_folder,
     table_path,
     tables_folder,
+    tokens_folder,
 )
 from qkscope.study.harmless import NAME
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
+PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")
 MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(MOMENTS_SUFFIX)}|{MARKER.pattern}")
 
 
@@ -50,6 +56,25 @@ def remove_empty_shards(folder: Path, checkpoint: str) -> None:
     for each in (shard_folder(folder, checkpoint), shards_folder(folder)):
         with suppress(OSError):  # gone, or not empty: others have shards there
             each.rmdir()
+
+
+def remove_other_tokens(folder: Path, keys: Collection[str]) -> None:
+    """Remove token ids that the study no longer needs: of other settings of its documents, or other tokenizers."""
+    for entry in entries(tokens_folder(folder)):
+        ours = STORED_TOKENS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        if ours and Path(entry.name).stem not in keys:
+            remove_file(Path(entry.path))
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove checkpoints' lines of the tables: the tables have them, or they are made again."""
+    place = parts_folder(folder)
+    for entry in entries(place):
+        if PART.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
+            remove_file(Path(entry.path))
+    _remove_unfinished(place, PART)
+    with suppress(OSError):  # gone, or not empty: what else is there is not ours
+        place.rmdir()
 
 
 def remove_figure(folder: Path, figure: str) -> None:
@@ -71,6 +96,7 @@ def remove_unfinished(folder: Path) -> None:
     _remove_unfinished(folder, _any_of(FILES))
     _remove_unfinished(moments_folder(folder), MOMENTS_FILE)
     _remove_unfinished(tables_folder(folder), TABLE)
+    _remove_unfinished(tokens_folder(folder), STORED_TOKENS)
     for entry in entries(shards_folder(folder)):
         if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
             _remove_unfinished(Path(entry.path), SHARD)

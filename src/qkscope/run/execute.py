@@ -15,18 +15,19 @@ from qkscope.results.folder import (
     STUDY_YAML,
     merging_path,
     moments_folder,
+    moments_path,
     refuse_links,
     results_file,
     vectors_path,
 )
 from qkscope.results.left_out import leave_out, read_left_out, take_back
 from qkscope.results.lock import beside_others, in_turn, only_run
-from qkscope.results.remove import remove_unfinished
+from qkscope.results.remove import remove_other_tokens, remove_unfinished
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
 from qkscope.run.events import Events
 from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
-from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan
+from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan, with_tokens_kept
 from qkscope.run.record import write_record
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.shards import (
@@ -43,6 +44,7 @@ from qkscope.run.shards import (
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import MAX_BYTES, StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
+from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
 from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.sample import published_rate
@@ -93,11 +95,12 @@ def run_study(
         noted=reports.noted,
         here=options.runs_here,
         trust_remote_code=options.trust_remote_code,
+        results=folder,
     )
     reports.planned(plan)
-    with only_run(folder):
-        _capture(plan, folder, reports, options)
-        return analyze_study(folder, file.study, reports, command)
+    with only_run(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
+        _capture(plan, folder, reports, options, parts)
+        return analyze_study(folder, file.study, reports, command, made=parts)
 
 
 def results_folder(file: StudyFile, out: Path | str | None) -> Path:
@@ -123,16 +126,23 @@ def capture_plan(
         _capture(plan, folder, events, options)
 
 
-def _capture(plan: Plan, folder: Path, events: Events, options: CaptureOptions) -> None:
+def _capture(
+    plan: Plan, folder: Path, events: Events, options: CaptureOptions, parts: TableParts | None = None
+) -> None:
     """Capture into a folder that the caller holds."""
-    chosen = [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
     if not options.overwrite:
-        require_nothing_lost(chosen, folder)
+        require_nothing_lost(_chosen(plan, options), folder)
     _tell_orphans(plan, folder, events)
+    plan = with_tokens_kept(plan, folder)
+    remove_other_tokens(folder, {each.corpus.key for each in plan.checkpoints})
     keep_study(plan, folder, overwrite=options.overwrite)
-    run = _Run(chosen, folder, events, options)
+    run = _Run(_chosen(plan, options), folder, events, options, parts)
     with stoppable(run.tell_stopping) as stop:
         run.go(stop)
+
+
+def _chosen(plan: Plan, options: CaptureOptions) -> list[CheckpointPlan]:
+    return [each for each in plan.checkpoints if not options.only or each.checkpoint.name in options.only]
 
 
 def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options: CaptureOptions) -> None:
@@ -150,6 +160,8 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
             raise InputError(f"shard {number} is being run by somebody else; wait for it, or stop it")
         if not options.overwrite:
             require_nothing_lost([each], folder)
+        plan = with_tokens_kept(plan, folder)
+        each, _ = plan.numbered_shards()[number]
         keep_study(plan, folder, overwrite=options.overwrite)
         reasons: list[str] = []
         whole = look_finished(each, folder, reasons, overwrite=options.overwrite)
@@ -215,8 +227,16 @@ def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
 class _Run:
     """One run over some checkpoints of a plan."""
 
-    def __init__(self, plans: list[CheckpointPlan], folder: Path, events: Events, options: CaptureOptions) -> None:
+    def __init__(
+        self,
+        plans: list[CheckpointPlan],
+        folder: Path,
+        events: Events,
+        options: CaptureOptions,
+        parts: TableParts | None = None,  # of the tables, which are to follow
+    ) -> None:
         self._plans, self._folder, self._events, self._options = plans, folder, events, options
+        self._parts = parts
         self._left: dict[int, set[int]] = {}  # numbers of shards that are missing, by checkpoint
         self._begun: dict[int, float] = {}
         self._shards = 0
@@ -235,6 +255,9 @@ class _Run:
         for number, left in self._left.items():
             if not left:
                 self._complete(number)
+        for state in states if tasks else []:
+            if state.whole:
+                self._make_tables(state.plan)
         if tasks:
             find_engine(self._options.engine).run(self._job(tasks), self._told, stop)
         if stop.asked and any(self._left.values()):
@@ -323,10 +346,16 @@ class _Run:
                 merge_shards(plan, self._folder)
         take_back(self._folder, plan.checkpoint.name)
         self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
+        self._make_tables(plan)
         # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
         waiting = (self._plans[other] for other, left in self._left.items() if left)
         if self._options.evict and all(other.source != plan.source for other in waiting):
             _evict(plan, self._events)
+
+    def _make_tables(self, plan: CheckpointPlan) -> None:
+        """Let the lines of a finished checkpoint be made while others run."""
+        if self._parts is not None and any(self._left.values()):
+            self._parts.begin(plan.checkpoint.name, moments_path(self._folder, plan.checkpoint.name))
 
 
 def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:

@@ -52,10 +52,16 @@ def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code:
         with located(f"checkpoint {checkpoints[number].name!r}"):
             configured[number] = _configured(study, checkpoints[number], sources[number][0], noted)
     models = []
+    seen: dict[str, Any] = {}  # blueprints by config: those of one training run are usually all the same
     for number, checkpoint in enumerate(checkpoints):
         source, config = configured[number]
         with located(f"checkpoint {checkpoint.name!r}"):
-            layers = _blueprint(study, config, trust_remote_code)
+            described = _described(config)
+            if trust_remote_code:  # the code that lies with a checkpoint may be another's, whatever its config says
+                described += str(source)
+            if described not in seen:
+                seen[described] = _blueprint(study, config, trust_remote_code)
+            layers = seen[described]
         models.append(Model(checkpoint, source, sources[number][1] or source, config, layers))
     return models
 
@@ -136,12 +142,17 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
 
 
 def _settings(model: Model, tokenizer: str) -> dict[str, str]:
-    described = {key: value for key, value in model.config.to_dict().items() if key not in INDIFFERENT}
     return {
         "context": str(model.checkpoint.context),
-        "config": json.dumps(described, sort_keys=True, default=str),
+        "config": _described(model.config),
         "tokenizer": tokenizer,
     }
+
+
+def _described(config: Any) -> str:
+    """A config as text, equal where nothing differs that changes a number."""
+    kept = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
+    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _identical(one: Model, other: Model) -> str:

@@ -10,9 +10,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from qkscope.capture.source import ModelSource, weights_fingerprint
+from qkscope.documents.stored import load_corpus, store_corpus, tokens_key
 from qkscope.documents.tokens import Corpus, survey
 from qkscope.errors import InputError, located
 from qkscope.kinds import MODELS, Architecture, Kind, differ, kind_of, kind_sentence
@@ -21,6 +23,7 @@ from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.results.environment import numeric_versions
+from qkscope.results.folder import tokens_path
 from qkscope.run.models import Model, check_equal_weights, open_models
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
@@ -211,14 +214,16 @@ def make_plan(
     noted: Callable[[str], None] = lambda message: None,
     here: bool = True,
     trust_remote_code: bool = False,
+    results: Path | None = None,
 ) -> Plan:
     """Resolve, check and measure everything; the first thing that is wrong is an error that names its checkpoint.
 
     `here` says that this machine will do the work, so that it must have the study's device.
     `trust_remote_code` lets Python code that lies with a checkpoint run; a study file cannot ask for it.
+    `results` is a folder in which an earlier run may have kept the documents' tokens; nothing is written there.
     """
     models = open_models(file, noted, here=here, trust_remote_code=trust_remote_code)
-    corpora = _Corpora(file, surveyed)
+    corpora = _Corpora(file, surveyed, results)
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):
             corpora.need(model.tokenizer_source, model.checkpoint.context or 0)
@@ -229,6 +234,21 @@ def make_plan(
             plans.append(_plan_one(file.study, model, corpora))
     _check_kind(file.study.kind, plans)
     return Plan(file, plans, remarks)
+
+
+def with_tokens_kept(plan: Plan, folder: Path) -> Plan:
+    """The same plan with the documents' tokens in a results folder, where whoever comes next finds them."""
+    there: dict[int, Corpus] = {}
+    for corpus in (each.corpus for each in plan.checkpoints):
+        if id(corpus) not in there:
+            there[id(corpus)] = _with_tokens_kept(corpus, folder)
+    return replace(plan, checkpoints=[replace(each, corpus=there[id(each.corpus)]) for each in plan.checkpoints])
+
+
+def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
+    if corpus.stored or corpus.kept is None or not corpus.kept.there:
+        return corpus
+    return replace(corpus, kept=store_corpus(corpus, corpus.kept, tokens_path(folder, corpus.key)), stored=True)
 
 
 def _check_kind(kind: Kind | None, plans: list[CheckpointPlan]) -> None:
@@ -280,7 +300,8 @@ class _Corpora:
     All contexts are named first (`need`), so that the documents are tokenized only once, as far as the longest of them.
     """
 
-    def __init__(self, file: StudyFile, surveyed: Callable[[int], None]) -> None:
+    def __init__(self, file: StudyFile, surveyed: Callable[[int], None], results: Path | None) -> None:
+        self._results = results
         self.folder = file.folder
         self._settings = file.study.documents
         self._surveyed = surveyed
@@ -311,9 +332,22 @@ class _Corpora:
         same, exact = self._by_source[source]
         tokenizer = self._tokenizers[same]
         if same not in self._corpora:
-            contexts = self._contexts[same]
-            self._corpora[same] = survey(self._settings, self.folder, tokenizer, contexts, lambda _: self._seen())
+            self._corpora[same] = self._kept(same) or self._survey(same)
         return tokenizer, exact, self._corpora[same]
+
+    def _kept(self, same: str) -> Corpus | None:
+        """What an earlier run tokenized, if the documents are still the same."""
+        if self._results is None:
+            return None
+        key = self._key(same)
+        return load_corpus(tokens_path(self._results, key), key, self._settings, self.folder)
+
+    def _survey(self, same: str) -> Corpus:
+        tokenizer, contexts = self._tokenizers[same], self._contexts[same]
+        return survey(self._settings, self.folder, tokenizer, contexts, lambda _: self._seen(), key=self._key(same))
+
+    def _key(self, same: str) -> str:
+        return tokens_key(self._settings, same, self._contexts[same])
 
     def _seen(self) -> None:
         self._count += 1

@@ -23,6 +23,7 @@ from qkscope.errors import (
     ModelError,
     OutOfMemory,
 )
+from qkscope.run.ahead import Ahead
 from qkscope.run.plan import CheckpointPlan, Shard
 from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positions
 
@@ -90,11 +91,20 @@ class ShardRunner:
         self._leniency = leniency
         self._hearing = hearing
         self._loaded: Loaded | None = None
+        self._ahead = Ahead()
         self._batch_tokens: int | None = None  # smaller than the study's once memory ran out
 
-    def run(self, plan: CheckpointPlan, shard: Shard, writer: VectorWriter | None = None) -> Moments:
-        """The shard's moments, with their provenance."""
+    def run(
+        self,
+        plan: CheckpointPlan,
+        shard: Shard,
+        writer: VectorWriter | None = None,
+        following: CheckpointPlan | None = None,
+    ) -> Moments:
+        """The shard's moments, with their provenance; the weights of `following` are fetched meanwhile."""
         loaded = self._load(plan)
+        if following is not None:
+            self._ahead.begin(following.source)
         attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
         begun = time.perf_counter()
         moments = self._collect(loaded, plan, shard, attempt, writer)
@@ -126,6 +136,7 @@ class ShardRunner:
         name = plan.checkpoint.name
         if self._loaded is None or self._loaded.name != name:
             self._loaded = self._batch_tokens = None  # the old model goes before the new one comes
+            self._ahead.enough()
             model = load_backbone(plan.source, plan.config, dtype=plan.study.dtype, device=plan.study.device)
             probe = probe_model(model, plan.context)
             self._loaded = Loaded(name, model, probe, checkpoint_provenance(plan, probe, model))

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
-
 from qkscope.errors import InputError, located
 from qkscope.kinds import Kind, kind_of, kind_sentence
-from qkscope.lenses.heads import HeadSample, LayerChoice, head_sample, layer_choice
-from qkscope.lenses.registry import head_tables
-from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
+from qkscope.lenses.rows import COMPONENTS
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
-from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import (
     STUDY_YAML,
@@ -30,7 +25,9 @@ from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
-from qkscope.study.schema import Checkpoint, Study
+from qkscope.study.schema import Study
+from qkscope.tables.makers import AnalysisSettings, TableParts
+from qkscope.tables.parts import join_parts
 
 
 class Listener(Protocol):
@@ -43,31 +40,17 @@ class Listener(Protocol):
         """Something a reader should know."""
 
 
-@dataclass(frozen=True)
-class AnalysisSettings:
-    """How moments become rows."""
-
-    window: int  # the common window, in tokens
-    components: int = COMPONENTS
-    heads: HeadSample | None = None
-    layers: LayerChoice = "all"
-    skip: int = 0  # leading positions that are left out
-
-    @classmethod
-    def of(cls, study: Study) -> AnalysisSettings:
-        """The study's own settings."""
-        window, sample, layers = study.window_in_common(), head_sample(study), layer_choice(study)
-        return cls(window, study.components, sample, layers, study.skip_positions)
-
-    def rows(self, own: int | None) -> RowSettings:
-        """What a checkpoint's rows are made with; `own` is its context where its sums reach further."""
-        return RowSettings(own, self.window, self.components, self.heads, self.layers, self.skip)
-
-
-def analyze_study(folder: Path, study: Study, events: Listener, command: str, out: Path | None = None) -> Path:
+def analyze_study(
+    folder: Path,
+    study: Study,
+    events: Listener,
+    command: str,
+    out: Path | None = None,
+    made: TableParts | None = None,
+) -> Path:
     """Tables of every checkpoint of a study, from the moments in `folder`, in study order.
 
-    The caller holds the folder that the tables go to.
+    The caller holds the folder that the tables go to. `made` are the lines that are there or being made already.
     """
     left_out = read_left_out(folder)
     files = {
@@ -81,7 +64,7 @@ def analyze_study(folder: Path, study: Study, events: Listener, command: str, ou
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
-    return write_tables(out or folder, files, AnalysisSettings.of(study), events, command, study, left_out)
+    return write_tables(out or folder, files, AnalysisSettings.of(study), events, command, study, left_out, made=made)
 
 
 def analyze_folder(
@@ -173,22 +156,17 @@ def write_tables(
     study: Study | None = None,
     left_out: Mapping[str, str] | None = None,
     kind: Kind | None = None,
+    made: TableParts | None = None,
 ) -> Path:
-    """Analyze one moments file after the other and write every lens's tables and their provenance into `out`."""
-    tables = head_tables()
-    parts: dict[str, list[pd.DataFrame]] = {table.file: [] for table in tables}
-    origins = []
-    for name, path in files.items():
-        moments = Moments.load(path)
-        checkpoint = _named(study, name)
-        longest = _longest(name, moments, checkpoint)
-        with located(f"checkpoint {name!r}"):
-            for file, rows in checkpoint_rows(moments, tables, settings.rows(longest), model=name).items():
-                parts[file].append(rows)
-        origins.append(_origin(name, moments, checkpoint, longest))
-    for file, of_checkpoints in parts.items():
-        write_csv(pd.concat(of_checkpoints, ignore_index=True), head_table_path(out, file))
-        events.wrote(str(head_table_path(out, file)))
+    """Make each checkpoint's lines, as far as `made` does not have them, and write tables and provenance into `out`."""
+    with ExitStack() as closing:
+        if made is None:
+            made = closing.enter_context(TableParts(out, settings, study))
+        parts = made.of(files)
+        for table in parts[0].headers:
+            join_parts(parts, table, head_table_path(out, table))
+            events.wrote(str(head_table_path(out, table)))
+    origins = [part.origin for part in parts]
     read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
     provenance = {**_provenance(settings, origins, command, study), **read_as}
     provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
@@ -196,49 +174,10 @@ def write_tables(
     return out
 
 
-def _named(study: Study | None, name: str) -> Checkpoint | None:
-    """The study's checkpoint of that name, resolved."""
-    found = [each for each in study.checkpoints if each.name == name] if study else []
-    return study.resolved(found[0]) if study and found else None
-
-
-def _longest(name: str, moments: Moments, checkpoint: Checkpoint | None) -> int | None:
-    """The window that stands for a checkpoint's context where its sums reach further; None where they do not."""
-    wanted, layout = checkpoint.context if checkpoint else None, moments.layout
-    if wanted is None or wanted == layout.context:
-        return None
-    if wanted not in layout.edges:
-        raise InputError(
-            f"checkpoint {name!r} has context {wanted} in the study, but its moments are of context {layout.context} "
-            "and do not answer for that; run the study again"
-        )
-    return wanted
-
-
 def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
     """The study's checkpoints that the tables are without."""
     names = [checkpoint.name for checkpoint in study.checkpoints] if study else []
     return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
-
-
-def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> CheckpointRecord:
-    """What produced a checkpoint's rows, by the names the study has for it now.
-
-    What its capture did not record, the sums themselves tell.
-    """
-    from_sums = {
-        "context": moments.layout.context,
-        "skip_positions": moments.layout.skip_positions,
-        "layers": [facts.outline() for facts in moments.layers.values()],
-    }
-    recorded = {key: value for key, value in moments.provenance.items() if value is not None}
-    origin = {**moments.provenance, **from_sums, **recorded, "name": name}
-    if checkpoint is not None:
-        origin.update(name=checkpoint.name, label=checkpoint.label, phase=checkpoint.phase)
-    if longest is not None:
-        documents = CheckpointRecord.read(origin).documents or 0
-        origin.update(context=longest, captured_context=moments.layout.context, tokens=documents * longest)
-    return CheckpointRecord.read(origin)
 
 
 def _kind(origins: list[CheckpointRecord], stated: Kind | None, events: Listener, told: bool) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class LocalEngine(BaseEngine):
         loaded = None
         while not stop.asked and (task := schedule.take(loaded)) is not None:
             told(Started(task.checkpoint))
-            worker.run(task)
+            worker.run(task, schedule.following(task))
             schedule.finish(task)
             loaded = task.checkpoint
 
@@ -100,11 +100,11 @@ class _Pool:
         """Give free members something to do; whether anybody works."""
         if not self._stop.asked and self._failure is None:
             for member in self._members:
-                if member.task is None and (task := self._schedule.take(member.loaded)) is not None:
+                if member.task is None and (task := self._schedule.take(member.loaded, member.number)) is not None:
                     member.task, member.loaded = task, task.checkpoint
                     self._told(Started(task.checkpoint))
                     with suppress(OSError):  # it died while idle: `_listen` will see it
-                        member.connection.send(task)
+                        member.connection.send((task, self._schedule.following(task, member.number)))
         return any(member.task for member in self._members)
 
     def _listen(self, member: _WorkerProcess) -> None:
@@ -228,9 +228,9 @@ def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
     take_share(setting.threads, setting.gpus)
     _send_warnings(connection)
     worker = Worker(unpack(packed), setting.folder, connection.send, leniency=setting.leniency)
-    while (task := connection.recv()) is not None:
+    while (given := connection.recv()) is not None:
         try:
-            worker.run(task)
+            worker.run(*given)
         except Exception as error:
             connection.send(_Failed.of(error))
         else:

@@ -142,13 +142,14 @@ class _Crew:
     def _hand_out(self) -> bool:
         """Give free members something to do; whether there is anything to wait for."""
         if not self._stop.asked and self._failure is None:
-            for member in self._members:
+            for number, member in enumerate(self._members):
                 if member.ready and member.task is None:
-                    member.task = self._schedule.take(member.loaded)
+                    member.task = self._schedule.take(member.loaded, number)
                     if member.task is not None:
                         member.loaded = member.task.checkpoint
                         self._told(Started(member.task.checkpoint))
-                        member.pending = member.actor.run.remote(member.task)
+                        following = self._schedule.following(member.task, number)
+                        member.pending = member.actor.run.remote(member.task, following)
             if self._schedule.waiting:
                 return True
         return any(member.task for member in self._members)
@@ -249,13 +250,13 @@ class _Actor:
         """Answers once the actor is up."""
         return []
 
-    def run(self, task: Task) -> list[Report]:
+    def run(self, task: Task, following: int | None) -> list[Report]:
         """Run a task and return all it has to tell."""
         if task.vectors is not None and not self._shared:
             raise InputError("keeping vectors needs a results folder that every worker sees; this one does not")
         self._reports.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", QkscopeWarning)
-            self._worker.run(task)
+            self._worker.run(task, following)
         told = [Noted(str(each.message)) for each in caught if issubclass(each.category, QkscopeWarning)]
         return [*told, *self._reports]

@@ -46,26 +46,28 @@ class Worker:
         )
         self._runner = ShardRunner(leniency=leniency, hearing=hearing)
 
-    def run(self, task: Task) -> None:
+    def run(self, task: Task, following: int | None = None) -> None:
         """Run all shards of the task; without a shared folder their moments are told as bytes.
+
+        `following` is the checkpoint that will probably be asked for next: its weights are fetched meanwhile.
 
         A checkpoint that cannot be measured is told as left out, if that is wanted, or raised with the way out.
         """
         with located(f"checkpoint {task.name!r}"):
             try:
-                self._run(task)
+                self._run(task, None if following is None else self._plans[following])
             except BAD_CHECKPOINT as error:
                 if not self._leniency.checkpoints:
                     raise _advised(error) from error
                 self._told(LeftOut(task.checkpoint, str(error.args[0])))
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: Task, following: CheckpointPlan | None) -> None:
         self._checkpoint = task.checkpoint
         plan = self._plans[task.checkpoint]
         with self._writer(task) as writer:
             for shard in task.shards:
                 with running_shard(self._folder, task.name, shard) if self._lock else nullcontext():
-                    self._deliver(task, shard, self._runner.run(plan, shard, writer))
+                    self._deliver(task, shard, self._runner.run(plan, shard, writer, following))
 
     def _writer(self, task: Task) -> AbstractContextManager[VectorWriter | None]:
         if task.vectors is None:

@@ -1,0 +1,50 @@
+"""The next checkpoint's weights on their way while this one computes: at most one ahead, and never in the way.
+
+Whatever goes wrong here is not told: the checkpoint is loaded all the same, and meets it there.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+from qkscope.capture.source import ModelSource
+from qkscope.tables.memory import free_memory
+
+SPARE = 2**30  # bytes of memory that stay free
+
+
+class Ahead:
+    """One thread that fetches and reads one checkpoint at a time."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._source: ModelSource | None = None
+        self._enough = threading.Event()
+
+    def begin(self, source: ModelSource) -> None:
+        """Bring a checkpoint near, unless that is done, or another is still on its way."""
+        if source == self._source or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._source, self._enough = source, threading.Event()
+        # A daemon: a run that ends does not wait for a download, whose next attempt goes on where this one was.
+        self._thread = threading.Thread(target=_bring, args=(source, self._enough), name="ahead", daemon=True)
+        self._thread.start()
+
+    def arrived(self) -> None:
+        """Wait until what is on its way is there: for tests, and for nobody else."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def enough(self) -> None:
+        """Read no further: the checkpoint is being loaded (a download goes on, and its loading waits for it)."""
+        self._enough.set()
+
+
+def _bring(source: ModelSource, enough: threading.Event) -> None:
+    from qkscope.capture.ahead import fetch_weights, read_through
+
+    with suppress(Exception):  # told where the checkpoint is loaded
+        files = fetch_weights(source)
+        if sum(path.stat().st_size for path in files) + SPARE <= free_memory():
+            read_through(files, enough)

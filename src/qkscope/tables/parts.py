@@ -1,0 +1,77 @@
+"""One checkpoint's lines of every head table, in a file of their own until all checkpoints are there.
+
+Lines are written as they will be in the tables, so that a table is its parts one after the other, whoever made them and
+when, and memory does not grow with the number of checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qkscope.errors import located
+from qkscope.files import replacing, writing
+from qkscope.lenses.base import HeadTable
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.moments.moments import Moments
+from qkscope.results.csv_files import csv_text
+from qkscope.results.provenance import CheckpointRecord
+from qkscope.study.schema import Checkpoint
+from qkscope.tables.origin import longest_window, origin_of
+
+BUFFER = 2**20  # bytes that are copied at a time
+
+
+@dataclass(frozen=True)
+class PartRequest:
+    """What a part is made of."""
+
+    name: str
+    moments: Path
+    checkpoint: Checkpoint | None  # the study's, resolved
+    settings: RowSettings  # `own` is found out from the moments
+    place: Path  # where the lines go
+
+
+@dataclass(frozen=True)
+class Part:
+    """A checkpoint's lines, and what produced them."""
+
+    place: Path
+    lines: dict[str, tuple[int, int]]  # by table: the first byte, and the one behind the last
+    headers: dict[str, str]
+    origin: CheckpointRecord
+
+
+def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> Part:
+    """Read a checkpoint's moments, once, and write its lines."""
+    moments = Moments.load(request.moments)
+    longest = longest_window(request.name, moments, request.checkpoint)
+    lines: dict[str, tuple[int, int]] = {}
+    headers: dict[str, str] = {}
+    with located(f"checkpoint {request.name!r}"):
+        rows = checkpoint_rows(moments, tables, replace(request.settings, own=longest), model=request.name)
+    with replacing(request.place) as temporary, temporary.open("wb") as file:
+        for name in list(rows):
+            header, _, body = csv_text(rows.pop(name)).partition("\n")
+            start = file.tell()
+            file.write(body.encode())
+            lines[name], headers[name] = (start, file.tell()), header
+    return Part(request.place, lines, headers, origin_of(request.name, moments, request.checkpoint, longest))
+
+
+def join_parts(parts: Sequence[Part], table: str, path: Path) -> None:
+    """Write a table: its header, then each part's lines."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(f"{parts[0].headers[table]}\n".encode())
+        for part in parts:
+            start, end = part.lines[table]
+            with writing(part.place), part.place.open("rb") as lines:
+                lines.seek(start)
+                while start < end:
+                    data = lines.read(min(end - start, BUFFER))
+                    if not data:
+                        raise OSError(f"{part.place} was cut short while the tables were written")
+                    file.write(data)
+                    start += len(data)

@@ -1,0 +1,151 @@
+"""Tables made checkpoint by checkpoint, here or beside the run: the same bytes, and moments are read once."""
+
+import os
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope.errors import MomentsFileError
+from qkscope.lenses.base import Column, HeadTable, Lens
+from qkscope.lenses.registry import head_tables, with_lens
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.moments.moments import Moments
+from qkscope.results.csv_files import csv_text
+from qkscope.run.events import Events
+from qkscope.run.execute import run_study
+from qkscope.tables import makers, parts
+from qkscope.tables.from_moments import analyze_folder
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The checkpoints whose part was made in this process."""
+    names, plain = [], makers.make_part
+
+    def make(request, tables):
+        names.append(request.name)
+        return plain(request, tables)
+
+    monkeypatch.setattr(makers, "make_part", make)
+    return names
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Any checkpoint is worth a process."""
+    monkeypatch.setattr(makers, "WORTH_ONE", 0)
+
+
+def all_at_once(folder, names, window):
+    """Every table from all rows in memory, one table after the other."""
+    found = [Moments.load(folder / f"moments/{name}.safetensors") for name in names]
+    settings = RowSettings(None, window)
+    rows = [checkpoint_rows(m, head_tables(), settings, model=n) for n, m in zip(names, found, strict=True)]
+    return {file: csv_text(pd.concat([each[file] for each in rows], ignore_index=True)).encode() for file in rows[0]}
+
+
+def test_tables_are_the_rows_of_all_checkpoints_in_study_order(finished):
+    out = finished()
+    expected = all_at_once(out, ["one", "two"], 64)
+    assert {file: (out / file).read_bytes() for file in expected} == expected
+    assert not (out / ".parts").exists()
+
+
+def test_finished_checkpoints_get_their_tables_beside_the_run(world, tmp_path, finished, here, beside):
+    out = run_study(world(), tmp_path / "out")
+    assert here == ["two"]  # the last one: nothing runs beside it any more
+    for file in (table.file for table in head_tables()):
+        assert (out / file).read_bytes() == (finished() / file).read_bytes()
+    assert not (out / ".parts").exists()
+
+
+def test_what_an_earlier_run_finished_is_not_left_for_the_end(world, tmp_path, here, beside):
+    out = run_study(world(), tmp_path / "out")
+    (out / "moments/one.safetensors").unlink()
+    here.clear()
+    run_study(world(), out)
+    assert here == ["one"]
+
+
+def test_several_processes_share_the_checkpoints(finished, tmp_path, here, monkeypatch):
+    monkeypatch.setattr(makers, "WORTH_SEVERAL", 1)
+    out = analyze_folder(finished(), Events(), "analyze", out=tmp_path / "again")
+    assert here == ([] if os.cpu_count() > 1 else ["one", "two"])
+    assert (out / "qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
+
+
+def test_without_memory_for_several_one_after_the_other(finished, tmp_path, here, monkeypatch):
+    monkeypatch.setattr(makers, "WORTH_SEVERAL", 1)
+    monkeypatch.setattr(makers, "free_memory", lambda: 1000)
+    analyze_folder(finished(), Events(), "analyze", out=tmp_path / "again")
+    assert here == ["one", "two"]
+
+
+def test_a_table_maker_that_dies_is_made_up_for(world, tmp_path, finished, here, beside, monkeypatch):
+    monkeypatch.setattr(makers, "SERVE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    out = run_study(world(), tmp_path / "out")
+    assert here == ["one", "two"]
+    assert (out / "qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
+
+
+def test_an_error_beside_the_run_is_the_error_of_the_tables(finished, tmp_path, monkeypatch):
+    import shutil
+
+    folder = shutil.copytree(finished(), tmp_path / "damaged")
+    path = folder / "moments/two.safetensors"
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    messages = []
+    for worth in (1, 2**40):  # in processes, and here
+        monkeypatch.setattr(makers, "WORTH_SEVERAL", worth)
+        with pytest.raises(MomentsFileError) as caught:
+            analyze_folder(folder, Events(), "analyze", out=tmp_path / f"out-{worth}")
+        messages.append(str(caught.value))
+        assert not (tmp_path / f"out-{worth}/qk.csv").exists()
+        assert not (tmp_path / f"out-{worth}/.parts").exists()
+    assert messages[0] == messages[1]
+
+
+def test_a_lens_that_another_process_cannot_know_gets_its_table_all_the_same(world, tmp_path, here, beside):
+    table = HeadTable("ones.csv", (Column("one", "1"),), lambda sums: {"one": np.ones(len(sums.heads))})
+    with with_lens(Lens(name="ones", title="Ones", question="?", tables=(table,))):
+        out = run_study(world(), tmp_path / "out")
+    assert here == ["one", "two"]
+    assert set(pd.read_csv(out / "ones.csv")["one"]) == {1.0}
+
+
+def test_tables_read_the_moments_of_a_checkpoint_once(finished, tmp_path, monkeypatch):
+    loaded, plain = [], Moments.load
+
+    def load(path):
+        loaded.append(path.name)
+        return plain(path)
+
+    monkeypatch.setattr(parts.Moments, "load", load)
+    analyze_folder(finished(), Events(), "analyze", out=tmp_path / "again")
+    assert loaded == ["one.safetensors", "two.safetensors"]
+
+
+def test_makers_end_with_a_run_that_fails(world, tmp_path, beside, monkeypatch):
+    """Whoever was started is gone when the run is, and so are unfinished parts."""
+    started = []
+    popen = makers.subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(makers.subprocess, "Popen", start)
+
+    class Failing(Events):
+        def started(self, plan):
+            if plan.checkpoint.name == "two":
+                raise RuntimeError("stop here")
+
+    with pytest.raises(RuntimeError, match="stop here"):
+        run_study(world(), tmp_path / "out", Failing())
+    assert all(process.returncode in (-signal.SIGKILL, 0) for process in started)
+    assert not (tmp_path / "out/.parts").exists()
