@@ -16,9 +16,9 @@ from qkscope.capture.angles import angles_of
 from qkscope.capture.backbone import evaluation, text_backbone
 from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
-from qkscope.capture.rotation import Unrotation, probed_positions
-from qkscope.errors import CaptureError
+from qkscope.capture.rotation import probed_positions
 from qkscope.layers import LayerFacts, Rotation
+from qkscope.moments.unrotate import turn
 from test_capture_reference import rope_of
 
 KNOWN = {family.name: family for family in FAMILIES}
@@ -277,12 +277,12 @@ def assert_turned(model, probe, ids, rtol, **inputs):
         facts = layers[layer]
         if facts.rotary == "nope":
             continue
-        turn = Unrotation(facts.rotation, facts.head_dim, 131_072 if inputs else 48)
+        at = np.arange(ids.shape[1]) if positions is None else positions.numpy()
         for after, before in zip(rotated, unrotated, strict=True):
             close = rtol * float(before.abs().max())
             assert float((after - before).abs().max()) > 1e4 * close  # there is something to turn back
-            torch.testing.assert_close(turn(after, positions), before, rtol=0, atol=close)
-            torch.testing.assert_close(turn.forwards(before, positions), after, rtol=0, atol=close)
+            torch.testing.assert_close(turn(after, facts.rotation, at, back=True), before, rtol=0, atol=close)
+            torch.testing.assert_close(turn(before, facts.rotation, at), after, rtol=0, atol=close)
 
 
 @pytest.mark.parametrize("family", ROTATING)
@@ -321,29 +321,12 @@ def turned_by_hand(vectors, positions, sign):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_any_tokens_are_turned_by_the_definition(dtype):
     vectors = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
-    turn = Unrotation(ROTATION, 6, 40)
-    counting, some, by_row = (
-        torch.arange(5),
-        torch.tensor([7, 0, 39, 7, 2]),
-        torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 39]]),
-    )
-    for given, each in ((None, [counting] * 2), (counting, [counting] * 2), (some, [some] * 2), (by_row, by_row)):
-        for got, sign in ((turn(vectors, given), -1), (turn.forwards(vectors, given), 1)):
-            assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-            close = 1e-14 if dtype == torch.float64 else 1e-6
-            torch.testing.assert_close(got.double(), turned_by_hand(vectors, each, sign), rtol=0, atol=close)
-
-
-def test_padding_stays_as_it_is():
-    vectors = torch.randn(1, 1, 3, 6)
-    assert torch.equal(Unrotation(ROTATION, 6, 4)(vectors, torch.tensor([2, -1, 3]))[:, :, 1], vectors[:, :, 1])
-
-
-def test_tokens_beyond_the_context_and_narrow_heads_are_refused():
-    with pytest.raises(CaptureError, match="5 tokens, but a rotation for 4"):
-        Unrotation(ROTATION, 6, 4)(torch.zeros(1, 1, 5, 6))
-    with pytest.raises(CaptureError, match="coordinate 4 in heads of width 4"):
-        Unrotation(ROTATION, 4, 4)
+    positions = np.array([7, 0, 39, 7, 2])
+    for back, sign in ((True, -1), (False, 1)):
+        got = turn(vectors, ROTATION, positions, back)
+        assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        close = 1e-14 if dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(got.double(), turned_by_hand(vectors, [positions] * 2, sign), rtol=0, atol=close)
 
 
 # -- stored with a layer's facts ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import CaptureError
+from qkscope.moments.unrotate import turns_at
 
 Array = NDArray[np.float64]
 HALF, SINGLE, DOUBLE = 2.0**-8, 2.0**-24, 2.0**-53  # roundings; of the half precisions the coarser (bfloat16)
@@ -32,17 +33,6 @@ def angles_of(cos: Array, sin: Array, positions: NDArray[np.int64]) -> tuple[Arr
     if (np.abs(phases - turns_at(angles, positions[1:])) > allowed).any():
         raise CaptureError("its angles do not grow in proportion to position")
     return angles, scale
-
-
-def turns_at(angles: Array, positions: NDArray[np.int64]) -> Array:
-    """How far each plane has turned at each position (positions, planes), in radians.
-
-    Models keep angles in float32 and multiply so: of float32 angles it is that product, which at position 100 000
-    can be 0.004 away from the exact one. Other angles are multiplied exactly.
-    """
-    single = angles.astype(np.float32)
-    rounded = positions.astype(np.float32)[:, None] * single
-    return np.where(single == angles, rounded.astype(np.float64), positions.astype(np.float64)[:, None] * angles)
 
 
 def _roundings(cos: Array, sin: Array) -> tuple[float, float]:

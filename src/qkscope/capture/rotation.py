@@ -19,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qkscope.capture.angles import angles_of, turns_at
+from qkscope.capture.angles import angles_of
 from qkscope.capture.replay import POSITIONS, ReplayTap, at_rest, cos_and_sin, quarter_turn
 from qkscope.capture.tap import AttentionCall
 from qkscope.errors import CaptureError
 from qkscope.layers import Rotation
+from qkscope.moments.unrotate import turn
 
 SPREAD = 32  # positions beside the powers of two: their rounding errors average out
 ROUNDINGS = 8  # how many roundings of its precision a turned coordinate may be off, as a share of the largest
@@ -161,8 +162,8 @@ class _Layer:
     def _checked(self, rotation: Rotation) -> Rotation:
         """The rotation, if it takes the vectors at rest to those that the kernel got."""
         query, key = self._tap.replay(at_rest)
-        cos, sin, partner = turn_tables(rotation, query.shape[-1], self._positions)
-        got = self._flat(*(x * cos + x[..., partner] * sin for x in (query.cpu().double(), key.cpu().double())))
+        positions = self._positions.numpy()
+        got = self._flat(*(turn(x.cpu().double(), rotation, positions) for x in (query, key)))
         off = float((got - self._flat(self._call.query, self._call.key)).abs().max())
         # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
         turns = max(rotation.angles) * float(self._positions.max())
@@ -233,60 +234,3 @@ def _equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 def _float(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-class Unrotation:
-    """Turns vectors of one rotation back to rest, at any positions below `context`, in a few torch calls.
-
-    The scale in cos and sin stays in, as it does in the replay (see prerope). Tables are made once per device and
-    precision: float64 for float64 vectors, float32 for all others. Layers of equal rotation can share one.
-    """
-
-    def __init__(self, rotation: Rotation, width: int, context: int) -> None:
-        if max(map(max, rotation.pairs)) >= width:
-            raise CaptureError(f"a rotation of coordinate {max(map(max, rotation.pairs))} in heads of width {width}")
-        self.rotation, self.width, self.context = rotation, width, context
-        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
-
-    def __call__(self, vectors: Tensor, positions: Tensor | None = None) -> Tensor:
-        """`vectors` (rows, heads, tokens, width) without their rotation, in float32 or float64.
-
-        `positions` is (tokens,) or (rows, tokens), by default 0, 1, 2, …; below 0 stands for padding, which stays as
-        it is.
-        """
-        return self._turned(vectors, positions, torch.sub)
-
-    def forwards(self, vectors: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The opposite: what the rotation makes of vectors at rest."""
-        return self._turned(vectors, positions, torch.add)
-
-    def _turned(self, vectors: Tensor, positions: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
-        x = vectors.to(dtype)
-        if positions is None and x.shape[2] > self.context:
-            raise CaptureError(f"{x.shape[2]} tokens, but a rotation for {self.context}")
-        cos, sin, partner = self._table(vectors.device, dtype)
-        if positions is None:
-            cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
-        else:
-            at = positions.to(vectors.device).clamp(min=0)
-            cos, sin = cos[at], sin[at]
-            if positions.dim() == 2:
-                cos, sin = cos[:, None], sin[:, None]
-        return combine(x * cos, x.index_select(-1, partner) * sin)
-
-    def _table(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        if (device, dtype) not in self._tables:
-            cos, sin, partner = turn_tables(self.rotation, self.width, torch.arange(self.context))
-            self._tables[device, dtype] = cos.to(device, dtype), sin.to(device, dtype), partner.to(device)
-        return self._tables[device, dtype]
-
-
-def turn_tables(rotation: Rotation, width: int, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """cos and signed sin (positions, width) and each coordinate's partner: x cos + x[partner] sin turns x forwards."""
-    angles, partner = np.zeros(width), torch.arange(width)
-    for (first, second), angle in zip(rotation.pairs, rotation.angles, strict=True):
-        angles[first], angles[second] = -angle, angle
-        partner[first], partner[second] = second, first
-    turns = torch.from_numpy(turns_at(angles, positions.numpy()))
-    return turns.cos(), turns.sin(), partner

@@ -29,11 +29,13 @@ class DeviceArithmetic:
 
     def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> Tensor | None:
         """Add (rows, heads, tokens, width) of each kind; returns the gathered vectors where one gather took all."""
-        gathered = None
+        gathered = total = None
         for whole in placed.wholes:
             frame = self._frame(state, placed, whole, next(iter(vectors.values())).dtype)
             gathered = frame.gather(vectors)
-            frame.add(state, gathered)
+            of_whole = frame.add(state, gathered)
+            total = of_whole if total is None else total + of_whole
+        state.flag = total
         return gathered if len(placed.wholes) == 1 else None
 
     def spaced(self, vectors: Mapping[Kind, Tensor], placed: Placed, gathered: Tensor | None) -> Tensor:
@@ -88,8 +90,8 @@ class _Frame:
         rows, tokens = self._index
         return torch.cat([x.permute(1, 0, 2, 3)[:, rows, tokens] for x in vectors.values()])
 
-    def add(self, state: State, gathered: Tensor) -> None:
-        """Multiply and add up."""
+    def add(self, state: State, gathered: Tensor) -> Tensor:
+        """Multiply and add up; returns a number that is finite if all of this is."""
         whole, first = self.whole, 2 * self._width
         centred = self._columns[..., : self._width]
         torch.sub(gathered, state.pivots(centred.dtype, joined=True)[0], out=centred)
@@ -102,7 +104,7 @@ class _Frame:
         in_spans = torch.bmm(self._spans, cells[..., :-first])
         state.groups[:, whole.group].add_(in_spans)
         state.crossed[:, whole.group, whole.buckets].add_(cells[..., -first:])
-        state.flag = cells.sum()
+        return cells.sum()
 
     def spaced_index(self, placed: Placed) -> Tensor:
         """Where the tokens that are summed before rotation lie in what was gathered."""

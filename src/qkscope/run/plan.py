@@ -108,7 +108,7 @@ class CheckpointPlan:
             "schema": SCHEMA,
             "model": self.commit or weights_fingerprint(self.source),
             "config": self.checkpoint.config,
-            "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else None),
+            "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else self.documents),
             "edges": self.layout.edges,
             "groups": self.layout.groups,
             "common_window": self.layout.common,
@@ -188,15 +188,19 @@ class Plan:
         fewest = min(self.checkpoints, key=lambda plan: len(plan.documents))
         left_out = len(fewest.corpus.documents) - len(fewest.documents)
         if left_out:
+            longest = max(plan.context for plan in self.checkpoints)
+            needed = longest if self.study.same_documents else fewest.context
             notes.append(
                 f"{left_out} of {counted(len(fewest.corpus.documents), 'document')} {are(left_out)} left out at "
-                f"checkpoint {fewest.checkpoint.name!r} for having fewer than its {counted(fewest.context, 'token')}"
+                f"checkpoint {fewest.checkpoint.name!r} for having fewer than {counted(needed, 'token')}"
+                + ("; same_documents: false lets shorter contexts see more of them" if needed > fewest.context else "")
             )
         counts = {len(plan.documents) for plan in self.checkpoints}
         if len(counts) > 1:
             notes.append(
                 f"checkpoints see different documents ({min(counts)} to {max(counts)} of them), because longer "
-                "contexts leave more of them out; set documents.min_tokens to the longest context to give all the same"
+                "contexts, or other tokenizers, leave more of them out: differences between them are partly differences "
+                "between documents"
             )
         short = [plan for plan in self.checkpoints if len(plan.documents) < self.study.groups]
         if short:
@@ -272,7 +276,7 @@ def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
         tokenizer=tokenizer,
         tokenizer_source=tokenizer_source,
         corpus=corpus,
-        documents=corpus.usable(context),
+        documents=corpus.usable(corpora.longest(model.tokenizer_source) if study.same_documents else context),
         layout=_layout(study, context),
         blueprint=model.blueprint,
         study=study,
@@ -322,6 +326,10 @@ class _Corpora:
             self._tokenizers.setdefault(same, tokenizer)
             self._by_source[source] = (same, exact)
         self._contexts.setdefault(self._by_source[source][0], set()).add(context)
+
+    def longest(self, source: ModelSource) -> int:
+        """The longest context of all checkpoints with this tokenizer."""
+        return max(self._contexts[self.digest(source)])
 
     def digest(self, source: ModelSource) -> str:
         """Equal for sources whose tokenizers encode alike."""

@@ -50,7 +50,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "documents": len(plan.documents),
         "documents_too_short": len(plan.corpus.documents) - len(plan.documents),
         "tokens": plan.tokens,
-        "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context),
+        "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context, plan.documents),
         "protocol": plan.study.protocol,
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
         "layers": [facts.outline() for facts in probe.layers],
