@@ -391,6 +391,13 @@ def test_the_status_shows_no_signature_that_is_none(started, capsys, signature):
     assert all(character.isprintable() or character == "\n" for character in shown)
 
 
+def test_what_a_message_quotes_is_spelled_out_and_cannot_steer_the_terminal(tmp_path, capsys):
+    assert main(["status", str(tmp_path / "no\x1b[31m such\x07\x9b2J")]) == 2
+    said = capsys.readouterr().err
+    assert "no\\x1b[31m such\\x07\\x9b2J" in said
+    assert all(c.isprintable() or c == "\n" for c in said)
+
+
 def test_the_status_shows_who_holds_the_folder(started, capsys):
     with only_run(started):
         assert main(["status", str(started)]) == 0
