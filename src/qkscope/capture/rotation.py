@@ -56,7 +56,7 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
 
     def observe(call: AttentionCall) -> None:
         try:
-            measured.found[call.layer] = _Layer(tap, call, positions).rotation(sources)
+            measured.found[call.layer] = _Turns(tap, call, positions).rotation(sources)
         except CaptureError as error:
             measured.unknown[call.layer] = str(error)
 
@@ -66,7 +66,7 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
     return measured
 
 
-class _Layer:
+class _Turns:
     """One call's vectors at rest, and what turns of some columns make of them."""
 
     def __init__(self, tap: ReplayTap, call: AttentionCall, positions: Tensor) -> None:
@@ -161,8 +161,8 @@ class _Layer:
     def _checked(self, rotation: Rotation) -> Rotation:
         """The rotation, if it takes the vectors at rest to those that the kernel got."""
         query, key = self._tap.replay(at_rest)
-        cos, sin, partner = turn_tables(rotation, query.shape[-1], self._positions)
-        got = self._flat(*(x * cos + x[..., partner] * sin for x in (query.cpu().double(), key.cpu().double())))
+        turn = Unrotation(rotation, query.shape[-1], self._positions)
+        got = self._flat(turn.forwards(query.cpu().double()), turn.forwards(key.cpu().double()))
         off = float((got - self._flat(self._call.query, self._call.key)).abs().max())
         # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
         turns = max(rotation.angles) * float(self._positions.max())
@@ -239,14 +239,17 @@ class Unrotation:
     """Turns vectors of one rotation back to rest, at any positions below `context`, in a few torch calls.
 
     The scale in cos and sin stays in, as it does in the replay (see prerope). Tables are made once per device and
-    precision: float64 for float64 vectors, float32 for all others. Layers of equal rotation can share one.
+    precision: float64 for float64 vectors, float32 for all others. Layers of equal rotation can share one. Of a
+    `context` that is a tensor, its positions stand for 0, 1, 2, ….
     """
 
-    def __init__(self, rotation: Rotation, width: int, context: int) -> None:
+    def __init__(self, rotation: Rotation, width: int, context: int | Tensor) -> None:
         if max(map(max, rotation.pairs)) >= width:
             raise CaptureError(f"a rotation of coordinate {max(map(max, rotation.pairs))} in heads of width {width}")
-        self.rotation, self.width, self.context = rotation, width, context
-        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
+        self.rotation, self.width = rotation, width
+        self._at = torch.arange(context) if isinstance(context, int) else context
+        self._first, self._second = (_places([pair[place] for pair in rotation.pairs]) for place in (0, 1))
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, vectors: Tensor, positions: Tensor | None = None) -> Tensor:
         """`vectors` (rows, heads, tokens, width) without their rotation, in float32 or float64.
@@ -254,18 +257,18 @@ class Unrotation:
         `positions` is (tokens,) or (rows, tokens), by default 0, 1, 2, …; below 0 stands for padding, which stays as
         it is.
         """
-        return self._turned(vectors, positions, torch.sub)
+        return self._turned(vectors, positions, -1)
 
     def forwards(self, vectors: Tensor, positions: Tensor | None = None) -> Tensor:
         """The opposite: what the rotation makes of vectors at rest."""
-        return self._turned(vectors, positions, torch.add)
+        return self._turned(vectors, positions, 1)
 
-    def _turned(self, vectors: Tensor, positions: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def _turned(self, vectors: Tensor, positions: Tensor | None, sense: int) -> Tensor:
         dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
         x = vectors.to(dtype)
-        if positions is None and x.shape[2] > self.context:
-            raise CaptureError(f"{x.shape[2]} tokens, but a rotation for {self.context}")
-        cos, sin, partner = self._table(vectors.device, dtype)
+        if positions is None and x.shape[2] > len(self._at):
+            raise CaptureError(f"{x.shape[2]} tokens, but a rotation for {len(self._at)}")
+        cos, sin = self._table(vectors.device, dtype)
         if positions is None:
             cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
         else:
@@ -273,20 +276,24 @@ class Unrotation:
             cos, sin = cos[at], sin[at]
             if positions.dim() == 2:
                 cos, sin = cos[:, None], sin[:, None]
-        return combine(x * cos, x.index_select(-1, partner) * sin)
+        first, second = (..., self._first), (..., self._second)
+        turned = x * cos
+        turned[first] = torch.addcmul(turned[first], x[second], sin, value=-sense)
+        turned[second] = torch.addcmul(turned[second], x[first], sin, value=sense)
+        return turned
 
-    def _table(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def _table(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos by position and coordinate (1 for those at rest), sin by position and plane."""
         if (device, dtype) not in self._tables:
-            cos, sin, partner = turn_tables(self.rotation, self.width, torch.arange(self.context))
-            self._tables[device, dtype] = cos.to(device, dtype), sin.to(device, dtype), partner.to(device)
+            turns = torch.from_numpy(turns_at(np.array(self.rotation.angles), self._at.numpy()))
+            cos = torch.ones(len(turns), self.width, dtype=torch.float64)
+            cos[:, self._first] = cos[:, self._second] = turns.cos()
+            self._tables[device, dtype] = cos.to(device, dtype), turns.sin().to(device, dtype)
         return self._tables[device, dtype]
 
 
-def turn_tables(rotation: Rotation, width: int, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """cos and signed sin (positions, width) and each coordinate's partner: x cos + x[partner] sin turns x forwards."""
-    angles, partner = np.zeros(width), torch.arange(width)
-    for (first, second), angle in zip(rotation.pairs, rotation.angles, strict=True):
-        angles[first], angles[second] = -angle, angle
-        partner[first], partner[second] = second, first
-    turns = torch.from_numpy(turns_at(angles, positions.numpy()))
-    return turns.cos(), turns.sin(), partner
+def _places(coordinates: list[int]) -> slice | list[int]:
+    """Evenly spaced coordinates as a slice, of which torch makes no copy."""
+    step = coordinates[1] - coordinates[0] if len(coordinates) > 1 else 1
+    evenly = range(coordinates[0], coordinates[0] + step * len(coordinates), step or 1)
+    return slice(evenly.start, evenly.stop, step) if step > 0 and list(evenly) == coordinates else coordinates
