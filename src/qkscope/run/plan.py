@@ -199,8 +199,8 @@ class Plan:
         if len(counts) > 1:
             notes.append(
                 f"checkpoints see different documents ({min(counts)} to {max(counts)} of them), because longer "
-                "contexts, or other tokenizers, leave more of them out: differences between them are partly differences "
-                "between documents"
+                "contexts, or other tokenizers, leave more of them out: differences between checkpoints are partly "
+                "differences between documents"
             )
         short = [plan for plan in self.checkpoints if len(plan.documents) < self.study.groups]
         if short:

@@ -96,7 +96,7 @@ class Study(_Strict):
     phases: dict[Text, Phase] = {}
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1, max_length=10_000)]
     documents: Documents
-    same_documents: bool = True  # checkpoints of one tokenizer see the documents that fill the longest of their contexts
+    same_documents: bool = True  # for checkpoints of one tokenizer: those that fill the longest of their contexts
     protocol: Literal["exact", "published"] = "exact"  # every token; or the published study's samples
     stage: Stage = "post_rope"  # what the scores are made of; or before rotation
     layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0, lt=2**31)]] = (
