@@ -113,8 +113,7 @@ def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -
     from qkscope.study.load import load_study
 
     quiet_libraries()
-    file, trusted = load_study(options.study), options.trust_remote_code
-    return make_plan(file, events.surveying, noted=events.noted, here=here, trust_remote_code=trusted)
+    return make_plan(load_study(options.study), events, here=here, trust_remote_code=options.trust_remote_code)
 
 
 def shard(options: argparse.Namespace) -> int:
@@ -175,8 +174,7 @@ def _tell_figures(folder: Path, written: list[Path]) -> None:
 def capture(options: argparse.Namespace) -> int:
     """`qkscope capture`."""
     from qkscope.cli.progress import progress
-    from qkscope.run.execute import capture_plan, require_usable, results_folder
-    from qkscope.run.plan import make_plan
+    from qkscope.run.execute import capture_plan, plan_capture, results_folder
     from qkscope.study.load import load_study
 
     quiet_libraries()
@@ -186,17 +184,8 @@ def capture(options: argparse.Namespace) -> int:
         raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
     folder = results_folder(file, options.out)
     chosen = capture_options(options)
-    require_usable(folder)
     with progress() as events:
-        made = make_plan(
-            file,
-            events.surveying,
-            noted=events.noted,
-            here=chosen.runs_here,
-            trust_remote_code=chosen.trust_remote_code,
-        )
-        events.planned(made)
-        capture_plan(made, folder, events, chosen)
+        capture_plan(plan_capture(file, folder, events, chosen), folder, events, chosen)
     tell_left_out(folder, options.study)
     print(f"moments: {moments_folder(folder)}/")
     return 0
@@ -274,7 +263,7 @@ def inspect(options: argparse.Namespace) -> int:
     if options.target.lower().endswith((".yaml", ".yml")):
         with progress() as events:
             file = load_study(options.target)
-            plan = make_plan(file, events.surveying, noted=events.noted, trust_remote_code=trusted)
+            plan = make_plan(file, events, trust_remote_code=trusted)
         print("\n".join(describe_plan(plan, results_folder(file, options.out))))
     else:
         given = (options.target, options.revision, options.context, options.documents)

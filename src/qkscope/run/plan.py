@@ -20,6 +20,7 @@ from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.results.environment import numeric_versions
+from qkscope.run.events import Events
 from qkscope.run.models import Model, check_equal_weights, open_models
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
@@ -196,9 +197,8 @@ class Plan:
 
 def make_plan(
     file: StudyFile,
-    surveyed: Callable[[int], None] = lambda documents: None,
+    events: Events = Events(),  # noqa: B008 - says nothing
     *,
-    noted: Callable[[str], None] = lambda message: None,
     here: bool = True,
     trust_remote_code: bool = False,
 ) -> Plan:
@@ -207,8 +207,8 @@ def make_plan(
     `here` says that this machine will do the work, so that it must have the study's device.
     `trust_remote_code` lets Python code that lies with a checkpoint run; a study file cannot ask for it.
     """
-    models = open_models(file, noted, here=here, trust_remote_code=trust_remote_code)
-    corpora = _Corpora(file, surveyed)
+    models = open_models(file, events.noted, here=here, trust_remote_code=trust_remote_code)
+    corpora = _Corpora(file, events.surveying)
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):
             corpora.need(model.tokenizer_source, model.checkpoint.context or 0)
