@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from browser import axe_script
+from conftest import small_world
 from published_table import write_published
 from qkscope.lenses.at_window import build_tables
 from qkscope.report.write import write_report
@@ -33,21 +33,11 @@ HOSTILE = [
 def tiny(tmp_path_factory, checkpoints):
     """A real run: two checkpoints, contexts 64 and 256, ten components, both windows."""
     folder = tmp_path_factory.mktemp("tiny")
-    (folder / "docs").mkdir()
-    for path in [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]:
-        (folder / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
-    study = {
-        "study": "tiny",
-        "title": "Tiny",
-        "documents": {"files": "docs/*.txt", "special_tokens": "none"},
-        "groups": 3,
-        "checkpoints": [
-            {"name": "one", "label": "S-1", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
-            {"name": "two", "label": "S-2", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
-        ],
-    }
-    (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-    run_study(folder / "study.yaml", folder / "out")
+    listed = [
+        {"name": "one", "label": "S-1", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
+        {"name": "two", "label": "S-2", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
+    ]
+    run_study(small_world(folder, checkpoints)(checkpoints=listed), folder / "out")
     write_report(folder / "out", figures=False)
     return folder / "out"
 
