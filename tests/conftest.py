@@ -170,3 +170,20 @@ def expected(finished, tmp_path):
     """The bytes of a run of `study` that nothing happened to, which is in `whole`."""
     whole = shutil.copytree(finished(**SHARDS), tmp_path / "whole")
     return (whole / "qk.csv").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def published_folder(tmp_path_factory):
+    """Tables of the size and with the numbers of the published run; not to be changed."""
+    from published_table import write_published
+
+    return write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
+
+
+@pytest.fixture(scope="session")
+def published_page(published_folder):
+    """The same folder with its page."""
+    from qkscope.report.write import write_report
+
+    write_report(published_folder, figures=False)
+    return published_folder
