@@ -1,6 +1,7 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
 import functools
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -99,6 +100,16 @@ def start(tmp_path):
         process.end()
 
 
+def cut_documents(folder: Path, count: int, every: int, length: int) -> None:
+    """Replace a folder's documents by more and shorter ones: one begins after `every` characters of all."""
+    documents = sorted(folder.glob("*.txt"))
+    text = "".join(path.read_text() for path in documents)
+    for path in documents:
+        path.unlink()
+    for number in range(count):
+        (folder / f"{number:03d}.txt").write_text(text[number * every : number * every + length])
+
+
 def small_world(folder: Path, checkpoints: Path) -> Callable[..., Path]:
     """Documents in a folder, and a function that writes a study there with changes."""
     sources = [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]
@@ -143,3 +154,36 @@ def finished(tmp_path_factory, checkpoints):
         return run_study(small_world(folder, checkpoints)(**changes), folder / "out")
 
     return run
+
+
+SHARDS = {"shard_tokens": 512, "batch_tokens": 64}
+
+
+@pytest.fixture
+def study(world):
+    """The world in shards: three of two documents at the second checkpoint, one at the first, a document per batch."""
+    return lambda **changes: world(**{**SHARDS, **changes})
+
+
+@pytest.fixture
+def expected(finished, tmp_path):
+    """The bytes of a run of `study` that nothing happened to, which is in `whole`."""
+    whole = shutil.copytree(finished(**SHARDS), tmp_path / "whole")
+    return (whole / "qk.csv").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def published_folder(tmp_path_factory):
+    """Tables of the size and with the numbers of the published run; not to be changed."""
+    from published_table import write_published
+
+    return write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
+
+
+@pytest.fixture(scope="session")
+def published_page(published_folder):
+    """The same folder with its page."""
+    from qkscope.report.write import write_report
+
+    write_report(published_folder, figures=False)
+    return published_folder

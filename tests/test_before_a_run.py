@@ -14,23 +14,23 @@ from qkscope.capture.load import choose_device
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import ModelError, QkscopeError, StudyError
+from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 
 
-class Reading(Exception):
-    """Raised by whoever is told that documents are being read."""
+class MustNotRead(Events):
+    """Fails where documents are being read."""
 
-
-def must_not_read(documents):
-    raise Reading
+    def surveying(self, documents):
+        raise AssertionError(f"{documents} documents have been read")
 
 
 def refused(study, match, error=QkscopeError):
     """`make_plan` refuses the study before it reads a document; `run_study` does so too, and leaves nothing behind."""
     with pytest.raises(error, match=match):
-        make_plan(load_study(study), must_not_read)
+        make_plan(load_study(study), MustNotRead())
     out = study.parent / "out"
     with pytest.raises(error, match=match):
         run_study(study, out)

@@ -213,10 +213,8 @@ def test_study_text_never_becomes_markup(text):
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
-    results = load_results(folder)
-    return Cards(build_tables(results))
+def published(published_folder):
+    return Cards(build_tables(load_results(published_folder)))
 
 
 def section(card, heading):

@@ -5,7 +5,6 @@ import io
 import multiprocessing
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from conftest import cut_documents
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.run.engines import engine_names, find_engine
@@ -33,26 +33,9 @@ TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
 
 @pytest.fixture
-def study(world):
-    """Six documents: three shards of the second checkpoint and one of the first."""
-    return lambda **changes: world(shard_tokens=512, batch_tokens=256, **changes)
-
-
-@pytest.fixture
-def expected(finished, tmp_path):
-    """The bytes of a run that nothing happened to, which is in `whole`."""
-    whole = shutil.copytree(finished(shard_tokens=512, batch_tokens=256), tmp_path / "whole")
-    return (whole / "qk.csv").read_bytes()
-
-
-@pytest.fixture
 def long_study(world, tmp_path):
     """Sixty documents in twelve shards, one document per batch: there is time to kill somebody in the middle."""
-    text = "".join(path.read_text() for path in sorted((tmp_path / "docs").glob("*.txt")))
-    for path in (tmp_path / "docs").glob("*.txt"):
-        path.unlink()
-    for number in range(60):
-        (tmp_path / "docs" / f"{number:02d}.txt").write_text(text[number * 300 : number * 300 + 2000])
+    cut_documents(tmp_path / "docs", 60, every=300, length=2000)
     return lambda **changes: world(shard_tokens=2560, batch_tokens=64, **changes)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 import pandas as pd
 import pytest
 
+from conftest import cut_documents
 from families import tiny
 from qkscope.errors import ActivationError, BatchError, DocumentError, DocumentFailure, InputError
 from qkscope.moments.moments import Moments
@@ -24,26 +24,9 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
-def study(world):
-    """Six documents: three shards of the second checkpoint and one of the first, one document per batch."""
-    return lambda **changes: world(shard_tokens=512, batch_tokens=64, **changes)
-
-
-@pytest.fixture
-def expected(finished, tmp_path):
-    """The bytes of a run that nothing happened to, which is in `whole`."""
-    whole = shutil.copytree(finished(shard_tokens=512, batch_tokens=64), tmp_path / "whole")
-    return (whole / "qk.csv").read_bytes()
-
-
-@pytest.fixture
 def slow_study(world, tmp_path):
     """Two hundred documents in ten shards: seconds of work in which something can happen."""
-    text = "".join(path.read_text() for path in sorted((tmp_path / "docs").glob("*.txt")))
-    for path in (tmp_path / "docs").glob("*.txt"):
-        path.unlink()
-    for number in range(200):
-        (tmp_path / "docs" / f"{number:03d}.txt").write_text(text[number * 100 : number * 100 + 300])
+    cut_documents(tmp_path / "docs", 200, every=100, length=300)
     return lambda **changes: world(**{"shard_tokens": 6400, "batch_tokens": 64, **changes})
 
 

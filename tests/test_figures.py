@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.image import imread
 
-from published_table import LABELS, NASTY, PHASES, SELECTED, invented, published_heads, read, write_published
+from published_table import LABELS, NASTY, PHASES, SELECTED, invented, published_heads, read
 from qkscope.draw import style
 from qkscope.lenses.at_window import build_tables
 from qkscope.report.figures import write_figure, write_figures
@@ -36,9 +36,8 @@ METHOD_COLOURS = {  # method section 3
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
-    results = load_results(folder)
+def published(published_folder):
+    results = load_results(published_folder)
     return results, build_tables(results)
 
 

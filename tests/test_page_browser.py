@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from browser import axe_script
-from published_table import write_published
+from conftest import small_world
 from qkscope.lenses.at_window import build_tables
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
@@ -33,30 +32,13 @@ HOSTILE = [
 def tiny(tmp_path_factory, checkpoints):
     """A real run: two checkpoints, contexts 64 and 256, ten components, both windows."""
     folder = tmp_path_factory.mktemp("tiny")
-    (folder / "docs").mkdir()
-    for path in [p for p in sorted(Path(yaml.__file__).parent.glob("*.py")) if p.stat().st_size >= 2000][:6]:
-        (folder / "docs" / f"{path.stem}.txt").write_bytes(path.read_bytes())
-    study = {
-        "study": "tiny",
-        "title": "Tiny",
-        "documents": {"files": "docs/*.txt", "special_tokens": "none"},
-        "groups": 3,
-        "checkpoints": [
-            {"name": "one", "label": "S-1", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
-            {"name": "two", "label": "S-2", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
-        ],
-    }
-    (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-    run_study(folder / "study.yaml", folder / "out")
+    listed = [
+        {"name": "one", "label": "S-1", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
+        {"name": "two", "label": "S-2", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
+    ]
+    run_study(small_world(folder, checkpoints)(checkpoints=listed), folder / "out")
     write_report(folder / "out", figures=False)
     return folder / "out"
-
-
-@pytest.fixture(scope="session")
-def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
-    write_report(folder, figures=False)
-    return folder
 
 
 def dots(page):
@@ -113,11 +95,11 @@ def test_the_slider_moves_the_dots_to_the_values_of_the_table(visit, tiny):
         assert page.title() == "Tiny: qkscope report"
 
 
-def test_dots_travel_smoothly_and_arrive(visit, published):
-    with visit(published / "report.html", "#ckpt=S1-40K", reduced_motion="no-preference") as page:
-        models = list(dict.fromkeys(rows(published)["model"]))
-        before = rows(published, model=models[0]).set_index(["layer", "head"])
-        after = rows(published, model=models[1]).set_index(["layer", "head"])
+def test_dots_travel_smoothly_and_arrive(visit, published_page):
+    with visit(published_page / "report.html", "#ckpt=S1-40K", reduced_motion="no-preference") as page:
+        models = list(dict.fromkeys(rows(published_page)["model"]))
+        before = rows(published_page, model=models[0]).set_index(["layer", "head"])
+        after = rows(published_page, model=models[1]).set_index(["layer", "head"])
         seen = page.evaluate(
             """async () => {
                 const slider = document.getElementById("slider");
@@ -149,11 +131,11 @@ def test_play_runs_to_the_end_and_can_be_stopped(visit, tiny):
         assert state(page)["playing"] is False
 
 
-def test_reduced_motion_jumps(visit, published):
-    with visit(published / "report.html") as page:
+def test_reduced_motion_jumps(visit, published_page):
+    with visit(published_page / "report.html") as page:
         set_slider(page, 3)
         assert page.evaluate("qkscope.moving()") is False
-        assert_dots_are(page, rows(published, model=list(dict.fromkeys(rows(published)["model"]))[3]))
+        assert_dots_are(page, rows(published_page, model=list(dict.fromkeys(rows(published_page)["model"]))[3]))
 
 
 # --- windows and components -------------------------------------------------------------------------
@@ -179,10 +161,10 @@ def test_the_component_switch(visit, tiny):
 
 
 @pytest.mark.parametrize("choice", ["own", "common"])
-def test_summaries_agree_with_the_tables(visit, published, choice):
-    tables = build_tables(load_results(published))
+def test_summaries_agree_with_the_tables(visit, published_page, choice):
+    tables = build_tables(load_results(published_page))
     tables = tables.own if choice == "own" else tables.common
-    with visit(published / "report.html", "#window=common" if choice == "common" else "") as page:
+    with visit(published_page / "report.html", "#window=common" if choice == "common" else "") as page:
         for c, row in tables.table("trajectory").iterrows():
             summary = page.evaluate("c => qkscope.summary(c)", c)
             for measure in ("r_q", "r_k", "r_k_abs", "explained_variance"):
@@ -254,10 +236,10 @@ def shown(page):
     return {key for key, (_, _, kept) in dots(page).items() if kept}
 
 
-def test_filters_by_layer_kind_category_and_phase(visit, published):
-    table = rows(published)
+def test_filters_by_layer_kind_category_and_phase(visit, published_page):
+    table = rows(published_page)
     last = table[table["model"] == list(dict.fromkeys(table["model"]))[-1]]
-    with visit(published / "report.html") as page:
+    with visit(published_page / "report.html") as page:
         page.locator("#filters summary").click()
         page.get_by_label("First layer").fill("4")
         page.get_by_label("Last layer").fill("11")
@@ -279,10 +261,10 @@ def test_filters_by_layer_kind_category_and_phase(visit, published):
         assert state(page)["checkpoint"] == 7
 
 
-def test_a_box_in_the_portrait_is_seen_in_all_views(visit, published):
-    table = rows(published)
+def test_a_box_in_the_portrait_is_seen_in_all_views(visit, published_page):
+    table = rows(published_page)
     last = table[table["model"] == list(dict.fromkeys(table["model"]))[-1]]
-    with visit(published / "report.html") as page:
+    with visit(published_page / "report.html") as page:
         page.mouse.move(*pixel(page, 0.5, -0.95))
         page.mouse.down()
         page.mouse.move(*pixel(page, 0.8, -0.5), steps=3)
@@ -366,8 +348,8 @@ def test_the_csv_equals_the_table(visit, tiny, button, file):
 
 
 @pytest.mark.parametrize("kind", ["SVG", "CSV", "PNG"])
-def test_every_view_as_a_file(visit, published, kind):
-    with visit(published / "report.html") as page:
+def test_every_view_as_a_file(visit, published_page, kind):
+    with visit(published_page / "report.html") as page:
         views = page.locator("figure.view").evaluate_all("nodes => nodes.map((node) => node.id)")
         assert len(views) == 11
         for view in views:
@@ -389,9 +371,9 @@ def test_every_view_as_a_file(visit, published, kind):
                 assert len(data) > 20_000
 
 
-def test_the_tables_behind_the_views(visit, published):
-    tables = build_tables(load_results(published))
-    with visit(published / "report.html") as page:
+def test_the_tables_behind_the_views(visit, published_page):
+    tables = build_tables(load_results(published_page))
+    with visit(published_page / "report.html") as page:
         _, data = downloaded(page, page.locator("#view-flow .tools").get_by_role("button", name="CSV").click)
         pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(data)), tables.own.table("transitions"))
         _, data = downloaded(page, page.locator("#view-windows .tools").get_by_role("button", name="CSV").click)
@@ -400,9 +382,9 @@ def test_the_tables_behind_the_views(visit, published):
             assert np.allclose(windows[column], tables.own.table("window_dependence")[column], atol=1e-12)
 
 
-def test_compare_two_checkpoints(visit, published):
-    tables = build_tables(load_results(published)).own
-    with visit(published / "report.html") as page:
+def test_compare_two_checkpoints(visit, published_page):
+    tables = build_tables(load_results(published_page)).own
+    with visit(published_page / "report.html") as page:
         page.get_by_label("Checkpoint A").select_option("2")
         page.get_by_label("Checkpoint B").select_option("6")
         _, data = downloaded(page, page.locator("#view-compare .tools").get_by_role("button", name="CSV").click)
@@ -559,9 +541,9 @@ def test_two_hundred_checkpoints_of_two_thousand_heads(visit, tmp_path):
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_width_overflows_in_light_or_dark(visit, published, width, scheme):
+def test_no_width_overflows_in_light_or_dark(visit, published_page, width, scheme):
     viewport = {"width": width, "height": 900}
-    with visit(published / "report.html", "#head=4.3", color_scheme=scheme, viewport=viewport) as page:
+    with visit(published_page / "report.html", "#head=4.3", color_scheme=scheme, viewport=viewport) as page:
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix("rgb(").split(",")
@@ -571,8 +553,8 @@ def test_no_width_overflows_in_light_or_dark(visit, published, width, scheme):
         assert page.evaluate("document.documentElement.dataset.theme") != scheme
 
 
-def test_print_is_light_and_without_controls(visit, published):
-    with visit(published / "report.html", "#head=4.3", color_scheme="dark") as page:
+def test_print_is_light_and_without_controls(visit, published_page):
+    with visit(published_page / "report.html", "#head=4.3", color_scheme="dark") as page:
         assert page.locator("#head svg.small-chart [fill='#2c343f']").count() > 0
         page.emulate_media(media="print")
         page.wait_for_timeout(100)
@@ -585,8 +567,8 @@ def test_print_is_light_and_without_controls(visit, published):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_accessibility_violation(visit, published, scheme):
-    with visit(published / "report.html", "#head=4.3", color_scheme=scheme) as page:
+def test_no_serious_accessibility_violation(visit, published_page, scheme):
+    with visit(published_page / "report.html", "#head=4.3", color_scheme=scheme) as page:
         page.locator("#filters summary").click()
         page.evaluate(axe_script().read_text(encoding="utf-8"))
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]

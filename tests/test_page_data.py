@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from published_table import NASTY, invented, write_published
+from published_table import NASTY, invented
 from qkscope.cli.main import main
 from qkscope.cli.serve import ADDRESS, report_server
 from qkscope.errors import InputError, TableError
@@ -40,13 +40,6 @@ def embedded(html):
     return json.loads(ABOUT.search(html)[1]), PACK.search(html)[1]
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    folder = write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
-    write_report(folder, figures=False)
-    return folder
-
-
 # --- packing ----------------------------------------------------------------------------------------
 
 
@@ -65,12 +58,12 @@ def test_every_digit_survives_packing(values, text):
         pack.add_text("t", "again")
 
 
-def test_the_page_holds_the_tables_rows(published):
-    about, packed = embedded((published / "report.html").read_text(encoding="utf-8"))
+def test_the_page_holds_the_tables_rows(published_page):
+    about, packed = embedded((published_page / "report.html").read_text(encoding="utf-8"))
     data = about["data"]
     assert data["precision"] == "float64"
     for choice, file in (("own", "qk.csv"), ("common", "qk_common.csv")):
-        table = pd.read_csv(published / file)
+        table = pd.read_csv(published_page / file)
         arrays = {n: unpack(packed, data["arrays"], f"{choice}.{n}") for n in ("r_q", "r_k", "category", "window")}
         names = [c["name"] for c in about["checkpoints"]]
         places = {pair: i for i, pair in enumerate(zip(data["layers"], data["heads"], strict=True))}
@@ -80,11 +73,11 @@ def test_the_page_holds_the_tables_rows(published):
             assert arrays["r_k"][at] == row.r_k
             assert arrays["window"][at] == row.window
         assert (arrays["category"] != ABSENT).sum() == len(table)
-    counts = build_tables(load_results(published)).own.table("taxonomy_counts")
+    counts = build_tables(load_results(published_page)).own.table("taxonomy_counts")
     category = unpack(packed, data["arrays"], "own.category")
     for c, row in enumerate(counts.itertuples(index=False)):
         assert [int((category[c, 0] == i).sum()) for i in range(len(CATEGORIES))] == list(row[1:])
-    assert len(data["windows"]) == len(pd.read_csv(published / "qk_windows.csv").groupby(["model", "window"]))
+    assert len(data["windows"]) == len(pd.read_csv(published_page / "qk_windows.csv").groupby(["model", "window"]))
 
 
 def test_heads_that_a_checkpoint_lacks_are_absent_and_undefined_is_not_zero(tmp_path):
@@ -160,8 +153,8 @@ def test_text_that_looks_like_a_placeholder_stays_text():
     assert json.loads(ABOUT.search(html)[1]) == {"title": "{{script}} {{nothing}}"}
 
 
-def test_the_first_screen_says_what_was_measured(published):
-    about, _ = embedded((published / "report.html").read_text(encoding="utf-8"))
+def test_the_first_screen_says_what_was_measured(published_page):
+    about, _ = embedded((published_page / "report.html").read_text(encoding="utf-8"))
     facts = dict(about["facts"])
     assert facts["Checkpoints"] == "10 in 5 phases"
     assert facts["Heads"] == "300 query heads: 227 in rotary layers; 73 in NoPE layers"
@@ -191,8 +184,8 @@ def test_facts_of_a_bare_table(tmp_path):
 # --- one file ---------------------------------------------------------------------------------------
 
 
-def test_the_policy_allows_the_two_inline_parts_and_nothing_else(published):
-    html = (published / "report.html").read_text(encoding="utf-8")
+def test_the_policy_allows_the_two_inline_parts_and_nothing_else(published_page):
+    html = (published_page / "report.html").read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
     main_script = re.search(r'<script type="module">(.*?)</script>', html, re.DOTALL)[1]
@@ -205,7 +198,7 @@ def test_the_policy_allows_the_two_inline_parts_and_nothing_else(published):
         "base-uri 'none'; form-action 'none'"
     )
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
-    assert (published / "report.html").stat().st_size < 1_500_000
+    assert (published_page / "report.html").stat().st_size < 1_500_000
 
 
 def test_modules_come_after_what_they_import():

@@ -86,6 +86,7 @@ def test_the_columns_and_the_layer_facts():
     assert list(table.columns) == list(QK_COLUMNS)
     assert len(table) == 4 * 10
     assert set(table["depth"]) == {1 / 3}  # layer 1 of 4
+    assert set(qk_table(moments_of(*vectors(), n_layers=None), model="a")["depth"]) == {1.0}  # not recorded: the last
     row = table.iloc[0]
     assert (row["rotary"], row["rotary_dims"], row["head_dim"], row["attention"], row["window"]) == (
         "rotary",

@@ -1,7 +1,6 @@
 """Nothing is lost but the shard in flight: killed, torn and edited runs end in the same bytes."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -45,19 +44,6 @@ class Told(Events):
             self._left -= 1
             if self._left < 0:
                 raise Stop
-
-
-@pytest.fixture
-def study(world):
-    """Six documents, so three shards of two documents for each checkpoint (512 / 256) and one for the other."""
-    return lambda **changes: world(shard_tokens=512, batch_tokens=64, **changes)
-
-
-@pytest.fixture
-def expected(finished, tmp_path):
-    """The bytes of a run that nothing happened to, which is in `whole`."""
-    whole = shutil.copytree(finished(shard_tokens=512, batch_tokens=64), tmp_path / "whole")
-    return (whole / "qk.csv").read_bytes()
 
 
 def test_shards_are_blocks_of_documents_by_the_study_alone(study):

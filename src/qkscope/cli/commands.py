@@ -119,9 +119,9 @@ def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -
     from qkscope.study.load import load_study
 
     quiet_libraries()
-    file, trusted = load_study(options.study), options.trust_remote_code
+    file = load_study(options.study)
     results = results_folder(file, options.out)
-    return make_plan(file, events.surveying, noted=events.noted, here=here, trust_remote_code=trusted, results=results)
+    return make_plan(file, events, here=here, trust_remote_code=options.trust_remote_code, results=results)
 
 
 def shard(options: argparse.Namespace) -> int:
@@ -186,8 +186,7 @@ def _tell_figures(folder: Path, written: list[Path]) -> None:
 def capture(options: argparse.Namespace) -> int:
     """`qkscope capture`."""
     from qkscope.cli.progress import progress
-    from qkscope.run.execute import capture_plan, require_usable, results_folder
-    from qkscope.run.plan import make_plan
+    from qkscope.run.execute import capture_plan, plan_capture, results_folder
     from qkscope.study.load import load_study
 
     quiet_libraries()
@@ -197,18 +196,8 @@ def capture(options: argparse.Namespace) -> int:
         raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
     folder = results_folder(file, options.out)
     chosen = capture_options(options)
-    require_usable(folder)
     with progress() as events:
-        made = make_plan(
-            file,
-            events.surveying,
-            noted=events.noted,
-            here=chosen.runs_here,
-            trust_remote_code=chosen.trust_remote_code,
-            results=folder,
-        )
-        events.planned(made)
-        capture_plan(made, folder, events, chosen)
+        capture_plan(plan_capture(file, folder, events, chosen), folder, events, chosen)
     tell_left_out(folder, options.study)
     print(f"moments: {moments_folder(folder)}/")
     return 0
@@ -288,7 +277,7 @@ def inspect(options: argparse.Namespace) -> int:
         with progress() as events:
             file = load_study(options.target)
             folder = results_folder(file, options.out)
-            plan = make_plan(file, events.surveying, noted=events.noted, trust_remote_code=trusted, results=folder)
+            plan = make_plan(file, events, trust_remote_code=trusted, results=folder)
         print("\n".join(describe_plan(plan, folder)))
     else:
         given = (options.target, options.revision, options.context, options.documents)

@@ -192,7 +192,7 @@ def finish(figure: Figure) -> Figure:
             figure.draw_without_rendering()
         for axes in figure.axes:
             _drop_crowded_phase_names(figure, axes)
-        figure.set_layout_engine("none")  # what was measured stays where it is
+        figure.set_layout_engine(None)  # what was measured stays where it is; "none" would lay out at each saving
     return figure
 
 

@@ -6,6 +6,7 @@ There are one or two such choices: each entry's own context, and, where contexts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,8 +89,11 @@ class AtWindow:
 
     def window_of(self, name: str) -> float:
         """The window over which an entry was measured; NaN where it is not recorded."""
-        windows = self.heads.loc[self.heads["model"] == name, "window"]
-        return float(windows.max())
+        return self._windows.get(name, math.nan)
+
+    @cached_property
+    def _windows(self) -> dict[str, float]:
+        return {str(name): float(window) for name, window in self.heads.groupby("model")["window"].max().items()}
 
 
 @dataclass(frozen=True)

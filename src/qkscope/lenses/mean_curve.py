@@ -39,11 +39,11 @@ def draw_mean_curve(file: str, column: Column, title: str, at: AtWindow) -> Draw
 
     from qkscope.draw import style
     from qkscope.draw.curves import band_key, draw_band_line
+    from qkscope.lenses.canvas import canvas
 
     study, groups = at.study, at.table(file).groupby("model")[column.name]
     table = pd.DataFrame({"mean": groups.mean(), "mean_std": groups.std()}).reindex(list(study.names)).reset_index()
-    note = style.window_note([at.window_of(model) for model in at.names], at.common, study.noun)
-    figure = style.new_figure(9.0, 4.0, study, f"{title} {style.span_title(study)}", note)
+    figure = canvas(at, 9.0, 4.0, f"{title} {style.span_title(study)}")
     axes = figure.subplots()
     draw_band_line(axes, table, "mean", colour=style.PURPLE, marker="o", label="mean over heads", joined=study.one_run)
     axes.set_ylabel(f"{column.name} ({column.unit})" if column.unit else column.name)

@@ -17,6 +17,7 @@ from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
@@ -45,7 +46,7 @@ def checkpoint_rows(
     chosen = choose_heads(moments.layers.values(), settings.heads, settings.layers)
     wanted = {table.file: table_windows(table, moments.layout, settings) for table in tables}
     every = dict.fromkeys(window for windows in wanted.values() for window in windows)
-    n_layers = int(moments.provenance.get("n_layers", max(moments.layers) + 1))
+    n_layers = CheckpointRecord.read(moments.provenance).n_layers or max(moments.layers) + 1
     moments.settle()  # before threads read it
 
     def of_layer(layer: int) -> dict[tuple[str, int], Columns]:

@@ -88,16 +88,7 @@ def run_study(
     reports = events or Events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
-    require_usable(folder)
-    plan = make_plan(
-        file,
-        reports.surveying,
-        noted=reports.noted,
-        here=options.runs_here,
-        trust_remote_code=options.trust_remote_code,
-        results=folder,
-    )
-    reports.planned(plan)
+    plan = plan_capture(file, folder, reports, options)
     with only_run(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
         _capture(plan, folder, reports, options, parts)
         return analyze_study(folder, file.study, reports, command, made=parts)
@@ -108,11 +99,14 @@ def results_folder(file: StudyFile, out: Path | str | None) -> Path:
     return as_path(out, "the results folder") if out is not None else Path("results") / file.study.study
 
 
-def require_usable(folder: Path) -> None:
-    """Refuse a results folder that a run could not write or should not: before anything runs."""
+def plan_capture(file: StudyFile, folder: Path, events: Events, options: CaptureOptions) -> Plan:
+    """The plan of a capture into `folder`; what cannot be run, or written there, is refused before anything runs."""
     for each in (folder, moments_folder(folder)):
         require_writable(each)
     refuse_links(folder)
+    plan = make_plan(file, events, here=options.runs_here, trust_remote_code=options.trust_remote_code, results=folder)
+    events.planned(plan)
+    return plan
 
 
 def capture_plan(

@@ -24,6 +24,7 @@ from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import tokens_path
+from qkscope.run.events import Events
 from qkscope.run.models import Model, check_equal_weights, open_models
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
@@ -213,9 +214,8 @@ class Plan:
 
 def make_plan(
     file: StudyFile,
-    surveyed: Callable[[int], None] = lambda documents: None,
+    events: Events = Events(),  # noqa: B008 - says nothing
     *,
-    noted: Callable[[str], None] = lambda message: None,
     here: bool = True,
     trust_remote_code: bool = False,
     results: Path | None = None,
@@ -226,12 +226,12 @@ def make_plan(
     `trust_remote_code` lets Python code that lies with a checkpoint run; a study file cannot ask for it.
     `results` is a folder in which an earlier run may have kept the documents' tokens; nothing is written there.
     """
-    models = open_models(file, noted, here=here, trust_remote_code=trust_remote_code)
-    corpora = _Corpora(file, surveyed, results)
+    models = open_models(file, events.noted, here=here, trust_remote_code=trust_remote_code)
+    corpora = _Corpora(file, events.surveying, results)
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):
             corpora.need(model.tokenizer_source, model.checkpoint.context or 0)
-    remarks = check_equal_weights(models, lambda model: corpora.digest(model.tokenizer_source), noted)
+    remarks = check_equal_weights(models, lambda model: corpora.digest(model.tokenizer_source), events.noted)
     plans = []
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):

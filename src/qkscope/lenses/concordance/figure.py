@@ -7,15 +7,15 @@ from matplotlib.ticker import FuncFormatter
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
 
 
 def draw_concordance(at: AtWindow) -> Figure:
     """Figure 7: shares of concordant keys upwards and discordant keys downwards; mean |r_k| over mean r_k."""
     study = at.study
     table = at.table("concordance")
-    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
     headline = f"Concordant and Discordant Keys {style.span_title(study)}"
-    figure = style.new_figure(9.0, 5.4, study, headline, note)
+    figure = canvas(at, 9.0, 5.4, headline)
     shares, means = figure.subplots(2, 1, height_ratios=(1.15, 1), sharex=True)
     _draw_shares(shares, table)
     style.checkpoint_axis(shares, study, labels=False)

@@ -7,7 +7,7 @@ import pandas as pd
 from qkscope.lenses.card import Card, CardInput, opening, rows, table_file, undefined_sentence
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
 from qkscope.lenses.depth.table import DepthAxis, depth_axis
-from qkscope.lenses.layer_kinds.card import kinds_of
+from qkscope.lenses.layer_kinds.card import kinds_by_name
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
 from qkscope.text import counted
@@ -183,13 +183,14 @@ def _by(change: Change) -> str:
 
 def _kinds_sentence(given: CardInput, kind: _Kind) -> str:
     """The means of each kind of layer, where there are several: they stand side by side in the cells."""
-    rows_with = [c for c in given.checkpoints if len(kinds_of(given, c)) > 1]
+    by_name = kinds_by_name(given)
+    rows_with = [c for c in given.checkpoints if len(by_name[c.name]) > 1]
     if not rows_with:
         return ""
     told = rows_with[:1] + rows_with[-1:] if given.study.one_run and len(rows_with) > 1 else rows_with[:6]
     texts = []
     for checkpoint in told:
-        kinds = kinds_of(given, checkpoint)
+        kinds = by_name[checkpoint.name]
         means = [given.panel.mean(kind.quantity, checkpoint.name, Part(layer_kind=each)) for each in kinds]
         parts = [f"{number(mean)} ({shortened(each)})" for each, mean in zip(kinds, means, strict=True)]
         texts.append(f"at {label(checkpoint)} {listed(parts)}")

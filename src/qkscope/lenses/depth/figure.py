@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
 from qkscope.results.read import Entries, phase_segments
 
@@ -56,9 +57,8 @@ def _heatmap(at: AtWindow, means: pd.DataFrame, colours: str, headline: str, lab
     study = at.study
     rows = len(means)
     height = max(2.6, rows * _row_inches(rows) + 1.4)
-    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
     axis = depth_axis(at)
-    figure = style.new_figure(9.4, height, study, headline, note)
+    figure = canvas(at, 9.4, height, headline)
     axes = figure.subplots()
     values = np.vectorize(style.as_printed, otypes=[float])(means[list(axis.columns)].to_numpy(dtype=float))
     colourmap = matplotlib.colormaps[colours].with_extremes(under=NEGATIVE[colours], bad=(1.0, 1.0, 1.0, 0.0))

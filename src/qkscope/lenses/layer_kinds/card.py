@@ -54,22 +54,27 @@ def layer_kinds(given: CardInput) -> Card:
     return Card(headline, shows, table_file(given), steps, _takeaway(given, several))
 
 
-def kinds_of(given: CardInput, checkpoint: Entry | None = None) -> list[str]:
-    """The kinds of layers of the study, or of one checkpoint, in the order of the table."""
+def kinds_of(given: CardInput) -> list[str]:
+    """The kinds of layers of the study, in the order of the table."""
     table = given.own.find("layer_kinds")
-    if table is None:
-        return []
-    rows = table if checkpoint is None else table[table["model"] == checkpoint.name]
-    present = set(rows["layer_kind"])
-    return [kind for kind in dict.fromkeys(table["layer_kind"]) if kind in present]
+    return [] if table is None else list(dict.fromkeys(table["layer_kind"]))
+
+
+def kinds_by_name(given: CardInput) -> dict[str, list[str]]:
+    """The kinds of layers of each checkpoint, by its name, in the order of the table; none where it has one only."""
+    table, found = given.own.find("layer_kinds"), {name: list[str]() for name in given.study.names}
+    if table is not None:
+        present = table.groupby("model")["layer_kind"].agg(set)
+        found |= {str(name): [kind for kind in kinds_of(given) if kind in kinds] for name, kinds in present.items()}
+    return found
 
 
 def _paragraph(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format) -> Block:
     """One run: the course of each kind. Seeds or models: the values of each."""
     if given.study.one_run:
-        told = []
+        told, kinds = [], kinds_by_name(given)
         for kind in kinds_of(given):
-            here = [c for c in several if kind in kinds_of(given, c)]
+            here = [c for c in several if kind in kinds[c.name]]
             shape = given.panel.series(quantity, [c.name for c in here], Part(layer_kind=kind))
             told.append(f"In {shortened(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
     else:
@@ -78,7 +83,7 @@ def _paragraph(given: CardInput, several: list[Entry], quantity: str, name: str,
 
 
 def _values(given: CardInput, checkpoint: Entry, quantity: str, fmt: Format) -> str:
-    kinds = kinds_of(given, checkpoint)
+    kinds = kinds_by_name(given)[checkpoint.name]
     means = [given.panel.mean(quantity, checkpoint.name, Part(layer_kind=kind)) for kind in kinds]
     return listed([f"{fmt(mean)} ({shortened(kind)})" for mean, kind in zip(means, kinds, strict=True)])
 
@@ -89,13 +94,15 @@ def _takeaway(given: CardInput, several: list[Entry]) -> list[str]:
 
 def _gaps(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format) -> list[str]:
     """For each two kinds that occur together: at how many entries one is ahead of the other beyond noise."""
-    pairs = list(dict.fromkeys(p for c in several for p in itertools.combinations(kinds_of(given, c), 2)))
+    kinds = kinds_by_name(given)
+    pairs = list(dict.fromkeys(p for c in several for p in itertools.combinations(kinds[c.name], 2)))
     return [_gap(given, several, quantity, name, fmt, pair) for pair in pairs[:3]]
 
 
 def _gap(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format, pair: tuple[str, str]) -> str:
     one, other = (Part(layer_kind=kind) for kind in pair)
-    here = [c for c in several if set(pair) <= set(kinds_of(given, c))]
+    kinds = kinds_by_name(given)
+    here = [c for c in several if set(pair) <= set(kinds[c.name])]
     gaps = [given.panel.contrast(quantity, c.name, one, other) for c in here]
     behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
     first, second = (shortened(kind) for kind in pair)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from qkscope.draw import style
 from qkscope.draw.curves import band_key, draw_band_line
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 
@@ -16,11 +17,10 @@ from qkscope.lenses.layer_kinds.table import kinds_in_order
 def draw_layer_kinds(at: AtWindow) -> Figure:
     """Figure 8: mean r_q, mean r_k and the share of discordant keys, for the heads of each kind of layer."""
     study, table = at.study, at.table("layer_kinds")
-    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
     if not study.one_run:  # a gap in a run says something; an empty place among models does not
         study = study.only(list(table["model"]))
     headline = f"Kinds of Layers {style.span_title(study)}"
-    figure = style.new_figure(11.0, 4.0, study, headline, note)
+    figure = canvas(at, 11.0, 4.0, headline)
     panels = figure.subplots(1, 3, sharex=True)
     places = {name: i for i, name in enumerate(study.names)}
     looks = kind_looks(kinds_in_order(table["layer_kind"]))

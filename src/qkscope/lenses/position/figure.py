@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from qkscope.draw import style
 from qkscope.draw.curves import band_key, draw_band_line
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
 from qkscope.results.read import Entries
 
 BESIDE = 0.08  # where no line tells two measures apart, their bars stand beside each other
@@ -18,9 +19,8 @@ def draw_position_signal(at: AtWindow) -> Figure:
     """Figure 1: mean r_q and r_k; below, the share of keys that run against their queries."""
     study = at.study
     table = at.table("trajectory")
-    note = style.window_note(list(table["window"]), at.common, study.noun)
     headline = f"Position Correlation on PC0 {style.span_title(study)}"
-    figure = style.new_figure(9.0, 4.7, study, headline, note)
+    figure = canvas(at, 9.0, 4.7, headline)
     signal, against = figure.subplots(2, 1, height_ratios=(6, 1), sharex=True)
     for measure, colour, marker, side in (("r_q", style.BLUE, "o", -1), ("r_k", style.RED, "s", 1)):
         places = [i + (0 if study.one_run else BESIDE * side) for i in range(len(table))]
@@ -51,9 +51,8 @@ def draw_explained_variance(at: AtWindow) -> Figure:
     """Figure 3: the share of the variance of queries and keys that PC0 carries."""
     study = at.study
     table = at.table("trajectory")
-    note = style.window_note(list(table["window"]), at.common, study.noun)
     headline = f"PC0 Explained Variance {style.span_title(study)}"
-    figure = style.new_figure(9.0, 4.0, study, headline, note)
+    figure = canvas(at, 9.0, 4.0, headline)
     axes = figure.subplots()
     draw_band_line(
         axes,

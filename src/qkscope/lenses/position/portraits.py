@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.taxonomy.table import HIGH, LOW, POSITION_DOMINATED
@@ -21,10 +22,8 @@ def draw_rq_rk_scatter_grid(at: AtWindow) -> Figure:
     study = at.study
     models = list(dict.fromkeys(at.table("portraits")["model"]))
     rows, columns = GRIDS[len(models)]
-    windows = at.table("trajectory").set_index("model")["window"].reindex(models)
-    note = style.window_note(list(windows), at.common, study.noun)
     which = "at Selected Checkpoints" if study.one_run else f"of Selected {study.noun.title()}s"
-    figure = style.new_figure(3.3 * columns + 0.6, 3.1 * rows + 0.9, study, f"$r_q$ vs $r_k$ (PC0) {which}", note)
+    figure = canvas(at, 3.3 * columns + 0.6, 3.1 * rows + 0.9, f"$r_q$ vs $r_k$ (PC0) {which}", models)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     fractions = at.table("taxonomy_fractions").set_index("model")[POSITION_DOMINATED]
     discordant = at.table("concordance").set_index("model")["discordant"]

@@ -6,6 +6,7 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
 from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, K_POSITIONAL, MIXED, Q_POSITIONAL, UNDEFINED
 
@@ -20,9 +21,8 @@ THIN_SHARE = 0.012
 def draw_taxonomy_evolution(at: AtWindow) -> Figure:
     """Figure 2: stacked fractions in the order of the taxonomy; undefined heads on top where there are any."""
     study = at.study
-    note = style.window_note(list(at.table("trajectory")["window"]), at.common, study.noun)
     headline = f"Head Taxonomy {'Evolution ' if study.one_run else ''}{style.span_title(study)}"
-    figure = style.new_figure(9.0, 4.6, study, headline, note)
+    figure = canvas(at, 9.0, 4.6, headline)
     axes = figure.subplots()
     fractions = at.table("taxonomy_fractions")
     shown = [c for c in CATEGORIES if c != UNDEFINED or bool((fractions[c] > 0).any())]

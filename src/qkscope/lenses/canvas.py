@@ -1,0 +1,15 @@
+"""The empty figure of a lens: its headline, and under it the windows over which the entries were measured."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from qkscope.draw import style
+from qkscope.lenses.at_window import AtWindow
+
+
+def canvas(at: AtWindow, width: float, height: float, headline: str, names: Sequence[str] | None = None) -> Figure:
+    """A figure of so many inches; `names` are the entries that it shows, all by default."""
+    windows = [at.window_of(name) for name in (at.names if names is None else names)]
+    note = style.window_note(windows, at.common, at.study.noun)
+    return style.new_figure(width, height, at.study, headline, note)
