@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import yaml
-from common import WORK, Found
+from common import WORK, Found, seconds_of
 
 LAYERS, HEADS, KV_HEADS, WIDTH, CONTEXT = 36, 16, 4, 16, 64
 DIFFERENT = 20  # moments files that are computed; the others are links to them
@@ -47,8 +48,47 @@ def sweep(quick: bool) -> Found:
         text = f"{each[few]:.0f} → {each[many]:.0f} ms"
         found.row(f"{what} of {few} → {many} checkpoints × {heads} heads, time for each", text, "flat", grows <= target)
         text = f"{measured[few]['memory']:.0f} → {measured[many]['memory']:.0f} MB"
-        found.row(f"{what} of {few} → {many} checkpoints × {heads} heads, peak memory", text)
+        found.row(f"{what} of {few} → {many} checkpoints × {heads} heads, peak memory", text, "stated")
+        if what == "tables":
+            told, took = estimated(many), measured[many]["seconds"]
+            text = f"{told:.1f} s against {took:.1f} s ({100 * (told / took - 1):+.0f} %)"
+            name = f"tables of {many} checkpoints: what `plan --estimate` says with this machine's rates"
+            found.row(name, text, "within 25 %", abs(told / took - 1) <= 0.25)
     return found
+
+
+def estimated(count: int) -> float:
+    """Seconds that an estimate gives for the tables of so many checkpoints, with rates taken from three of them."""
+    from qkscope.cost.cluster import Cluster
+    from qkscope.cost.estimate import estimate
+    from qkscope.cost.work import CheckpointWork, Weights, eigen_flops, table_lines
+    from qkscope.lenses.registry import head_tables
+    from qkscope.lenses.rows import RowSettings, checkpoint_rows
+    from qkscope.moments.moments import Moments
+    from qkscope.results.csv_files import csv_text
+
+    settings = RowSettings(common=CONTEXT)
+    spent = {"read": [], "rows": [], "lines": []}
+    for seed in (0, 0, 1, 2):  # the first is to warm up
+        moments = Moments.load(moments_file(seed))
+        spent["read"].append(seconds_of(lambda seed=seed: Moments.load(moments_file(seed))))
+        rows = {}
+        spent["rows"].append(
+            seconds_of(lambda m=moments, r=rows: r.update(checkpoint_rows(m, head_tables(), settings, model="m")))
+        )
+        spent["lines"].append(seconds_of(lambda r=rows: [csv_text(table) for table in r.values()]))
+    read, solved, written = (float(np.median(times[1:])) for times in spent.values())
+    weights = Weights(1, 0, 1, 1, 1, 2, 1, "none", remote=False)
+    facts = tuple(moments.layers.values())
+    work = CheckpointWork("m", facts, moments.layout, weights, (1,), CONTEXT, LAYERS * HEADS, settings.components)
+    cores = os.cpu_count() or 1
+    rates = {
+        "checksum": work.sizes.file / read,
+        "host_flops": eigen_flops(work) / (solved * cores),  # its layers were shared by all cores
+        "lines": table_lines(work) / written,
+        "storage_bandwidth": 1e30,
+    }
+    return estimate([work] * count, Cluster(devices=1, cores=cores, **rates)).seconds["tables"]
 
 
 def measure(folder: Path, what: str) -> dict[str, float]:
@@ -75,8 +115,6 @@ def make_folder(count: int) -> Path:
 
 def moments_file(seed: int) -> Path:
     """Sums of random vectors whose mean moves with position, a little more with each seed."""
-    import numpy as np
-
     from qkscope.layers import LayerFacts
     from qkscope.moments.layout import Layout, bucket_edges
     from qkscope.moments.moments import Moments

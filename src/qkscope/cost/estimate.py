@@ -173,14 +173,12 @@ def _fewest_devices(works: Sequence[CheckpointWork], cluster: Cluster) -> int:
 
 
 def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: int, evict: bool) -> Disk:
-    """Shards of a checkpoint wait until its last is done; at most one checkpoint per worker is under way."""
+    """Shards of a checkpoint wait until its last is done; a worker has one checkpoint under way and one fetched ahead."""
     return Disk(
         moments=sum(work.sizes.file for work in works),
         shards=sum(nlargest(workers, (len(work.shards) * work.added_up * work.sizes.file for work in works))),
         tables=sum(map(table_bytes, works)),
-        weights=sum(
-            nlargest(2 * workers, fetched.values()) if evict else fetched.values()
-        ),  # one each is fetched ahead
+        weights=sum(nlargest(2 * workers, fetched.values()) if evict else fetched.values()),
     )
 
 
