@@ -25,6 +25,8 @@ HEADINGS = {
     "products": "Against the products alone",
     "growth_with_documents": "Growth",
     "growth_of_analysis": "Growth",
+    "whole_run": "A whole run",
+    "sweep": "Sweeps",
     "startup": "The rest",
     "report": "The rest",
     "gpu": "On a GPU",

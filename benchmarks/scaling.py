@@ -168,8 +168,10 @@ tests can run.
   sums when it is finished. It keeps the model between shards of one checkpoint.
 - When a checkpoint's last shard is there, shards are added up in plan order into one moments file and dropped. The
   sums of a checkpoint that is one shard are written as its moments file at once.
-- Tables are made from moments files after the capture, on one machine: a file is read by one core, then each core takes
-  whole layers.
+- While a checkpoint computes, the weights of the one that its worker gets next are downloaded and read: one ahead for
+  each worker.
+- Tables are made from moments files on one machine, while other checkpoints run: by one process, whose threads take
+  whole layers. What is left when the capture ends is shared by a process for each core, as far as memory allows.
 - Where a model is spread over several devices, its layers follow one another, so its devices take turns. Each layer's
   sums lie on the layer's device. Several devices per model buy memory, not speed.
 
@@ -224,7 +226,7 @@ For L layers, h query and g key heads of width d, context T, n documents, B buck
 | moments file | (h + g) · (B · 8 · (s + 3) + G · (4s + 24) + 8d) bytes per layer, s = d(d+1)/2 + 2d; and a header |
 | tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling: each once); a core takes whole layers |
 | disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, tables, downloads |
-| downloads | each checkpoint once; with `--evict` they stay only while they are needed |
+| downloads | each checkpoint once; with `--evict` those of two checkpoints for each worker are there |
 
 `tests/test_estimate.py` compares these with real runs on small shapes: FLOPs with torch's own counter, memory of sums
 with the tensors, disk with the files. FLOPs of the sums are those of plain products; the tests let the
@@ -240,9 +242,10 @@ transformers gives torch's SDPA a mask of T² entries instead; its memory is cou
 are not counted as FLOPs. Raw vectors (`--vectors`) are not counted.
 
 Workers are taken to run shards in plan order, one unbroken run of them each, divided as evenly as whole shards allow;
-the link to the Hub and the storage of the results are shared. `waiting` is what uneven runs leave idle. The tokens that
-the plan keeps in the folder for temporary files (4 bytes for each token of the longest context, removed at the end) are
-taken to be seen by all workers; one on another machine reads and tokenizes its documents again.
+the link to the Hub and the storage of the results are shared. `waiting` is what uneven runs leave idle. Downloads are
+counted in full, though part of them is hidden behind the checkpoint before. The tokens of all documents lie in the
+results folder (`.tokens`, 4 bytes for each token of the longest context); a worker that does not see it reads and
+tokenizes its documents again.
 """
 
 BOTTLENECKS = """## What becomes the bottleneck, and what to change
@@ -267,7 +270,8 @@ def assumptions() -> str:
         f"- weights read at {scaled(it.disk_bandwidth)}B/s by each worker; results at {scaled(it.storage_bandwidth)}B/"
         f"s and downloads at {scaled(it.download)}B/s by all together;",
         f"- on one core {scaled(it.tokenize)} tokens/s tokenized, {scaled(it.checksum)}B/s of moments files with their "
-        f"checksums; {scaled(it.host_flops)}FLOP/s in tables on each of {it.cores} cores.",
+        f"checksums; {scaled(it.host_flops)}FLOP/s and {scaled(it.lines)}lines/s in tables "
+        f"on each of {it.cores} cores.",
     ])  # fmt: skip
 
 

@@ -19,7 +19,9 @@ from common import (
     spread,
 )
 from side_by_side import more_documents, paths
+from sweep import sweep
 from torch import Tensor
+from whole_run import whole_run
 
 from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts
@@ -244,6 +246,8 @@ SUITE = {
     "products": products,
     "growth_with_documents": growth_with_documents,
     "growth_of_analysis": growth_of_analysis,
+    "whole_run": whole_run,
+    "sweep": sweep,
     "startup": startup,
     "report": report,
     "gpu": gpu,

@@ -211,6 +211,25 @@ def test_equal_weights_with_another_context_or_config_are_only_noted(world, chec
     assert make_plan(load_study(world())).remarks == []
 
 
+def test_checkpoints_of_one_config_are_looked_at_once(world, checkpoints, monkeypatch):
+    """A training run's checkpoints differ in their weights alone, and a look at the layers takes most of a second."""
+    from qkscope.capture import blueprint
+
+    looked, plain = [], blueprint.blueprint
+
+    def look(config, **options):
+        looked.append(config)
+        return plain(config, **options)
+
+    monkeypatch.setattr(blueprint, "blueprint", look)
+    contexts = ({}, {"context": 128}, {"context": 32})
+    a, b, c = make_plan(load_study(world(checkpoints=two(checkpoints, *contexts)))).checkpoints
+    assert len(looked) == 1
+    assert a.blueprint == b.blueprint == c.blueprint
+    make_plan(load_study(world(checkpoints=two(checkpoints, {}, {"config": {"rope_theta": 1e6}}))))
+    assert len(looked) == 3
+
+
 # -- words -------------------------------------------------------------------------------------------------
 
 

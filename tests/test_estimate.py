@@ -38,6 +38,7 @@ from qkscope.cost.work import (
     planned_work,
     shard_documents,
     sums_flops,
+    sums_traffic,
 )
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
@@ -124,7 +125,8 @@ def test_disk_and_network_by_hand():
     assert found.disk.shards == 2 * 2784  # the two shards of one checkpoint
     assert found.disk.weights == found.network.weights == 7400
     assert found.network.storage == 2 * 2784 * 6  # per checkpoint 2 shards and the sum are written and read
-    assert estimate(works, Cluster(devices=1, evict=True)).disk.weights == 5000
+    three = [*works, work(weights=dataclasses.replace(WEIGHTS, source="third", stored=1000))]
+    assert estimate(three, Cluster(devices=1, evict=True)).disk.weights == 7400  # one at work, the next fetched ahead
     assert estimate(works, Cluster(devices=2)).disk.shards == 4 * 2784
     shared = estimate([work(), work()], Cluster(devices=1))
     assert shared.network.weights == 2400  # one commit with two contexts is fetched once
@@ -300,7 +302,7 @@ def test_tables_take_as_many_cores_as_the_estimate_says(monkeypatch):
     together = threading.Barrier(3, timeout=60)
     rows.over_layers(lambda layer: together.wait(), range(3))
     layers = tuple(LayerFacts(number, 2, 1, 4) for number in range(3))
-    slow = {"storage_bandwidth": 1e30, "checksum": 1e30, "host_flops": 10.0}
+    slow = {"storage_bandwidth": 1e30, "checksum": 1e30, "lines": 1e30, "host_flops": 10.0}
     one, three, four = (
         estimate([work(layers=layers)], Cluster(cores=cores, **slow)).seconds["tables"] for cores in (1, 3, 4)
     )
@@ -308,6 +310,23 @@ def test_tables_take_as_many_cores_as_the_estimate_says(monkeypatch):
     assert three == four  # a layer is not divided
     two = estimate([work(layers=layers)], Cluster(cores=2, **slow)).seconds["tables"]
     assert two == pytest.approx(2 * three)
+
+
+def test_tables_are_made_beside_the_capture_and_the_rest_by_all_cores():
+    """Ten checkpoints; 2 x 4 heads and 2 windows of one component are 16 lines each, at one line per second."""
+    free = {"storage_bandwidth": 1e30, "checksum": 1e30, "host_flops": 1e30, "tokenize": 1e30, "disk_bandwidth": 1e30}
+    works = [work((4,), heads=4, components=1) for _ in range(10)]
+    given = {"devices": 1, "lines": 1.0, "download": 1e30, "flops": 1e30, "flops32": 1e30, "flops64": 1e30, **free}
+    lines = 4 * (2 + len(works[0].layout.windows()))
+    at_once = Cluster(cores=5, memory_bandwidth=1e30, **given)  # the capture takes no time: five cores share ten
+    assert estimate(works, at_once).seconds["tables"] == pytest.approx(10 * lines / 5)
+    traffic = sum(sums_traffic(each) for each in works)
+    half = traffic / (5 * lines) / at_once.utilization  # the capture lasts as long as the tables of five
+    assert estimate(works, dataclasses.replace(at_once, memory_bandwidth=half)).seconds["tables"] == pytest.approx(
+        5 * lines / 5
+    )
+    slow = dataclasses.replace(at_once, memory_bandwidth=half / 10)
+    assert estimate(works, slow).seconds["tables"] == pytest.approx(lines)  # of the last checkpoint
 
 
 def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):

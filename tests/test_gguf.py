@@ -98,6 +98,14 @@ def test_a_gguf_file_is_parsed_once_by_a_whole_run_and_that_is_said(world, tmp_p
     assert [note for note in told.notes if note.startswith("reading a.gguf (")]
 
 
+def test_several_gguf_files_are_parsed_once_each_though_the_next_is_read_ahead(world, tmp_path, parses):
+    write_gguf(tmp_path / "a.gguf")
+    write_gguf(tmp_path / "b.gguf", seed=1)
+    study = world(checkpoints=[entry("a"), entry("b")], shard_tokens=128)
+    run_study(study, tmp_path / "out")
+    assert sorted(parses) == [str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf")]
+
+
 def test_a_gguf_file_that_was_replaced_is_parsed_again(world, tmp_path, parses):
     write_gguf(tmp_path / "a.gguf")
     study = world(checkpoints=[entry("a")])

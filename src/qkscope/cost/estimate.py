@@ -26,6 +26,7 @@ from qkscope.cost.work import (
     sums_flops,
     sums_traffic,
     table_bytes,
+    table_lines,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ ADVICE = {
     "storage",
     "waiting": "whole shards do not divide evenly over the workers: a shard_tokens that cuts the documents into a "
     "multiple of the workers, or many small shards; or fewer devices",
-    "tables": "they are made after the capture on one machine, a layer on each of its cores: more cores, a sample of "
-    "heads, or results folders of parts of the study analyzed side by side; more devices do not help",
+    "tables": "one process makes them beside the capture, all cores share what is left at its end: more cores, or a "
+    "sample of heads; more devices do not help",
 }
 
 
@@ -172,12 +173,12 @@ def _fewest_devices(works: Sequence[CheckpointWork], cluster: Cluster) -> int:
 
 
 def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: int, evict: bool) -> Disk:
-    """Shards of a checkpoint wait until its last is done; at most one checkpoint per worker is under way."""
+    """Shards of a checkpoint wait until its last is done; a worker has one checkpoint under way and one fetched ahead."""
     return Disk(
         moments=sum(work.sizes.file for work in works),
         shards=sum(nlargest(workers, (len(work.shards) * work.added_up * work.sizes.file for work in works))),
         tables=sum(map(table_bytes, works)),
-        weights=sum(nlargest(workers, fetched.values()) if evict else fetched.values()),
+        weights=sum(nlargest(2 * workers, fetched.values()) if evict else fetched.values()),
     )
 
 
@@ -212,14 +213,27 @@ def _seconds(
     # The link and the storage are shared: they may need longer than the workers themselves.
     _stretch(seconds, "downloads", network.weights / cluster.download)
     _stretch(seconds, "saving", network.storage / cluster.storage_bandwidth)
+    seconds["tables"] = _tables(works, cluster, sum(seconds.values()))
     seconds["tokenizing"] = survey / cluster.tokenize
-    seconds["tables"] = sum(_tables(work, cluster) for work in works)
     return seconds
 
 
-def _tables(work: CheckpointWork, cluster: Cluster) -> float:
-    """One core reads the file, then all share the layers."""
-    return _file(work, cluster) + eigen_flops(work) * eigen_turns(work, cluster.cores) / cluster.host_flops
+def _tables(works: Sequence[CheckpointWork], cluster: Cluster, capture: float) -> float:
+    """What is left of the tables when the capture ends: the last checkpoint's at least.
+
+    Beside the capture one process makes one checkpoint's after the other, and shares only the layers over the cores;
+    afterwards each core has checkpoints of its own.
+    """
+    alone = [_table(work, cluster, eigen_turns(work, cluster.cores)) for work in works]
+    shared = sum(_table(work, cluster, 1.0) for work in works) / cluster.cores
+    left = max(0.0, 1.0 - capture / sum(alone))
+    return max(*alone, left * shared)
+
+
+def _table(work: CheckpointWork, cluster: Cluster, share: float) -> float:
+    """Seconds of a checkpoint's tables where one core makes this share of the eigenproblems."""
+    eigen = eigen_flops(work) * share / cluster.host_flops
+    return _file(work, cluster) + eigen + table_lines(work) / cluster.lines
 
 
 def _stretch(seconds: dict[str, float], shared: str, needed: float) -> None:

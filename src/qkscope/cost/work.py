@@ -233,9 +233,14 @@ def eigen_turns(work: CheckpointWork, cores: int) -> float:
     return ceil(layers / cores) / layers
 
 
+def table_lines(work: CheckpointWork) -> int:
+    """This checkpoint's lines in the three tables."""
+    return work.heads * (2 * work.components + len(work.layout.windows()))
+
+
 def table_bytes(work: CheckpointWork) -> int:
-    """Bytes of this checkpoint's lines in the three tables."""
-    return ROW_BYTES * work.heads * (2 * work.components + len(work.layout.windows()))
+    """Bytes of these lines."""
+    return ROW_BYTES * table_lines(work)
 
 
 # -- memory ------------------------------------------------------------------------------------------------

@@ -139,28 +139,21 @@ def _add_windows(pack: Pack, grid: Grid, windows: pd.DataFrame | None, kind: str
     """Component 0 at several windows: one line of heads per (checkpoint, window); returns those pairs."""
     if windows is None or windows.empty:
         return []
-    lines: list[list[int]] = []
-    dense: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*STATISTICS, "category")}
-    keys = pd.MultiIndex.from_tuples(grid.heads)
-    for index, name in enumerate(grid.names):
-        here = windows[windows["model"] == name]
-        for size in sorted(set(here["window"])):
-            rows = here[here["window"] == size]
-            places = keys.get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]]))
-            lines.append([index, int(size)])
-            for statistic in STATISTICS:
-                dense[statistic].append(_line(len(keys), places, column(rows, statistic), np.nan))
-            dense["category"].append(_line(len(keys), places, categories(rows), ABSENT))
-    for name, parts in dense.items():
-        pack.add(f"windows.{name}", np.array(parts), "uint8" if name == "category" else kind)
-    return lines
-
-
-def _line(size: int, places: npt.NDArray[np.int64], values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
-    line = np.full(size, fill, dtype=values.dtype)
-    known = places >= 0
-    line[places[known]] = values[known]
-    return line
+    checkpoint = pd.Index(grid.names).get_indexer(pd.Index(windows["model"]))
+    heads = pd.MultiIndex.from_tuples(grid.heads)
+    place = heads.get_indexer(pd.MultiIndex.from_arrays([windows["layer"], windows["head"]]))
+    pairs = np.stack([checkpoint, windows["window"].to_numpy(np.int64)], axis=1)
+    known = checkpoint >= 0
+    lines, line = np.unique(pairs[known], axis=0, return_inverse=True)
+    rows, line, place = windows[known], line.reshape(-1), place[known]
+    there = place >= 0
+    for name in (*STATISTICS, "category"):
+        values = categories(rows) if name == "category" else column(rows, name)
+        fill, stored = (ABSENT, "uint8") if name == "category" else (np.nan, kind)
+        dense = np.full((len(lines), len(heads)), fill, dtype=values.dtype)
+        dense[line[there], place[there]] = values[there]
+        pack.add(f"windows.{name}", dense, stored)
+    return [[int(index), int(size)] for index, size in lines]
 
 
 def column_names(choices: Sequence[str]) -> list[str]:

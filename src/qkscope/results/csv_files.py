@@ -28,10 +28,15 @@ def csv_text(table: pd.DataFrame) -> str:
     changed = {
         name: column.map(harmless_cell)
         for name, column in table.items()
-        if not pd.api.types.is_numeric_dtype(column.dtype)
+        if not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column)
     }
     safe = table.assign(**{str(name): column for name, column in changed.items()})
     return safe.to_csv(index=False, lineterminator="\n")
+
+
+def _harmless(column: "pd.Series[Any]") -> bool:
+    """Whether no cell has to be changed: the few different ones of a million are looked at once each."""
+    return all(harmless_cell(value) is value or harmless_cell(value) == value for value in column.unique())
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:

@@ -85,7 +85,11 @@ class TableParts:
             self._begun[name] = self._makers.make(self._request(name, moments))
 
     def of(self, files: Mapping[str, Path]) -> list[Part]:
-        """The parts of these checkpoints, in this order; those that are missing are made."""
+        """The parts of these checkpoints, in this order; those that are missing are made.
+
+        What waits behind the one process beside the run is taken back: now all cores are free for it.
+        """
+        self._begun = {name: part for name, part in self._begun.items() if not part.cancel()}
         left = {name: path for name, path in files.items() if name not in self._begun}
         several = _processes([path.stat().st_size for path in left.values()])
         makers = _Makers.of(self._tables, several, behind=False) if several > 1 else None

@@ -1,0 +1,144 @@
+"""A sweep: tables and report of very many checkpoints, from synthetic moments; what grows with their number.
+
+`python benchmarks/sweep.py 50 100 200` measures these numbers of checkpoints.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import yaml
+from common import WORK, Found, seconds_of
+
+LAYERS, HEADS, KV_HEADS, WIDTH, CONTEXT = 36, 16, 4, 16, 64
+DIFFERENT = 20  # moments files that are computed; the others are links to them
+MOST = 1000
+
+MEASURED = """
+import os, resource, sys, time
+folder, what = sys.argv[1:]
+begun = time.perf_counter()
+if what == "tables":
+    from qkscope.run.events import Events
+    from qkscope.tables.from_moments import analyze_folder
+    from pathlib import Path
+    analyze_folder(Path(folder), Events(), "analyze")
+else:
+    from qkscope.report.write import write_report
+    write_report(folder)
+seconds = time.perf_counter() - begun
+used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), *(u.ru_maxrss / 1024 for u in used))
+"""
+
+
+def sweep(quick: bool) -> Found:
+    """Time and memory for each checkpoint, of few and of many."""
+    few, many = (10, 20) if quick else (100, MOST)
+    found = Found()
+    heads = LAYERS * HEADS
+    for what, target in (("tables", 1.25), ("report", 1.25)):
+        measured = {count: measure(make_folder(count), what) for count in (few, many)}
+        each = {count: 1000 * used["seconds"] / count for count, used in measured.items()}
+        grows = each[many] / each[few]
+        text = f"{each[few]:.0f} → {each[many]:.0f} ms"
+        found.row(f"{what} of {few} → {many} checkpoints × {heads} heads, time for each", text, "flat", grows <= target)
+        text = f"{measured[few]['memory']:.0f} → {measured[many]['memory']:.0f} MB"
+        found.row(f"{what} of {few} → {many} checkpoints × {heads} heads, peak memory", text, "stated")
+        if what == "tables":
+            told, took = estimated(many), measured[many]["seconds"]
+            text = f"{told:.1f} s against {took:.1f} s ({100 * (told / took - 1):+.0f} %)"
+            name = f"tables of {many} checkpoints: what `plan --estimate` says with this machine's rates"
+            found.row(name, text, "within 25 %", abs(told / took - 1) <= 0.25)
+    return found
+
+
+def estimated(count: int) -> float:
+    """Seconds that an estimate gives for the tables of so many checkpoints, with rates taken from three of them."""
+    from qkscope.cost.cluster import Cluster
+    from qkscope.cost.estimate import estimate
+    from qkscope.cost.work import CheckpointWork, Weights, eigen_flops, table_lines
+    from qkscope.lenses.registry import head_tables
+    from qkscope.lenses.rows import RowSettings, checkpoint_rows
+    from qkscope.moments.moments import Moments
+    from qkscope.results.csv_files import csv_text
+
+    settings = RowSettings(common=CONTEXT)
+    spent = {"read": [], "rows": [], "lines": []}
+    for seed in (0, 0, 1, 2):  # the first is to warm up
+        moments = Moments.load(moments_file(seed))
+        spent["read"].append(seconds_of(lambda seed=seed: Moments.load(moments_file(seed))))
+        rows = {}
+        spent["rows"].append(
+            seconds_of(lambda m=moments, r=rows: r.update(checkpoint_rows(m, head_tables(), settings, model="m")))
+        )
+        spent["lines"].append(seconds_of(lambda r=rows: [csv_text(table) for table in r.values()]))
+    read, solved, written = (float(np.median(times[1:])) for times in spent.values())
+    weights = Weights(1, 0, 1, 1, 1, 2, 1, "none", remote=False)
+    facts = tuple(moments.layers.values())
+    work = CheckpointWork("m", facts, moments.layout, weights, (1,), CONTEXT, LAYERS * HEADS, settings.components)
+    cores = os.cpu_count() or 1
+    rates = {
+        "checksum": work.sizes.file / read,
+        "host_flops": eigen_flops(work) / (solved * cores),  # its layers were shared by all cores
+        "lines": table_lines(work) / written,
+        "storage_bandwidth": 1e30,
+    }
+    return estimate([work] * count, Cluster(devices=1, cores=cores, **rates)).seconds["tables"]
+
+
+def measure(folder: Path, what: str) -> dict[str, float]:
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(folder), what], check=True, capture_output=True, text=True
+    )
+    line = next(line for line in run.stdout.splitlines() if line.startswith("MEASURED"))
+    seconds, cpu, own, children = (float(part) for part in line.split()[1:])
+    return {"seconds": seconds, "cpu": cpu, "memory": own, "children": children}
+
+
+def make_folder(count: int) -> Path:
+    """A results folder with the moments of so many checkpoints."""
+    folder = WORK / f"sweep-{count}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "moments").mkdir(parents=True)
+    entries = [{"name": f"step-{number:04d}", "model": "org/model", "context": CONTEXT} for number in range(count)]
+    study = {"study": "sweep", "kind": "checkpoints", "documents": {"files": "*.txt"}, "checkpoints": entries}
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    for number, entry in enumerate(entries):
+        os.link(moments_file(number % DIFFERENT), folder / f"moments/{entry['name']}.safetensors")
+    return folder
+
+
+def moments_file(seed: int) -> Path:
+    """Sums of random vectors whose mean moves with position, a little more with each seed."""
+    from qkscope.layers import LayerFacts
+    from qkscope.moments.layout import Layout, bucket_edges
+    from qkscope.moments.moments import Moments
+
+    path = WORK / f"sweep-moments/{seed}.safetensors"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        random = np.random.default_rng(seed)
+        facts = [LayerFacts(layer, HEADS, KV_HEADS, WIDTH) for layer in range(LAYERS)]
+        moments = Moments(Layout(bucket_edges(CONTEXT, 16), 8), facts, {"n_layers": LAYERS})
+        rising = np.linspace(0, 1 + seed / DIFFERENT, CONTEXT)[:, None]
+        for layer in range(LAYERS):
+            q, k = (
+                random.standard_normal((8, heads, CONTEXT, WIDTH)) + rising * random.standard_normal((heads, 1, WIDTH))
+                for heads in (HEADS, KV_HEADS)
+            )
+            for group in range(8):
+                moments.add(layer, q[group : group + 1], k[group : group + 1], groups=group)
+        moments.save(path)
+    return path
+
+
+if __name__ == "__main__":
+    for number in map(int, sys.argv[1:]):
+        for what in ("tables", "report"):
+            folder = WORK / f"sweep-{number}" if what == "report" else make_folder(number)
+            print(number, what, json.dumps(measure(folder, what)), flush=True)
