@@ -15,12 +15,13 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.lenses.base import Lens, Summary
+from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import table_path
 from qkscope.results.read import Entries, Results, read_head_table
 from qkscope.results.remove import remove_table
-from qkscope.results.schema import QK_FILES, QK_WINDOWS_CSV
+from qkscope.results.schema import QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.noise import HeadPanel
 
 COMMON_SUFFIX = "_common"
@@ -45,6 +46,7 @@ class AtWindow:
         self.heads = _derived(heads, lenses)  # component 0, one row per head
         self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
         self.common = common
+        self._lenses = lenses
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
@@ -57,7 +59,14 @@ class AtWindow:
     @cached_property
     def panel(self) -> HeadPanel:
         """The heads, ready to be compared between entries."""
-        return HeadPanel(self.heads, same_heads=self.study.one_run)
+        draws = [_numbers_of(_derived(draw, self._lenses)) for draw in drawn_heads(self.heads, self.replicates)]
+        one_run, same = self.study.one_run, self.study.same_documents
+        return HeadPanel(self.heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
+
+    @property
+    def replicates(self) -> pd.DataFrame | None:
+        """Component 0 without each group of documents in turn; None where results have no errors."""
+        return self.head_tables.get(REPLICATES_CSV)
 
     def find(self, name: str) -> pd.DataFrame | None:
         """A summary by its name or a head table by its file; None where the results do not carry it."""
@@ -167,6 +176,13 @@ def _possible_files(lenses: Sequence[Lens]) -> Iterator[str]:
     summaries: list[Summary] = [summary for lens in lenses for summary in lens.summaries]
     yield from (summary_file(summary.name, common) for summary in summaries for common in (False, True))
     yield from (f"{name}.csv" for name in RETIRED)
+
+
+def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
+    """What a draw is kept for: who, where, and numbers in half the memory."""
+    kept = {c: heads[c] for c in ("model", "layer", "head", "depth", "layer_kind", "window") if c in heads.columns}
+    others = [c for c in heads.columns if c not in kept and pd.api.types.is_numeric_dtype(heads[c].dtype)]
+    return pd.DataFrame({**kept, **{name: heads[name].astype("float32") for name in others}})
 
 
 def _derived(heads: pd.DataFrame, lenses: Sequence[Lens]) -> pd.DataFrame:

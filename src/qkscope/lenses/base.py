@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qkscope.lenses.at_window import AtWindow
     from qkscope.lenses.card import Card, CardInput
     from qkscope.lenses.sums import LayerSums
+    from qkscope.stats.jackknife import Scale
 
 # At which windows a table has rows: each checkpoint's own context, the window that all share, both, or every doubling.
 Windows = Literal["own", "common", "own and common", "doublings"]
@@ -35,6 +36,7 @@ class Column:
     definition: str  # one sentence in plain text
     unit: str = ""  # for axes: tokens, per token; empty for a pure number
     limits: tuple[float, float] | None = None  # what the number cannot exceed, for instance (-1, 1)
+    error: Scale | None = "plain"  # on which scale its error over documents is found; None: it has none, as counts
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class HeadTable:
     """A file with rows per checkpoint and head: `rows` computes one layer's columns from that layer's sums.
 
     Each array has one entry per head, or one per head and component; the driver adds who and where (checkpoint,
-    layer, head, key head, component, window, what the layer is).
+    layer, head, key head, component, window, what the layer is). It also calls `rows` with the sums without each group
+    of documents in turn, and writes the errors that follow beside each column, as `<column>_se`.
     """
 
     file: str
@@ -50,12 +53,35 @@ class HeadTable:
     rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]]
     windows: Windows = "own and common"
     components: bool = False  # one row per component as well
+    judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
+    judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
+    replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its own columns."""
+        """The names of its own columns, without errors."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The names of all that it writes: columns, each followed by its error, and what is judged."""
+        with_errors = [(c.name, error_name(c.name)) if c.error else (c.name,) for c in self.columns]
+        return (*(name for names in with_errors for name in names), *(column.name for column in self.judged))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A layer's columns, their errors (`<column>_se`), and the replicates of each (groups, heads[, components])."""
+
+    found: Mapping[str, NDArray[Any]]
+    replicates: Mapping[str, NDArray[Any]]  # empty where there are none
+    sums: LayerSums
+
+
+def error_name(column: str) -> str:
+    """The column that has another one's standard error over documents."""
+    return f"{column}_se"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class HeadComponents:
     """Per head and component: everything `qk.csv` says about it. All arrays are (heads, components)."""
 
     explained_variance: Array
+    gap: Array  # to the next eigenvalue, as a share of this one
     r_q: Array
     r_k: Array
     mu_q: Array  # v.q = mu_q + alpha t, least squares, t in tokens
@@ -58,14 +59,68 @@ class Eigen:
 def head_components(q: Statistics, k: Statistics, components: int, eigen: Eigen | None = None) -> HeadComponents:
     """The leading `components` of each head; `q` and `k` have one entry per head (keys already matched)."""
     eigen = eigen or pooled_eigen(q, k)
-    (values, vectors), trace = eigen.leading(components), eigen.trace
+    values, vectors = eigen.leading(components)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        following = np.maximum(eigen.values[:, ::-1][:, 1 : values.shape[1] + 1], 0.0)
+        gap = 1.0 - _padded(following, values.shape[1]) / values
+    return _along(q, k, vectors, _explained(values, eigen.trace), gap)
+
+
+def matched_components(
+    q: Statistics, k: Statistics, whole: HeadComponents, eigen: Eigen | None = None
+) -> HeadComponents:
+    """The components of a replicate that are those of `whole`: matched and oriented by direction, never by rank.
+
+    Without `eigen` the components are held fixed, and with them their share of the variance.
+    """
+    if eigen is None:
+        return _along(q, k, whole.directions, whole.explained_variance, whole.gap, oriented=True)
+    overlap = np.einsum("hdc,hdj->hcj", whole.directions, eigen.vectors)
+    found = _assigned(np.abs(overlap))  # (heads, components): which of the replicate's eigenvectors
+    sign = np.where(np.take_along_axis(overlap, found[..., None], axis=2)[..., 0] < 0, -1.0, 1.0)
+    vectors = np.take_along_axis(eigen.vectors, found[:, None, :], axis=2) * sign[:, None, :]
+    values = np.maximum(np.take_along_axis(eigen.values, found, axis=1), 0.0)
+    ranked = eigen.leading(found.shape[1] + 1)[0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap = 1.0 - _padded(ranked[:, 1:], found.shape[1]) / ranked[:, : found.shape[1]]
+    return _along(q, k, vectors, _explained(values, eigen.trace), gap, oriented=True)
+
+
+def _assigned(overlap: Array) -> NDArray[np.intp]:
+    """For each component the eigenvector that it overlaps most with, the largest overlaps first and none twice."""
+    heads, components, _ = overlap.shape
+    left, found = np.nan_to_num(overlap).copy(), np.zeros((heads, components), dtype=np.intp)
+    rows = np.arange(heads)
+    for _ in range(components):
+        best = left.reshape(heads, -1).argmax(axis=1)
+        component, vector = np.unravel_index(best, left.shape[1:])
+        found[rows, component] = vector
+        left[rows, component, :] = -1.0
+        left[rows, :, vector] = -1.0
+    return found
+
+
+def _padded(values: Array, components: int) -> Array:
+    """The next eigenvalue of each component; 0 after the last one of all."""
+    missing = components - values.shape[1]
+    return np.pad(values, ((0, 0), (0, missing))) if missing > 0 else values
+
+
+def _explained(values: Array, trace: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(trace[:, None] > 0, values / trace[:, None], np.nan)
+
+
+def _along(
+    q: Statistics, k: Statistics, vectors: Array, explained: Array, gap: Array, oriented: bool = False
+) -> HeadComponents:
+    """What queries and keys do along given directions; oriented by the published rule unless they are already."""
     r_q, alpha, mu_q = _against_position(q, vectors)
     r_k, beta, mu_k = _against_position(k, vectors)
-    sign = _orientation(r_q, r_k)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        explained = np.where(trace[:, None] > 0, values / trace[:, None], np.nan)
+    sign = np.ones_like(r_q) if oriented else _orientation(r_q, r_k)
     return HeadComponents(
         explained_variance=explained,
+        gap=gap,
         r_q=sign * r_q,
         r_k=sign * r_k,
         mu_q=sign * mu_q,

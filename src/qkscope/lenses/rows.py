@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from qkscope.lenses.base import HeadTable
+from qkscope.lenses.base import HeadTable, Judged, error_name
 from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.sums import LayerSums, layer_sums
@@ -19,6 +20,7 @@ from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
+from qkscope.stats.jackknife import jackknife_error
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
 
@@ -81,12 +83,43 @@ def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> li
     return list(dict.fromkeys(windows))
 
 
-def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
-    """One layer's part of a table: the lens's own columns, and who and where."""
+def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
+    """The lens's own columns of one layer: exactly those that it declares."""
     found = {name: np.asarray(values) for name, values in table.rows(sums).items()}
     if set(found) != set(table.names):
         odd = sorted(set(found) ^ set(table.names))[0]
         raise ValueError(f"{table.file}: column {odd!r} is {'not computed' if odd in table.names else 'not declared'}")
+    return found
+
+
+def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
+    """The same without each document group in turn: (groups, heads[, components]); empty where there can be none."""
+    parts = [own_columns(table, replicate) for replicate in sums.replicates]
+    return {name: np.stack([part[name] for part in parts]) for name in table.names} if parts else {}
+
+
+def with_errors(table: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """A layer's columns with their errors and what is judged by them, and the replicates."""
+    found, replicates = own_columns(table, sums), replicated_columns(table, sums)
+    for column in table.columns:
+        if column.error is not None:
+            none = np.full(found[column.name].shape, np.nan)
+            found[error_name(column.name)] = (
+                jackknife_error(found[column.name], replicates[column.name], sums.replication.sizes, column.error)
+                if replicates
+                else none
+            )
+    if table.judge is not None:
+        found.update(table.judge(Judged(found, replicates, sums)))
+    return found, replicates
+
+
+def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
+    """One layer's part of a table: the lens's own columns with their errors, and who and where."""
+    found, replicates = with_errors(table, sums)
+    for name in table.replicated:
+        for group in range(sums.groups):
+            found[replicate_name(name, group)] = _replicate(replicates.get(name), sums, group, found[name])
     count = next(values.shape[1] for values in found.values() if values.ndim == 2) if table.components else 1
     heads, facts = len(sums.heads), sums.facts
     for name, values in found.items():
@@ -101,6 +134,7 @@ def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
         "rotary_dims": facts.rotary_dims,
         "attention_window": facts.attention_window,
         "documents": sums.documents,
+        "errors": sums.replication.words,
     }
     return {
         "head": np.repeat(np.array(sums.heads), count),
@@ -109,6 +143,18 @@ def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
         **({"pc": np.tile(np.arange(count), heads)} if table.components else {}),
         **{name: [value] * (heads * count) for name, value in per_layer.items()},
     }
+
+
+def _replicate(replicates: NDArray[Any] | None, sums: LayerSums, group: int, like: NDArray[Any]) -> NDArray[np.float64]:
+    """A column without one group; NaN where that group has no documents, or there are no replicates."""
+    if replicates is None or group not in sums.replication.groups:
+        return np.full(like.shape, np.nan)
+    return np.asarray(replicates[sums.replication.groups.index(group)], dtype=np.float64)
+
+
+def replicate_name(column: str, group: int) -> str:
+    """The column that has another one's values without a document group."""
+    return f"{column}_without_{group}"
 
 
 def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: int) -> pd.DataFrame:
@@ -120,13 +166,14 @@ def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: in
     rows["model"], rows["window"] = model, window
     if table.check is not None:
         table.check(rows, model)
-    return rows[list(file_columns(table))]
+    replicates = [name for name in layers[0] if "_without_" in name]
+    return rows[[*file_columns(table), *replicates]]
 
 
 def file_columns(table: HeadTable) -> tuple[str, ...]:
     """The columns of a table's file, in order."""
     identity = [name for name in IDENTITY_COLUMNS if table.components or name != "pc"]
-    return (*identity, *table.names, *LAYER_COLUMNS)
+    return (*identity, *table.written, *LAYER_COLUMNS)
 
 
 def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:

@@ -17,7 +17,7 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.held import LayerMoments
 from qkscope.moments.layout import Layout
 from qkscope.moments.placing import Placed
-from qkscope.moments.replicates import without_group
+from qkscope.moments.replicates import has_squares, without_group
 from qkscope.moments.second import Kind, SecondMoments
 
 if TYPE_CHECKING:
@@ -207,13 +207,31 @@ class Moments:
             raise InputError(str(error)) from None
 
     def without_group(
-        self, layer: int, kind: Kind, group: int, window: int | None = None, skip: int = 0
+        self, layer: int, kind: Kind, group: int, window: int | None = None, skip: int = 0, *, fixed: bool = False
     ) -> SecondMoments:
         """A layer's sums over a window of all document groups but one: a jackknife replicate.
 
-        Groups have squares of their own at the common window and at the whole context; other windows are refused.
+        Groups have squares of their own at the common window and at the whole context; other windows are refused,
+        unless squares are to be `fixed`: then those of the replicate are its share of the whole's.
         """
-        return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip))
+        return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip), fixed=fixed)
+
+    def has_group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> bool:
+        """Whether replicates over this window are exact."""
+        return has_squares(self._layer(layer)["q"], self.cells(window, skip))
+
+    def group_tokens(self, layer: int, window: int | None = None, skip: int = 0) -> NDArray[np.float64] | None:
+        """Tokens of each document group in a window, the fewest of any head that has tokens; None where unknown."""
+        held, cells = self._layer(layer), self.cells(window, skip)
+        counts = []
+        for kind in KINDS:
+            if not held[kind].is_crossed and cells != slice(0, self.layout.buckets):
+                return None
+            chosen = cells if held[kind].is_crossed else slice(None)
+            n = held[kind].crossed.n[:, chosen].sum(axis=1)
+            counts.append(n[n.sum(axis=1) > 0])
+        together = np.concatenate(counts)
+        return together.min(axis=0) if len(together) else np.zeros(self.layout.groups)
 
     def filled_groups(self, window: int | None = None, skip: int = 0) -> tuple[int, ...]:
         """The document groups that hold any token of the window."""

@@ -15,14 +15,25 @@ from qkscope.moments.layout import Layout
 from qkscope.moments.second import Array, SecondMoments
 
 
-def without_group(held: KindMoments, layout: Layout, group: int, cells: slice) -> SecondMoments:
-    """The sums over some buckets without one group; InputError where groups have no squares for these buckets."""
-    whole, part = held.buckets.summed(cells), _of_group(held, layout, group, cells)
+def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
+    """The sums over some buckets without one group; InputError where groups have no squares for these buckets.
+
+    With `fixed`, the group's squares are its share of the whole's, which every window has.
+    """
+    whole = held.buckets.summed(cells)
+    part = _of_group(held, layout, group, cells, whole if fixed else None)
     names = ("n", "u", "uu", "x", "xu", "xx")
     return SecondMoments(whole.pivot, *(getattr(whole, name) - getattr(part, name) for name in names))
 
 
-def _of_group(held: KindMoments, layout: Layout, group: int, cells: slice) -> SecondMoments:
+def has_squares(held: KindMoments, cells: slice) -> bool:
+    """Whether groups have squares of their own over these buckets."""
+    return cells.start <= held.spans[0].start and cells.stop in [span.stop for span in held.spans]
+
+
+def _of_group(
+    held: KindMoments, layout: Layout, group: int, cells: slice, whole: SecondMoments | None
+) -> SecondMoments:
     """One group's own sums over the same buckets."""
     crossed = held.crossed
     if not held.is_crossed and cells != slice(0, layout.buckets):
@@ -34,22 +45,23 @@ def _of_group(held: KindMoments, layout: Layout, group: int, cells: slice) -> Se
     n, u, uu, x, xu = (
         getattr(crossed, name)[:, chosen, group].sum(axis=1, dtype=np.float64) for name in ("n", "u", "uu", "x", "xu")
     )
-    return SecondMoments(held.buckets.pivot, n, u, uu, x, xu, _squares(held, layout, group, cells))
+    squares = _squares(held, layout, group, cells) if whole is None else _share(n, whole.n) * whole.xx
+    return SecondMoments(held.buckets.pivot, n, u, uu, x, xu, squares)
+
+
+def _share(part: Array, whole: Array) -> Array:
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)[:, None]
 
 
 def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Array:
     """One group's Σxxᵀ: of the spans that lie in these buckets, and its share of position 0."""
-    squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
-    sink = reached = held.spans[0].start
-    for number, span in enumerate(held.spans):
-        if span.start < cells.stop:
-            squares += held.groups[:, group, number]
-            reached = span.stop
-    if reached != cells.stop or cells.start > sink:
+    if not has_squares(held, cells):
         start, stop = layout.edges[cells.start], layout.edges[cells.stop]
         raise InputError(f"document groups have no squares of their own over positions {start} to {stop}")
-    if sink and cells.start == 0:
-        n = held.buckets.n[:, 0]
-        share = np.divide(held.crossed.n[:, 0, group], n, out=np.zeros_like(n), where=n > 0)
-        squares += share[:, None] * held.buckets.xx[:, 0]
+    squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
+    for number, span in enumerate(held.spans):
+        if span.stop <= cells.stop:
+            squares += held.groups[:, group, number]
+    if held.spans[0].start and cells.start == 0:
+        squares += _share(held.crossed.n[:, 0, group], held.buckets.n[:, 0]) * held.buckets.xx[:, 0]
     return squares

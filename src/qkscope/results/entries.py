@@ -42,6 +42,8 @@ class Entries:
     selected: tuple[str, ...]
     kind: Kind = CHECKPOINTS  # what the entries are to each other
     span: str = ACROSS_CHECKPOINTS
+    sampled_heads: bool = True  # whether the heads are a sample, and not all heads of the model
+    same_documents: bool = False  # whether all entries saw the same documents, so that errors can be paired
 
     @property
     def one_run(self) -> bool:

@@ -17,6 +17,7 @@ from qkscope.study.harmless import file_safe
 QK_CSV = "qk.csv"
 QK_COMMON_CSV = "qk_common.csv"
 QK_WINDOWS_CSV = "qk_windows.csv"
+REPLICATES_CSV = "replicates.csv"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
@@ -28,6 +29,7 @@ FILES = (
     QK_CSV,
     QK_COMMON_CSV,
     QK_WINDOWS_CSV,
+    REPLICATES_CSV,
     PROVENANCE_JSON,
     PLAN_JSON,
     STUDY_YAML,

@@ -178,6 +178,7 @@ class AnalysisRecord(Record):
     """How sums became tables."""
 
     components: Recorded[int] = None
+    heads: Recorded[str | dict[str, Any]] = None
     common_window: Tokens = None  # the common window
     skip_positions: Recorded[int] = None
 

@@ -43,7 +43,7 @@ _NUMBERS = ("explained_variance", "r_q", "r_k")
 _WHOLE = ("layer", "head", "pc")
 _EMPTY = ["", "nan", "NaN", "NA"]
 _SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
-_TEXT_COLUMNS = ("model", "rotary", "attention")
+_TEXT_COLUMNS = ("model", "rotary", "attention", "errors")
 _KINDS = {
     "rotary": (schema.ROTARY, schema.NOPE, schema.UNKNOWN),
     "attention": (schema.FULL, schema.SLIDING, schema.CHUNKED),  # or empty: not recorded
@@ -91,6 +91,8 @@ def load_results(folder: Path | str) -> Results:
         selected=select_checkpoints(checkpoints, settings.figure_checkpoints),
         kind=kind,
         span=span_of(checkpoints, kind, provenance),
+        sampled_heads=provenance.analysis is None or provenance.analysis.heads != "all",
+        same_documents=_same_documents(checkpoints),
     )
     return Results(
         folder=folder,
@@ -105,6 +107,12 @@ def load_results(folder: Path | str) -> Results:
     )
 
 
+def _same_documents(checkpoints: Sequence[Entry]) -> bool:
+    """Whether all entries are known to have seen the same documents."""
+    seen = {(c.record.documents, c.record.corpus.fingerprint if c.record.corpus else None) for c in checkpoints}
+    return len(seen) == 1 and None not in next(iter(seen))
+
+
 def read_head_table(results: Results, file: str, columns: Sequence[str]) -> pd.DataFrame | None:
     """A lens's table of the folder, its numbers checked; None where the folder has none (yet)."""
     path = head_table_path(results.folder, file)
@@ -115,7 +123,8 @@ def read_head_table(results: Results, file: str, columns: Sequence[str]) -> pd.D
     missing = [name for name in needed if name not in table.columns]
     if missing or table.empty:
         raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
-    for name in needed:
+    # Errors and replicates may be missing, in tables of earlier versions; where they are there they are numbers.
+    for name in (*needed, *(name for name in table.columns if "_without_" in name or name.endswith("_se"))):
         if name not in _TEXT_COLUMNS:
             table[name] = _numbers(table[name], path)
     _refuse_repeated(table, [*_HEAD_KEY, *(["pc"] if "pc" in table.columns else [])], path)
@@ -171,7 +180,8 @@ def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
     if table.empty:
         raise TableError(f"{path}: has a header but no rows")
     for column in table.columns:
-        if column in schema.QK_COLUMNS and column not in _TEXT_COLUMNS:
+        known = column in schema.QK_COLUMNS or column.endswith("_se") or column in schema.JUDGED_COLUMNS
+        if known and column not in _TEXT_COLUMNS:
             table[column] = _numbers(table[column], path)
     return _checked(table, path)
 

@@ -12,6 +12,7 @@ from qkscope.results.folder import PROVENANCE_JSON as PROVENANCE_JSON
 from qkscope.results.folder import QK_COMMON_CSV as QK_COMMON_CSV
 from qkscope.results.folder import QK_CSV as QK_CSV
 from qkscope.results.folder import QK_WINDOWS_CSV as QK_WINDOWS_CSV
+from qkscope.results.folder import REPLICATES_CSV as REPLICATES_CSV
 
 QK_FILES = (QK_CSV, QK_COMMON_CSV, QK_WINDOWS_CSV)
 
@@ -23,8 +24,12 @@ STATISTIC_COLUMNS = ("explained_variance", "r_q", "r_k", "n_q", "n_k")
 LINE_COLUMNS = ("mu_q", "mu_k", "alpha", "beta")
 # What the layer was: `rotary` is rotary | nope | unknown, `attention` is full | sliding | chunked (with its
 # width in `attention_window`, empty for full), `window` the number of leading positions that were analysed, `documents`
-# the number of documents that reach its end (empty where that was not counted).
-LAYER_COLUMNS = ("rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window", "documents")
+# the number of documents that reach its end (empty where that was not counted), `errors` how the errors in `*_se` were
+# found, or why there are none.
+LAYER_COLUMNS = ("rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window", "documents", "errors")
+
+# How sure a component, a sign and a category are, from the errors in `<column>_se`.
+JUDGED_COLUMNS = ("gap", "unstable", "sign_sure", "category_share")
 
 QK_COLUMNS = IDENTITY_COLUMNS + STATISTIC_COLUMNS + LINE_COLUMNS + LAYER_COLUMNS
 

@@ -1,13 +1,19 @@
 """Tell a change from its noise.
 
-A mean over heads counts as changed only when the difference is larger than twice its standard error, and than what
-three decimals can show. For two checkpoints of one run the heads are the same, so differences are taken head by head:
-heads differ far more from each other than from themselves. For shares this is McNemar's standard error. Seeds and
-different models have no common heads; then the two standard errors add.
+Another sample of documents would have given other numbers. How far, the jackknife says: the table of heads is drawn
+again as other documents would have given it (`draws`), and a mean, a share or a difference counts as changed only when
+it is larger than twice the spread of these draws, and than what three decimals can show. Two entries that saw the same
+documents are compared draw by draw, so what the documents have in common cancels.
+
+Where only a sample of the heads was measured, another sample of heads is a second source of error: standard errors over
+heads, clustered by key head, since query heads that share keys are not independent. Where all heads of a model were
+measured there is no such sample, and documents alone count. Tables without draws (of earlier versions, or from
+elsewhere) have the error over heads only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +26,9 @@ FEWEST_HEADS = 3  # with fewer, a standard error says nothing
 SMALLEST = 0.001  # a smaller change is not spoken of: words print at most three decimals, so no reader could see it
 
 
+Source = Literal["documents", "documents and heads", "heads"]
+
+
 @dataclass(frozen=True)
 class Change:
     """A mean before and after, with the standard error of the difference (NaN where it cannot be known)."""
@@ -29,6 +38,7 @@ class Change:
     difference: float
     error: float
     paired: bool
+    source: Source = "heads"  # what another sample of which the error is about
 
     @property
     def direction(self) -> int:
@@ -56,17 +66,26 @@ class Part:
 
 
 EVERY_HEAD = Part()
-_PLACES = ("layer", "head", "depth", "layer_kind")
+_PLACES = ("layer", "head", "kv_head", "depth", "layer_kind")
 
 
 class HeadPanel:
     """The heads of each checkpoint, ready to be compared between checkpoints.
 
-    Quantities are the numeric columns of the table of heads, those that lenses derive included.
+    Quantities are the numeric columns of the table of heads, those that lenses derive included. `draws` are the same
+    heads as other samples of documents would have given them; `sampled` says that they are not all heads of the model.
     """
 
-    def __init__(self, heads: pd.DataFrame, same_heads: bool) -> None:
-        self._same_heads = same_heads
+    def __init__(
+        self,
+        heads: pd.DataFrame,
+        same_heads: bool,
+        draws: Sequence[pd.DataFrame] = (),
+        *,
+        same_documents: bool = True,
+        sampled: bool = True,
+    ) -> None:
+        self._same_heads, self._same_documents, self._sampled = same_heads, same_documents, sampled
         columns = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name].dtype)]
         places = [name for name in _PLACES if name in heads.columns]
         self._columns: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
@@ -75,21 +94,51 @@ class HeadPanel:
             values = {name: group[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in columns}
             self._columns[str(model)], self._places[str(model)] = values, group[places]
         self._heads = {m: p[["layer", "head"]].to_numpy().tobytes() for m, p in self._places.items()}
+        self._draws = [HeadPanel(draw, same_heads) for draw in draws]
+
+    @property
+    def knows_documents(self) -> bool:
+        """Whether errors over documents can be had."""
+        return bool(self._draws)
+
+    def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
+        """The standard error over documents of a mean over heads; NaN where it cannot be known."""
+        return _spread(self._drawn(quantity, model, part), self.mean(quantity, model, part))
+
+    def head_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
+        """The standard error over heads of the same mean, clustered by key head."""
+        return _standard_error(self.values(quantity, model, part), self._clusters(model, part))
+
+    def _drawn(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
+        """The mean as other documents would have given it."""
+        known = [draw for draw in self._draws if model in draw._columns and quantity in draw._columns[model]]
+        return np.array([draw.mean(quantity, model, part) for draw in known])
+
+    def _clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
+        """The key head of each head, as one number."""
+        places = self._places[model]
+        if "kv_head" not in places.columns:
+            return None
+        found = places["layer"].to_numpy(dtype=np.int64) * 100_000 + places["kv_head"].to_numpy(dtype=np.int64)
+        return np.asarray(found[self._inside(model, part)])
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The quantity of each head of a checkpoint, by layer and head."""
         values = self._columns[model][quantity]
-        if part is EVERY_HEAD:
-            return values
+        return values if part is EVERY_HEAD else np.asarray(values[self._inside(model, part)])
+
+    def _inside(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
+        """Which heads of a checkpoint belong to a part."""
         places = self._places[model]
+        if part is EVERY_HEAD:
+            return np.ones(len(places), dtype=bool)
         depth = places["depth"].to_numpy()
         inside = ((depth > part.low) | ((part.low == 0.0) & (depth == 0.0))) & (depth <= part.high)
         if part.layer is not None:
             inside &= places["layer"].to_numpy() == part.layer
         if part.layer_kind is not None:
             inside &= places["layer_kind"].to_numpy() == part.layer_kind
-        chosen: npt.NDArray[np.float64] = values[inside]
-        return chosen
+        return np.asarray(inside, dtype=bool)
 
     def series(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Shape:
         """The shape of a mean over these checkpoints in order."""
@@ -106,29 +155,55 @@ class HeadPanel:
     def change(self, quantity: str, before: str, after: str, part: Part = EVERY_HEAD) -> Change:
         """The change of a mean from one checkpoint to another."""
         first, last = self.values(quantity, before, part), self.values(quantity, after, part)
-        if self._same_heads and self._heads[before] == self._heads[after] and len(first) == len(last):
-            return paired_change(first, last)
-        return unpaired_change(first, last)
+        same = self._same_heads and self._heads[before] == self._heads[after] and len(first) == len(last)
+        clusters = self._clusters(before, part), self._clusters(after, part)
+        change = paired_change(first, last, clusters[0]) if same else unpaired_change(first, last, *clusters)
+        drawn = [self._drawn(quantity, model, part) for model in (before, after)]
+        return self._over_documents(change, *drawn, paired=self._same_documents)
 
     def contrast(self, quantity: str, model: str, one: Part, other: Part) -> Change:
         """The difference of a mean between two parts of one checkpoint (`before` is `one`)."""
-        return unpaired_change(self.values(quantity, model, one), self.values(quantity, model, other))
+        values = [self.values(quantity, model, part) for part in (one, other)]
+        clusters = [self._clusters(model, part) for part in (one, other)]
+        change = unpaired_change(values[0], values[1], clusters[0], clusters[1])
+        drawn = [self._drawn(quantity, model, part) for part in (one, other)]
+        return self._over_documents(change, *drawn, paired=True)
+
+    def _over_documents(
+        self, change: Change, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64], *, paired: bool
+    ) -> Change:
+        """The same change with its error over documents, if both sides have draws."""
+        if not len(before) or len(before) != len(after):
+            return change
+        whole = change.after - change.before
+        error = (
+            _spread(after - before, whole)
+            if paired
+            else float(np.hypot(_spread(before, change.before), _spread(after, change.after)))
+        )
+        if not self._sampled:
+            return replace(change, error=error, source="documents")
+        return replace(change, error=float(np.hypot(error, change.error)), source="documents and heads")
 
 
-def paired_change(before: npt.ArrayLike, after: npt.ArrayLike) -> Change:
+Clusters = npt.NDArray[np.int64] | None
+
+
+def paired_change(before: npt.ArrayLike, after: npt.ArrayLike, clusters: Clusters = None) -> Change:
     """The same heads twice; heads that lack the value on one side are left out of the difference."""
     first, last = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     differences = last - first
-    differences = differences[np.isfinite(differences)]
-    difference = float(differences.mean()) if len(differences) else float("nan")
-    return Change(_mean(first), _mean(last), difference, _standard_error(differences), paired=True)
+    known = differences[np.isfinite(differences)]
+    difference = float(known.mean()) if len(known) else float("nan")
+    return Change(_mean(first), _mean(last), difference, _standard_error(differences, clusters), paired=True)
 
 
-def unpaired_change(before: npt.ArrayLike, after: npt.ArrayLike) -> Change:
+def unpaired_change(
+    before: npt.ArrayLike, after: npt.ArrayLike, of_before: Clusters = None, of_after: Clusters = None
+) -> Change:
     """Two groups of different heads."""
     first, last = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    first, last = first[np.isfinite(first)], last[np.isfinite(last)]
-    error = float(np.hypot(_standard_error(first), _standard_error(last)))
+    error = float(np.hypot(_standard_error(first, of_before), _standard_error(last, of_after)))
     return Change(_mean(first), _mean(last), _mean(last) - _mean(first), error, paired=False)
 
 
@@ -137,7 +212,24 @@ def _mean(values: npt.NDArray[np.float64]) -> float:
     return float(finite.mean()) if len(finite) else float("nan")
 
 
-def _standard_error(values: npt.NDArray[np.float64]) -> float:
-    if len(values) < FEWEST_HEADS:
+def _spread(draws: npt.NDArray[np.float64], whole: float) -> float:
+    """How far draws lie from the whole, root mean square: each is as far as another sample of documents would be."""
+    if not len(draws) or not np.isfinite(draws).all():
         return float("nan")
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
+    return float(np.sqrt(np.mean((draws - whole) ** 2)))
+
+
+def _standard_error(values: npt.NDArray[np.float64], clusters: Clusters = None) -> float:
+    """Of a mean over heads; heads of one cluster count as one observation as far as they agree."""
+    finite = np.isfinite(values)
+    known = values[finite]
+    if len(known) < FEWEST_HEADS:
+        return float("nan")
+    if clusters is None:
+        return float(known.std(ddof=1) / np.sqrt(len(known)))
+    _, of = np.unique(clusters[finite], return_inverse=True)
+    count = int(of.max()) + 1
+    if count < FEWEST_HEADS:
+        return float("nan")
+    sums = np.bincount(of, weights=known - known.mean())
+    return float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(known))

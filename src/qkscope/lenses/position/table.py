@@ -5,34 +5,63 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeWarning
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Column, HeadTable, Judged
+from qkscope.lenses.categories import classify
 from qkscope.lenses.heads import HeadSample, LayerChoice
-from qkscope.lenses.pca import head_components
 from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
-from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV
+from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
+from qkscope.stats.jackknife import ERRORS, scaled_correlations
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
+FISHER: Literal["fisher"] = "fisher"
 
 COLUMNS = (
     Column("explained_variance", "Share of the variance of queries and keys together on the component.", "", SHARE),
-    Column("r_q", "Pearson correlation of the component's projection of queries with position.", "", CORRELATION),
-    Column("r_k", "The same for keys; below 0, keys move against their queries.", "", CORRELATION),
-    Column("n_q", "Queries that were summed.", "tokens"),
-    Column("n_k", "Keys that were summed.", "tokens"),
+    Column(
+        "r_q", "Pearson correlation of the component's projection of queries with position.", "", CORRELATION, FISHER
+    ),
+    Column("r_k", "The same for keys; below 0, keys move against their queries.", "", CORRELATION, FISHER),
+    Column("n_q", "Queries that were summed.", "tokens", error=None),
+    Column("n_k", "Keys that were summed.", "tokens", error=None),
     Column("mu_q", "Where the line through the projected queries is at position 0."),
     Column("mu_k", "Where the line through the projected keys is at position 0."),
     Column("alpha", "Slope of the line through the projected queries.", "per token"),
     Column("beta", "Slope of the line through the projected keys.", "per token"),
+    Column("gap", "How far the next component's variance is below this one's, as a share of this one's.", "", SHARE),
 )
+JUDGED = (
+    Column("unstable", "1 if the gap to a neighbour is within two errors of 0: the component is no one direction."),
+    Column("sign_sure", "1 if r_q is more than two errors from 0; otherwise the sign of r_k means nothing."),
+    Column("category_share", "Share of other samples of documents, by the jackknife, that give the same category."),
+)
+
+
+def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
+    """How sure a component, the sign of its r_k and the category that it gives are; empty where there are no errors."""
+    found, known = of.found, np.isfinite(of.found["r_q_se"])
+    close = found["gap"] <= ERRORS * found["gap_se"]
+    above = np.pad(close[:, :-1], ((0, 0), (1, 0)))  # the component before is as close
+    sure = np.abs(found["r_q"]) > ERRORS * found["r_q_se"]
+    share = np.full(found["r_q"].shape, np.nan)
+    if of.replicates:
+        sizes = of.sums.replication.sizes
+        drawn = [scaled_correlations(found[name], of.replicates[name], sizes) for name in ("r_q", "r_k")]
+        share = (classify(*drawn) == classify(found["r_q"], found["r_k"])).mean(axis=0)
+    return {
+        "unstable": np.where(np.isfinite(found["gap_se"]), close | above, np.nan),
+        "sign_sure": np.where(known, sure, np.nan),
+        "category_share": np.where(known, share, np.nan),
+    }
 
 
 def components_of(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
@@ -46,8 +75,9 @@ def leading_component(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 
 def _columns(sums: LayerSums, components: int) -> Mapping[str, NDArray[np.float64]]:
-    found = head_components(sums.q, sums.k, components, sums.eigen)
+    found = sums.principal
     columns = {column.name: getattr(found, column.name) for column in COLUMNS}
+    columns = {name: values[:, :components] if values.ndim == 2 else values for name, values in columns.items()}
     return {**columns, **{name: columns[name].astype(np.int64) for name in ("n_q", "n_k")}}
 
 
@@ -73,8 +103,25 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
     )
 
 
-OWN = HeadTable(QK_CSV, COLUMNS, components_of, "own", components=True, check=warn_undefined)
+OWN = HeadTable(
+    QK_CSV, COLUMNS, components_of, "own", components=True, check=warn_undefined, judged=JUDGED, judge=judge
+)
 COMMON = replace(OWN, file=QK_COMMON_CSV, windows="common")
+# Component 0 without each document group in turn: what errors of means and shares over heads are made of.
+_KEPT = ("explained_variance", "r_q", "r_k", "n_q")
+
+
+def _kept(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    found = {name: getattr(sums.principal, name) for name in _KEPT}
+    return {name: values[:, 0] if values.ndim == 2 else values for name, values in found.items()}
+
+
+REPLICATES = HeadTable(
+    REPLICATES_CSV,
+    tuple(replace(column, error=None) for column in COLUMNS if column.name in _KEPT),
+    _kept,
+    replicated=_KEPT,
+)
 DOUBLINGS = replace(OWN, file=QK_WINDOWS_CSV, windows="doublings", rows=leading_component)
 
 

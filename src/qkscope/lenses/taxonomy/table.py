@@ -7,41 +7,21 @@ does not exist is `undefined`: it is counted and shown, and never passed off as 
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
-
-# The published thresholds; a value exactly on one belongs to neither side, so the head is mixed.
-HIGH = 0.7
-LOW = 0.3
-
-POSITION_DOMINATED = "position-dominated"
-Q_POSITIONAL = "Q-positional"
-K_POSITIONAL = "K-positional"
-CONTENT_FOCUSED = "content-focused"
-MIXED = "mixed"
-UNDEFINED = "undefined"
-
-CATEGORIES = (POSITION_DOMINATED, Q_POSITIONAL, K_POSITIONAL, CONTENT_FOCUSED, MIXED, UNDEFINED)
+from qkscope.lenses.categories import CATEGORIES as CATEGORIES
+from qkscope.lenses.categories import CONTENT_FOCUSED as CONTENT_FOCUSED
+from qkscope.lenses.categories import HIGH as HIGH
+from qkscope.lenses.categories import K_POSITIONAL as K_POSITIONAL
+from qkscope.lenses.categories import LOW as LOW
+from qkscope.lenses.categories import MIXED as MIXED
+from qkscope.lenses.categories import POSITION_DOMINATED as POSITION_DOMINATED
+from qkscope.lenses.categories import Q_POSITIONAL as Q_POSITIONAL
+from qkscope.lenses.categories import UNDEFINED as UNDEFINED
+from qkscope.lenses.categories import classify as classify
 
 TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads")
-
-
-def classify(r_q: npt.ArrayLike, r_k: npt.ArrayLike) -> npt.NDArray[np.object_]:
-    """The category of each head from its PC0 correlations; both arrays have one entry per head."""
-    q = np.asarray(r_q, dtype=np.float64)
-    k = np.abs(np.asarray(r_k, dtype=np.float64))
-    conditions = [
-        np.isnan(q) | np.isnan(k),
-        (q > HIGH) & (k > HIGH),
-        (q > HIGH) & (k < LOW),
-        (q < LOW) & (k > HIGH),
-        (q < LOW) & (k < LOW),
-    ]
-    names = [UNDEFINED, POSITION_DOMINATED, Q_POSITIONAL, K_POSITIONAL, CONTENT_FOCUSED]
-    return np.select(conditions, names, default=MIXED).astype(object)
 
 
 def with_category(heads: pd.DataFrame) -> pd.DataFrame:

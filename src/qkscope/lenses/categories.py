@@ -1,0 +1,58 @@
+"""The published rule that sorts heads into categories, by how PC0 of their queries and keys follows position.
+
+Two thresholds on r_q and |r_k| name four corners; everything between them is mixed. A head whose correlation does not
+exist is `undefined`: it is counted and shown, and never passed off as mixed.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from qkscope.stats.jackknife import ERRORS
+
+# The published thresholds; a value exactly on one belongs to neither side, so the head is mixed.
+HIGH = 0.7
+LOW = 0.3
+
+POSITION_DOMINATED = "position-dominated"
+Q_POSITIONAL = "Q-positional"
+K_POSITIONAL = "K-positional"
+CONTENT_FOCUSED = "content-focused"
+MIXED = "mixed"
+UNDEFINED = "undefined"
+
+CATEGORIES = (POSITION_DOMINATED, Q_POSITIONAL, K_POSITIONAL, CONTENT_FOCUSED, MIXED, UNDEFINED)
+
+
+def classify(r_q: npt.ArrayLike, r_k: npt.ArrayLike) -> npt.NDArray[np.object_]:
+    """The category of each head from its PC0 correlations; both arrays have one entry per head."""
+    q = np.asarray(r_q, dtype=np.float64)
+    k = np.abs(np.asarray(r_k, dtype=np.float64))
+    conditions = [
+        np.isnan(q) | np.isnan(k),
+        (q > HIGH) & (k > HIGH),
+        (q > HIGH) & (k < LOW),
+        (q < LOW) & (k > HIGH),
+        (q < LOW) & (k < LOW),
+    ]
+    names = [UNDEFINED, POSITION_DOMINATED, Q_POSITIONAL, K_POSITIONAL, CONTENT_FOCUSED]
+    return np.select(conditions, names, default=MIXED).astype(object)
+
+
+def undecided(
+    r_q: npt.ArrayLike, r_k: npt.ArrayLike, r_q_error: npt.ArrayLike, r_k_error: npt.ArrayLike
+) -> npt.NDArray[np.bool_]:
+    """Which heads would be of another category within two errors of their r_q and r_k; False where none are known.
+
+    A threshold that lies within two errors only counts if crossing it changes the category.
+    """
+    q, k = (np.asarray(part, dtype=np.float64) for part in (r_q, r_k))
+    sizes = np.abs(k)
+    steps = [np.nan_to_num(ERRORS * np.asarray(error, dtype=np.float64)) for error in (r_q_error, r_k_error)]
+    category, found = classify(q, sizes), np.zeros(q.shape, dtype=bool)
+    # Between its ends a range can cross both thresholds: 0.5 lies between them.
+    ways = [[values - step, np.clip(0.5, values - step, values + step), values + step]
+            for values, step in zip((q, sizes), steps, strict=True)]  # fmt: skip
+    for one in ways[0]:
+        for other in ways[1]:
+            found |= classify(one, np.maximum(other, 0.0)) != category
+    return np.asarray(found & (category != UNDEFINED), dtype=bool)
