@@ -27,7 +27,7 @@ from qkscope.results.folder import parts_path
 from qkscope.results.remove import remove_parts
 from qkscope.study.schema import Checkpoint, Study
 from qkscope.tables.memory import free_memory
-from qkscope.tables.parts import TablePart, PartRequest, make_part
+from qkscope.tables.parts import PartRequest, TablePart, make_part
 
 WORTH_ONE = 16 * 2**20  # bytes of a moments file; of smaller ones a process takes longer to start than the tables
 WORTH_SEVERAL = 256 * 2**20  # bytes for each of several processes
