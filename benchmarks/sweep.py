@@ -32,7 +32,9 @@ else:
     write_report(folder)
 seconds = time.perf_counter() - begun
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), *(u.ru_maxrss / 1024 for u in used))
+# Not ru_maxrss of this process: that is at least what the process had which started it.
+own = next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), own, used[1].ru_maxrss / 1024)
 """
 
 

@@ -173,7 +173,7 @@ def _fewest_devices(works: Sequence[CheckpointWork], cluster: Cluster) -> int:
 
 
 def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: int, evict: bool) -> Disk:
-    """Shards of a checkpoint wait until its last is done; a worker has one checkpoint under way and one fetched ahead."""
+    """Shards of a checkpoint wait until its last is done; a worker has one checkpoint under way and one ahead."""
     return Disk(
         moments=sum(work.sizes.file for work in works),
         shards=sum(nlargest(workers, (len(work.shards) * work.added_up * work.sizes.file for work in works))),

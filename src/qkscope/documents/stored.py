@@ -43,17 +43,17 @@ Amount = Annotated[int, Field(ge=0, le=2**40)]
 Text = Annotated[str, Field(max_length=4096)]
 
 
-class _Strict(BaseModel):
+class _StrictIndex(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _File(_Strict):
+class _File(_StrictIndex):
     name: Text
     size: Amount
     changed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-class _Document(_Strict):
+class _Document(_StrictIndex):
     name: Text
     digest: Hash
     tokens: Amount
@@ -62,7 +62,7 @@ class _Document(_Strict):
     file: Amount | None  # which of the files
 
 
-class _Index(_Strict):
+class _Index(_StrictIndex):
     format: int
     key: Hash
     begun: int  # when the documents began to be read, in nanoseconds

@@ -27,7 +27,7 @@ from qkscope.results.folder import parts_path
 from qkscope.results.remove import remove_parts
 from qkscope.study.schema import Checkpoint, Study
 from qkscope.tables.memory import free_memory
-from qkscope.tables.parts import Part, PartRequest, make_part
+from qkscope.tables.parts import PartRequest, TablePart, make_part
 
 WORTH_ONE = 16 * 2**20  # bytes of a moments file; of smaller ones a process takes longer to start than the tables
 WORTH_SEVERAL = 256 * 2**20  # bytes for each of several processes
@@ -65,7 +65,7 @@ class TableParts:
     def __init__(self, folder: Path, settings: AnalysisSettings, study: Study | None = None) -> None:
         self._folder, self._settings, self._study = folder, settings, study
         self._tables = head_tables()
-        self._begun: dict[str, Future[Part | None]] = {}
+        self._begun: dict[str, Future[TablePart | None]] = {}
         self._makers: _Makers | None = None
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class TableParts:
         if self._makers is not None:
             self._begun[name] = self._makers.make(self._request(name, moments))
 
-    def of(self, files: Mapping[str, Path]) -> list[Part]:
+    def of(self, files: Mapping[str, Path]) -> list[TablePart]:
         """The parts of these checkpoints, in this order; those that are missing are made.
 
         What waits behind the one process beside the run is taken back: now all cores are free for it.
@@ -101,7 +101,7 @@ class TableParts:
             if makers is not None:
                 makers.close()
 
-    def _part(self, name: str, path: Path) -> Part:
+    def _part(self, name: str, path: Path) -> TablePart:
         made = self._begun[name].result() if name in self._begun else None
         return made or make_part(self._request(name, path), self._tables)
 
@@ -140,11 +140,11 @@ class _Makers:
         except Exception:  # a lens whose functions have no importable name, as in a notebook
             return None
 
-    def make(self, request: PartRequest) -> Future[Part | None]:
+    def make(self, request: PartRequest) -> Future[TablePart | None]:
         """The part, later; None if its process died: it may have been killed for memory, and is worth another try."""
         return self._threads.submit(self._make, request)
 
-    def _make(self, request: PartRequest) -> Part | None:
+    def _make(self, request: PartRequest) -> TablePart | None:
         try:
             process = self._process()
             pickle.dump(request, _there(process.stdin))
@@ -155,7 +155,7 @@ class _Makers:
             return None
         if isinstance(answer, BaseException):
             raise answer
-        part: Part | None = answer
+        part: TablePart | None = answer
         return part
 
     def _process(self) -> subprocess.Popen[bytes]:

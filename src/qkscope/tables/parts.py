@@ -35,7 +35,7 @@ class PartRequest:
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """A checkpoint's lines, and what produced them."""
 
     place: Path
@@ -44,7 +44,7 @@ class Part:
     origin: CheckpointRecord
 
 
-def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> Part:
+def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
     """Read a checkpoint's moments, once, and write its lines."""
     moments = Moments.load(request.moments)
     longest = longest_window(request.name, moments, request.checkpoint)
@@ -58,10 +58,10 @@ def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> Part:
             start = file.tell()
             file.write(body.encode())
             lines[name], headers[name] = (start, file.tell()), header
-    return Part(request.place, lines, headers, origin_of(request.name, moments, request.checkpoint, longest))
+    return TablePart(request.place, lines, headers, origin_of(request.name, moments, request.checkpoint, longest))
 
 
-def join_parts(parts: Sequence[Part], table: str, path: Path) -> None:
+def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
     """Write a table: its header, then each part's lines."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(f"{parts[0].headers[table]}\n".encode())
