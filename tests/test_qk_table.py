@@ -15,7 +15,7 @@ from qkscope.lenses.pca import head_components
 from qkscope.lenses.position.table import qk_table, windows_table
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.results.schema import QK_COLUMNS
+from qkscope.results.schema import JUDGED_COLUMNS, QK_COLUMNS
 from reference import reference_rows
 
 FACTS = LayerFacts(layer=1, q_heads=4, kv_heads=2, head_dim=12, rotary="rotary", rotary_dims=12)
@@ -83,7 +83,9 @@ def test_by_hand():
 
 def test_the_columns_and_the_layer_facts():
     table = qk_table(moments_of(*vectors()), model="a")
-    assert list(table.columns) == list(QK_COLUMNS)
+    plain = [name for name in table.columns if not name.endswith("_se") and name not in JUDGED_COLUMNS]
+    assert plain == list(QK_COLUMNS)
+    assert {"r_q_se", "r_k_se", "explained_variance_se", "alpha_se", "gap_se", *JUDGED_COLUMNS} <= set(table.columns)
     assert len(table) == 4 * 10
     assert set(table["depth"]) == {1 / 3}  # layer 1 of 4
     assert set(qk_table(moments_of(*vectors(), n_layers=None), model="a")["depth"]) == {1.0}  # not recorded: the last

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.lenses.position.vectors_table import table_from_vectors
-from qkscope.results.schema import QK_COLUMNS
+from qkscope.lenses.position.table import OWN
+from qkscope.lenses.rows import file_columns
 from qkscope.vectors import scan
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.hub import download_vectors
@@ -93,7 +94,7 @@ def assert_reference(table, made, group=2, components=5):
 def test_the_table_is_the_reference_method_on_the_raw_vectors(tmp_path, form):
     made = dataset(tmp_path, form=form)
     table = table_from_vectors(tmp_path, model="theirs", components=5)
-    assert tuple(table.columns) == QK_COLUMNS
+    assert tuple(table.columns) == file_columns(OWN)
     assert len(table) == 2 * 4 * 5
     assert_reference(table, made)
     assert set(table["model"]) == {"theirs"}

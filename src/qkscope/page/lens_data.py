@@ -72,7 +72,8 @@ def _lens(pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping
 
 def _head_tables(lens: Lens) -> list[HeadTable]:
     """The tables with one row per head at a choice of windows; `qk.csv` and its kin have views of their own."""
-    return [table for table in lens.tables if table.file not in QK_FILES and table.windows != "doublings"]
+    shown = [table for table in lens.tables if table.windows != "doublings" and not table.replicated]
+    return [table for table in shown if table.file not in QK_FILES]
 
 
 def _homes(lens: Lens) -> dict[str, str]:
