@@ -17,8 +17,8 @@ from qkscope.cli.estimate import cost_rows, duration, scaled, verdict
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import Estimate, estimate
 from qkscope.cost.work import EIGEN, CheckpointWork, described_weights, shard_documents
-from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.live import FLOAT64_TOKENS, NARROW
+from qkscope.moments.layout import capture_layout
+from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW
 from qkscope.moments.sizes import predict_sizes
 from qkscope.study.schema import Study
 
@@ -41,12 +41,11 @@ class Case:
 
 def work(name, found, config, context, documents, window, *, shard_tokens=None, heads=None):
     """One checkpoint with the defaults of a study file."""
-    edges = bucket_edges(context, DEFAULTS["buckets"], also=[window])
     every = sum(facts.q_heads for facts in found.probe.layers)
     return CheckpointWork(
         name=name,
         layers=found.probe.layers,
-        layout=Layout(edges, DEFAULTS["groups"]),
+        layout=capture_layout(context, buckets=DEFAULTS["buckets"], groups=DEFAULTS["groups"], common=window),
         weights=described_weights(found, config, name),
         shards=shard_documents(documents, context, shard_tokens or DEFAULTS["shard_tokens"]),
         batch_tokens=DEFAULTS["batch_tokens"],
@@ -133,7 +132,7 @@ def sweep() -> Case:
     )
     found = blueprint(config)
     works = [work(f"step-{i}", found, config, 2048, 256, 2048) for i in range(1000)]
-    layout = Layout(bucket_edges(2048, 4), 4)
+    layout = capture_layout(2048, buckets=4, groups=4)
     slim = predict_sizes(layout, found.probe.layers).file * len(works)
     return Case(
         "A sweep of 1000 checkpoints",

@@ -459,7 +459,7 @@ def served_folder(study_of_two, tmp_path_factory):
     (outside / "Documents").mkdir()
     (outside / "Documents/thesis.txt").write_text("years of work")
     (outside / "Documents/README.md").write_text("years of work")
-    stranger = Path(shutil.copytree(study_of_two, outside.parent / "served"))
+    stranger = Path(shutil.copytree(study_of_two, outside / "served"))
     write_report(stranger, figures=False)
     figure = stranger / "figures/01_position_signal"
     figure.mkdir(parents=True)

@@ -45,8 +45,8 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses import rows
 from qkscope.lenses.registry import head_tables
 from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.live import LiveSums
 from qkscope.moments.placing import PIECE_TOKENS
+from qkscope.moments.state import State
 from qkscope.results.folder import shard_path
 from qkscope.results.schema import QK_FILES
 from qkscope.run.events import Events
@@ -108,30 +108,32 @@ def test_flops_by_hand():
 
 
 def test_bytes_by_hand():
-    # Memory: 3 heads x 8 bytes x (2 buckets + 1 group) x 20, and 4 for the pivot: 1536 per layer. The 20: of the 4 x 4
-    # products the lower half (2 x 4) and the upper left corner (2 x 2), and two rows of 4 for sums.
-    assert work().sizes.memory == 2 * 3 * 8 * (3 * 20 + 4) == 3072
-    # File: 10 + 8 + 3 numbers of 8 bytes per bucket; 18 of 4 and 3 of 8 per group; 4 of 8 for the pivot.
-    assert work().sizes.file == 2 * 3 * (2 * 168 + 96 + 32) == 2784
+    # Memory, 2 x 3 heads: 8 bytes x (2 buckets x 20, and 4 for the pivot). The 20: of the 4 x 4 products the lower
+    # half (2 x 4) and the upper left corner (2 x 2), and two rows of 4 for sums. 4 bytes x (12 products of the one
+    # group, and its two rows of 4 in each bucket).
+    assert work().sizes.memory == 2 * 3 * (8 * (2 * 20 + 4) + 4 * (12 + 2 * 8)) == 2784
+    # File: 8 bytes x (10 + 8 numbers per bucket, 3 counts per bucket and group, 4 for the pivot); 2 bytes x (10
+    # products and 8 sums per bucket of the group) and a scale of 4 bytes for each of these vectors; documents.
+    assert work().sizes.file == 2 * 3 * (8 * (2 * 18 + 2 * 3 + 4) + 2 * (10 + 2 * 8) + 4 * (1 + 2 * 2)) + 2 * 8 == 2656
     one, two = device_memory(work(), 1), device_memory(work(), 2)
-    assert (one.weights, one.sums) == (1000 * 2, 3072)
-    assert (two.weights, two.sums) == ((200 + 400) * 2, 1536)  # the embedding is on the first device
+    assert (one.weights, one.sums) == (1000 * 2, 2784)
+    assert (two.weights, two.sums) == ((200 + 400) * 2, 1392)  # the embedding is on the first device
 
 
 def test_disk_and_network_by_hand():
     works = [work(), work(weights=dataclasses.replace(WEIGHTS, source="other", stored=5000))]
     found = estimate(works, Cluster(devices=1))
-    assert found.disk.moments == 2 * 2784
-    assert found.disk.shards == 2 * 2784  # the two shards of one checkpoint
+    assert found.disk.moments == 2 * 2656
+    assert found.disk.shards == 2 * 2656  # the two shards of one checkpoint
     assert found.disk.weights == found.network.weights == 7400
-    assert found.network.storage == 2 * 2784 * 6  # per checkpoint 2 shards and the sum are written and read
+    assert found.network.storage == 2 * 2656 * 6  # per checkpoint 2 shards and the sum are written and read
     three = [*works, work(weights=dataclasses.replace(WEIGHTS, source="third", stored=1000))]
     assert estimate(three, Cluster(devices=1, evict=True)).disk.weights == 7400  # one at work, the next fetched ahead
-    assert estimate(works, Cluster(devices=2)).disk.shards == 4 * 2784
+    assert estimate(works, Cluster(devices=2)).disk.shards == 4 * 2656
     shared = estimate([work(), work()], Cluster(devices=1))
     assert shared.network.weights == 2400  # one commit with two contexts is fetched once
     single = estimate([work((4,))], Cluster(devices=1))
-    assert (single.disk.shards, single.network.storage) == (0, 2 * 2784)  # written as the whole, read for the tables
+    assert (single.disk.shards, single.network.storage) == (0, 2 * 2656)  # written as the whole, read for the tables
     local = work(weights=dataclasses.replace(WEIGHTS, remote=False))
     assert estimate([local], Cluster()).network.weights == 0
 
@@ -236,8 +238,9 @@ def test_parameters_and_forward_flops_are_those_of_the_real_model(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
-def test_flops_of_the_sums_are_bounded_by_the_estimate(kind):
+def test_flops_of_the_sums_are_bounded_by_the_estimate(kind, monkeypatch):
     """The estimate is of plain products: the sums may be made with fewer, never with many times as many."""
+    monkeypatch.setattr("qkscope.capture.collect.can_stop_early", lambda model: False)  # both passes are whole
     model = tiny(kind)
     layout = Layout(bucket_edges(LENGTH, 4), 2)
     planned = real_work(model, layout=layout)
@@ -331,14 +334,13 @@ def test_tables_are_made_beside_the_capture_and_the_rest_by_all_cores():
 
 def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
     made = []
-    start = LiveSums.__init__
-    monkeypatch.setattr(LiveSums, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1])
+    start = State.__init__
+    monkeypatch.setattr(State, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1])
     model = tiny("llama")
     layout = Layout(bucket_edges(LENGTH, 4), 2)
     batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 1, 0], list("abc"), [0, 1, 2])
     collect_moments(model, [batch], layout)
-    parts = [part for sums in made for part in (sums, sums._buckets, sums._groups)]
-    tensors = [value for part in parts for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    tensors = [value for state in made for value in vars(state).values() if isinstance(value, torch.Tensor)]
     assert len(made) == 4
     planned = real_work(model, layout=layout)
     assert device_memory(planned, 1).sums == sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -280,7 +280,10 @@ def test_a_nan_is_reported_with_checkpoint_layer_head_document_and_position(worl
 
 def test_different_documents_for_different_contexts_are_pointed_out(world, tmp_path):
     (tmp_path / "docs/middle.txt").write_text("x" * 100)
-    plan = make_plan(load_study(world()))
+    same = make_plan(load_study(world()))
+    assert [len(each.documents) for each in same.checkpoints] == [6, 6]
+    assert any("same_documents: false lets shorter contexts see more" in note for note in same.notes())
+    plan = make_plan(load_study(world(same_documents=False)))
     assert [len(each.documents) for each in plan.checkpoints] == [7, 6]
     assert any("different documents (6 to 7 of them)" in note for note in plan.notes())
     assert any("2 of 8 documents are left out at checkpoint 'two'" in note for note in plan.notes())

@@ -57,7 +57,7 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
 
     def observe(call: AttentionCall) -> None:
         try:
-            measured.found[call.layer] = _Layer(tap, call, positions).rotation(sources)
+            measured.found[call.layer] = _MeasuredLayer(tap, call, positions).rotation(sources)
         except CaptureError as error:
             measured.unknown[call.layer] = str(error)
 
@@ -67,7 +67,7 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
     return measured
 
 
-class _Layer:
+class _MeasuredLayer:
     """One call's vectors at rest, and what turns of some columns make of them."""
 
     def __init__(self, tap: ReplayTap, call: AttentionCall, positions: Tensor) -> None:
