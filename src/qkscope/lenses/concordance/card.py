@@ -12,6 +12,7 @@ from qkscope.lenses.card import (
 )
 from qkscope.lenses.position.card import sign_sentence
 from qkscope.stats.findings import Step
+from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import label, number, percent, shortened, shown, went, where
 
@@ -29,6 +30,7 @@ def concordance(given: CardInput) -> Card:
         paragraph(Strong("Against."), " ", tell_curve(given, "discordant", "The share of discordant heads", percent)),
         paragraph(Strong("With."), " ", tell_curve(given, "concordant", "The share of concordant heads", percent)),
         paragraph(Strong("Strength."), " ", tell_curve(given, "r_k_abs", "Mean |r_k|", number)),
+        *_unsure(given),
         *_falls(given),
         *window_agreement(
             given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]
@@ -43,6 +45,20 @@ def concordance(given: CardInput) -> Card:
     ]
     headline = f"Concordant and Discordant Keys {given.study.span.title()}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given))
+
+
+def _unsure(given: CardInput) -> list[str]:
+    """How many heads the shares leave out."""
+    table = given.table("concordance")
+    heads = (table["sign_unsure"] * table["heads"]).round()
+    if not heads.any():
+        return []
+    most = table.iloc[int(heads.to_numpy().argmax())]
+    name = shortened(given.study.labels[str(most["model"])])
+    return [
+        f"Heads whose r_q is within two errors of 0 are left out of both shares, because their sign is not known: at "
+        f"most {counted(int(heads.max()), 'head')} of {int(most['heads'])}, at {name}."
+    ]
 
 
 def _falls(given: CardInput) -> list[str]:

@@ -11,23 +11,30 @@ CONCORDANCE = 0.3
 
 
 def with_concordance(heads: pd.DataFrame) -> pd.DataFrame:
-    """The heads with two indicators, 0 or 1."""
+    """The heads with two indicators, 0 or 1.
+
+    A head whose r_q is within two errors of 0 is neither: its component could as well be turned the other way, and with
+    it the sign of r_k. `sign_unsure` marks those whose r_k would count otherwise.
+    """
+    unsure = heads["sign_sure"] == 0 if "sign_sure" in heads.columns else pd.Series(False, index=heads.index)
+    large = heads["r_k"].abs() > CONCORDANCE
     return heads.assign(
-        concordant=(heads["r_k"] > CONCORDANCE).astype(float),
-        discordant=(heads["r_k"] < -CONCORDANCE).astype(float),
+        concordant=((heads["r_k"] > CONCORDANCE) & ~unsure).astype(float),
+        discordant=((heads["r_k"] < -CONCORDANCE) & ~unsure).astype(float),
+        sign_unsure=(large & unsure).astype(float),
     )
 
 
 def concordance(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Per checkpoint: the shares of concordant, discordant, weak and undefined keys, mean r_k and |r_k|.
+    """Per checkpoint: the shares of concordant, discordant, weak, unsure and undefined keys, mean r_k and |r_k|.
 
-    Shares are of all heads of the checkpoint, undefined ones included.
+    Shares are of all heads of the checkpoint, undefined ones and those of unsure sign included.
     """
     measured = with_concordance(heads).assign(undefined=heads["r_k"].isna().astype(float), r_k_abs=heads["r_k"].abs())
     groups = measured.groupby("model", sort=False)
-    columns = ["concordant", "discordant", "undefined", "r_k", "r_k_abs"]
+    columns = ["concordant", "discordant", "sign_unsure", "undefined", "r_k", "r_k_abs"]
     table = groups[columns].mean().reindex(list(models))
-    weak = 1.0 - table["concordant"] - table["discordant"] - table["undefined"]
+    weak = 1.0 - table[["concordant", "discordant", "sign_unsure", "undefined"]].sum(axis=1, skipna=False)
     table.insert(2, "weak", weak.clip(lower=0.0))
     table.insert(0, "heads", groups.size())
     return table.rename_axis("model").reset_index()

@@ -177,6 +177,10 @@ def _moves(given: CardInput, step: PhaseChange) -> str:
         f"In this step {percent(moves.changed / moves.heads)} of heads change category, most often from "
         f"{' and from '.join(common)}."
     )
+    if moves.decided is not None:
+        beyond = "none" if not moves.decided else "all" if moves.decided == moves.changed else str(moves.decided)
+        text += f" Of these {counted(moves.changed, 'head')}, {beyond} {'is' if moves.decided == 1 else 'are'} of a"
+        text += " decided category at both ends: no threshold lies within two errors."
     shrinking = [c for c, _ in step.moved(-1) if c != MIXED]
     for category in shrinking[:1]:
         left = [(b, n) for a, b, n in moves.commonest if a == category]

@@ -43,6 +43,7 @@ class Moves:
 
     heads: int
     changed: int
+    decided: int | None  # of those that changed, how many are beyond doubt at both ends; None without errors
     commonest: tuple[tuple[str, str, int], ...]  # (from, to, heads), most first
 
 
@@ -54,4 +55,6 @@ def moves_between(transitions: pd.DataFrame, before: str, after: str) -> Moves:
         (str(a), str(b), int(n))
         for a, b, n in zip(moved["from_category"], moved["to_category"], moved["heads"], strict=True)
     )
-    return Moves(int(rows["heads"].sum()), int(moved["heads"].sum()), commonest)
+    known = "decided" in moved.columns and moved["decided"].notna().any()
+    decided = int(moved["decided"].sum()) if known else None
+    return Moves(int(rows["heads"].sum()), int(moved["heads"].sum()), decided, commonest)

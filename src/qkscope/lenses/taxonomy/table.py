@@ -21,13 +21,22 @@ from qkscope.lenses.categories import Q_POSITIONAL as Q_POSITIONAL
 from qkscope.lenses.categories import UNDEFINED as UNDEFINED
 from qkscope.lenses.categories import classify as classify
 
-TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads")
+TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads", "decided")
 
 
 def with_category(heads: pd.DataFrame) -> pd.DataFrame:
-    """The heads with their category, and an indicator (0 or 1) for each category by its name."""
-    category = classify(heads["r_q"].to_numpy(), heads["r_k"].to_numpy())
-    return heads.assign(category=category, **{name: (category == name).astype(float) for name in CATEGORIES})
+    """The heads with their category, an indicator (0 or 1) for each category by its name, and whether it is in doubt.
+
+    `undecided` is 1 where two errors of r_q or r_k reach another category, and empty where there are no errors.
+    """
+    r_q, r_k = heads["r_q"].to_numpy(), heads["r_k"].to_numpy()
+    category = classify(r_q, r_k)
+    doubt = np.full(len(heads), np.nan)
+    if {"r_q_se", "r_k_se"} <= set(heads.columns):
+        errors = heads["r_q_se"].to_numpy(float), heads["r_k_se"].to_numpy(float)
+        doubt = np.where(np.isfinite(errors[0]) & np.isfinite(errors[1]), undecided(r_q, r_k, *errors), np.nan)
+    indicators = {name: (category == name).astype(float) for name in CATEGORIES}
+    return heads.assign(category=category, undecided=doubt, **indicators)
 
 
 def category_counts(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
@@ -50,17 +59,26 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
     """How many heads went from which category to which, from each checkpoint to the next.
 
     Heads are matched by layer and head index, so this is only for checkpoints of one model. Heads that were
-    measured at one of the two checkpoints only are left out. Moves that no head made have no row.
+    measured at one of the two checkpoints only are left out. Moves that no head made have no row. `decided` counts the
+    heads whose category is beyond doubt at both ends; it is empty where there are no errors.
     """
     by_model = {
-        str(model): group.set_index(["layer", "head"])["category"]
+        str(model): group.set_index(["layer", "head"])[["category", "undecided"]]
         for model, group in categorised.groupby("model", sort=False)
     }
-    rows: list[tuple[str, str, str, str, int]] = []
+    rows: list[tuple[str, str, str, str, int, float]] = []
     for before, after in itertools.pairwise(models):
-        pairs = pd.concat([by_model[before], by_model[after]], axis=1, join="inner", keys=["a", "b"])
-        moves = pairs.groupby(["a", "b"]).size().to_dict()
-        rows += [(before, after, a, b, int(moves[a, b])) for a in CATEGORIES for b in CATEGORIES if (a, b) in moves]
+        pairs = by_model[before].join(by_model[after], how="inner", lsuffix="_a", rsuffix="_b")
+        doubt = pairs["undecided_a"] + pairs["undecided_b"]  # NaN where either has no errors
+        pairs = pairs.assign(decided=(doubt == 0).astype(float).where(doubt.notna()))
+        moves = pairs.groupby(["category_a", "category_b"])["decided"].agg(["size", lambda d: d.sum(min_count=1)])
+        found = {pair: tuple(row) for pair, row in zip(moves.index, moves.to_numpy(), strict=True)}
+        rows += [
+            (before, after, a, b, int(found[a, b][0]), float(found[a, b][1]))
+            for a in CATEGORIES
+            for b in CATEGORIES
+            if (a, b) in found
+        ]
     return pd.DataFrame(rows, columns=list(TRANSITION_COLUMNS))
 
 
