@@ -1,10 +1,9 @@
 """Measures that need no component, against brute force from raw vectors, numbers worked out by hand, and properties."""
 
-import warnings
+import json
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,12 +27,11 @@ LAYOUT = capture_layout(LENGTH, buckets=8, groups=5, common=16)
 GROUPS = [0, 1, 2, 3, 4, 0, 1]
 
 
-def vectors(seed=0, rows=len(GROUPS), heads=(4, 2)):
+def vectors():
     """Queries and keys with a bend, a line and a ring in position, and documents that differ; the sink is shared."""
-    rng = np.random.default_rng(seed)
-    t = np.arange(LENGTH)
+    rng, t, rows = np.random.default_rng(0), np.arange(LENGTH), len(GROUPS)
     found = []
-    for count in heads:
+    for count in (4, 2):
         x = rng.normal(size=(rows, count, LENGTH, WIDTH)) @ rng.normal(size=(count, WIDTH, WIDTH))
         x += 0.5 * rng.normal(size=(rows, count, 1, WIDTH)) + 3 * rng.normal(size=(1, count, 1, WIDTH))
         x += np.sqrt(t)[:, None] * rng.normal(size=(1, count, 1, WIDTH)) * 0.3
@@ -148,7 +146,9 @@ def test_a_rotation_of_the_vectors_changes_nothing_and_a_stretch_not_the_read_ou
     q, k = vectors()
     turn = np.linalg.qr(np.random.default_rng(1).normal(size=(WIDTH, WIDTH)))[0]
     stretch = np.diag([1, 2, 3, 4, 5, 6.0])
-    plain, turned, stretched = (measures(layer_sums(captured(q @ by, k @ by), 0, [0, 1])) for by in (np.eye(WIDTH), turn, stretch))  # fmt: skip
+    plain, turned, stretched = (
+        measures(layer_sums(captured(q @ by, k @ by), 0, [0, 1])) for by in (np.eye(WIDTH), turn, stretch)
+    )
     for name in ("decode_q", "share_q", "shape_q"):
         np.testing.assert_allclose(turned[name], plain[name], atol=1e-9)
     np.testing.assert_allclose(stretched["decode_q"], plain["decode_q"], atol=1e-9)
@@ -233,13 +233,18 @@ def test_errors_survive_a_moments_file(tmp_path):
 
 
 def test_a_replicate_keeps_the_best_component_of_the_whole():
-    sums = layer_sums(captured(*vectors()), 0, [0, 1, 2, 3], components=WIDTH)
-    whole = measures(sums)
-    for replicate in sums.replicates:
-        found = measures(replicate)
-        np.testing.assert_array_equal(found["best_pc"], whole["best_pc"])
-        best = whole["best_pc"].astype(int)
-        np.testing.assert_array_equal(found["best_r_q"], replicate.principal.r_q[np.arange(4), best])
+    """Component 0 follows position in one group of documents alone: without it, component 1 would be the best."""
+    rng, t = np.random.default_rng(0), np.arange(LENGTH) - LENGTH / 2
+    x = rng.normal(size=(4, 1, LENGTH, 2)) * [20, 1]
+    x[3, 0, :, 0] = 2 * t
+    x[..., 1] += 0.01 * t
+    moments = captured(x, x, range(4), capture_layout(LENGTH, buckets=8, groups=4), LayerFacts(0, 1, 1, 2))
+    sums = layer_sums(moments, 0, [0], components=2)
+    assert measures(sums)["best_pc"] == [0]
+    without = sums.without(3)
+    assert np.abs(without.principal.r_q).argmax() == 1
+    assert measures(without)["best_pc"] == [0]
+    assert measures(without)["best_r_q"] == without.principal.r_q[0, 0]
 
 
 def test_bucket_means_of_a_replicate_are_those_of_the_documents_left():
@@ -267,3 +272,53 @@ def test_groups_that_are_not_told_apart_in_buckets_leave_shape_without_an_error(
     rows = checkpoint_rows(old, [TABLE], RowSettings(), model="m")[FILE]
     assert rows[["shape_q_se", "shape_k_se"]].isna().all(axis=None)
     assert rows[["shape_q", "decode_q_se", "share_k_se"]].notna().all(axis=None)
+
+
+# --- the figure and its card ------------------------------------------------------------------------
+
+
+def with_measures_file(folder, checkpoints=3, **study):
+    """An invented study with measures; decode of queries rises by 0.1 from checkpoint to checkpoint."""
+    results, _ = invented(folder, checkpoints, heads=4, **study)
+    rng = np.random.default_rng(1)
+    step = results.heads["model"].str[-3:].astype(int)
+    columns = {name: rng.uniform(0.2, 0.3, len(step)) for name in TABLE.names}
+    columns |= {"decode_q": 0.5 + 0.1 * step + rng.uniform(0, 0.01, len(step)), "best_pc": 0.0, "best_is_pc0": 1.0}
+    table = results.heads[["model", "layer", "head", "window"]].assign(**columns)
+    last = (table["model"] == results.study.names[-1]) & (table["head"] == 0)
+    table.loc[last, ["best_pc", "best_is_pc0"]] = [2.0, 0.0]
+    table.to_csv(folder / FILE, index=False)
+    return table, build_tables(load_results(folder))
+
+
+def test_the_figure_draws_the_means_of_the_table(tmp_path):
+    table, tables = with_measures_file(tmp_path)
+    means = table.groupby("model")[list(TABLE.names)].mean()
+    figure = drawing(tables, "measures")
+    for axes, kind in zip(figure.axes, "qk", strict=True):
+        for name in ("decode", "share", "shape"):
+            (line,) = [line for line in axes.lines if line.get_gid() == f"{name}_{kind}"]
+            np.testing.assert_allclose(line.get_ydata(), means[f"{name}_{kind}"])
+    write_figure(FIGURES["measures"], tables, tables.own, tmp_path / "figures")
+
+
+def test_the_card_says_how_the_means_go_and_where_another_component_leads(tmp_path):
+    _, tables = with_measures_file(tmp_path)
+    text = card_text(tables, "measures")
+    assert "Mean decode of queries rises" in text.partition("## Key Takeaway")[2]
+    assert "in 3 of 12 heads" in text
+    assert f"`{FILE}`" in text
+
+
+def test_models_are_compared_and_not_joined(tmp_path):
+    with_measures_file(tmp_path)
+    place = tmp_path / "provenance.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "kind": "models", "kind_stated": True}))
+    tables = build_tables(load_results(tmp_path))
+    assert not tables.own.study.one_run
+    assert "rises" not in card_text(tables, "measures")
+    assert {line.get_linestyle() for line in drawing(tables, "measures").axes[0].lines if line.get_gid()} == {"None"}
+
+
+def test_results_without_the_table_have_no_such_figure(tmp_path):
+    assert drawing(invented(tmp_path, 2)[1], "measures") is None

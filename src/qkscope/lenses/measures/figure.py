@@ -32,8 +32,8 @@ def draw_measures(at: AtWindow) -> Figure:
             draw_band_line(
                 axes, table, column, colour=colour, marker=marker, label=label, x=places, joined=study.one_run
             )
-        axes.set_title(name, fontsize=9)
-        axes.set_ylim(0.0, 1.0)
+        axes.set_xlabel(name)
+        axes.set_ylim(-0.02, 1.02)
         style.checkpoint_axis(axes, study, phase_names=False)
     panels[0].set_ylabel("share, mean over heads")
     style.header_legend(figure, [*panels[0].get_legend_handles_labels()[0], band_key(style.GREY)], 2)
