@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, pooled_eigen
 from qkscope.moments.moments import Moments
+from qkscope.moments.replicates import BucketMeans
 from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
@@ -55,7 +56,9 @@ class LayerSums:
     k: Statistics  # of the key head that each query head reads
     replication: Replication = Replication("none", "no document groups")
     leave_out: Callable[[Kind, int], Statistics] | None = None
+    read_buckets: Callable[[Kind, int | None], BucketMeans] | None = None
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
+    left_out: int | None = None  # of a replicate: the document group that it lacks
 
     @property
     def kv_heads(self) -> list[int]:
@@ -80,7 +83,13 @@ class LayerSums:
         if self.leave_out is None:
             raise ValueError(f"there are no replicates: {self.replication.reason}")
         q, k = self.leave_out("q", group), self.leave_out("k", group)
-        return replace(self, q=q, k=k, leave_out=None, whole=self)
+        return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
+
+    def bucket_means(self, kind: Kind) -> BucketMeans:
+        """Tokens and mean vector of each position bucket in the window, read when they are asked for."""
+        if self.read_buckets is None:
+            raise ValueError("these sums do not tell position buckets apart")
+        return self.read_buckets(kind, self.left_out)
 
     @cached_property
     def replicates(self) -> tuple[LayerSums, ...]:
@@ -113,6 +122,9 @@ def layer_sums(
             found = replace(found, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
         return found.take(chosen[kind])
 
+    def read_buckets(kind: Kind, without: int | None) -> BucketMeans:
+        return moments.bucket_means(layer, kind, window, skip, without=without).take(chosen[kind])
+
     return LayerSums(
         facts=facts,
         heads=tuple(heads),
@@ -124,6 +136,7 @@ def layer_sums(
         k=whole["k"].take(chosen["k"]),
         replication=replication,
         leave_out=None if replication.method == "none" else partial(leave_out),
+        read_buckets=read_buckets,
     )
 
 

@@ -17,7 +17,7 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.held import LayerMoments
 from qkscope.moments.layout import Layout
 from qkscope.moments.placing import Placed
-from qkscope.moments.replicates import has_squares, without_group
+from qkscope.moments.replicates import BucketMeans, bucket_means, has_squares, without_group
 from qkscope.moments.second import Kind, SecondMoments
 
 if TYPE_CHECKING:
@@ -215,6 +215,12 @@ class Moments:
         unless squares are to be `fixed`: then those of the replicate are its share of the whole's.
         """
         return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip), fixed=fixed)
+
+    def bucket_means(
+        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
+    ) -> BucketMeans:
+        """The mean vector of each position bucket in a window, of all document groups or of all but one."""
+        return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
 
     def has_group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> bool:
         """Whether replicates over this window are exact."""

@@ -7,7 +7,10 @@ share by count (of its vectors, its own).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from qkscope.errors import InputError
 from qkscope.moments.held import KindMoments
@@ -24,6 +27,31 @@ def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *
     part = _of_group(held, layout, group, cells, whole if fixed else None)
     names = ("n", "u", "uu", "x", "xu", "xx")
     return SecondMoments(whole.pivot, *(getattr(whole, name) - getattr(part, name) for name in names))
+
+
+@dataclass(frozen=True)
+class BucketMeans:
+    """Tokens and mean vector of each position bucket; NaN where a bucket has no tokens, or nothing is known of it."""
+
+    n: Array  # (heads, buckets)
+    mean: Array  # (heads, buckets, d)
+
+    def take(self, index: NDArray[np.intp]) -> BucketMeans:
+        """The same for the chosen heads."""
+        return BucketMeans(self.n[index], self.mean[index])
+
+
+def bucket_means(held: KindMoments, cells: slice, without: int | None = None) -> BucketMeans:
+    """The means of some buckets, of all documents or without one group; NaN where groups are not told apart there."""
+    n, x = held.buckets.n[:, cells], held.buckets.x[:, cells]
+    if without is not None:
+        if not held.is_crossed:
+            return BucketMeans(np.full(n.shape, np.nan), np.full(x.shape, np.nan))
+        n = n - held.crossed.n[:, cells, without]
+        x = x - held.crossed.x[:, cells, without].astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
+    return BucketMeans(n, held.buckets.pivot[:, None, :] + mean)
 
 
 def has_squares(held: KindMoments, cells: slice) -> bool:

@@ -7,6 +7,7 @@ does not exist is `undefined`: it is counted and shown, and never passed off as 
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
@@ -20,6 +21,7 @@ from qkscope.lenses.categories import POSITION_DOMINATED as POSITION_DOMINATED
 from qkscope.lenses.categories import Q_POSITIONAL as Q_POSITIONAL
 from qkscope.lenses.categories import UNDEFINED as UNDEFINED
 from qkscope.lenses.categories import classify as classify
+from qkscope.lenses.categories import undecided
 
 TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads", "decided")
 
@@ -71,8 +73,9 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
         pairs = by_model[before].join(by_model[after], how="inner", lsuffix="_a", rsuffix="_b")
         doubt = pairs["undecided_a"] + pairs["undecided_b"]  # NaN where either has no errors
         pairs = pairs.assign(decided=(doubt == 0).astype(float).where(doubt.notna()))
-        moves = pairs.groupby(["category_a", "category_b"])["decided"].agg(["size", lambda d: d.sum(min_count=1)])
-        found = {pair: tuple(row) for pair, row in zip(moves.index, moves.to_numpy(), strict=True)}
+        moves = pairs.groupby(["category_a", "category_b"])["decided"]
+        sizes, sure = moves.size(), moves.sum(min_count=1)
+        found = {pair: (sizes[pair], sure[pair]) for pair in sizes.index}
         rows += [
             (before, after, a, b, int(found[a, b][0]), float(found[a, b][1]))
             for a in CATEGORIES
