@@ -340,7 +340,7 @@ def test_an_empty_bin_is_a_hatched_cell_without_a_number(tmp_path):
                                                  (10, [f"depth_{i}" for i in range(10)])])  # fmt: skip
 def test_a_model_of_fewer_than_ten_layers_has_its_layers_instead_of_bins(tmp_path, layers, columns):
     results, tables = invented(tmp_path, 2, layers=layers)
-    assert list(tables.own.table("depth_rq").columns) == ["model", *columns]
+    assert list(tables.own.table("depth_rq").columns) == ["model", *columns, *(f"{name}_se" for name in columns)]
     by_layer = results.heads.groupby(["model", "layer"])["r_k"].mean()
     np.testing.assert_allclose(
         tables.own.table("depth_rk")[columns].to_numpy().ravel(), by_layer

@@ -14,6 +14,7 @@ import pytest
 from browser import axe_script
 from conftest import small_world
 from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.depth.table import depth_axis
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
@@ -177,7 +178,8 @@ def test_summaries_agree_with_the_tables(visit, published_page, choice):
             assert abs(rest) <= 0.3
             for statistic in ("r_q", "r_k"):
                 means = page.evaluate("([c, s]) => qkscope.depth(c, s)", [c, statistic])
-                expected = tables.table(f"depth_{statistic.replace('_', '')}").iloc[c, 1:].to_numpy(float)
+                table = tables.table(f"depth_{statistic.replace('_', '')}")
+                expected = table[list(depth_axis(tables).columns)].iloc[c].to_numpy(float)
                 assert np.allclose(means, expected, atol=1e-12)
         flow = np.array(page.evaluate("qkscope.flow(0, 1)"))
         moves = tables.table("transitions")

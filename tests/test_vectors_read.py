@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.lenses.position.vectors_table import table_from_vectors
 from qkscope.lenses.position.table import OWN
+from qkscope.lenses.position.vectors_table import table_from_vectors
 from qkscope.lenses.rows import file_columns
 from qkscope.vectors import scan
 from qkscope.vectors.errors import VectorsError

@@ -1,9 +1,12 @@
-"""Means over heads as a line with a band, for any lens that draws them."""
+"""Means over heads as a line with a band and error bars, for any lens that draws them."""
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from qkscope.draw import style
@@ -21,7 +24,10 @@ def draw_band_line(
     x: "Sequence[float] | None" = None,
     joined: bool = True,
 ) -> None:
-    """Markers at the means and ± 1 standard deviation: a line with a band, or bars where nothing joins the entries."""
+    """Markers at the means and ± 1 standard deviation: a line with a band, or bars where nothing joins the entries.
+
+    A table with errors over documents (`<measure>_se`) also gives each mean an error bar.
+    """
     places = list(range(len(table))) if x is None else list(x)
     mean, std = table[measure], table[f"{measure}_std"]
     if joined and len(table) > 1:
@@ -42,6 +48,23 @@ def draw_band_line(
         zorder=3,
         gid=measure,
     )
+    if f"{measure}_se" in table.columns:
+        draw_errors(axes, places, mean, table[f"{measure}_se"], gid=measure)
+
+
+def draw_errors(axes: Axes, x: npt.ArrayLike, values: npt.ArrayLike, errors: npt.ArrayLike, *, gid: str) -> None:
+    """A thin bar of ± 1 standard error at each value whose error is known."""
+    at, middle, error = (np.asarray(each, dtype=np.float64) for each in (x, values, errors))
+    known = np.isfinite(middle) & np.isfinite(error)
+    if known.any():
+        low, high = (middle - error)[known], (middle + error)[known]
+        axes.vlines(at[known], low, high, color=style.INK, linewidth=1.0, zorder=4, gid=f"{gid} error")
+
+
+def error_keys(known: bool) -> list[Line2D]:
+    """The legend entry of error bars, where errors are known."""
+    label = "± 1 standard error over documents"
+    return [Line2D([], [], label=label, color=style.INK, marker="|", markersize=8, linestyle="none")] if known else []
 
 
 def band_key(colour: str) -> Patch:

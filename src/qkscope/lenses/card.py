@@ -9,6 +9,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
+from qkscope.lenses.errors import has_errors
 from qkscope.results import schema
 from qkscope.results.read import Entries, Entry, Results
 from qkscope.stats.findings import (
@@ -175,6 +176,13 @@ def phase_lines(given: CardInput) -> str:
 def bands(given: CardInput) -> str:
     """How a spread is drawn: a band along a line, or a bar where no line joins the entries."""
     return "a band" if given.study.one_run and len(given.checkpoints) > 1 else "a bar"
+
+
+def error_bars(given: CardInput, summary: str, columns: Sequence[str], what: str = "Thin bars") -> str:
+    """The sentence about error bars, where errors over documents are known."""
+    if not has_errors(given.table(summary), columns):
+        return ""
+    return f" {what} are ± 1 standard error over documents: how far another sample of them would move the value."
 
 
 def rows(given: CardInput) -> str:

@@ -3,6 +3,7 @@
 from qkscope.lenses.card import (
     Card,
     CardInput,
+    error_bars,
     opening,
     rows,
     table_file,
@@ -25,7 +26,8 @@ def concordance(given: CardInput) -> Card:
             f"Above, for {rows(given)}: the share of heads whose keys clearly drift along PC0 in the direction of "
             "their queries (r_k above 0.3, upwards) and against it (r_k below −0.3, downwards, hatched). Below: "
             f"mean r_k (red squares) and mean |r_k| (diamonds{', dashed' if given.study.one_run else ''}); what "
-            "lies between them is what opposite signs cancel.",
+            "lies between them is what opposite signs cancel."
+            + error_bars(given, "concordance", ("concordant", "discordant", "r_k", "r_k_abs")),
         ),
         paragraph(Strong("Against."), " ", tell_curve(given, "discordant", "The share of discordant heads", percent)),
         paragraph(Strong("With."), " ", tell_curve(given, "concordant", "The share of concordant heads", percent)),

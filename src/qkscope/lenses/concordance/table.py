@@ -5,22 +5,26 @@ from collections.abc import Sequence
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.errors import with_mean_errors
 
 # Beyond this r_k a key clearly runs with (or against) the direction in which its queries drift.
 CONCORDANCE = 0.3
+# What other documents would have given otherwise; which keys are undefined does not depend on them.
+ESTIMATED = ("concordant", "discordant", "weak", "r_k", "r_k_abs")
 
 
 def with_concordance(heads: pd.DataFrame) -> pd.DataFrame:
-    """The heads with two indicators, 0 or 1.
+    """The heads with indicators, 0 or 1: keys with their queries, against them, neither clearly, and of unsure sign.
 
-    A head whose r_q is within two errors of 0 is neither: its component could as well be turned the other way, and with
-    it the sign of r_k. `sign_unsure` marks those whose r_k would count otherwise.
+    A head whose r_q is within two errors of 0 is neither with nor against: its component could as well be turned the
+    other way, and with it the sign of r_k. `sign_unsure` marks those whose r_k would count otherwise.
     """
     unsure = heads["sign_sure"] == 0 if "sign_sure" in heads.columns else pd.Series(False, index=heads.index)
     large = heads["r_k"].abs() > CONCORDANCE
     return heads.assign(
         concordant=((heads["r_k"] > CONCORDANCE) & ~unsure).astype(float),
         discordant=((heads["r_k"] < -CONCORDANCE) & ~unsure).astype(float),
+        weak=(heads["r_k"].abs() <= CONCORDANCE).astype(float),
         sign_unsure=(large & unsure).astype(float),
     )
 
@@ -32,14 +36,12 @@ def concordance(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """
     measured = with_concordance(heads).assign(undefined=heads["r_k"].isna().astype(float), r_k_abs=heads["r_k"].abs())
     groups = measured.groupby("model", sort=False)
-    columns = ["concordant", "discordant", "sign_unsure", "undefined", "r_k", "r_k_abs"]
+    columns = ["concordant", "discordant", "weak", "sign_unsure", "undefined", "r_k", "r_k_abs"]
     table = groups[columns].mean().reindex(list(models))
-    weak = 1.0 - table[["concordant", "discordant", "sign_unsure", "undefined"]].sum(axis=1, skipna=False)
-    table.insert(2, "weak", weak.clip(lower=0.0))
     table.insert(0, "heads", groups.size())
     return table.rename_axis("model").reset_index()
 
 
 def concordance_at(at: AtWindow) -> pd.DataFrame:
-    """The shares of a study at one choice of windows."""
-    return concordance(at.heads, at.names)
+    """The shares of a study at one choice of windows, with their errors over documents."""
+    return with_mean_errors(concordance(at.heads, at.names), at.panel, ESTIMATED)

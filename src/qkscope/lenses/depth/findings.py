@@ -44,7 +44,7 @@ def depth_profile(
     if not np.isfinite(row).any():
         return None
     weakest, strongest = int(np.nanargmin(row)), int(np.nanargmax(row))
-    parts = [Part(layer=i) if axis.layers is not None else Part(EDGES[i], EDGES[i + 1]) for i in (weakest, strongest)]
+    parts = [axis.part(i) for i in (weakest, strongest)]
     return DepthProfile(
         checkpoint=checkpoint,
         weakest=weakest,

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import error_name
+from qkscope.stats.noise import Part
 
 N_BINS = 10
 EDGES = np.linspace(0.0, 1.0, N_BINS + 1)
@@ -65,6 +67,10 @@ class DepthAxis:
             return depth_bins(heads["depth"].to_numpy())
         return heads["layer"].to_numpy().astype(np.int64)
 
+    def part(self, cell: int) -> Part:
+        """The heads of a cell."""
+        return Part(layer=cell) if self.layers is not None else Part(EDGES[cell], EDGES[cell + 1])
+
     def words(self, cell: int) -> str:
         """A cell in running text."""
         return f"layer {cell}" if self.layers is not None else f"depth {cell / N_BINS:.1f} to {(cell + 1) / N_BINS:.1f}"
@@ -95,9 +101,20 @@ def depth_axis(at: AtWindow) -> DepthAxis:
 
 def depth_rq(at: AtWindow) -> pd.DataFrame:
     """Mean r_q of each (checkpoint, cell): columns depth_0, ... (ten bins), or layer_0, ... in small models."""
-    return depth_axis(at).means(at.heads, "r_q", at.names)
+    return _with_errors(at, "r_q")
 
 
 def depth_rk(at: AtWindow) -> pd.DataFrame:
     """Mean r_k of each (checkpoint, cell)."""
-    return depth_axis(at).means(at.heads, "r_k", at.names)
+    return _with_errors(at, "r_k")
+
+
+def _with_errors(at: AtWindow, column: str) -> pd.DataFrame:
+    """Means by depth, and behind all of them their errors over documents."""
+    axis = depth_axis(at)
+    means = axis.means(at.heads, column, at.names)
+    errors = {
+        error_name(name): [at.panel.error(column, model, axis.part(cell)) for model in at.names]
+        for cell, name in enumerate(axis.columns)
+    }
+    return pd.concat([means, pd.DataFrame(errors, index=means.index, dtype=float)], axis=1)

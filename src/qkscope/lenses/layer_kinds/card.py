@@ -2,7 +2,7 @@
 
 import itertools
 
-from qkscope.lenses.card import Card, CardInput, bands, opening, table_file
+from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, table_file
 from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
 from qkscope.text import counted
@@ -37,7 +37,8 @@ def layer_kinds(given: CardInput) -> Card:
             given,
             "Mean r_q, mean r_k and the share of discordant heads (r_k below −0.3) on PC0, apart for layers of "
             f"each kind ({'; '.join(shortened(kind) for kind in kinds)}), for {counted(len(several), given.noun)} with "
-            f"more than one. With {bands(given)} of ± 1 standard deviation over heads.",
+            f"more than one. With {bands(given)} of ± 1 standard deviation over heads."
+            + error_bars(given, "layer_kinds", ("r_q", "r_k", "discordant")),
         ),
         *[_paragraph(given, several, q, name, fmt) for q, name, fmt in QUANTITIES],
     ]

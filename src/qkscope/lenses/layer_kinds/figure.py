@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.draw.curves import band_key, draw_band_line
+from qkscope.draw.curves import band_key, draw_band_line, draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.errors import has_errors
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 
@@ -40,7 +41,8 @@ def draw_layer_kinds(at: AtWindow) -> Figure:
         _limits(axes, table, measure)
         axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     handles = panels[0].get_legend_handles_labels()[0]
-    style.header_legend(figure, [*handles, band_key(style.GREY)], 3)
+    keys = error_keys(has_errors(table, ("r_q", "r_k", "discordant")))
+    style.header_legend(figure, [*handles, band_key(style.GREY), *keys], 3 + len(keys))
     return style.finish(figure)
 
 
@@ -53,6 +55,7 @@ def _draw_kind(
             x, 100.0 * rows[measure], color=look.colour, marker=look.marker, linestyle=look.line if joined else "none",
             linewidth=1.8, markersize=style.marker_size(len(rows)), label=label, gid=measure,
         )  # fmt: skip
+        draw_errors(axes, x, 100.0 * rows[measure], 100.0 * rows[f"{measure}_se"], gid=measure)
         return
     draw_band_line(
         axes, rows, measure, colour=look.colour, marker=look.marker, label=label, linestyle=look.line, x=x,

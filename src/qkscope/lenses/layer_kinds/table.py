@@ -10,9 +10,12 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.concordance.table import with_concordance
-from qkscope.lenses.position.summaries import means_and_spreads, with_measures
+from qkscope.lenses.errors import with_mean_errors
+from qkscope.lenses.position.summaries import MEASURES, means_and_spreads, with_measures
 from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
+from qkscope.stats.noise import Part
 
+SHARES = ("concordant", "discordant")
 _POSITIONS = {ROTARY: "rotary", NOPE: "NoPE", UNKNOWN: ""}
 
 
@@ -66,7 +69,7 @@ def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | No
         return None
     groups = named.groupby(["model", "layer_kind"], sort=False)
     table = means_and_spreads(groups)
-    for share in ("concordant", "discordant"):
+    for share in SHARES:
         table[share] = groups[share].mean()
     for i, fact in enumerate(("rotary", "attention", "attention_window")):
         table.insert(i, fact, groups[fact].first())
@@ -75,5 +78,9 @@ def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | No
 
 
 def layer_kinds_at(at: AtWindow) -> pd.DataFrame | None:
-    """The kinds of layers of a study at one choice of windows."""
-    return layer_kinds(at.heads, at.names)
+    """The kinds of layers of a study at one choice of windows, with errors over documents and over heads."""
+    table = layer_kinds(at.heads, at.names)
+    if table is None:
+        return None
+    parts = [Part(layer_kind=str(kind)) for kind in table["layer_kind"]]
+    return with_mean_errors(table, at.panel, (*MEASURES, *SHARES), parts=parts, over_heads=True)

@@ -7,6 +7,7 @@ from qkscope.lenses.card import (
     CardInput,
     bands,
     context_takeaway,
+    error_bars,
     opening,
     phase_lines,
     rows,
@@ -29,7 +30,8 @@ def position_signal(given: CardInput) -> Card:
             given,
             f"Mean r_q (blue circles) and mean r_k (red squares) on PC0 for {rows(given)}, with {bands(given)} of "
             f"± 1 standard deviation over heads{phase_lines(given)}. The bars underneath give the "
-            "share of heads with r_k below −0.3, whose keys run against their queries and cancel in the mean.",
+            "share of heads with r_k below −0.3, whose keys run against their queries and cancel in the mean."
+            + error_bars(given, "trajectory", ("r_q", "r_k")),
         ),
         paragraph(Strong("Queries."), " ", tell_curve(given, "r_q", "Mean r_q", number)),
         paragraph(Strong("Keys."), " ", " ".join([tell_curve(given, "r_k", "Mean r_k", number), *_fall(given)])),
@@ -139,7 +141,8 @@ def explained_variance(given: CardInput) -> Card:
         opening(
             given,
             "The share of the pooled variance of queries and keys that the first principal component carries, "
-            f"as the mean over heads for {rows(given)}, with {bands(given)} of ± 1 standard deviation over heads.",
+            f"as the mean over heads for {rows(given)}, with {bands(given)} of ± 1 standard deviation over heads."
+            + error_bars(given, "trajectory", ("explained_variance",)),
         ),
         tell_curve(given, "explained_variance", "The mean share", percent),
         *window_agreement(given, [("explained_variance", "the mean explained variance", percent)]),

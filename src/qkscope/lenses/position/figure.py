@@ -1,4 +1,4 @@
-"""Figures 1 and 3: means over heads at each checkpoint, with a band of one standard deviation."""
+"""Figures 1 and 3: means over heads at each checkpoint, with a band of one standard deviation and error bars."""
 
 import math
 
@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.draw.curves import band_key, draw_band_line
+from qkscope.draw.curves import band_key, draw_band_line, draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.errors import has_errors
 from qkscope.results.read import Entries
 
 BESIDE = 0.08  # where no line tells two measures apart, their bars stand beside each other
@@ -33,7 +34,8 @@ def draw_position_signal(at: AtWindow) -> Figure:
     signal.set_ylim(-1.0 if lowest < -0.6 else -0.6 if lowest < -0.2 else -0.2, 1.0)
     signal.set_ylabel("Pearson r with position")
     style.checkpoint_axis(signal, study, labels=False)
-    style.header_legend(figure, [*signal.get_legend_handles_labels()[0], band_key(style.GREY)], 3)
+    keys = [band_key(style.GREY), *error_keys(has_errors(table, ("r_q", "r_k")))]
+    style.header_legend(figure, [*signal.get_legend_handles_labels()[0], *keys], 2 + len(keys))
     draw_discordant_strip(against, study, at.table("concordance"))
     return style.finish(figure)
 
@@ -42,6 +44,7 @@ def draw_discordant_strip(axes: Axes, study: Entries, concordance: pd.DataFrame)
     """Thin bars under a mean of r_k: what share of heads has r_k < -0.3, which the mean cancels out."""
     share = [0.0 if math.isnan(v) else 100.0 * v for v in concordance["discordant"]]
     axes.bar(range(len(share)), share, width=0.5, color=style.AMBER, gid="discordant")
+    draw_errors(axes, range(len(share)), share, 100.0 * concordance["discordant_se"], gid="discordant")
     axes.set_ylim(0, max(20.0, 1.15 * max(share)))
     axes.set_ylabel("$r_k$ < −0.3\n(% of heads)", fontsize=7.5)
     style.checkpoint_axis(axes, study, phase_names=False)
@@ -66,5 +69,6 @@ def draw_explained_variance(at: AtWindow) -> Figure:
     axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
     axes.set_ylabel("mean explained variance ratio")
     style.checkpoint_axis(axes, study)
-    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], band_key(style.PURPLE)], 2)
+    keys = [band_key(style.PURPLE), *error_keys(has_errors(table, ("explained_variance",)))]
+    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], *keys], 1 + len(keys))
     return style.finish(figure)

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.errors import with_mean_errors
 
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
 PORTRAIT_COLUMNS = ["model", "layer", "head", "rotary", "layer_kind", "r_q", "r_k", "category"]
@@ -43,8 +44,8 @@ def trajectory(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
 
 
 def trajectory_at(at: AtWindow) -> pd.DataFrame:
-    """The averages of a study at one choice of windows."""
-    return trajectory(at.heads, at.names)
+    """The averages of a study at one choice of windows, with their errors over documents and over heads."""
+    return with_mean_errors(trajectory(at.heads, at.names), at.panel, MEASURES, over_heads=True)
 
 
 def portraits_at(at: AtWindow) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from qkscope.lenses.card import (
     Card,
     CardInput,
     context_takeaway,
+    error_bars,
     opening,
     phase_lines,
     rows,
@@ -23,6 +24,7 @@ from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import against, label, listed, percent, sentence, shortened, shown, where
 
+_BARS = "Thin bars at the end of each slice"
 NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
 
 
@@ -33,7 +35,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
             given,
             f"The fraction of heads in each category for {rows(given)}, stacked to one"
             f"{phase_lines(given).replace(' and', ', with', 1)}. A head belongs to a category by its r_q and |r_k| "
-            "on PC0.",
+            "on PC0." + error_bars(given, "taxonomy_fractions", CATEGORIES, _BARS),
         ),
         *(_training(given) if given.study.one_run else _entries(given)),
         undefined_sentence(given),

@@ -1,12 +1,16 @@
 """Figure 2: what fraction of heads is in each category, one stacked bar per checkpoint."""
 
+import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from qkscope.draw import style
+from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.errors import has_errors
 from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, K_POSITIONAL, MIXED, Q_POSITIONAL, UNDEFINED
 
@@ -31,15 +35,30 @@ def draw_taxonomy_evolution(at: AtWindow) -> Figure:
         heights = [float(v) for v in fractions[category]]
         _draw_layer(axes, category, heights, bottom)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    _draw_errors(axes, fractions, shown)
     axes.set_ylim(0.0, 1.0)
     axes.set_ylabel("fraction of heads")
     style.checkpoint_axis(axes, study)
     handles = [_key(category) for category in reversed(shown)]  # as the bars are stacked, top first
+    handles += error_keys(has_errors(fractions, shown))
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
     return style.finish(figure)
 
 
-def _key(category: str) -> Patch:
+def _draw_errors(axes: Axes, fractions: pd.DataFrame, shown: list[str]) -> None:
+    """Each share's error at the upper end of its slice, the last one's at its lower end: above it is nothing.
+
+    Errors of neighbours stand beside each other, since slices can be thinner than their errors.
+    """
+    tops = fractions[shown].cumsum(axis=1)
+    for i, category in enumerate(shown):
+        ends = tops[category] - (fractions[category] if i == len(shown) - 1 else 0.0)
+        aside = 0.8 * BAR_WIDTH * ((i + 0.5) / len(shown) - 0.5)
+        there = fractions[f"{category}_se"].where(fractions[f"{category}_se"] > 0)
+        draw_errors(axes, [x + aside for x in range(len(fractions))], ends, there, gid=category)
+
+
+def _key(category: str) -> Artist:
     return Patch(
         facecolor=CATEGORY_COLOURS[category],
         edgecolor=style.GREY if category == UNDEFINED else "white",

@@ -22,6 +22,7 @@ from qkscope.lenses.categories import Q_POSITIONAL as Q_POSITIONAL
 from qkscope.lenses.categories import UNDEFINED as UNDEFINED
 from qkscope.lenses.categories import classify as classify
 from qkscope.lenses.categories import undecided
+from qkscope.lenses.errors import with_mean_errors
 
 TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads", "decided")
 
@@ -91,8 +92,8 @@ def counts_at(at: AtWindow) -> pd.DataFrame:
 
 
 def fractions_at(at: AtWindow) -> pd.DataFrame:
-    """Fractions of heads per category of each entry."""
-    return category_fractions(at.table("taxonomy_counts"))
+    """Fractions of heads per category of each entry, with their errors over documents."""
+    return with_mean_errors(category_fractions(at.table("taxonomy_counts")), at.panel, CATEGORIES)
 
 
 def transitions_at(at: AtWindow) -> pd.DataFrame:

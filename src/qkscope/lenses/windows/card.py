@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from qkscope.lenses.card import Card, CardInput, rows
+from qkscope.lenses.card import Card, CardInput, error_bars, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
 from qkscope.results import schema
 from qkscope.results.read import Entry
@@ -68,7 +68,7 @@ def window_dependence(given: CardInput) -> Card:
         "Mean r_q, mean r_k, the share of position-dominated heads and the share of discordant heads on PC0 "
         "against the window, that is how many leading tokens of each document are analysed (log axis). One line for "
         f"each of {rows(given)}; along a line the weights do not change. A filled marker is the {given.noun}'s own "
-        "context.",
+        "context." + error_bars(given, "window_dependence", ("r_q", "r_k"), "Thin bars at own contexts"),
         *_effects(given, effects),
         *_counted(given, effects),
     ]

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from qkscope.draw import style
+from qkscope.draw.curves import draw_errors
 from qkscope.lenses.at_window import AtWindow
 from qkscope.results.read import Entries, one_line, phase_segments
 
@@ -35,6 +36,7 @@ def draw_window_dependence(at: AtWindow) -> Figure:
             if model in lines:
                 rows = lines[model]
                 _draw_line(axes, rows["window"], scale * rows[measure], looks[model], at.window_of(model), study, model)
+                draw_errors(axes, rows["window"], scale * rows[measure], scale * rows[f"{measure}_se"], gid=model)
         axes.set_title(title, fontsize=9.5, loc="left")
         highest = scale * float(table[measure].max())
         lowest = scale * float(table[measure].min())

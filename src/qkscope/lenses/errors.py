@@ -1,0 +1,52 @@
+"""Errors beside the means and shares of a summary: over documents as `<column>_se`, over heads as `<column>_se_heads`.
+
+Both come from the panel of heads. They are columns of every summary that has means or shares, and empty where results
+have no replicates, or too few documents or heads, to tell.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from qkscope.lenses.base import error_name
+from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+
+
+def heads_error_name(column: str) -> str:
+    """The column that has another one's standard error over heads."""
+    return f"{error_name(column)}_heads"
+
+
+def has_errors(table: pd.DataFrame, columns: Sequence[str]) -> bool:
+    """Whether an error over documents is known for any value of these columns."""
+    return any(bool(table[error_name(name)].notna().any()) for name in columns)
+
+
+def with_mean_errors(
+    table: pd.DataFrame,
+    panel: HeadPanel,
+    quantities: Sequence[str],
+    *,
+    parts: Sequence[Part] | None = None,
+    over_heads: bool = False,
+) -> pd.DataFrame:
+    """The table with errors behind these columns, each the mean or share of the panel's quantity of that name.
+
+    A row is about the checkpoint in `model`, and about some of its heads where `parts` says which.
+    """
+    about = list(zip(table["model"], parts or [EVERY_HEAD] * len(table), strict=True))
+    found = table.copy()
+    for name in quantities:
+        errors = {error_name(name): [panel.error(name, model, part) for model, part in about]}
+        if over_heads:
+            errors[heads_error_name(name)] = [panel.head_error(name, model, part) for model, part in about]
+        _insert_behind(found, name, errors)
+    return found
+
+
+def _insert_behind(table: pd.DataFrame, column: str, errors: Mapping[str, list[float]]) -> None:
+    """Errors stand behind their column, or behind its standard deviation where it has one."""
+    spread = f"{column}_std"
+    place = list(table.columns).index(spread if spread in table.columns else column)
+    for i, (name, values) in enumerate(errors.items()):
+        table.insert(place + 1 + i, name, pd.Series(values, index=table.index, dtype=float))

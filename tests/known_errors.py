@@ -1,0 +1,71 @@
+"""A results folder whose errors can be computed by hand: four groups of documents move every number up, down, up, down.
+
+On its own scale (Fisher's for correlations) a number without a group is STEP above or below the whole, so another
+sample of documents, by the jackknife, is sqrt(4 - 1) STEP away.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from qkscope.results.read import load_results
+
+STEP = 0.02
+FAR = np.sqrt(3) * STEP  # how far another sample is
+WAYS = (1, -1, 1, -1)  # of the four groups
+MODELS = ("early", "late")
+# (layer, head): r_q, r_k, explained variance, and which way this head moves with the documents
+HEADS = {
+    (0, 0): (0.71, 0.9, 0.5, 1),  # position-dominated in half of the samples, else mixed
+    (0, 1): (0.5, -0.5, 0.3, 1),
+    (1, 0): (0.1, 0.1, 0.4, 1),
+    (1, 1): (0.2, -0.1, 0.2, -1),
+}
+
+
+def moved(r, by):
+    """A correlation so far away on Fisher's scale."""
+    return np.tanh(np.arctanh(r) + by)
+
+
+def _rows(model, errors):
+    for (layer, head), (r_q, r_k, share, _) in HEADS.items():
+        row = {
+            "model": model, "layer": layer, "head": head, "kv_head": head, "pc": 0, "depth": float(layer),
+            "explained_variance": share, "r_q": r_q, "r_k": r_k, "n_q": 400, "n_k": 400, "window": 64,
+            "rotary": "nope" if layer else "rotary",
+        }  # fmt: skip
+        if errors:
+            se = {"explained_variance_se": FAR, "r_q_se": (1 - r_q**2) * FAR, "r_k_se": (1 - r_k**2) * FAR}
+            row |= se | {"unstable": float((layer, head) == (0, 1)), "sign_sure": 1.0, "category_share": 1.0}
+            row["category_share"] = 0.5 if (layer, head) == (0, 0) else 1.0
+        yield row
+
+
+def _replicates(model):
+    for (layer, head), (r_q, r_k, share, way) in HEADS.items():
+        row = {"model": model, "layer": layer, "head": head, "window": 64}
+        row |= {"n_q": 400, "r_q": r_q, "r_k": r_k, "explained_variance": share}
+        for group, up in enumerate(WAYS):
+            by = STEP * way * up
+            row[f"n_q_without_{group}"] = 300
+            row |= {f"r_q_without_{group}": moved(r_q, by), f"r_k_without_{group}": moved(r_k, by)}
+            row[f"explained_variance_without_{group}"] = share + by
+        yield row
+
+
+def write_known(folder: Path, *, errors: bool = True, windows: bool = False):
+    """The folder, with or without its errors; returns its results."""
+    table = pd.DataFrame([row for model in MODELS for row in _rows(model, errors)])
+    table.to_csv(folder / "qk.csv", index=False)
+    if errors:
+        rows = [row for model in MODELS for row in _replicates(model)]
+        pd.DataFrame(rows).to_csv(folder / "replicates.csv", index=False)
+    if windows:
+        shorter = table.assign(window=32, r_q=table["r_q"] / 2)
+        pd.concat([shorter, table]).to_csv(folder / "qk_windows.csv", index=False)
+    entries = [{"name": model, "label": model.title()} for model in MODELS]
+    (folder / "provenance.json").write_text(json.dumps({"study": {"title": "Known"}, "checkpoints": entries}))
+    return load_results(folder)
