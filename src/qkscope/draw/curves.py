@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -63,10 +64,16 @@ def draw_errors(axes: Axes, x: npt.ArrayLike, values: npt.ArrayLike, errors: npt
 
 def error_keys(known: bool) -> list[Line2D]:
     """The legend entry of error bars, where errors are known."""
-    label = "± 1 standard error over documents"
+    label = "± 1 SE over documents"
     return [Line2D([], [], label=label, color=style.INK, marker="|", markersize=8, linestyle="none")] if known else []
 
 
-def band_key(colour: str) -> Patch:
-    """The legend entry of a band."""
-    return Patch(facecolor=colour, alpha=0.2, label="± 1 standard deviation over heads")
+def band_key(colour: str, *, beside_errors: bool = False) -> Patch:
+    """The legend entry of a band; shorter where error bars need room for theirs."""
+    what = "SD" if beside_errors else "standard deviation"
+    return Patch(facecolor=colour, alpha=0.2, label=f"± 1 {what} over heads")
+
+
+def spread_keys(colour: str, errors: bool) -> list[Artist]:
+    """The legend entries of a band and, where errors are known, of error bars."""
+    return [band_key(colour, beside_errors=errors), *error_keys(errors)]

@@ -107,7 +107,8 @@ def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> No
         ncols=columns,
         borderaxespad=0.0,
         borderpad=0.1,
-        handlelength=2.2,
+        handlelength=2.2 if columns <= 3 else 1.6,
+        columnspacing=2.0 if columns <= 3 else 1.0,  # four must leave the note its room
     ).set_in_layout(False)
 
 

@@ -23,11 +23,12 @@ def draw_concordance(at: AtWindow) -> Figure:
     shares, means = figure.subplots(2, 1, height_ratios=(1.15, 1), sharex=True)
     _draw_shares(shares, table)
     style.checkpoint_axis(shares, study, labels=False)
-    keys = error_keys(has_errors(table, ("concordant", "discordant", "r_k", "r_k_abs")))
-    style.header_legend(figure, [*shares.get_legend_handles_labels()[0], *keys], 2 + len(keys))
+    style.header_legend(figure, shares.get_legend_handles_labels()[0], 2)
     _draw_means(means, table, study.one_run)
     style.checkpoint_axis(means, study, phase_names=False)
-    means.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, borderaxespad=0.0)
+    keys = error_keys(has_errors(table, ("concordant", "discordant", "r_k", "r_k_abs")))
+    handles = [*means.get_legend_handles_labels()[0], *keys]
+    means.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(handles), borderaxespad=0.0)
     return style.finish(figure)
 
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.draw.curves import band_key, draw_band_line, draw_errors, error_keys
+from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
@@ -41,8 +41,8 @@ def draw_layer_kinds(at: AtWindow) -> Figure:
         _limits(axes, table, measure)
         axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     handles = panels[0].get_legend_handles_labels()[0]
-    keys = error_keys(has_errors(table, ("r_q", "r_k", "discordant")))
-    style.header_legend(figure, [*handles, band_key(style.GREY), *keys], 3 + len(keys))
+    keys = spread_keys(style.GREY, has_errors(table, ("r_q", "r_k", "discordant")))
+    style.header_legend(figure, [*handles, *keys], 2 + len(keys))
     return style.finish(figure)
 
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.draw.curves import band_key, draw_band_line, draw_errors, error_keys
+from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
@@ -34,7 +34,7 @@ def draw_position_signal(at: AtWindow) -> Figure:
     signal.set_ylim(-1.0 if lowest < -0.6 else -0.6 if lowest < -0.2 else -0.2, 1.0)
     signal.set_ylabel("Pearson r with position")
     style.checkpoint_axis(signal, study, labels=False)
-    keys = [band_key(style.GREY), *error_keys(has_errors(table, ("r_q", "r_k")))]
+    keys = spread_keys(style.GREY, has_errors(table, ("r_q", "r_k")))
     style.header_legend(figure, [*signal.get_legend_handles_labels()[0], *keys], 2 + len(keys))
     draw_discordant_strip(against, study, at.table("concordance"))
     return style.finish(figure)
@@ -69,6 +69,6 @@ def draw_explained_variance(at: AtWindow) -> Figure:
     axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]), top=min(1.0, axes.get_ylim()[1]))
     axes.set_ylabel("mean explained variance ratio")
     style.checkpoint_axis(axes, study)
-    keys = [band_key(style.PURPLE), *error_keys(has_errors(table, ("explained_variance",)))]
+    keys = spread_keys(style.PURPLE, has_errors(table, ("explained_variance",)))
     style.header_legend(figure, [*axes.get_legend_handles_labels()[0], *keys], 1 + len(keys))
     return style.finish(figure)
