@@ -3,10 +3,17 @@
 from qkscope.lenses.catalogue import catalogue
 from qkscope.lenses.registry import registered
 from qkscope.report.figures import draw
+from qkscope.results.schema import QK_FILES
 from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import to_markdown
 
-FIGURES = {entry.name: entry for entry in catalogue()}
+ALL = {entry.name: entry for entry in catalogue()}
+# Those that need nothing but qk.csv and its kin; further lenses have tables of their own.
+FIGURES = {
+    name: entry
+    for name, entry in ALL.items()
+    if all(need in QK_FILES or not need.endswith(".csv") for need in entry.figure.needs)
+}
 
 
 def at_window(tables, common=False):
@@ -15,13 +22,13 @@ def at_window(tables, common=False):
 
 def drawing(tables, name, common=False):
     """The figure, or None where the study does not carry it."""
-    entry, at = FIGURES[name], at_window(tables, common)
+    entry, at = ALL[name], at_window(tables, common)
     return draw(entry, at) if at is not None and entry.figure.exists(at) else None
 
 
 def card(tables, name, common=False):
     """The card's blocks."""
-    return FIGURES[name].card(tables, at_window(tables, common))
+    return ALL[name].card(tables, at_window(tables, common))
 
 
 def card_text(tables, name, common=False):

@@ -109,6 +109,7 @@ def test_transitions_follow_heads_not_totals():
         ]
     )  # fmt: skip
     moves = transitions(with_category(table), ["a", "b"])
+    assert moves.pop("decided").isna().all()  # there are no errors
     assert moves.to_numpy().tolist() == [
         ["a", "b", "position-dominated", "position-dominated", 1],
         ["a", "b", "position-dominated", "content-focused", 1],
@@ -119,4 +120,27 @@ def test_transitions_follow_heads_not_totals():
 def test_transitions_of_one_checkpoint_are_an_empty_table_with_its_columns():
     moves = transitions(with_category(heads([("a", 0, 0, 0.9, 0.9)])), ["a"])
     assert moves.empty
-    assert list(moves.columns) == ["from_model", "to_model", "from_category", "to_category", "heads"]
+    assert list(moves.columns) == ["from_model", "to_model", "from_category", "to_category", "heads", "decided"]
+
+
+def test_a_move_is_real_only_where_both_ends_are_decided():
+    """0.75 ± 0.01 and 0.1 ± 0.01 are decided; 0.75 ± 0.03 could be below 0.7."""
+    table = heads(
+        [
+            ("a", 0, 0, 0.75, 0.9), ("a", 0, 1, 0.75, 0.9), ("a", 1, 0, 0.5, 0.69),
+            ("b", 0, 0, 0.10, 0.1), ("b", 0, 1, 0.10, 0.1), ("b", 1, 0, 0.5, 0.69),
+        ]
+    ).assign(r_q_se=[0.01, 0.03, 0.01, 0.01, 0.01, 0.01], r_k_se=0.01)  # fmt: skip
+    found = with_category(table)
+    # r_q = 0.5 is mixed whatever r_k is: a threshold that does not matter leaves no doubt.
+    assert found["undecided"].tolist() == [0, 1, 0, 0, 0, 0]
+    moves = transitions(found, ["a", "b"])
+    assert moves[["from_category", "to_category", "heads", "decided"]].to_numpy().tolist() == [
+        ["position-dominated", "content-focused", 2, 1],
+        ["mixed", "mixed", 1, 1],
+    ]
+
+
+def test_a_range_that_spans_both_thresholds_is_undecided():
+    table = heads([("a", 0, 0, 0.5, 0.9)]).assign(r_q_se=0.3, r_k_se=0.01)
+    assert with_category(table)["undecided"].tolist() == [1]

@@ -8,7 +8,7 @@ documents are compared draw by draw, so what the documents have in common cancel
 Where only a sample of the heads was measured, another sample of heads is a second source of error: standard errors over
 heads, clustered by key head, since query heads that share keys are not independent. Where all heads of a model were
 measured there is no such sample, and documents alone count. Tables without draws (of earlier versions, or from
-elsewhere) have the error over heads only.
+elsewhere) have the error over heads only, as if these were independent.
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ class HeadPanel:
     def _clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         """The key head of each head, as one number."""
         places = self._places[model]
-        if "kv_head" not in places.columns:
+        if not self._draws or "kv_head" not in places.columns:
             return None
         found = places["layer"].to_numpy(dtype=np.int64) * 100_000 + places["kv_head"].to_numpy(dtype=np.int64)
         return np.asarray(found[self._inside(model, part)])
