@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations, scaled_replicates
 
@@ -24,8 +25,8 @@ def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterato
     """`heads` (component 0, one row per head) once for each document group, with drawn numbers; none without errors."""
     if replicates is None or replicates.empty:
         return
-    groups = _groups(replicates)
-    if len(groups) < FEWEST_GROUPS:
+    groups = replicate_groups(replicates)
+    if not groups:
         return
     # Entries may have other documents, and so other groups: sizes are those of the study as a whole.
     rows = heads[KEY].merge(replicates, on=KEY, how="left", validate="one_to_one")
@@ -33,15 +34,21 @@ def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterato
     sizes = [whole - rows[f"n_q_without_{group}"].to_numpy(float).sum() for group in groups]  # tokens of each
     drawn = {}
     for name in (*CORRELATIONS, *SHARES):
-        without = np.stack([rows[f"{name}_without_{group}"].to_numpy(float) for group in groups])
+        without = replicated(rows, name, groups)
         scaled = scaled_correlations if name in CORRELATIONS else scaled_replicates
         drawn[name] = scaled(heads[name].to_numpy(float), without, sizes)
     for number in range(len(groups)):
         yield heads.assign(**{name: values[number] for name, values in drawn.items()})
 
 
-def _groups(replicates: pd.DataFrame) -> list[int]:
-    """The document groups that have replicates."""
+def replicated(rows: pd.DataFrame, name: str, groups: list[int]) -> NDArray[np.float64]:
+    """A column without each of the groups in turn: (groups, rows)."""
+    return np.stack([rows[f"{name}_without_{group}"].to_numpy(float) for group in groups])
+
+
+def replicate_groups(replicates: pd.DataFrame) -> list[int]:
+    """The document groups that have replicates; none where they are too few for errors."""
     prefix = "r_q_without_"
     named = [name for name in replicates.columns if name.startswith(prefix)]
-    return [int(name.removeprefix(prefix)) for name in named if replicates[name].notna().any()]
+    found = [int(name.removeprefix(prefix)) for name in named if replicates[name].notna().any()]
+    return found if len(found) >= FEWEST_GROUPS else []

@@ -2,6 +2,7 @@
 
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.position.card import explained_variance, position_signal
+from qkscope.lenses.position.changes import changes_at
 from qkscope.lenses.position.portraits_card import rq_rk_scatter_grid
 from qkscope.lenses.position.summaries import portraits_at, trajectory_at, with_measures
 from qkscope.lenses.position.table import COMMON, OWN, REPLICATES
@@ -14,7 +15,11 @@ LENS = Lens(
     question="Which heads follow position, in their queries and in their keys?",
     tables=(OWN, COMMON, REPLICATES),
     derive=with_measures,
-    summaries=(Summary("trajectory", trajectory_at), Summary("portraits", portraits_at)),
+    summaries=(
+        Summary("trajectory", trajectory_at),
+        Summary("portraits", portraits_at),
+        Summary("changes", changes_at),
+    ),
     figures=(
         Figure(
             "position_signal",

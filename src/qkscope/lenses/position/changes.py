@@ -1,0 +1,58 @@
+"""Which heads changed from one checkpoint to the next, of many at once.
+
+Differences are taken head by head and without each group of documents in turn, so what documents do to both checkpoints
+cancels. Among hundreds of heads some look changed by chance: those that are called changed are chosen so that at most
+one in twenty of them is expected to be (Benjamini and Hochberg).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.draws import KEY, replicate_groups, replicated
+from qkscope.stats.jackknife import false_discoveries, jackknife_error, p_values
+
+RATE = 0.05  # the share of false ones that is put up with among the heads that are called changed
+MEASURED = ("r_q", "r_k")
+COLUMNS = [
+    "from_model", "to_model", "layer", "head",
+    *(f"{name}{part}" for name in MEASURED for part in ("_change", "_change_se", "_changed")),
+]  # fmt: skip
+
+
+def changes_at(at: AtWindow) -> pd.DataFrame | None:
+    """Changes of every head between neighbouring checkpoints of one run that saw the same documents; else None."""
+    if at.replicates is None or not (at.study.one_run and at.study.same_documents) or len(at.names) < 2:
+        return None
+    return head_changes(at.heads, at.replicates, at.names)
+
+
+def head_changes(heads: pd.DataFrame, replicates: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:
+    """The table for checkpoints in order; None where there are too few groups for errors."""
+    groups = replicate_groups(replicates)
+    if not groups:
+        return None
+    rows = heads[[*KEY, *MEASURED]].merge(replicates.drop(columns=list(MEASURED)), on=KEY, validate="one_to_one")
+    steps = [_step(rows, before, after, groups) for before, after in itertools.pairwise(models)]
+    return pd.concat(steps, ignore_index=True)[COLUMNS]
+
+
+def _step(rows: pd.DataFrame, before: str, after: str, groups: list[int]) -> pd.DataFrame:
+    one, two = (rows[rows["model"] == model].set_index(["layer", "head"]) for model in (before, after))
+    shared = one.index.intersection(two.index)
+    one, two = one.loc[shared], two.loc[shared]
+    table = shared.to_frame(index=False).assign(from_model=before, to_model=after)
+    sizes = [float((one["n_q"] - one[f"n_q_without_{group}"]).sum()) for group in groups]
+    for name in MEASURED:
+        difference = two[name].to_numpy(float) - one[name].to_numpy(float)
+        without = replicated(two, name, groups) - replicated(one, name, groups)
+        error = jackknife_error(difference, without, sizes)
+        p = p_values(difference, error, len(groups))
+        changed = np.where(np.isfinite(p), false_discoveries(p, RATE), np.nan)
+        table = table.assign(**{f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed})
+    return table

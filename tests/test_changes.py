@@ -1,0 +1,46 @@
+"""Which heads changed, by errors over documents that are known by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope.lenses.position.changes import head_changes
+
+
+def replicates(model, r_q, spread, groups=8):
+    """Heads of layer 0 with r_q, whose replicates lie ± spread about it, the same sign for the same group."""
+    rows = []
+    for head, (value, width) in enumerate(zip(r_q, spread, strict=True)):
+        row = {"model": model, "layer": 0, "head": head, "r_q": value, "r_k": 0.0, "n_q": 800}
+        for group in range(groups):
+            sign = 1 if group % 2 else -1
+            row |= {
+                f"r_q_without_{group}": value + sign * width,
+                f"r_k_without_{group}": 0.0,
+                f"n_q_without_{group}": 700,
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def test_what_documents_do_to_both_checkpoints_cancels():
+    """Each r_q moves by ± 0.05 with the documents, both checkpoints alike; their difference does not move at all."""
+    table = pd.concat([replicates("a", [0.5], [0.05]), replicates("b", [0.6], [0.0501])])
+    (row,) = head_changes(table, table, ["a", "b"]).to_dict("records")
+    assert row["r_q_change"] == pytest.approx(0.1)
+    # By hand: replicates of the difference lie ± 0.0001 about it, so the error is sqrt(7 / 8 x 8 x 1e-8).
+    assert row["r_q_change_se"] == pytest.approx(np.sqrt(7) * 1e-4)
+    assert row["r_q_changed"] == 1
+
+
+def test_of_many_heads_those_that_stand_out_are_called_changed():
+    rng = np.random.default_rng(0)
+    drift = np.concatenate([rng.normal(0, 0.01, 95), np.full(5, 0.5)])  # errors are sqrt(7) x 0.01 = 0.026
+    table = pd.concat([replicates("a", np.zeros(100), np.zeros(100)), replicates("b", drift, np.full(100, 0.01))])
+    found = head_changes(table, table, ["a", "b"])
+    assert found["r_q_changed"].tolist() == [0.0] * 95 + [1.0] * 5
+
+
+def test_too_few_groups_say_nothing():
+    table = pd.concat([replicates("a", [0.5], [0.1], groups=3), replicates("b", [0.6], [0.1], groups=3)])
+    assert head_changes(table, table, ["a", "b"]) is None
