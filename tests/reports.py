@@ -6,7 +6,11 @@ from qkscope.report.figures import draw
 from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import to_markdown
 
-FIGURES = {entry.name: entry for entry in catalogue()}
+EVERY_FIGURE = {entry.name: entry for entry in catalogue()}
+# Those that the summaries of `qk.csv` and its kin are enough for; others need a head table of their own lens.
+FIGURES = {
+    name: entry for name, entry in EVERY_FIGURE.items() if not any(need.endswith(".csv") for need in entry.figure.needs)
+}
 
 
 def at_window(tables, common=False):
@@ -15,13 +19,13 @@ def at_window(tables, common=False):
 
 def drawing(tables, name, common=False):
     """The figure, or None where the study does not carry it."""
-    entry, at = FIGURES[name], at_window(tables, common)
+    entry, at = EVERY_FIGURE[name], at_window(tables, common)
     return draw(entry, at) if at is not None and entry.figure.exists(at) else None
 
 
 def card(tables, name, common=False):
     """The card's blocks."""
-    return FIGURES[name].card(tables, at_window(tables, common))
+    return EVERY_FIGURE[name].card(tables, at_window(tables, common))
 
 
 def card_text(tables, name, common=False):
