@@ -3,16 +3,13 @@
 from qkscope.lenses.catalogue import catalogue
 from qkscope.lenses.registry import registered
 from qkscope.report.figures import draw
-from qkscope.results.schema import QK_FILES
 from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import to_markdown
 
-ALL = {entry.name: entry for entry in catalogue()}
-# Those that need nothing but qk.csv and its kin; further lenses have tables of their own.
+EVERY_FIGURE = {entry.name: entry for entry in catalogue()}
+# Those that the summaries of `qk.csv` and its kin are enough for; others need a head table of their own lens.
 FIGURES = {
-    name: entry
-    for name, entry in ALL.items()
-    if all(need in QK_FILES or not need.endswith(".csv") for need in entry.figure.needs)
+    name: entry for name, entry in EVERY_FIGURE.items() if not any(need.endswith(".csv") for need in entry.figure.needs)
 }
 
 
@@ -22,13 +19,13 @@ def at_window(tables, common=False):
 
 def drawing(tables, name, common=False):
     """The figure, or None where the study does not carry it."""
-    entry, at = ALL[name], at_window(tables, common)
+    entry, at = EVERY_FIGURE[name], at_window(tables, common)
     return draw(entry, at) if at is not None and entry.figure.exists(at) else None
 
 
 def card(tables, name, common=False):
     """The card's blocks."""
-    return ALL[name].card(tables, at_window(tables, common))
+    return EVERY_FIGURE[name].card(tables, at_window(tables, common))
 
 
 def card_text(tables, name, common=False):

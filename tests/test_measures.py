@@ -19,7 +19,7 @@ from qkscope.moments.layout import Layout, capture_layout
 from qkscope.report.figures import write_figure
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
-from reports import ALL, card_text, drawing
+from reports import EVERY_FIGURE, card_text, drawing
 
 WIDTH, LENGTH = 6, 64
 FACTS = LayerFacts(0, 4, 2, WIDTH)
@@ -299,7 +299,7 @@ def test_the_figure_draws_the_means_of_the_table(tmp_path):
         for name in ("decode", "share", "shape"):
             (line,) = [line for line in axes.lines if line.get_gid() == f"{name}_{kind}"]
             np.testing.assert_allclose(line.get_ydata(), means[f"{name}_{kind}"])
-    write_figure(ALL["measures"], tables, tables.own, tmp_path / "figures")
+    write_figure(EVERY_FIGURE["measures"], tables, tables.own, tmp_path / "figures")
 
 
 def test_the_card_says_how_the_means_go_and_where_another_component_leads(tmp_path):
