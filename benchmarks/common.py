@@ -87,9 +87,10 @@ def load_model():
 
 
 def layout_of(context: int):
-    from qkscope.moments.layout import Layout, bucket_edges
+    """What a study would use: position 0 apart, and sums before rotation."""
+    from qkscope.moments.layout import capture_layout
 
-    return Layout(bucket_edges(context, BUCKETS), GROUPS)
+    return capture_layout(context, buckets=BUCKETS, groups=GROUPS)
 
 
 def one_document_batches(ids: np.ndarray):
