@@ -1,9 +1,9 @@
 """What capture costs beside a plain forward pass: whole passes, and layer by layer; with and without sums at rest.
 
 A capture ends with the last layer's queries and keys, so it saves that layer's attention, output projection and
-feed-forward and the final norm; its sums cost something in every layer. Variants take turns, a pass each or a layer each:
-a machine that slows down for a second slows down all of them. Processor time of all threads is what is compared, wall
-time is beside it.
+feed-forward and the final norm; its sums cost something in every layer. Variants take turns, a pass each or a layer
+each: a machine that slows down for a second slows down all of them. Processor time of all threads is what is compared,
+wall time is beside it.
 """
 
 import time

@@ -109,6 +109,13 @@ def seconds_of(action) -> float:
     return time.perf_counter() - begun
 
 
+def processor_seconds(action) -> float:
+    """Of all threads of this process."""
+    begun = time.process_time()
+    action()
+    return time.process_time() - begun
+
+
 def spread(values, digits=3) -> str:
     """Median and the range."""
     low, middle, high = min(values), float(np.median(values)), max(values)
