@@ -1,8 +1,9 @@
 """The performance suite: `make bench` runs all of it and writes docs/performance.md.
 
 `python benchmarks/bench.py [--quick] [NAME ...]` runs some of it, `--page-only` none. Each part is a process of its
-own, so one that fails is reported and the others go on. What a part found is kept in benchmarks/results with the version
-that it was found with, and the page is made of those: parts that were not run keep their numbers, and say of when.
+own, so one that fails is reported and the others go on. What a part found is kept in benchmarks/results with the
+version that it was found with, and the page is made of those: parts that were not run keep their numbers, and say of
+when they are.
 """
 
 import argparse

@@ -48,7 +48,7 @@ class Unrotation:
         """Each coordinate replaced by its partner."""
         if len(self._runs) > FEW_RUNS:
             return vectors.index_select(-1, self._partner)
-        # Most families pair the halves of a head: copies of whole runs take a quarter of what single numbers take.
+        # Most families pair the halves of a head: copies of whole runs take a fifth of what single numbers take.
         return torch.cat([vectors[..., run] for run in self._runs], dim=-1)
 
 
