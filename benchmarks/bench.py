@@ -22,7 +22,9 @@ HERE = Path(__file__).parent
 TEMPLATE, RESULTS = HERE / "performance.md.in", HERE / "results"
 HEADINGS = {
     "capture": "Capture",
+    "capture_layers": "Capture",
     "capture_long": "Capture",
+    "capture_long_layers": "Capture",
     "real_shape": "Capture",
     "paths": "Side by side",
     "more_documents": "Side by side",

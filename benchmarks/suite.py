@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from capture_cost import capture, capture_long, real_shape
+from capture_cost import capture, capture_layers, capture_long, capture_long_layers, real_shape
 from common import (
     WORK,
     Found,
@@ -225,7 +225,9 @@ def random_table(models: int, layers: int, heads: int, components: int) -> pd.Da
 
 SUITE = {
     "capture": capture,
+    "capture_layers": capture_layers,
     "capture_long": capture_long,
+    "capture_long_layers": capture_long_layers,
     "real_shape": real_shape,
     "paths": paths,
     "more_documents": more_documents,
