@@ -26,6 +26,7 @@ HEADINGS = {
     "capture_long": "Capture",
     "capture_long_layers": "Capture",
     "real_shape": "Capture",
+    "by_hand": "Side by side",
     "paths": "Side by side",
     "more_documents": "Side by side",
     "accuracy": "Exactness",

@@ -21,7 +21,7 @@ from common import (
     spread,
 )
 from gpu import gpu
-from side_by_side import more_documents, paths
+from side_by_side import by_hand, more_documents, paths
 from torch import Tensor
 
 from qkscope.capture.collect import collect_moments
@@ -229,6 +229,7 @@ SUITE = {
     "capture_long": capture_long,
     "capture_long_layers": capture_long_layers,
     "real_shape": real_shape,
+    "by_hand": by_hand,
     "paths": paths,
     "more_documents": more_documents,
     "accuracy": accuracy,
