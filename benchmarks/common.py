@@ -87,9 +87,10 @@ def load_model():
 
 
 def layout_of(context: int):
-    from qkscope.moments.layout import Layout, bucket_edges
+    """What a study would use: position 0 apart, and sums before rotation."""
+    from qkscope.moments.layout import capture_layout
 
-    return Layout(bucket_edges(context, BUCKETS), GROUPS)
+    return capture_layout(context, buckets=BUCKETS, groups=GROUPS)
 
 
 def one_document_batches(ids: np.ndarray):
@@ -106,6 +107,13 @@ def seconds_of(action) -> float:
     begun = time.perf_counter()
     action()
     return time.perf_counter() - begun
+
+
+def processor_seconds(action) -> float:
+    """Of all threads of this process."""
+    begun = time.process_time()
+    action()
+    return time.process_time() - begun
 
 
 def spread(values, digits=3) -> str:

@@ -1,21 +1,22 @@
 """Alternatives side by side, in turn and in one process: what was tried for the tap, the sums and the analysis.
 
-`python benchmarks/ideas.py [products] [sums] [tap] [accuracy] [thread] [eigen] [load]` prints medians of processor
-time (of all threads) and of wall-clock time; `accuracy` prints distances from float64 instead.
+`python benchmarks/ideas.py [products] [sums] [tap] [rest] [accuracy] [thread] [eigen] [load]` prints medians of
+processor time (of all threads) and of wall-clock time; `accuracy` prints distances from float64 instead.
 """
 
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
 from common import WORK, document_ids, layout_of, load_model, one_document_batches
 
 from qkscope.capture.collect import collect_moments
-from qkscope.layers import LayerFacts
+from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.position.table import qk_table
-from qkscope.moments import live, workspace
+from qkscope.moments import on_host, pivot, workspace
 from qkscope.moments.moments import Moments
 
 HEADS, BUCKETS, TOKENS, WIDTH = 12, 16, 128, 64  # one layer of SmolLM2-135M, 2048 tokens
@@ -126,33 +127,56 @@ def sums() -> None:
 
 
 def tap() -> None:
-    """A document's 30 layers through the tap: the first one with its pivots, and later ones with and without a plan."""
-    facts = [LayerFacts(layer, 9, 3, WIDTH) for layer in range(30)]
+    """A document's 30 layers through the tap: the first one with its pivots, and later ones, also summed at rest."""
+    half = WIDTH // 2
+    rotation = Rotation(tuple((i, i + half) for i in range(half)), tuple(10000.0 ** (-i / half) for i in range(half)))
+    facts = [LayerFacts(layer, 9, 3, WIDTH, rotary="rotary", rotation=rotation) for layer in range(30)]
     q, k = (torch.randn(1, 2048, count, WIDTH).transpose(1, 2) for count in (9, 3))
+    at_rest = layout_of(2048)
+    not_at_rest = replace(at_rest, unrotated_every=0)
 
-    def document(moments, planned=True):
+    def document(moments):
         for layer in range(30):
-            if not planned:
-                moments._workspace._plan = None
             moments.add(layer, q, k)
 
     def first(pivot_tokens):
-        kept, live.PIVOT_TOKENS = live.PIVOT_TOKENS, pivot_tokens
-        document(Moments(layout_of(2048), facts))
-        live.PIVOT_TOKENS = kept
+        kept, pivot.PIVOT_TOKENS = pivot.PIVOT_TOKENS, pivot_tokens
+        document(Moments(not_at_rest, facts))
+        pivot.PIVOT_TOKENS = kept
 
-    later = Moments(layout_of(2048), facts)
-    while later.tokens()[0] <= live.FLOAT64_TOKENS:
-        document(later)
+    later = {layout: Moments(layout, facts) for layout in (not_at_rest, at_rest)}
+    whole = replace(not_at_rest, edges=(0, *not_at_rest.edges[2:]))  # position 0 among the others
+    later[whole] = Moments(whole, facts)
+    for moments in later.values():
+        while moments.tokens()[0] <= on_host.FLOAT64_TOKENS:
+            document(moments)
     compare(
         "one document's 30 layers",
         {
             "first document, pivot from 256 tokens (chosen)": lambda: first(256),
             "first document, pivot from all tokens": lambda: first(10**9),
-            "later document, products cut up once (chosen)": lambda: document(later),
-            "later document, cut up for each layer": lambda: document(later, planned=False),
+            "later document": lambda: document(later[not_at_rest]),
+            "later document, position 0 in no bucket of its own": lambda: document(later[whole]),
+            "later document, one token in eight also at rest (chosen)": lambda: document(later[at_rest]),
         },
         5,
+    )
+
+
+def rest() -> None:
+    """How tokens are turned back: coordinates change places in runs, or one by one."""
+    chosen, order = torch.randn(HEADS, 256, WIDTH), torch.arange(WIDTH).roll(WIDTH // 2)
+    strided = torch.randn(1, 2048, HEADS, WIDTH).transpose(1, 2)
+    rows, tokens = torch.zeros(256, dtype=torch.int64), torch.arange(0, 2048, 8)
+    compare(
+        "one layer's tokens at rest",
+        {
+            "partners in runs (chosen)": lambda: torch.cat([chosen[..., WIDTH // 2 :], chosen[..., : WIDTH // 2]], -1),
+            "partners one by one": lambda: chosen.index_select(-1, order),
+            "evenly spaced tokens, a copied view (chosen)": lambda: torch.cat([strided[0, :, ::8]]),
+            "evenly spaced tokens, gathered": lambda: torch.cat([strided.permute(1, 0, 2, 3)[:, rows, tokens]]),
+        },
+        200,
     )
 
 
@@ -178,11 +202,11 @@ def accuracy() -> None:
         print(what, ", ".join(f"{name} {value:.1e}" for name, value in off.items()))
 
     exact = table(torch.float64)
-    for start in (live.FLOAT64_TOKENS, 0):
+    for start in (on_host.FLOAT64_TOKENS, 0):
         for block in (16, 32, 64, 128):
-            live.FLOAT64_TOKENS, live.BLOCK_TOKENS = start, block
+            on_host.FLOAT64_TOKENS, on_host.BLOCK_TOKENS = start, block
             show(f"first {start} tokens float64, then blocks of {block}:", table(torch.float32))
-    live.FLOAT64_TOKENS, live.BLOCK_TOKENS, workspace.BLOCKS_IN_FLOAT32 = 0, 32, 64
+    on_host.FLOAT64_TOKENS, on_host.BLOCK_TOKENS, workspace.BLOCKS_IN_FLOAT32 = 0, 32, 64
     for together in (1, 2, 4):
         found = table(torch.float32, together)
         show(f"no float64 start, blocks of 32, {together} documents added up in float32:", found)
@@ -264,14 +288,15 @@ def load() -> None:
         with safe_open(path, framework="numpy") as file:
             return [file.get_tensor(name) for name in file.keys() if name.endswith("buckets.xx")]  # noqa: SIM118
 
+    size = f"{path.stat().st_size / 1e6:.0f} MB"
     compare(
-        "a 128 MB moments file",
+        f"a moments file of {size}",
         {"read, checked (chosen)": lambda: Moments.load(path), "bucket sums only, through a memory map": mapped},
         5,
     )
 
 
 if __name__ == "__main__":
-    parts = {part.__name__: part for part in (products, sums, tap, accuracy, thread, eigen, load)}
+    parts = {part.__name__: part for part in (products, sums, tap, rest, accuracy, thread, eigen, load)}
     for name in sys.argv[1:] or parts:
         parts[name]()

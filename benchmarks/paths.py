@@ -1,10 +1,12 @@
 """One whole path, from a loaded model to the table, in a process of its own: prints seconds and memory as JSON.
 
-`python benchmarks/paths.py plain|qkscope|predecessor|predecessor-uncompressed IDS.npy OUT.csv`; for the other tools
-see tools.py. "beyond" is the time that is not the model's own: for qkscope with what was spent inside its tap.
+`python benchmarks/paths.py plain|qkscope|hooks|predecessor|predecessor-uncompressed IDS.npy OUT.csv`; for the other
+tools see tools.py. "beyond" is the time that is not the model's own: for qkscope with what was spent inside its tap.
+"processor" is the processor time of everything, processes that it started included.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from common import WORK, layout_of, load_model, one_document_batches, peak_mb
 
@@ -30,15 +33,17 @@ def main() -> None:
     batches = one_document_batches(ids)
     with evaluation(model):
         run_backbone(model, torch.from_numpy(ids[:1, :256]))  # lazy initialisation is nobody's cost
-    before, begun = peak_mb(), time.perf_counter()
+    before, begun, spent = peak_mb(), time.perf_counter(), processor_time()
     run = {
         "plain": plain,
         "qkscope": qkscope_path,
+        "hooks": hooks,
         "predecessor": predecessor,
         "predecessor-uncompressed": partial(predecessor, compressed=False),
     }[variant]
     seconds = run(model, batches, ids, out)
     seconds["total"] = time.perf_counter() - begun
+    seconds["processor"] = processor_time() - spent
     if "capture" in seconds:
         seconds["beyond"] = seconds["total"] - seconds["capture"] + seconds.get("tap", 0.0)
     print(json.dumps({"seconds": seconds, "peak_mb": peak_mb() - before}))
@@ -49,6 +54,25 @@ def plain(model, batches, ids, out) -> dict:
         for batch in batches:
             run_backbone(model, torch.from_numpy(batch.ids))
     return {}
+
+
+def processor_time() -> float:
+    return sum(os.times()[:4])
+
+
+def hooks(model, batches, ids, out) -> dict:
+    """A running covariance by hand: hooks.py."""
+    from hooks import COLUMNS, Watcher
+
+    watcher, marks = Watcher(model), [time.perf_counter()]
+    with evaluation(model):
+        for batch in batches:
+            run_backbone(model, torch.from_numpy(batch.ids))
+    watcher.close()
+    marks.append(time.perf_counter())
+    pd.DataFrame(watcher.rows(), columns=COLUMNS).to_csv(out, index=False)
+    marks.append(time.perf_counter())
+    return dict(zip(("capture", "analysis"), np.diff(marks).tolist(), strict=True))
 
 
 def qkscope_path(model, batches, ids, out) -> dict:

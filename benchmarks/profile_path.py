@@ -13,14 +13,16 @@ from pathlib import Path
 import numpy as np
 from common import BENCH_PYTHON, ROOT, WORK
 
-# The innermost of these decides; frames look like "add (qkscope/moments/live.py:142)".
+# The innermost of these decides; frames look like "add (qkscope/moments/on_host.py:40)".
 PARTS = {
     "centre (qkscope/moments/workspace.py": "tap: centring",
     "run (qkscope/moments/workspace.py": "tap: products",
-    "add (qkscope/moments/live.py": "tap: adding to the sums",
-    "_add_to_buckets (": "tap: adding to the sums",
+    "_add_squares (": "tap: adding to the sums",
     "_add_to_group (": "tap: adding to the sums",
-    "_pivot (": "tap: choosing the pivot",
+    "add (qkscope/moments/on_host.py": "tap: adding to the sums",
+    "_add_unrotated (": "tap: sums at rest",
+    "spaced (qkscope/moments/on_host.py": "tap: sums at rest",
+    "coarse_mean (": "tap: choosing the pivot",
     "see (qkscope/capture/tap.py": "tap: the rest",
     "probe_model (": "probe",
     "to_host (": "moving the sums to the host",

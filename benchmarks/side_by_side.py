@@ -14,27 +14,50 @@ PREDECESSORS = {
     "predecessor": "tuned, parquet as it is written by default",
     "predecessor-uncompressed": "tuned, parquet without compression",
 }
+OTHERS = {
+    "hooks": "(c) hooks and a running covariance",
+    "transformer-lens": "(b) TransformerLens",
+    "nnsight": "(b) nnsight",
+}
+DOCUMENTS, ROUNDS = 4, 3
+NO_PHASE = ("total", "processor", "beyond", "disk_mb")
+
+
+def by_hand(quick: bool) -> Found:
+    """qkscope and hooks written by hand: neither needs more than the model, so this is soon over."""
+    found, ids = Found(), document_ids(8, 2048)[: 1 if quick else DOCUMENTS]
+    results = in_turn(found, ["plain", "qkscope", "hooks"], ids, 1 if quick else ROUNDS)
+    compare_paths(found, results, len(ids))
+    compare_answers(found, [variant for variant in results if variant not in ("plain", "qkscope")])
+    return found
 
 
 def paths(quick: bool) -> Found:
     """Whole paths side by side, each in its own process, in turn."""
-    ids = document_ids(8, 2048)[: 2 if quick else 8]
-    variants = ["plain", "qkscope", *PREDECESSORS, "transformer-lens", "nnsight"]
+    found, ids = Found(), document_ids(8, 2048)[: 1 if quick else 8]
+    variants = ["plain", "qkscope", "hooks", *PREDECESSORS, "transformer-lens", "nnsight"]
+    results = in_turn(found, variants, ids, 1 if quick else 2)
+    compare_paths(found, results, len(ids))
+    compare_answers(found, [variant for variant in results if variant not in ("plain", "qkscope")])
+    if not quick and "predecessor" in results:
+        found.notes.append(untuned())
+    return found
+
+
+def in_turn(found: Found, variants: list[str], ids: np.ndarray, rounds: int) -> dict[str, list[dict]]:
+    """What each variant took; one that fails is left out, and a note says so."""
     results: dict[str, list[dict]] = {}
-    found = Found()
-    for _ in range(1 if quick else 2):
-        for variant in list(variants):
+    failed: set[str] = set()
+    for _ in range(rounds):
+        for variant in (variant for variant in variants if variant not in failed):
             try:
                 results.setdefault(variant, []).append(run_path(variant, ids))
             except (subprocess.CalledProcessError, OSError) as error:
                 last = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
                 found.notes.append(f"{variant} failed and is left out: {' '.join(last)}")
-                variants.remove(variant)
-    compare_paths(found, results, len(ids))
-    compare_answers(found, [v for v in variants if v not in ("plain", "qkscope")])
-    if not quick:
-        found.notes.append(untuned())
-    return found
+                failed.add(variant)
+                del results[variant]
+    return results
 
 
 def more_documents(quick: bool) -> Found:
@@ -72,15 +95,16 @@ def compare_paths(found: Found, results: dict[str, list[dict]], documents: int) 
         return float(np.median([run["seconds"][key] for run in results[variant]]))
 
     total = {variant: middle(variant, "total") for variant in results}
+    processor = {variant: middle(variant, "processor") for variant in results}
     memory = {variant: float(np.median([run["peak_mb"] for run in results[variant]])) for variant in results}
     for variant, runs in results.items():
-        phases = {key: middle(variant, key) for key in runs[0]["seconds"] if key not in ("total", "beyond", "disk_mb")}
+        phases = {key: middle(variant, key) for key in runs[0]["seconds"] if key not in NO_PHASE}
         parts = ", ".join(f"{key} {value:.2f} s" for key, value in phases.items())
         seconds = spread([run["seconds"]["total"] for run in runs], 1)
         disk = f", {middle(variant, 'disk_mb'):.0f} MB on disk" if "disk_mb" in runs[0]["seconds"] else ""
         found.notes.append(
-            f"`{variant}`: {seconds} s in all ({parts or 'the model alone'}), {memory[variant]:.0f} MB beyond the "
-            f"loaded model{disk}."
+            f"`{variant}`: {seconds} s in all ({parts or 'the model alone'}), {processor[variant]:.0f} s of processor "
+            f"time, {memory[variant]:.0f} MB beyond the loaded model{disk}."
         )
     for variant in (name for name in PREDECESSORS if name in results):
         name = f"(a) {PREDECESSORS[variant]}, {documents} documents"
@@ -91,11 +115,14 @@ def compare_paths(found: Found, results: dict[str, list[dict]], documents: int) 
         slow, fast = middle(variant, "analysis"), middle("qkscope", "analysis")
         text = f"{slow / fast:.0f} times faster ({1000 * fast:.0f} ms against {slow:.1f} s)"
         found.row(f"analysis of all heads, against {name}", text, "≥ 100 times faster", slow >= 100 * fast)
-    for tool in ("transformer-lens", "nnsight"):
-        if tool in results:
-            ratio = total[tool] / total["qkscope"]
-            text = f"{ratio:.2f} times faster, {memory[tool] - memory['qkscope']:+.0f} MB for {tool}"
-            found.row(f"whole path, against (b) {tool}", text, "faster", ratio > 1)
+    for other, name in OTHERS.items():
+        if other in results:
+            ratio = processor[other] / processor["qkscope"]
+            text = (
+                f"{ratio:.2f} times the processor time, {total[other] / total['qkscope']:.2f} times the wall time, "
+                f"{memory[other] - memory['qkscope']:+.0f} MB"
+            )
+            found.row(f"whole path by {name} ÷ qkscope's, {documents} documents", text, "more than 1", ratio > 1)
 
 
 def compare_answers(found: Found, variants: list[str]) -> None:

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from capture_cost import capture, capture_long, real_shape
+from capture_cost import capture, capture_layers, capture_long, capture_long_layers, real_shape
 from common import (
     WORK,
     Found,
@@ -15,18 +16,20 @@ from common import (
     layout_of,
     load_model,
     one_document_batches,
+    processor_seconds,
     seconds_of,
     spread,
 )
-from side_by_side import more_documents, paths
+from gpu import gpu
+from side_by_side import by_hand, more_documents, paths
 from sweep import sweep
 from torch import Tensor
 from whole_run import whole_run
 
 from qkscope.capture.collect import collect_moments
-from qkscope.layers import LayerFacts
+from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.position.table import qk_table
-from qkscope.moments import live
+from qkscope.moments import on_host
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 
@@ -66,33 +69,43 @@ def brute_layer(pairs: list[tuple[Tensor, Tensor]], t: Tensor) -> Tensor:
 
 
 def products(quick: bool) -> Found:
-    """The whole tap of one layer over its matrix products alone, in turn; also over one plain product per bucket."""
+    """The whole tap of one layer over one plain float32 product per bucket, in turn."""
     found = Found()
     for width, q_heads, kv_heads, tokens in ((64, 9, 3, 2048), (128, 16, 4, 4096)):
         q, k = (torch.randn(1, tokens, heads, width).transpose(1, 2) for heads in (q_heads, kv_heads))
-        moments = Moments(layout_of(tokens), [LayerFacts(0, q_heads, kv_heads, width)])
+        facts = [LayerFacts(0, q_heads, kv_heads, width, rotary="rotary", rotation=halves_rotation(width))]
+        layouts = {"sums, also at rest": layout_of(tokens), "sums": replace(layout_of(tokens), unrotated_every=0)}
         x = torch.randn((q_heads + kv_heads) * 16, tokens // 16, width)
         out = torch.empty(len(x), width, width)
-        while moments.tokens()[0] <= live.FLOAT64_TOKENS:
-            moments.add(0, q, k)
-        seconds = {"tap": [], "own": [], "square": []}
-        for _ in range(10 if quick else 100):
-            moments._live[0].tokens = live.FLOAT64_TOKENS  # or the shortest, dearest blocks would soon be over
-            seconds["tap"].append(seconds_of(lambda moments=moments, q=q, k=k: moments.add(0, q, k)))
-            plan = moments._workspace._plan
-            pieces = range(tokens // 2048)  # PIECE_TOKENS: as often as the tap runs the plan
-            seconds["own"].append(seconds_of(lambda plan=plan, pieces=pieces: [list(plan.run()) for _ in pieces]))
-            seconds["square"].append(seconds_of(lambda x=x, out=out: torch.bmm(x.transpose(1, 2), x, out=out)))
+        seconds = {"square": [], **{name: [] for name in layouts}}
+        for _ in range(2 if quick else 20):
+            started = {name: past_the_start(layout, facts, q, k) for name, layout in layouts.items()}
+            for _ in range(2):  # the shortest, dearest blocks; after these the sums have seen too much
+                for name, moments in started.items():
+                    seconds[name].append(processor_seconds(lambda moments=moments, q=q, k=k: moments.add(0, q, k)))
+                seconds["square"].append(
+                    processor_seconds(lambda x=x, out=out: torch.bmm(x.transpose(1, 2), x, out=out))
+                )
         shape = f"d = {width}, {q_heads} + {kv_heads} heads, {tokens} tokens"
-        for name, what, target in (
-            ("own", "its products alone", "≤ 2"),
-            ("square", "one plain float32 product per bucket", "—"),
-        ):
-            ratios = np.array(seconds["tap"]) / seconds[name]
-            text = f"{spread(ratios, 2)}; those take {1000 * np.median(seconds[name]):.2f} ms"
-            met = np.median(ratios) <= 2 if target != "—" else None
-            found.row(f"tap ÷ {what}, {shape}", text, target, met)
+        for name in layouts:
+            ratios = np.array(seconds[name]) / seconds["square"]
+            text = f"{spread(ratios, 2)}; {1000 * np.median(seconds['square']):.2f} ms of processor time for those"
+            found.row(f"tap ({name}) ÷ one plain float32 product per bucket, {shape}", text, "stated")
     return found
+
+
+def halves_rotation(width: int) -> Rotation:
+    half = width // 2
+    angles = tuple(10000.0 ** (-i / half) for i in range(half))
+    return Rotation(pairs=tuple((i, i + half) for i in range(half)), angles=angles)
+
+
+def past_the_start(layout: Layout, facts: list[LayerFacts], q: Tensor, k: Tensor) -> Moments:
+    """Moments whose products are float32 from now on, workspace in place."""
+    moments = Moments(layout, facts)
+    while moments.tokens()[0] <= on_host.FLOAT64_TOKENS:
+        moments.add(0, q, k)
+    return moments
 
 
 MEMORY_SCRIPT = """
@@ -212,34 +225,13 @@ def random_table(models: int, layers: int, heads: int, components: int) -> pd.Da
     return table
 
 
-def gpu(quick: bool) -> Found:
-    """What the sums would cost on a GPU, from counts alone; peak numbers are the vendors' data sheets."""
-    tokens, hidden, layers, heads, d, parameters = 4096, 2048, 36, 20, 128, 3.08e9
-    half = d // 2
-    flops = 2 * heads * ((d - half + 2) * d + half * half) * layers  # per token
-    model = 2 * parameters + 2 * 2 * hidden * tokens * layers / 2  # per token: weights, and causal attention
-    cells = heads * 16 * ((d - half + 2) * d + half * half) * layers
-    moved = tokens * heads * layers * (d * 2 + (d + 2) * 4 * 2) + cells * (4 * 2 + 8 * 2)  # bytes per document
-    found = Found()
-    found.notes.append(
-        f"GPU, an estimate (nothing was run): {tokens} tokens of SmolLM3-3B need {tokens * model / 1e12:.1f} "
-        f"TFLOP for the model and {tokens * flops / 1e9:.0f} GFLOP ({100 * flops / model:.2f} %) for the sums, which "
-        f"move {moved / 1e9:.1f} GB."
-    )
-    for name, bf16, fp32, bandwidth in (("A100 80GB", 312e12, 19.5e12, 2.0e12), ("RTX 4090", 165e12, 82.6e12, 1.0e12)):
-        base, ours = tokens * model / (0.5 * bf16), max(tokens * flops / (0.5 * fp32), moved / bandwidth)
-        found.row(
-            f"estimate, {name} (bf16 model and float32 products at half of peak)",
-            f"about {100 * ours / base:.1f} % of the forward pass",
-            "an estimate",
-        )
-    return found
-
-
 SUITE = {
     "capture": capture,
+    "capture_layers": capture_layers,
     "capture_long": capture_long,
+    "capture_long_layers": capture_long_layers,
     "real_shape": real_shape,
+    "by_hand": by_hand,
     "paths": paths,
     "more_documents": more_documents,
     "accuracy": accuracy,

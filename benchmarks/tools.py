@@ -22,7 +22,7 @@ def main() -> None:
     forward = {"transformer-lens": transformer_lens, "nnsight": nnsight}[tool](model)
     with torch.inference_mode():
         forward(torch.from_numpy(ids[:1, :256]))
-        before, marks = peak_mb(), [time.perf_counter()]
+        before, marks, spent = peak_mb(), [time.perf_counter()], sum(os.times()[:4])
         documents = [forward(torch.from_numpy(row)[None]) for row in ids]
     marks.append(time.perf_counter())
     layers = {
@@ -35,7 +35,8 @@ def main() -> None:
     with open(out, "w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
     capture, analysis = np.diff(marks).tolist()
-    seconds = {"capture": capture, "analysis": analysis, "total": capture + analysis}
+    processor = sum(os.times()[:4]) - spent
+    seconds = {"capture": capture, "analysis": analysis, "total": capture + analysis, "processor": processor}
     print(json.dumps({"seconds": seconds, "peak_mb": peak_mb() - before}))
 
 

@@ -345,7 +345,7 @@ def test_the_csv_equals_the_table(visit, tiny, button, file):
         table = pd.read_csv(tiny / file)
         assert len(saved) == len(table) == 2 * 16 * 10
         common = [c for c in table.columns if c in saved.columns]
-        assert set(table.columns) - set(common) == {"mu_q", "mu_k", "alpha", "beta"}
+        assert set(table.columns) - set(common) == {"mu_q", "mu_k", "alpha", "beta", "documents"}
         pd.testing.assert_frame_equal(saved[common], table[common], check_exact=True, check_dtype=False)
 
 

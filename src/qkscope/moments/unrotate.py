@@ -6,6 +6,8 @@ the coordinates in the other order, by sines. What a family multiplies into both
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from qkscope.layers import Rotation
 from qkscope.moments.placing import Spaced
+
+FEW_RUNS = 4  # of consecutive partners: halves that change places are two, with coordinates that do not turn three
 
 
 class Unrotation:
@@ -28,7 +32,8 @@ class Unrotation:
         if rotation is None:  # a layer without rotation
             return
         partner, cosines, sines = tables(rotation, width, spaced.positions)
-        self.partner = torch.from_numpy(partner).to(device)
+        self._runs = _runs(partner)
+        self._partner = torch.from_numpy(partner).to(device)
         self.cosines = torch.from_numpy(cosines).to(device, dtype)
         self.sines = torch.from_numpy(sines).to(device, dtype)
 
@@ -36,8 +41,21 @@ class Unrotation:
         """(heads, tokens, width) vectors turned back, minus the pivots (heads, 1, width)."""
         if self.cosines is None:
             return vectors - pivot
-        crossed = vectors.index_select(-1, self.partner)
+        crossed = self._crossed(vectors)
         return torch.addcmul(-pivot, vectors, self.cosines).addcmul_(crossed, self.sines)
+
+    def _crossed(self, vectors: Tensor) -> Tensor:
+        """Each coordinate replaced by its partner."""
+        if len(self._runs) > FEW_RUNS:
+            return vectors.index_select(-1, self._partner)
+        # Most families pair the halves of a head: copies of whole runs take a fifth of what single numbers take.
+        return torch.cat([vectors[..., run] for run in self._runs], dim=-1)
+
+
+def _runs(partner: NDArray[np.int64]) -> list[slice]:
+    """The same order as slices of consecutive coordinates."""
+    starts = [0, *(np.flatnonzero(np.diff(partner) != 1) + 1).tolist(), len(partner)]
+    return [slice(int(partner[first]), int(partner[last - 1]) + 1) for first, last in pairwise(starts)]
 
 
 def turn(vectors: Tensor, rotation: Rotation, positions: NDArray[np.int64], back: bool = False) -> Tensor:
