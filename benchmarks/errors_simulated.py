@@ -21,7 +21,6 @@ from qkscope.lenses.position.table import OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.taxonomy.table import with_category
 from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.live import Way
 from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import quantile
 from qkscope.stats.noise import HeadPanel, Part
@@ -29,7 +28,7 @@ from qkscope.stats.noise import HeadPanel, Part
 CONTEXT, WIDTH, KEY_HEADS = 32, 6, 8
 HEADS = 2 * KEY_HEADS
 DOCUMENTS, GROUPS = 32, 8
-MANY = 24_000  # documents that stand for all
+MANY = 12_000  # documents that stand for all
 AT_ONCE = 50  # samples that are measured together
 STRONG, WEAK, ZERO = 0, 1, 2  # heads by their r_q
 TARGETS = np.array([0.9, 0.25, 0.0, *np.linspace(0.4, 0.92, HEADS - 3)])  # r_q of each head, about
@@ -89,10 +88,10 @@ def drawn_documents(rng: np.random.Generator, documents: int, samples: int = 1) 
     return positions, [(q, k) for q, k in checkpoints]
 
 
-def tables(parts: Iterable[Documents], samples: int = 1, way: Way | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def tables(parts: Iterable[Documents], samples: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Component 0 of every head of both checkpoints with its errors, and the replicates; a sample is a `layer`."""
     facts = LayerFacts(layer=0, q_heads=samples * HEADS, kv_heads=samples * KEY_HEADS, head_dim=WIDTH)
-    both = [Moments(Layout(bucket_edges(CONTEXT, 4), GROUPS), [facts], way=way) for _ in range(2)]
+    both = [Moments(Layout(bucket_edges(CONTEXT, 4), GROUPS), [facts], way="device") for _ in range(2)]
     for positions, checkpoints in parts:
         groups = [i % GROUPS for i in range(len(positions))]
         for moments, (q, k) in zip(both, checkpoints, strict=True):
@@ -125,7 +124,7 @@ def truth(documents: int = MANY) -> dict[str, Estimate]:
     """The same for documents so many that they are the population."""
     rng = np.random.default_rng(2**31)
     parts = (drawn_documents(rng, 1000) for _ in range(documents // 1000))
-    (found,) = estimates(*tables(parts, way="device"))
+    (found,) = estimates(*tables(parts))
     return {**found, "r, zero": Estimate(0.0, 0.0)}  # by construction; a measured r_q is never below 0
 
 
