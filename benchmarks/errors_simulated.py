@@ -28,7 +28,7 @@ from qkscope.stats.noise import HeadPanel, Part
 CONTEXT, WIDTH, KEY_HEADS = 32, 6, 8
 HEADS = 2 * KEY_HEADS
 DOCUMENTS, GROUPS = 32, 8
-MANY = 12_000  # documents that stand for all
+MANY = 24_000  # documents that stand for all
 AT_ONCE = 50  # samples that are measured together
 STRONG, WEAK, ZERO = 0, 1, 2  # heads by their r_q
 TARGETS = np.array([0.9, 0.25, 0.0, *np.linspace(0.4, 0.92, HEADS - 3)])  # r_q of each head, about

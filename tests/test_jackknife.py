@@ -283,7 +283,7 @@ def test_the_error_of_a_difference_is_the_jackknife_of_the_difference():
 
 @pytest.mark.slow
 def test_intervals_cover_what_they_should():
-    """200 samples of documents: a share of 95 % has a standard error of 1.5 %. `benchmarks/errors.py` takes 1000."""
-    found = errors_simulated.coverage(errors_simulated.many_samples(200), errors_simulated.truth(4000))
-    assert found["covered"].between(0.90, 0.99).all(), found
-    assert (found["error"] / found["spread"]).between(0.8, 1.25).all(), found
+    """100 samples of documents: a share of 95 % has a standard error of 2 %. `benchmarks/errors.py` takes 1000."""
+    found = errors_simulated.coverage(errors_simulated.many_samples(100), errors_simulated.truth(2000))
+    assert found["covered"].between(0.88, 1.0).all(), found
+    assert (found["error"] / found["spread"]).between(0.75, 1.35).all(), found
