@@ -71,18 +71,19 @@ def matched_components(
 ) -> HeadComponents:
     """The components of a replicate that are those of `whole`: matched and oriented by direction, never by rank.
 
-    Without `eigen` the components are held fixed, and with them their share of the variance.
+    Without `eigen` the components are held fixed; what variance they would have is then not known. The gap is below 0
+    where another component has overtaken this one, so that its error says how easily that happens.
     """
     if eigen is None:
-        return _along(q, k, whole.directions, whole.explained_variance, whole.gap, oriented=True)
+        unknown = np.full_like(whole.explained_variance, np.nan)
+        return _along(q, k, whole.directions, unknown, unknown, oriented=True)
     overlap = np.einsum("hdc,hdj->hcj", whole.directions, eigen.vectors)
     found = _assigned(np.abs(overlap))  # (heads, components): which of the replicate's eigenvectors
     sign = np.where(np.take_along_axis(overlap, found[..., None], axis=2)[..., 0] < 0, -1.0, 1.0)
     vectors = np.take_along_axis(eigen.vectors, found[:, None, :], axis=2) * sign[:, None, :]
     values = np.maximum(np.take_along_axis(eigen.values, found, axis=1), 0.0)
-    ranked = eigen.leading(found.shape[1] + 1)[0]
     with np.errstate(invalid="ignore", divide="ignore"):
-        gap = 1.0 - _padded(ranked[:, 1:], found.shape[1]) / ranked[:, : found.shape[1]]
+        gap = 1.0 - _largest_behind(eigen.values, found) / values
     return _along(q, k, vectors, _explained(values, eigen.trace), gap, oriented=True)
 
 
@@ -98,6 +99,15 @@ def _assigned(overlap: Array) -> NDArray[np.intp]:
         left[rows, component, :] = -1.0
         left[rows, :, vector] = -1.0
     return found
+
+
+def _largest_behind(values: Array, found: NDArray[np.intp]) -> Array:
+    """For each component the largest eigenvalue of those that are neither it nor one before it; 0 if none is left."""
+    left, behind = values.copy(), np.zeros(found.shape)
+    for component in range(found.shape[1]):
+        np.put_along_axis(left, found[:, component : component + 1], 0.0, axis=1)
+        behind[:, component] = np.maximum(left.max(axis=1), 0.0)
+    return behind
 
 
 def _padded(values: Array, components: int) -> Array:

@@ -1,0 +1,142 @@
+"""Are the errors of a real model right? Jackknife against bootstrap, and two halves of the documents.
+
+SmolLM2-135M reads 48 of Python's own modules, 512 tokens each, once; every document is a group of its own, so the sums
+of any sample of these documents are a sum of groups. All numbers are of component 0, matched by direction.
+"""
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from qkscope.lenses.pca import HeadComponents, head_components, matched_components, pooled_eigen
+from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.moments import Moments
+from qkscope.moments.second import SecondMoments, Statistics
+from qkscope.stats.jackknife import jackknife_error
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS, CONTEXT = 48, 512
+GROUPS = 8  # as a study has
+LAYERS = range(0, 30, 3)
+BOOTSTRAPS, SPLITS = 200, 10
+NAMES = ("r_q", "r_k", "explained_variance")
+
+
+def captured() -> Moments:
+    """The sums of every document, each a group of its own. Position 0 is not apart: so all replicates are exact."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    from qkscope.capture.collect import collect_moments, make_batch
+
+    found = sorted((ROOT / ".cache/smollm2").rglob("*.gguf"))
+    if not found:
+        raise SystemExit("SmolLM2's weights are missing: run `make weights`")
+    source = {"gguf_file": found[0].name}
+    tokenizer = AutoTokenizer.from_pretrained(found[0].parent, **source)
+    model = AutoModel.from_pretrained(found[0].parent, dtype=torch.float32, **source)
+    rows = list(_documents(tokenizer))
+    batches = (make_batch([row], [i], [f"document {i}"], [i]) for i, row in enumerate(rows))
+    layout = Layout(bucket_edges(CONTEXT, 16), groups=DOCUMENTS)
+    return collect_moments(model, batches, layout, stage="post_rope", provenance={})
+
+
+def _documents(tokenizer) -> Iterator[list[int]]:
+    """The first tokens of the standard library's modules in a fixed random order, as far as they are long enough."""
+    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    count = 0
+    for i in np.random.default_rng(0).permutation(len(paths)):
+        ids = tokenizer(paths[i].read_text(encoding="utf-8", errors="replace"), verbose=False)["input_ids"]
+        if len(ids) >= CONTEXT:
+            yield list(ids[:CONTEXT])
+            count += 1
+        if count == DOCUMENTS:
+            return
+    raise SystemExit(f"{count} documents of {CONTEXT} tokens, fewer than {DOCUMENTS}")
+
+
+class Layer:
+    """One layer's numbers over any sample of the documents."""
+
+    def __init__(self, moments: Moments, layer: int) -> None:
+        facts = moments.layers[layer]
+        self._scale = moments.layout.scale
+        self._heads = {
+            "q": np.arange(facts.q_heads),
+            "k": np.array([facts.kv_head(head) for head in range(facts.q_heads)]),
+        }
+        self._pivot, self._parts = {}, {}
+        for kind in self._heads:
+            whole = moments.window(layer, kind)
+            rest = [moments.without_group(layer, kind, group) for group in range(DOCUMENTS)]
+            self._pivot[kind] = whole.pivot
+            self._parts[kind] = {
+                name: np.stack([getattr(whole, name) - getattr(part, name) for part in rest])
+                for name in ("n", "u", "uu", "x", "xu", "xx")
+            }
+        self._whole = head_components(*self._statistics(np.ones(DOCUMENTS)), 1)
+
+    def _statistics(self, times: np.ndarray) -> tuple[Statistics, Statistics]:
+        found = []
+        for kind, heads in self._heads.items():
+            sums = {name: np.tensordot(times, parts, axes=1) for name, parts in self._parts[kind].items()}
+            found.append(SecondMoments(self._pivot[kind], **sums).statistics(self._scale).take(heads))
+        return found[0], found[1]
+
+    def of(self, times: np.ndarray) -> np.ndarray:
+        """(numbers, heads) over documents taken so many times each."""
+        q, k = self._statistics(times)
+        found: HeadComponents = matched_components(q, k, self._whole, pooled_eigen(q, k))
+        return np.stack([getattr(found, name)[:, 0] for name in NAMES])
+
+    def jackknife(self, times: np.ndarray, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers over these documents, correlations on Fisher's scale, and their errors from these groups."""
+        without = []
+        for group in groups:
+            left = times.copy()
+            left[group] = 0
+            without.append(_fisher(self.of(left)))
+        whole = _fisher(self.of(times))
+        return whole, jackknife_error(whole, np.stack(without), [times[group].sum() for group in groups])
+
+
+def _fisher(numbers: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.arctanh(numbers[:2]), numbers[2:]])
+
+
+def measured(moments: Moments) -> dict[str, dict[str, float]]:
+    """For each number: jackknife errors over bootstrap errors, and the spread of standardised differences of halves."""
+    rng = np.random.default_rng(1)
+    samples = [rng.multinomial(DOCUMENTS, np.full(DOCUMENTS, 1 / DOCUMENTS)).astype(float) for _ in range(BOOTSTRAPS)]
+    splits = [rng.permutation(DOCUMENTS) for _ in range(SPLITS)]
+    every, alone = np.ones(DOCUMENTS), [np.array([i]) for i in range(DOCUMENTS)]
+    ratio, ratio_grouped, apart = [], [], []
+    for number in LAYERS:
+        layer = Layer(moments, number)
+        bootstrap = np.std([_fisher(layer.of(times)) for times in samples], axis=0, ddof=1)
+        ratio.append(layer.jackknife(every, alone)[1] / bootstrap)
+        grouped = [np.arange(DOCUMENTS)[group::GROUPS] for group in range(GROUPS)]
+        ratio_grouped.append(layer.jackknife(every, grouped)[1] / bootstrap)
+        apart.append(np.stack([_standardised(layer, order) for order in splits], axis=-1))
+        print(f"layer {number}: {np.median(ratio[-1], axis=1)}, {apart[-1].std(axis=(1, 2))}", flush=True)
+    return {
+        name: {
+            "one document each": float(np.median(np.concatenate([part[i] for part in ratio]))),
+            "8 groups": float(np.median(np.concatenate([part[i] for part in ratio_grouped]))),
+            "halves": float(np.sqrt(np.mean(np.concatenate([part[i] for part in apart]) ** 2))),
+        }
+        for i, name in enumerate(NAMES)
+    }
+
+
+def _standardised(layer: Layer, order: np.ndarray) -> np.ndarray:
+    """(numbers, heads): the difference between two halves of the documents over its error."""
+    found = []
+    for half in np.split(order, 2):
+        times = np.zeros(DOCUMENTS)
+        times[half] = 1
+        found.append(layer.jackknife(times, [np.array([i]) for i in half]))
+    (one, error), (other, other_error) = found
+    return (one - other) / np.hypot(error, other_error)
