@@ -71,8 +71,12 @@ def _lens(pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping
 
 
 def _head_tables(lens: Lens) -> list[HeadTable]:
-    """The tables with one row per head at a choice of windows; `qk.csv` and its kin have views of their own."""
-    return [table for table in lens.tables if table.file not in QK_FILES and table.windows != "doublings"]
+    """The tables with one row per head at a choice of windows; `qk.csv` and its kin have views of their own.
+
+    Replicates are what errors are made of, and not for reading.
+    """
+    shown = [table for table in lens.tables if table.file not in QK_FILES and not table.replicated]
+    return [table for table in shown if table.windows != "doublings"]
 
 
 def _homes(lens: Lens) -> dict[str, str]:
