@@ -17,6 +17,7 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.depth.table import depth_axis
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
+from qkscope.results.schema import JUDGED_COLUMNS
 from qkscope.run.execute import run_study
 
 HOSTILE = [
@@ -345,7 +346,8 @@ def test_the_csv_equals_the_table(visit, tiny, button, file):
         table = pd.read_csv(tiny / file)
         assert len(saved) == len(table) == 2 * 16 * 10
         common = [c for c in table.columns if c in saved.columns]
-        assert set(table.columns) - set(common) == {"mu_q", "mu_k", "alpha", "beta", "documents"}
+        errors = {c for c in table.columns if c.endswith("_se")} | {"errors", *JUDGED_COLUMNS}
+        assert set(table.columns) - set(common) == {"mu_q", "mu_k", "alpha", "beta", "documents"} | errors
         pd.testing.assert_frame_equal(saved[common], table[common], check_exact=True, check_dtype=False)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 # How arrays are called in the page; all little-endian, as every browser's typed arrays are.
-TYPES = {"float64": "<f8", "float32": "<f4", "uint8": "u1"}
+TYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "uint8": "u1"}
 
 
 @dataclass

@@ -20,6 +20,7 @@ from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW
 from qkscope.page.arrays import add_tables, page_grid
 from qkscope.page.assemble import assemble
+from qkscope.page.errors import add_errors
 from qkscope.page.facts import facts
 from qkscope.page.lens_data import add_lenses, lens_tables
 from qkscope.page.pack import Pack
@@ -47,7 +48,9 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     axis = depth_axis(tables.own)
     data = add_tables(pack, results)
     shown = {card.figure: True for card in cards}
-    lens_data = add_lenses(pack, page_grid(results.study, data), registered(), lens_tables(tables), shown)
+    grid = page_grid(results.study, data)
+    add_errors(pack, grid, tables)
+    lens_data = add_lenses(pack, grid, registered(), lens_tables(tables), shown)
     pack.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
     about = {
         "format": FORMAT,

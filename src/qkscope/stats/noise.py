@@ -95,6 +95,8 @@ class HeadPanel:
             self._columns[str(model)], self._places[str(model)] = values, group[places]
         self._heads = {m: p[["layer", "head"]].to_numpy().tobytes() for m, p in self._places.items()}
         self._draws = [HeadPanel(draw, same_heads) for draw in draws]
+        self._means: dict[tuple[str, str, Part], npt.NDArray[np.float64]] = {}  # cards ask for the same ones again
+        self._parts: dict[tuple[str, Part], npt.NDArray[np.bool_]] = {}
 
     @property
     def knows_documents(self) -> bool:
@@ -111,8 +113,12 @@ class HeadPanel:
 
     def _drawn(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
         """The mean as other documents would have given it."""
-        known = [draw for draw in self._draws if model in draw._columns and quantity in draw._columns[model]]
-        return np.array([draw.mean(quantity, model, part) for draw in known])
+        if (quantity, model, part) not in self._means:
+            known = [draw for draw in self._draws if quantity in draw._columns.get(model, {})]
+            inside = self._inside(model, part)  # draws have the same heads, in the same order
+            means = [_mean(draw._columns[model][quantity][inside]) for draw in known]
+            self._means[quantity, model, part] = np.array(means)
+        return self._means[quantity, model, part]
 
     def _clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         """The key head of each head, as one number."""
@@ -129,6 +135,11 @@ class HeadPanel:
 
     def _inside(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
         """Which heads of a checkpoint belong to a part."""
+        if (model, part) not in self._parts:
+            self._parts[model, part] = self._find(model, part)
+        return self._parts[model, part]
+
+    def _find(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
         places = self._places[model]
         if part is EVERY_HEAD:
             return np.ones(len(places), dtype=bool)

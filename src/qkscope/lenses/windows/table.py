@@ -35,7 +35,7 @@ def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFr
 def window_dependence_at(at: AtWindow) -> pd.DataFrame | None:
     """The dependence on the window of a study that was measured at several, with errors over documents.
 
-    Replicates are kept at the checkpoint's own context alone, so only its row has errors.
+    The panel is that of own contexts, so only their rows have errors.
     """
     if at.windows is None:
         return None

@@ -76,6 +76,14 @@ export function valueAxis(g, frame, y, ticks, format) {
   }
 }
 
+// ± 1 standard error at each value whose error is known.
+export function drawErrors(g, x, y, values, errors, limits) {
+  const inside = (value) => y(Math.max(limits[0], Math.min(limits[1], value)));
+  values.forEach((value, i) => {
+    if (Number.isFinite(value + errors[i])) g.pen.line([[x(i), inside(value - errors[i])], [x(i), inside(value + errors[i])]], { stroke: g.theme.ink, width: 1.2 });
+  });
+}
+
 // Areas that a pointer can be in, one per checkpoint: they move the slider.
 export function columnHits(g, frame, checkpoints, lines) {
   const step = (frame.right - frame.left) / checkpoints.length;

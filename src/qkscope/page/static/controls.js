@@ -3,6 +3,8 @@
 import { button, checkbox, element, named, segmented, select } from "./dom.js";
 import { correlation, percent, plural } from "./format.js";
 import { phaseRuns } from "./axis.js";
+import { UNSURE } from "./sure.js";
+import { nothingHidden } from "./state.js";
 import { swatchOf } from "./headpanel.js";
 
 function player(app) {
@@ -137,7 +139,7 @@ function choices(app, what, title, values) {
     const list = on ? hidden[what].filter((each) => each !== value) : [...hidden[what], value];
     app.store.set({ hidden: { ...hidden, [what]: list } });
   };
-  const boxes = values.map((value) => checkbox(named(value || "unnamed"), true, (on) => change(value, on)));
+  const boxes = values.map((each) => [each].flat()).map(([value, text = value]) => checkbox(named(text || "unnamed"), true, (on) => change(value, on)));
   return element("fieldset", { "data-filter": what }, element("legend", {}, title), ...boxes);
 }
 
@@ -186,6 +188,7 @@ export function filters(app) {
     phases.length > 1 ? choices(app, "phase", "Phases", phases) : null,
     data.texts.rotary.length > 1 ? choices(app, "rotary", "Position encoding", data.texts.rotary) : null,
     data.texts.attention.length > 1 ? choices(app, "attention", "Attention", data.texts.attention) : null,
+    data.hasErrors ? choices(app, "unsure", "How sure (PC0)", UNSURE) : null,
     boxFilter(app),
   ];
   const panel = element("details", { class: "filters", id: "filters" }, element("summary", {}, `Filter heads and ${data.noun}s`), element("div", { class: "filter-groups" }, ...groups.filter(Boolean)));
@@ -193,7 +196,7 @@ export function filters(app) {
   const clear = button("Show all", () => {
     for (const box of panel.querySelectorAll("input[type=checkbox]")) box.checked = true;
     for (const field of panel.querySelectorAll("input[type=number]")) field.value = "";
-    store.set({ layers: null, brush: null, hidden: { phase: [], category: [], rotary: [], attention: [] } });
+    store.set({ layers: null, brush: null, hidden: nothingHidden() });
   }, { class: "tool", id: "clear" });
   const update = () => {
     const text = selection.words();

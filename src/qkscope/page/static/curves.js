@@ -3,8 +3,9 @@
 import { View } from "./view.js";
 import { checkbox } from "./dom.js";
 import { markOf } from "./colours.js";
-import { checkpointAxis, columnHits, currentColumn, layLabels, scale, valueAxis } from "./axis.js";
+import { checkpointAxis, columnHits, currentColumn, drawErrors, layLabels, scale, valueAxis } from "./axis.js";
 import { correlation, percent } from "./format.js";
+import { estimate } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
 const HEIGHT = 330;
@@ -26,8 +27,9 @@ function layKey(entries, width) {
 // The key above, the axis below, and what is left for the curves.
 export function curveFrame(g, checkpoints, key, { left = 44, right = g.width - 12 } = {}) {
   const placed = layKey(key, g.width);
-  for (const { text, colour, mark, dash, fill, alpha = 0.3, x, y } of placed) {
-    if (fill) g.pen.rect(x, y - 8, 16, 10, { fill, alpha });
+  for (const { text, colour, mark, dash, fill, bar, alpha = 0.3, x, y } of placed) {
+    if (bar) g.pen.line([[x + 9, y - 10], [x + 9, y + 2]], { stroke: g.theme.ink, width: 1.2 });
+    else if (fill) g.pen.rect(x, y - 8, 16, 10, { fill, alpha });
     else g.pen.line([[x, y - 4], [x + 18, y - 4]], { stroke: colour, width: 2, dash });
     if (mark) g.pen.mark(mark, x + 9, y - 4, 3.6, { fill: colour });
     g.pen.text(text, x + 24, y, { size: 12, fill: g.theme.ink });
@@ -65,6 +67,21 @@ export function drawBand(g, x, y, centres, spreads, colour, connected, limits) {
   if (known.length > 1) g.pen.polygon([...upper, ...lower], { fill: colour, alpha: 0.13 });
 }
 
+// The errors over documents of a mean at these checkpoints, and the entry that they have in the key where one is known.
+function errorsOf(app, checkpoints, name) {
+  return checkpoints.map((c) => app.summaries.error(c, name));
+}
+
+function errorKey(...series) {
+  return series.flat().some(Number.isFinite) ? [{ text: "± 1 SE over documents", bar: true }] : [];
+}
+
+// A mean with its error, and how far heads are apart.
+function meanLine(app, c, name, text = `mean ${name}`) {
+  const { mean, spread } = app.summaries.at(c)[name];
+  return `${text} ${estimate(mean, app.summaries.error(c, name), 3)}${Number.isFinite(spread) ? `, SD over heads ${correlation(spread)}` : ""}`;
+}
+
 function lowest(series) {
   return Math.min(0, ...series.flat().filter(Number.isFinite));
 }
@@ -82,10 +99,11 @@ function drawSignal(g) {
     return [["r_q", blue, "circle"], ["r_k", red, "square"]].map(([name, colour, mark]) => ({
       name, colour, mark: kind && markOf(kind) !== "circle" ? markOf(kind) : mark, dash, kind,
       means: all.map((s) => s[name].mean), spreads: all.map((s) => s[name].spread),
+      errors: kind === null ? errorsOf(app, checkpoints, name) : checkpoints.map(() => NaN),
     }));
   });
   const names = series.map((s) => ({ ...s, text: `mean ${s.name}${s.kind ? ` (${s.kind})` : ""}` }));
-  const { frame, layout } = curveFrame(g, checkpoints, split ? names : [...names, { text: "± 1 SD over heads", fill: g.theme.line }]);
+  const { frame, layout } = curveFrame(g, checkpoints, split ? names : [...names, { text: "± 1 SD over heads", fill: g.theme.line }, ...errorKey(...series.map((s) => s.errors))]);
   const low = lowest(series.map((s) => s.means.map((m, i) => m - (split ? 0 : s.spreads[i] || 0))));
   const bottom = low < -0.1 ? Math.max(-1, Math.floor(low * 5) / 5) : 0;
   const y = scale([bottom, 1], [frame.bottom, frame.top]);
@@ -96,10 +114,8 @@ function drawSignal(g) {
     if (!split) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [bottom, 1]);
   }
   for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
-  return columnHits(g, frame, checkpoints, (c) => {
-    const s = summaries.at(c);
-    return [`mean r_q ${correlation(s.r_q.mean, 3)} ± ${correlation(s.r_q.spread)}`, `mean r_k ${correlation(s.r_k.mean, 3)} ± ${correlation(s.r_k.spread)}`, `${s.heads} heads`];
-  });
+  for (const s of series) drawErrors(g, x, y, s.means, s.errors, [bottom, 1]);
+  return columnHits(g, frame, checkpoints, (c) => [meanLine(app, c, "r_q"), meanLine(app, c, "r_k"), `${summaries.at(c).heads} heads`]);
 }
 
 function drawConcordance(g) {
@@ -112,6 +128,7 @@ function drawConcordance(g) {
     { text: "mean |r_k|", colour: g.theme.muted, mark: "triangle", dash: [4, 3] },
     { text: "concordant part (up)", fill: blue, alpha: 0.75 },
     { text: "discordant part (down)", fill: amber, alpha: 0.75 },
+    ...errorKey(errorsOf(app, checkpoints, "r_k")),
   ]);
   const all = checkpoints.map((c) => summaries.at(c));
   const bottom = Math.min(-0.2, Math.floor(lowest([all.map((s) => s.discordantPart), all.map((s) => s.r_k.mean)]) * 5) / 5);
@@ -130,9 +147,11 @@ function drawConcordance(g) {
   const connected = data.oneRun;
   drawCurve(g, x, y, all.map((s) => s.r_k_abs.mean), { colour: g.theme.muted, mark: "triangle", dash: [4, 3], connected });
   drawCurve(g, x, y, all.map((s) => s.r_k.mean), { colour: g.theme.ink, mark: "square", connected });
+  for (const name of ["r_k", "r_k_abs"]) drawErrors(g, x, y, all.map((s) => s[name].mean), errorsOf(app, checkpoints, name), [bottom, top]);
   return columnHits(g, frame, checkpoints, (c) => {
     const s = summaries.at(c);
-    return [`mean r_k ${correlation(s.r_k.mean, 3)}, mean |r_k| ${correlation(s.r_k_abs.mean, 3)}`, `concordant: ${percent(s.concordant)} of heads, part ${correlation(s.concordantPart, 3)}`, `discordant: ${percent(s.discordant)} of heads, part ${correlation(s.discordantPart, 3)}`];
+    const mean = (name) => estimate(s[name].mean, summaries.error(c, name), 3);
+    return [`mean r_k ${mean("r_k")}, mean |r_k| ${mean("r_k_abs")}`, `concordant: ${percent(s.concordant)} of heads, part ${correlation(s.concordantPart, 3)}`, `discordant: ${percent(s.discordant)} of heads, part ${correlation(s.discordantPart, 3)}`];
   });
 }
 
@@ -141,7 +160,8 @@ function drawVariance(g) {
   const { data, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
   const { purple } = data.about.colours;
-  const { frame, layout } = curveFrame(g, checkpoints, [{ text: "mean explained variance", colour: purple, mark: "circle" }, { text: "± 1 SD over heads", fill: g.theme.line }]);
+  const errors = errorsOf(app, checkpoints, "explained_variance");
+  const { frame, layout } = curveFrame(g, checkpoints, [{ text: "mean explained variance", colour: purple, mark: "circle" }, { text: "± 1 SD over heads", fill: g.theme.line }, ...errorKey(errors)]);
   const all = checkpoints.map((c) => summaries.at(c).explained_variance);
   const high = Math.max(0.1, ...all.map((s) => s.mean + (s.spread || 0)).filter(Number.isFinite));
   const top = Math.min(1, Math.ceil(high * 10) / 10);
@@ -152,10 +172,8 @@ function drawVariance(g) {
   const connected = data.oneRun;
   drawBand(g, x, y, all.map((s) => s.mean), all.map((s) => s.spread), purple, connected, [0, top]);
   drawCurve(g, x, y, all.map((s) => s.mean), { colour: purple, connected });
-  return columnHits(g, frame, checkpoints, (c) => {
-    const s = summaries.at(c).explained_variance;
-    return [`${percent(s.mean, 1)} ± ${percent(s.spread, 1)}`];
-  });
+  drawErrors(g, x, y, all.map((s) => s.mean), errors, [0, top]);
+  return columnHits(g, frame, checkpoints, (c) => [meanLine(app, c, "explained_variance", "mean explained variance")]);
 }
 
 // The table behind all three: one row per checkpoint, the columns of tables/trajectory.csv and tables/concordance.csv.
@@ -180,7 +198,10 @@ function spoken(app, names) {
 }
 
 export function curveViews(app) {
-  const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable };
+  const { data, selection, store } = app;
+  const known = () => selection.allHeads && data.components[store.state.component] === 0;
+  const note = () => (data.hasErrors && !known() ? "Errors over documents are known for all heads together on PC0, not for this selection." : "");
+  const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable, note };
   const split = app.layerKinds.length > 1 ? [checkbox("kinds of layers apart", false, (on) => app.store.set({ split: on }))] : [];
   return {
     signal: new View(app, {

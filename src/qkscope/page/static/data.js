@@ -3,7 +3,8 @@
 import { headName } from "./format.js";
 import { readLenses } from "./columns.js";
 
-const TYPES = { float64: Float64Array, float32: Float32Array, uint8: Uint8Array };
+// Half precision is read as its bits: not every browser has a Float16Array.
+const TYPES = { float64: Float64Array, float32: Float32Array, float16: Uint16Array, uint8: Uint8Array };
 
 function fromBase64(text) {
   const letters = atob(text);
@@ -27,21 +28,34 @@ function ungroup(bytes, entry) {
     const first = entry.first + place * count;
     for (let i = 0; i < count; i += 1) plain[i * width + place] = bytes[first + i];
   }
-  return new Type(plain.buffer);
+  const values = new Type(plain.buffer);
+  return entry.type === "float16" ? Float32Array.from(values, fromHalf) : values;
+}
+
+// The number that these 16 bits stand for.
+function fromHalf(bits) {
+  const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
+  const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024);
+  return bits & 0x8000 ? -size : size;
 }
 
 class Choice {
-  constructor(array, key) {
+  constructor(array, key, categories) {
     this.key = key;
     for (const name of ["explained_variance", "r_q", "r_k", "n_q", "n_k", "window", "category"]) {
       this[name] = array(`${key}.${name}`);
     }
+    // How sure component 0 is, by checkpoint and head; null where the tables have no errors.
+    this.errors = Object.fromEntries(["explained_variance", "r_q", "r_k"].map((name) => [name, array(`${key}.${name}_se`)]));
+    this.flags = Object.fromEntries(["unstable", "sign_sure", "category_share", "undecided"].map((name) => [name, array(`${key}.${name}`)]));
+    const means = ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...categories.map((c) => c.name)];
+    this.meanErrors = Object.fromEntries(means.map((name) => [name, array(`${key}.mean.${name}_se`)]));
   }
 }
 
 export class Data {
   constructor(about, bytes, fileBytes) {
-    const array = (name) => ungroup(bytes, about.data.arrays[name]);
+    const array = (name) => (about.data.arrays[name] ? ungroup(bytes, about.data.arrays[name]) : null);
     const text = (name) => {
       const { first, shape } = about.data.arrays[name];
       return new TextDecoder().decode(bytes.subarray(first, first + shape[0]));
@@ -60,7 +74,8 @@ export class Data {
     this.absent = about.data.absent;
     this.undefinedCode = about.categories.findIndex((category) => category.name === "undefined");
     this.texts = about.data.texts;
-    this.choices = Object.fromEntries(about.data.choices.map((key) => [key, new Choice(array, key)]));
+    this.choices = Object.fromEntries(about.data.choices.map((key) => [key, new Choice(array, key, about.categories)]));
+    this.hasErrors = Object.values(this.choices).some((choice) => choice.errors.r_q);
     this.head = {};
     for (const name of ["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_cell", "rotary", "attention", "layer_kind"]) {
       this.head[name] = array(`head.${name}`);
@@ -74,7 +89,7 @@ export class Data {
     this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));
     this.nLayers = Math.max(...this.layers, ...this.checkpoints.map((c) => (c.n_layers ?? 0) - 1)) + 1;
     this.nColumns = Math.max(...this.heads) + 1;
-    this.lenses = readLenses(this, (name) => (about.data.arrays[name] ? array(name) : null));
+    this.lenses = readLenses(this, array);
   }
 
   at(checkpoint, component, head) {
@@ -97,6 +112,20 @@ export class Data {
 
   number(what, checkpoint, head) {
     return this.head[what][checkpoint * this.nHeads + head];
+  }
+
+  // The standard error over documents of a head's number; NaN where it is not known, as on all components but 0.
+  error(name, { choice, component }, checkpoint, head) {
+    return this.#sure(this.choices[choice].errors[name], component, checkpoint, head);
+  }
+
+  // How sure a head is: unstable, sign_sure, undecided (1 or 0), category_share; NaN where that is not known.
+  flag(name, { choice, component }, checkpoint, head) {
+    return this.#sure(this.choices[choice].flags[name], component, checkpoint, head);
+  }
+
+  #sure(values, component, checkpoint, head) {
+    return values && this.components[component] === 0 ? values[checkpoint * this.nHeads + head] : NaN;
   }
 
   // The window of a checkpoint in a choice: that of the first head it has.

@@ -4,7 +4,8 @@ import { View } from "./view.js";
 import { attachMarkKeys, nearest, point } from "./pointing.js";
 import { button, select } from "./dom.js";
 import { markWords } from "./colours.js";
-import { correlation, plural, whole } from "./format.js";
+import { estimates, unsure } from "./sure.js";
+import { plural, whole } from "./format.js";
 import { dotRadius, drawDots, drawFrame, drawTrails, portraitFrame } from "./portrait.js";
 
 const DRAG = 5; // pixels after which a click is a brush
@@ -21,10 +22,9 @@ export function headLines(app, head, checkpoint) {
   return [
     `Layer ${data.layers[head]}, head ${data.heads[head]}`,
     `${data.categories[code].name}${kind ? ` (${kind})` : ""}`,
-    `r_q ${correlation(source.r_q[at], 4)}`,
-    `r_k ${correlation(source.r_k[at], 4)}`,
-    `explained variance ${correlation(source.explained_variance[at], 4)}`,
+    ...estimates(data, store.state, checkpoint, head).map(([name, text]) => `${name} ${text}`),
     `n ${whole(source.n_q[at])} queries, ${whole(source.n_k[at])} keys`,
+    ...unsure(data, store.state, checkpoint, head),
   ];
 }
 

@@ -4,8 +4,9 @@ import { button, element, named, svgElement } from "./dom.js";
 import { categoryPaint, markOf } from "./colours.js";
 import { copyText } from "./cards.js";
 import { correlation, shorten, whole } from "./format.js";
-import { LABEL, scale, valueAxis } from "./axis.js";
+import { LABEL, drawErrors, scale, valueAxis } from "./axis.js";
 import { SvgPen } from "./pen.js";
+import { estimates, sureness } from "./sure.js";
 import { toHash } from "./state.js";
 
 // Pairs of a term and its text, with what the term means where that is not plain.
@@ -32,10 +33,12 @@ function drawPath(g, head) {
   const now = list.indexOf(checkpoint);
   if (now >= 0) g.pen.rect(frame.left + now * step, frame.top, step, frame.bottom - frame.top + 12, { fill: g.theme.faint, alpha: 0.6 });
   valueAxis(g, frame, y, [-1, -0.5, 0, 0.5, 1], (v) => correlation(v, 1));
-  for (const [values, colour, mark] of [[source.r_q, data.about.colours.blue, "circle"], [source.r_k, data.about.colours.red, "square"]]) {
+  for (const [name, colour, mark] of [["r_q", data.about.colours.blue, "circle"], ["r_k", data.about.colours.red, "square"]]) {
+    const values = source[name];
     const points = list.map((c, i) => [x(i), y(values[data.at(c, component, head)])]).filter(([, at]) => Number.isFinite(at));
     if (points.length > 1) g.pen.line(points, { stroke: colour, width: 2 });
     for (const point of points) g.pen.mark(mark, ...point, list.length > 40 ? 1.5 : 3.4, { fill: colour, stroke: g.theme.paper, width: 0.7 });
+    drawErrors(g, x, y, list.map((c) => values[data.at(c, component, head)]), list.map((c) => data.error(name, store.state, c, head)), [-1, 1]);
   }
   list.forEach((c, i) => {
     const code = source.category[data.at(c, component, head)];
@@ -112,9 +115,8 @@ function about(app, head) {
   const reach = data.number("attention_window", checkpoint, head);
   return definition([
     ["category", data.categories[source.category[at]]?.name ?? "not measured here"],
-    ["r_q", correlation(source.r_q[at], 4)],
-    ["r_k", correlation(source.r_k[at], 4)],
-    ["explained variance", correlation(source.explained_variance[at], 4)],
+    ...(data.hasErrors ? [["how sure", sureness(data, store.state, checkpoint, head)]] : []),
+    ...estimates(data, store.state, checkpoint, head).map(([name, text]) => [name, text, data.hasErrors ? "value ± 1 standard error over documents" : ""]),
     ["n", `${whole(source.n_q[at])} queries, ${whole(source.n_k[at])} keys`],
     ["window", Number.isFinite(source.window[at]) ? `${whole(source.window[at])} tokens` : "not recorded"],
     ["layer", `${kind[0] || "unknown"}${kind[1] ? `, ${kind[1]} attention` : ""}${Number.isFinite(reach) ? ` over ${whole(reach)} tokens` : ""}`],

@@ -1,6 +1,6 @@
 // Numbers of any size: as text, and as the ends and ticks of an axis.
 
-import { UNDEFINED } from "./format.js";
+import { UNDEFINED, correlation } from "./format.js";
 
 function minus(text) {
   return text.replaceAll("-", "−");
@@ -19,6 +19,11 @@ export function significant(value, digits = 4) {
 // A limit or the end of a scale: no zeros that say nothing.
 export function bound(value) {
   return significant(value, 3).replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "");
+}
+
+// A value with so many decimals and, where it is known, its standard error.
+export function estimate(value, error, digits = 4) {
+  return correlation(value, digits) + (Number.isFinite(value) && Number.isFinite(error) ? ` ± ${significant(error, 2)}` : "");
 }
 
 export function withError(value, error) {

@@ -15,7 +15,7 @@ export class Selection {
     this.version = 0; // grows whenever a mask may have changed
     this.masks = new Map();
     store.subscribe((changed) => {
-      const moved = changed.has("checkpoint") && this.state.hidden.category.length > 0;
+      const moved = changed.has("checkpoint") && this.state.hidden.category.length + this.state.hidden.unsure.length > 0;
       if (moved || FILTERS.some((key) => changed.has(key))) {
         this.version += 1;
         this.masks.clear();
@@ -55,6 +55,7 @@ export class Selection {
         inLayers &&
         kinds.every(([what, hidden]) => !hidden.has(data.kind(what, checkpoint, h))) &&
         !hiddenCategories.has(choice.category[now + h]) &&
+        !state.hidden.unsure.some((flag) => data.flag(flag, state, here, h) === 1) &&
         (!state.brush || this.inBrush(state.brush, h, together ? checkpoint : state.brush.checkpoint));
       mask[h] = kept ? 1 : 0;
     }
@@ -89,8 +90,13 @@ export class Selection {
   }
 
   get active() {
+    return !this.allHeads || this.state.hidden.phase.length > 0;
+  }
+
+  // Whether no filter leaves out a head; phases choose checkpoints.
+  get allHeads() {
     const { layers, brush, hidden } = this.state;
-    return Boolean(layers || brush || Object.values(hidden).some((list) => list.length));
+    return !layers && !brush && Object.entries(hidden).every(([what, list]) => what === "phase" || !list.length);
   }
 
   // The filters in words.
@@ -98,7 +104,7 @@ export class Selection {
     const { layers, brush, hidden } = this.state;
     const said = [];
     if (layers) said.push(layers[0] === layers[1] ? `layer ${layers[0]}` : `layers ${layers[0]} to ${layers[1]}`);
-    for (const [what, noun] of [["category", ""], ["rotary", ""], ["attention", " attention"], ["phase", ""]]) {
+    for (const [what, noun] of [["category", ""], ["rotary", ""], ["attention", " attention"], ["unsure", " heads"], ["phase", ""]]) {
       if (hidden[what].length) said.push(`without ${hidden[what].map((name) => name || "unnamed").join(", ")}${noun}`);
     }
     if (brush) said.push(this.brushWords(brush));

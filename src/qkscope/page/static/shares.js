@@ -29,7 +29,9 @@ function blockStyle(g, code) {
 
 function shareLines(app, c) {
   const s = app.summaries.at(c);
-  return app.data.categories.map((category, i) => [s.counts[i], `${category.name} ${percent(s.shares[i])} (${s.counts[i]})`]).filter(([n]) => n).map(([, line]) => line);
+  const error = (name) => app.summaries.error(c, name);
+  const known = (name) => (Number.isFinite(error(name)) ? ` ± ${percent(error(name), 1)}` : "");
+  return app.data.categories.map((category, i) => [s.counts[i], `${category.name} ${percent(s.shares[i])}${known(category.name)} (${s.counts[i]})`]).filter(([n]) => n).map(([, line]) => line);
 }
 
 function drawStack(g) {

@@ -18,6 +18,11 @@ export function createStore(initial) {
   };
 }
 
+// What the filters leave out at first.
+export function nothingHidden() {
+  return { phase: [], category: [], rotary: [], attention: [], unsure: [] };
+}
+
 export function initialState(data) {
   const last = data.checkpoints.length - 1;
   return {
@@ -30,7 +35,7 @@ export function initialState(data) {
     hover: null,
     playing: false,
     layers: null, // [first, last]
-    hidden: { phase: [], category: [], rotary: [], attention: [] }, // what the filters leave out
+    hidden: nothingHidden(),
     brush: null, // a box in the portrait or in the map
     compare: [0, last],
     windowMeasure: "r_q",

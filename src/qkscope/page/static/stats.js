@@ -73,6 +73,12 @@ export class Summaries {
     return mask.map((kept, h) => (kept && this.data.kind("layer_kind", checkpoint, h) === kind ? 1 : 0));
   }
 
+  // The error over documents of a mean or share over all heads on PC0; NaN for a selection, which Python did not compute.
+  error(checkpoint, name, { choice = this.state.choice, component = this.state.component } = {}) {
+    const errors = this.data.choices[choice].meanErrors[name];
+    return errors && this.selection.allHeads && this.data.components[component] === 0 ? errors[checkpoint] : NaN;
+  }
+
   window(entry) {
     const start = entry.row * this.data.nHeads;
     return summarise(this.data, this.data.windowValues, start, this.selection.mask(entry.checkpoint));

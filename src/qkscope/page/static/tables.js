@@ -1,7 +1,8 @@
 // The numbers themselves: the heads of a checkpoint as a table, and every table as CSV.
 
 import { button, element, named } from "./dom.js";
-import { correlation, fileName, plural, whole } from "./format.js";
+import { estimate } from "./numbers.js";
+import { fileName, percent, plural, whole } from "./format.js";
 import { saveCsv } from "./download.js";
 import { swatchOf } from "./headpanel.js";
 
@@ -47,6 +48,7 @@ export function wholeTable(app) {
   return { columns: HEAD_COLUMNS, rows };
 }
 
+const SURE = ["same category", "category_share"]; // in how many samples of documents
 const SHOWN = [["head", null], ["category", null], ["r_q", "r_q"], ["r_k", "r_k"], ["explained variance", "explained_variance"], ["n queries", "n_q"], ["n keys", "n_k"]];
 
 export function tablePanel(app) {
@@ -54,7 +56,8 @@ export function tablePanel(app) {
   let [sort, rising, first] = [null, false, 0];
   const body = element("tbody");
   const status = element("span", { class: "about" });
-  const headers = SHOWN.map(([text, key]) => {
+  const columns = data.hasErrors ? [...SHOWN, SURE] : SHOWN;
+  const headers = columns.map(([text, key]) => {
     const act = () => {
       [sort, rising, first] = [key, sort === key ? !rising : false, 0];
       draw();
@@ -65,18 +68,20 @@ export function tablePanel(app) {
     const { checkpoint, component, choice } = store.state;
     const source = data.choices[choice];
     const mask = selection.mask(checkpoint);
-    const value = (h, key) => source[key][data.at(checkpoint, component, h)];
+    const sure = (h) => data.flag(SURE[1], store.state, checkpoint, h);
+    const value = (h, key) => (key === SURE[1] ? sure(h) : source[key][data.at(checkpoint, component, h)]);
     const heads = data.layers.map((_, h) => h).filter((h) => mask[h]);
     const order = (a, b) => (Number.isFinite(a) ? (Number.isFinite(b) ? a - b : -1) : Number.isFinite(b) ? 1 : 0);
     if (sort) heads.sort((a, b) => (rising ? order(value(a, sort), value(b, sort)) : Number.isFinite(value(a, sort)) && Number.isFinite(value(b, sort)) ? -order(value(a, sort), value(b, sort)) : order(value(a, sort), value(b, sort))));
-    headers.forEach((node, i) => node.setAttribute("aria-sort", SHOWN[i][1] && SHOWN[i][1] === sort ? (rising ? "ascending" : "descending") : "none"));
+    headers.forEach((node, i) => node.setAttribute("aria-sort", columns[i][1] && columns[i][1] === sort ? (rising ? "ascending" : "descending") : "none"));
     first = Math.max(0, Math.min(first, heads.length - 1));
     const shown = heads.slice(first, first + PAGE);
     body.replaceChildren(
       ...shown.map((h) => {
         const code = source.category[data.at(checkpoint, component, h)];
-        const numbers = ["r_q", "r_k", "explained_variance"].map((key) => element("td", {}, correlation(value(h, key), 4)));
+        const numbers = ["r_q", "r_k", "explained_variance"].map((key) => element("td", {}, estimate(value(h, key), data.error(key, store.state, checkpoint, h))));
         const counts = ["n_q", "n_k"].map((key) => element("td", {}, whole(value(h, key))));
+        if (data.hasErrors) counts.push(element("td", {}, Number.isFinite(sure(h)) ? percent(sure(h)) : "not known"));
         return element("tr", {}, element("th", { scope: "row" }, button(data.name(h), () => store.set({ head: h }), { class: "linklike" })), element("td", { class: "left" }, swatchOf(app, code, data.kind("layer_kind", checkpoint, h)), ` ${data.categories[code].name}`), ...numbers, ...counts);
       }),
     );
@@ -100,6 +105,6 @@ export function tablePanel(app) {
       button("CSV: these heads", () => save(headTable(app, store.state.checkpoint, true), "heads"), { class: "tool", id: "csv-heads" }),
       button("CSV: everything at this window", () => save(wholeTable(app), store.state.choice === "common" ? "qk_common" : "qk"), { class: "tool", id: "csv-all" }),
     ),
-    element("p", { class: "note" }, data.about.data.precision === "float64" ? "CSV files carry every digit of qk.csv." : "This study is large: the page holds correlations in single precision (seven digits); qk.csv has every digit."),
+    element("p", { class: "note" }, data.about.data.precision === "float64" ? "CSV files carry every digit of qk.csv." : "This study is large: the page holds correlations in single precision (seven digits); qk.csv has every digit.", data.hasErrors ? " ± is 1 standard error over documents, of component 0; qk.csv has those of all components." : ""),
   );
 }

@@ -2,7 +2,8 @@
 
 import { View } from "./view.js";
 import { correlation, percent, whole } from "./format.js";
-import { scale, valueAxis } from "./axis.js";
+import { drawErrors, scale, valueAxis } from "./axis.js";
+import { estimate } from "./numbers.js";
 import { segmented } from "./dom.js";
 import { textWidth } from "./pen.js";
 
@@ -56,8 +57,10 @@ function draw(g) {
     if (known.length > 1) pen.line(known.map((p) => [x(p.size), y(p.value)]), { stroke, width: current ? 2.6 : 1.1, alpha: current ? 1 : 0.7 });
     for (const p of known) {
       const own = p.size === data.window("own", checkpoint);
+      const error = own ? app.summaries.error(checkpoint, store.state.windowMeasure, { choice: "own", component: 0 }) : NaN;
       pen.mark("circle", x(p.size), y(p.value), current ? 4 : 2.6, { fill: own ? stroke : theme.paper, stroke, width: 1.2 });
-      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (own context)" : ""}`, shares ? percent(p.value, 1) : correlation(p.value, 3)], click: () => store.set({ checkpoint }) });
+      drawErrors(g, () => x(p.size), y, [p.value], [error], [-1, 1]);
+      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (own context)" : ""}`, shares ? percent(p.value, 1) + (Number.isFinite(error) ? ` ± ${percent(error, 1)}` : "") : estimate(p.value, error, 3)], click: () => store.set({ checkpoint }) });
     }
     if (current && known.length) {
       const end = known[known.length - 1];

@@ -1,0 +1,54 @@
+"""How sure the page's numbers are: errors over documents of single heads (component 0), and of means and shares.
+
+What another sample of documents would change was computed in Python, from replicates that the page does not have.
+Errors of heads are packed in half precision, which is more digits than an error has. A results folder without errors
+has none of these arrays, and the page shows none.
+"""
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.base import error_name
+from qkscope.lenses.categories import CATEGORIES, undecided
+from qkscope.lenses.position.summaries import MEASURES
+from qkscope.page.arrays import STATISTICS, Floats, Grid, column
+from qkscope.page.pack import Pack
+
+FLAGS = ("unstable", "sign_sure", "category_share", "undecided")
+# Where the errors of means and shares are: table, and its columns.
+MEANS = {"trajectory": MEASURES, "concordance": ("concordant", "discordant"), "taxonomy_fractions": CATEGORIES}
+
+
+def add_errors(pack: Pack, grid: Grid, tables: StudyTables) -> None:
+    """Pack what is known: `<choice>.<column>_se` and flags by head, `<choice>.mean.<quantity>_se` by checkpoint."""
+    for choice, at in zip(("own", "common"), tables.choices(), strict=False):
+        _add_heads(pack, grid, choice, at.heads)
+        _add_means(pack, grid, choice, at)
+
+
+def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None:
+    flat = Grid(grid.names, (0,), grid.heads)
+    known = heads[flat.places(heads.assign(pc=0))[2] >= 0].assign(pc=0)
+    found = {error_name(name): column(known, error_name(name)) for name in STATISTICS}
+    found |= {name: column(known, name) for name in FLAGS[:-1]}
+    found["undecided"] = _undecided(known)
+    for name, values in found.items():
+        if np.isfinite(values).any():
+            pack.add(f"{choice}.{name}", flat.spread(known, values, np.nan)[:, 0], "float16")
+
+
+def _undecided(heads: pd.DataFrame) -> Floats:
+    """1 where another category is within two errors, 0 where none is, NaN where errors are not known."""
+    errors = [column(heads, error_name(name)) for name in ("r_q", "r_k")]
+    found = undecided(column(heads, "r_q"), column(heads, "r_k"), *errors)
+    return np.where(np.isfinite(errors[0]) & np.isfinite(errors[1]), found.astype(float), np.nan)
+
+
+def _add_means(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
+    for table, names in MEANS.items():
+        rows = at.table(table).set_index("model")
+        for name in names:
+            errors = rows[error_name(name)].reindex(list(grid.names)).to_numpy(dtype=np.float64)
+            if np.isfinite(errors).any():
+                pack.add(f"{choice}.mean.{error_name(name)}", errors, "float64")

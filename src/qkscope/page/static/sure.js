@@ -1,0 +1,32 @@
+// How sure a head is, in words. What counts as unsure was decided in Python.
+
+import { estimate } from "./numbers.js";
+import { percent } from "./format.js";
+
+const NUMBERS = [["r_q", "r_q"], ["r_k", "r_k"], ["explained variance", "explained_variance"]];
+
+// A head's numbers, each with its error over documents where that is known: pairs of a name and a text.
+export function estimates(data, state, checkpoint, head) {
+  const at = data.at(checkpoint, state.component, head);
+  return NUMBERS.map(([text, name]) => [text, estimate(data.choices[state.choice][name][at], data.error(name, state, checkpoint, head))]);
+}
+
+// What a filter can leave out: the flag, and what it is called.
+export const UNSURE = [["unstable", "unstable component"], ["undecided", "undecided category"]];
+
+// What another sample of documents might change about a head; empty where nothing, or where errors are not known.
+export function unsure(data, state, checkpoint, head) {
+  const flag = (name) => data.flag(name, state, checkpoint, head);
+  const said = [];
+  if (flag("undecided") === 1) said.push("undecided: another category is within two errors");
+  if (flag("unstable") === 1) said.push("unstable: the component cannot be told from the next");
+  if (flag("sign_sure") === 0) said.push("the sign of r_k is not sure");
+  return said;
+}
+
+// The same for a head that is read by itself: also how many samples agree.
+export function sureness(data, state, checkpoint, head) {
+  const share = data.flag("category_share", state, checkpoint, head);
+  if (!Number.isFinite(share)) return "errors over documents are not known";
+  return [`${percent(share)} of other samples of documents give this category`, ...unsure(data, state, checkpoint, head)].join("; ");
+}

@@ -1,0 +1,146 @@
+"""Errors on the page: what the tables say, packed and in a real browser; none where the tables have none."""
+
+import numpy as np
+import pytest
+
+from known_errors import FAR, HEADS, write_known
+from qkscope.lenses.at_window import build_tables
+from qkscope.page.arrays import add_tables, page_grid
+from qkscope.page.errors import add_errors
+from qkscope.page.pack import Pack, unpack
+from qkscope.report.write import write_report
+from qkscope.results.read import load_results
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("known")
+    write_known(folder, windows=True)
+    write_report(folder, figures=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bare")
+    write_known(folder, errors=False, windows=True)
+    write_report(folder, figures=False)
+    return folder
+
+
+def packed(results):
+    pack = Pack()
+    data = add_tables(pack, results)
+    add_errors(pack, page_grid(results.study, data), build_tables(results))
+    return pack
+
+
+def test_errors_and_flags_are_packed_by_head(tmp_path):
+    results = write_known(tmp_path)
+    pack = packed(results)
+    text = pack.text()
+    expected = {
+        "r_q_se": [(1 - r_q**2) * FAR for r_q, _, _, _ in HEADS.values()],
+        "r_k_se": [(1 - r_k**2) * FAR for _, r_k, _, _ in HEADS.values()],
+        "explained_variance_se": [FAR] * 4,
+        "unstable": [0, 1, 0, 0],
+        "category_share": [0.5, 1, 1, 1],
+        "undecided": [1, 0, 0, 0],  # r_q = 0.71 is within two errors, 0.034, of 0.7
+    }
+    for name, values in expected.items():
+        assert pack.index[f"own.{name}"]["type"] == "float16"
+        np.testing.assert_allclose(unpack(text, pack.index, f"own.{name}"), [values, values], rtol=1e-3)
+    trajectory = build_tables(results).own.table("trajectory")
+    assert list(unpack(text, pack.index, "own.mean.r_q_se")) == list(trajectory["r_q_se"])
+
+
+def test_results_without_errors_pack_none(tmp_path):
+    pack = packed(write_known(tmp_path, errors=False))
+    assert not [name for name in pack.index if name.endswith("_se") or "mean" in name or name == "own.undecided"]
+
+
+# --- in a browser -----------------------------------------------------------------------------------
+
+
+def panel(page):
+    """The head panel's terms and texts."""
+    terms = page.locator("#head dl.facts-small").first
+    return dict(zip(terms.locator("dt").all_inner_texts(), terms.locator("dd").all_inner_texts(), strict=True))
+
+
+def shown(page):
+    return {(d["layer"], d["head"]) for d in page.evaluate("qkscope.dots()") if d["shown"]}
+
+
+def test_a_head_is_shown_with_its_error(visit, known):
+    # FAR = 0.034641: 0.71 has (1 - 0.71^2) FAR = 0.01718, 0.9 has 0.00658, and explained variance FAR itself
+    with visit(known / "report.html", "#head=0.0") as page:
+        told = panel(page)
+        assert told["r_q"] == "0.7100 ± 0.017"
+        assert told["r_k"] == "0.9000 ± 0.0066"
+        assert told["explained variance"] == "0.5000 ± 0.035"
+        assert told["how sure"] == (
+            "50% of other samples of documents give this category; undecided: another category is within two errors"
+        )
+        row = page.locator("#numbers tbody tr", has_text="L0H0").inner_text()
+        assert "0.7100 ± 0.017" in row
+        assert "50%" in row
+        page.locator("#view-map").scroll_into_view_if_needed()
+        box = page.locator("#view-map canvas").bounding_box()
+        page.mouse.move(box["x"] + 60, box["y"] + 40)  # the first cell
+        tooltip = page.locator(".tooltip").inner_text().splitlines()
+        assert tooltip[0] == "Layer 0, head 0"
+        assert {"r_q 0.7100 ± 0.017", "r_k 0.9000 ± 0.0066", "explained variance 0.5000 ± 0.035"} <= set(tooltip)
+        assert tooltip[-1].startswith("undecided")
+
+
+def test_a_table_without_errors_shows_none(visit, bare):
+    with visit(bare / "report.html", "#head=0.0") as page:
+        assert panel(page)["r_q"] == "0.7100"
+        assert "how sure" not in panel(page)
+        assert "±" not in page.locator("#numbers").inner_text()
+        assert page.locator("#numbers thead").inner_text().count("same category") == 0
+        assert page.locator("[data-filter=unsure]").count() == 0
+        page.locator("#view-signal").scroll_into_view_if_needed()
+        page.locator("#view-signal svg text", has_text="mean r_q").wait_for()
+        assert "SE over documents" not in page.locator("#view-signal svg").text_content()
+
+
+def test_unsure_heads_can_be_left_out_and_sorted(visit, known):
+    with visit(known / "report.html") as page:
+        page.locator("#filters summary").click()
+        page.get_by_label("unstable component").uncheck()
+        assert shown(page) == set(HEADS) - {(0, 1)}
+        page.get_by_label("undecided category").uncheck()
+        assert shown(page) == {(1, 0), (1, 1)}
+        assert "without unstable, undecided heads" in page.locator("#selection").inner_text()
+        page.locator("#clear").click()
+        assert shown(page) == set(HEADS)
+        page.get_by_role("button", name="same category").click()
+        page.get_by_role("button", name="same category").click()  # rising: the least sure first
+        assert page.locator("#numbers tbody tr").first.inner_text().startswith("L0H0")
+
+
+def test_means_have_their_error_until_a_filter_chooses_heads(visit, known):
+    table = build_tables(load_results(known)).own.table("trajectory")
+    with visit(known / "report.html") as page:
+        signal = page.locator("#view-signal")
+        signal.scroll_into_view_if_needed()
+        signal.locator("svg text", has_text="± 1 SE over documents").wait_for()
+        box = signal.locator("svg").bounding_box()
+        page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + box["height"] / 2)
+        error = float(table["r_q_se"].iloc[-1])
+        assert (
+            f"mean r_q {table['r_q'].iloc[-1]:.3f} ± {error:.2g}, SD over heads"
+            in page.locator(".tooltip").inner_text()
+        )
+        page.locator("#filters summary").click()
+        page.get_by_label("unstable component").uncheck()
+        signal.scroll_into_view_if_needed()
+        signal.locator("svg text", has_text="± 1 SE over documents").wait_for(state="detached")
+        assert "not for this selection" in signal.inner_text()
+
+
+def test_replicates_are_not_a_lens_of_their_own(visit, known):
+    with visit(known / "report.html", "#head=0.0") as page:
+        assert page.locator(".lens-facts").count() == 0
