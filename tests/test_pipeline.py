@@ -315,7 +315,12 @@ def test_the_notebook_way(checkpoints, tmp_path):
     table = qkscope.analyze(moments, model="mine", components=2)
     assert len(table) == 4 * 4 * 2
     moments.save(tmp_path / "m.safetensors")
-    pd.testing.assert_frame_equal(table, qkscope.analyze(tmp_path / "m.safetensors", model="mine", components=2))
+    again = qkscope.analyze(tmp_path / "m.safetensors", model="mine", components=2)
+    errors = [name for name in table.columns if name.endswith("_se") or name == "category_share"]
+    pd.testing.assert_frame_equal(table.drop(columns=errors), again.drop(columns=errors))
+    np.testing.assert_allclose(
+        table[errors], again[errors], rtol=0.02, atol=1e-6
+    )  # a file keeps three digits of groups
     padded = qkscope.capture_moments(model, [window[: 200 + i] for i, window in enumerate(windows)], batch_size=5)
     alone = qkscope.capture_moments(model, [window[: 200 + i] for i, window in enumerate(windows)], batch_size=1)
     one_by_one = qkscope.analyze(alone)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qkscope.run.plan import CheckpointPlan
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ROW_BYTES = 200  # of a line of qk.csv
+ROW_BYTES = 275  # of a line of qk.csv, errors included, and its share of the other head tables
 EIGEN = 25  # FLOPs of an eigendecomposition with its vectors, in units of width³
 
 
