@@ -32,7 +32,7 @@ demo: setup  ## train ten small checkpoints and run the whole product on them (a
 
 check: lint types fast  ## lint, types and the fast tests: what to run before each commit (under two minutes)
 
-test: lint types unit  ## set up, then lint, types and all tests (under ten minutes on two cores)
+test: lint types unit  ## set up, then lint, types and all tests (about fifteen minutes on two cores)
 
 lint: setup $(NPM)
 	$(BIN)/ruff check .
