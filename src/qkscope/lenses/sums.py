@@ -86,7 +86,7 @@ class LayerSums:
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
-        """Tokens and mean vector of each position bucket in the window, read when they are asked for."""
+        """Each position bucket in the window by itself, read when it is asked for."""
         if self.read_buckets is None:
             raise ValueError("these sums do not tell position buckets apart")
         return self.read_buckets(kind, self.left_out)

@@ -219,8 +219,8 @@ class Moments:
     def bucket_means(
         self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
     ) -> BucketMeans:
-        """The mean vector of each position bucket in a window, of all document groups or of all but one."""
-        return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
+        """Each position bucket in a window by itself, of all document groups or of all but one."""
+        return bucket_means(self._layer(layer)[kind], self.layout, self.cells(window, skip), without)
 
     def has_group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> bool:
         """Whether replicates over this window are exact."""
