@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qkscope.errors import InputError
 from qkscope.moments.held import KindMoments
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments
+from qkscope.moments.second import Array, SecondMoments, Statistics
 
 
 def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
@@ -52,6 +52,69 @@ def bucket_means(held: KindMoments, cells: slice, without: int | None = None) ->
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
     return BucketMeans(n, held.buckets.pivot[:, None, :] + mean)
+
+
+def bucket_statistics(held: KindMoments, scale: float, cells: slice) -> Statistics:
+    """Statistics of each bucket for itself: (heads, buckets, …)."""
+    return held.buckets.chosen(cells).statistics(scale)
+
+
+def buckets_without(
+    held: KindMoments,
+    scale: float,
+    cells: slice,
+    group: int,
+    whole: Statistics,
+    heads: NDArray[np.intp] | None = None,
+) -> Statistics:
+    """The same without one document group and for some heads, NaN where groups are not told apart.
+
+    Groups have no squares in single buckets, so covariances of vectors are those of the `whole`.
+    """
+    index = slice(None) if heads is None else heads
+    buckets, crossed = held.buckets, held.crossed
+    left = {name: getattr(buckets, name)[index][:, cells] for name in ("n", "u", "uu", "x", "xu")}
+    if held.is_crossed:
+        left = {name: sums - getattr(crossed, name)[index][:, cells, group] for name, sums in left.items()}
+    else:
+        left["n"] = np.zeros_like(left["n"])
+    return SecondMoments(buckets.pivot[index], **left, xx=buckets.xx[:0]).statistics(scale, whole)
+
+
+@dataclass(frozen=True)
+class BeforeRotation:
+    """Queries or keys as they were before RoPE, from some of the tokens; position 0 is not among them.
+
+    Means are those of a window and of each of its buckets, without a document group where one is left out. The
+    covariance is that of the whole context and of all documents, whatever the window.
+    """
+
+    n: Array  # (heads,)
+    mean: Array  # (heads, d)
+    cov: Array  # (heads, d, d)
+    bucket_n: Array  # (heads, buckets)
+    bucket_mean: Array  # (heads, buckets, d); NaN where a bucket has no tokens
+
+    def take(self, index: NDArray[np.intp]) -> BeforeRotation:
+        """The same for the chosen heads."""
+        return BeforeRotation(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+
+def before_rotation(held: KindMoments, cells: slice, without: int | None = None) -> BeforeRotation | None:
+    """What is known of the vectors before rotation; None where it was not summed."""
+    known = held.unrotated
+    if known is None:
+        return None
+    kept = [group for group in range(known.n.shape[1]) if group != without]
+    heads = len(known.pivot)
+    n = np.broadcast_to(known.n[cells][:, kept].sum(axis=1), (heads, known.n[cells].shape[0]))
+    x = known.x[:, cells][:, :, kept].sum(axis=2, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bucket_mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
+        mean = x.sum(axis=1) / n.sum(axis=1)[:, None]
+    pivot = known.pivot
+    covariance = known.whole().statistics(1.0).cov_xx
+    return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
 
 
 def has_squares(held: KindMoments, cells: slice) -> bool:
