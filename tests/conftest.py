@@ -1,6 +1,7 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
 import functools
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,6 +12,10 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
+
+# Some machines advertise matrix instructions that they may not use, and a process that tries dies (bfloat16, float16).
+# This holds oneDNN to the level below; it is read when torch is first imported, here and in processes that tests start.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}

@@ -14,7 +14,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -37,6 +37,7 @@ class AttentionCall:
     key: Tensor  # (batch, key heads, tokens, head width)
     sliding_window: int | None
     kernel: str
+    scaling: float | None = None  # of scores, as the call says; None is the kernels' default, 1 / sqrt(head width)
 
 
 Observer = Callable[[AttentionCall], None]
@@ -93,7 +94,7 @@ class Tap:
         self._seen.clear()
         self.forwards += 1
 
-    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, window: int | None) -> None:
+    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, said: Mapping[str, Any]) -> None:
         """Count and pass on one call; called by the wrapped kernel."""
         layer = self._layer_of(module)
         if self._already_seen(layer, module, query, key):
@@ -101,7 +102,7 @@ class Tap:
         self._check_shapes(layer, query, key)
         self.calls[layer] += 1
         self.tokens[layer] += query.shape[0] * query.shape[2]
-        self._observer(AttentionCall(layer, query, key, window, kernel))
+        self._observer(AttentionCall(layer, query, key, said.get("sliding_window"), kernel, said.get("scaling")))
         if self.last is not None and self.last <= self._seen.keys():
             raise Enough
 
@@ -203,7 +204,7 @@ class _Lookup:
                 query = kwargs["query"] if "query" in kwargs else args[0]
                 key = kwargs["key"] if "key" in kwargs else args[1 if "query" not in kwargs else 0]
                 name = getattr(kernel, "__name__", type(kernel).__name__)
-                tap.see(module, query, key, name, kwargs.get("sliding_window"))
+                tap.see(module, query, key, name, kwargs)
             return kernel(module, *args, **kwargs)
 
         return observed

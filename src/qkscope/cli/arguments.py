@@ -351,6 +351,11 @@ def _add_analyze(commands: Any) -> None:
         help="of moments: leave out the first N positions; 1 leaves out attention sinks (default: the study's)",
     )
     parser.add_argument(
+        "--detail",
+        action=argparse.BooleanOptionalAction,
+        help="of moments: tables with many rows per head, by position bucket or plane (default: the study's)",
+    )
+    parser.add_argument(
         "--window",
         type=_positive,
         metavar="TOKENS",

@@ -228,6 +228,7 @@ def analyze(options: argparse.Namespace) -> int:
             components=options.components,
             common_window=options.common_window,
             skip_positions=options.skip_positions,
+            detail=options.detail,
             kind=options.kind,
         )
     print(f"results: {folder}/")

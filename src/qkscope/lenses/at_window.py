@@ -16,12 +16,13 @@ import pandas as pd
 
 from qkscope.lenses.base import Lens, Summary
 from qkscope.lenses.draws import drawn_heads
+from qkscope.lenses.means import MEANS_KEY, LensPanel
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import table_path
 from qkscope.results.read import Entries, Results, read_head_table
 from qkscope.results.remove import remove_table
-from qkscope.results.schema import QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
+from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.noise import HeadPanel
 
 COMMON_SUFFIX = "_common"
@@ -50,6 +51,7 @@ class AtWindow:
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
+        self._panels: dict[str, HeadPanel] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,10 +65,27 @@ class AtWindow:
         one_run, same = self.study.one_run, self.study.same_documents
         return HeadPanel(self.heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
 
+    def panel_of(self, file: str) -> HeadPanel:
+        """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
+        if file not in self._panels:
+            kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
+            heads = self.table(file).merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+            means = self.head_tables.get(LAYER_MEANS_CSV)
+            one_run, same, sampled = self.study.one_run, self.study.same_documents, self.study.sampled_heads
+            self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
+        return self._panels[file]
+
     @property
     def replicates(self) -> pd.DataFrame | None:
         """Component 0 without each group of documents in turn; None where results have no errors."""
         return self.head_tables.get(REPLICATES_CSV)
+
+    @property
+    def files_by_head(self) -> list[str]:
+        """The lenses' tables that say something of a head in one row, or in one row per component."""
+        declared = [table for lens in self._lenses for table in lens.tables]
+        one = [t.file for t in declared if t.per == "head" and t.across in (None, "pc")]
+        return [file for file in one if file in self.head_tables]
 
     def find(self, name: str) -> pd.DataFrame | None:
         """A summary by its name or a head table by its file; None where the results do not carry it."""
@@ -142,10 +161,11 @@ def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.
     """The lenses' tables that are there; those of `qk.csv` and its kin are part of the results already."""
     found: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for table in lens.tables if table.file not in QK_FILES):
-        rows = read_head_table(results, table.file, table.names)
+        rows = read_head_table(results, table.file, table.names, table.key)
         if rows is not None:
             found[table.file] = rows
-    return found
+    means = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
+    return found if means is None else {**found, LAYER_MEANS_CSV: means}
 
 
 def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:

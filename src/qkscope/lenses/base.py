@@ -43,20 +43,35 @@ class Column:
 class HeadTable:
     """A file with rows per checkpoint and head: `rows` computes one layer's columns from that layer's sums.
 
-    Each array has one entry per head, or one per head and component; the driver adds who and where (checkpoint,
-    layer, head, key head, component, window, what the layer is). It also calls `rows` with the sums without each group
-    of documents in turn, and writes the errors that follow beside each column, as `<column>_se`.
+    Each array has one entry per head, (heads,), or one per head and place on a second axis, (heads, places): a
+    component, a position bucket, a plane. The driver adds who and where (checkpoint, layer, head, key head, place,
+    window, what the layer is). It also calls `rows` with the sums without each group of documents in turn, and writes
+    the errors that follow beside each column, as `<column>_se`. A table per layer has arrays (1,) or (1, places).
     """
 
     file: str
     columns: tuple[Column, ...]
     rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]]
     windows: Windows = "own and common"
-    components: bool = False  # one row per component as well
+    across: str | None = None  # the second axis, and the column with the place on it: pc, bucket, plane
+    per: Literal["head", "layer"] = "head"
+    detail: bool = False  # so many rows that large studies go without (study key `detail`); six digits are written
+    holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
     judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that tell its rows apart."""
+        who = ("model", "layer", "head", "window") if self.per == "head" else ("model", "layer", "window")
+        return who if self.across is None else (*who, self.across)
+
+    @property
+    def has_row_per_head(self) -> bool:
+        """Whether a head has exactly one row at a window."""
+        return self.per == "head" and self.across is None
 
     @property
     def names(self) -> tuple[str, ...]:

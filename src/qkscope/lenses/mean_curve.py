@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from qkscope.lenses.base import Column, Figure, HeadTable
 from qkscope.lenses.card import Card, CardInput, bands, rows, window_sentence
 from qkscope.stats.findings import describe_curve, largest_contrast
-from qkscope.stats.noise import HeadPanel
 from qkscope.words.phrases import curve_course, jumps, ranking, sentence, significant
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def draw_mean_curve(file: str, column: Column, title: str, at: AtWindow) -> Draw
 
 def mean_card(file: str, column: Column, title: str, given: CardInput) -> Card:
     """What the column is, and how its mean goes."""
-    panel = HeadPanel(given.at.table(file), same_heads=given.study.one_run)
+    panel = given.at.panel_of(file)
     name = f"The mean of {column.name}"
     if given.study.one_run or len(given.checkpoints) == 1:
         curve = describe_curve(panel, given.checkpoints, column.name)

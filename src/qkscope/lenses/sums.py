@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, pooled_eigen
 from qkscope.moments.moments import Moments
-from qkscope.moments.replicates import BucketMeans
+from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
@@ -43,6 +43,32 @@ class Replication:
 
 
 @dataclass(frozen=True)
+class WindowSource:
+    """One layer of moments over one window: what lenses may ask for beyond the sums of the whole window."""
+
+    moments: Moments
+    layer: int
+    window: int | None
+    skip: int
+
+    def bucket_means(self, kind: Kind, without: int | None) -> BucketMeans:
+        """Of all the layer's heads."""
+        return self.moments.bucket_means(self.layer, kind, self.window, self.skip, without=without)
+
+    def buckets(self, kind: Kind) -> Statistics:
+        """Of all the layer's heads."""
+        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
+
+    def buckets_without(self, kind: Kind, group: int, index: NDArray[np.intp], whole: Statistics) -> Statistics:
+        """Of the heads `index`, which `whole` is about."""
+        return self.moments.buckets_without(self.layer, kind, group, whole, self.window, self.skip, index)
+
+    def before(self, kind: Kind, without: int | None) -> BeforeRotation | None:
+        """Of all the layer's heads."""
+        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without)
+
+
+@dataclass(frozen=True)
 class LayerSums:
     """Statistics of one layer's queries and keys over a window; entry i belongs to `heads[i]`."""
 
@@ -51,12 +77,13 @@ class LayerSums:
     window: int
     components: int  # how many principal components tables keep
     groups: int  # of documents, filled or not
+    edges: tuple[int, ...]  # of the window's position buckets: one more than there are buckets
     documents: int | None  # that reach the end of the window; None where they were not counted
     q: Statistics
     k: Statistics  # of the key head that each query head reads
     replication: Replication = Replication("none", "no document groups")
     leave_out: Callable[[Kind, int], Statistics] | None = None
-    read_buckets: Callable[[Kind, int | None], BucketMeans] | None = None
+    source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
     left_out: int | None = None  # of a replicate: the document group that it lacks
 
@@ -85,11 +112,52 @@ class LayerSums:
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
 
+    @cached_property
+    def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
+        found, which = np.unique(self.kv_heads, return_inverse=True)
+        return found.astype(np.intp), which.astype(np.intp)
+
     def bucket_means(self, kind: Kind) -> BucketMeans:
-        """Each position bucket in the window by itself, read when it is asked for."""
-        if self.read_buckets is None:
+        """Tokens and mean vector of each position bucket in the window, one entry per query head."""
+        index = np.array(self.heads if kind == "q" else self.kv_heads)
+        return self._source.bucket_means(kind, self.left_out).take(index)
+
+    @cached_property
+    def q_buckets(self) -> Statistics:
+        """Statistics of the queries of each bucket: (heads, buckets, …). A replicate's covariances are the whole's."""
+        return self._buckets("q", np.array(self.heads))
+
+    @cached_property
+    def k_buckets(self) -> Statistics:
+        """The same for the *distinct* key heads (see `distinct_keys`)."""
+        return self._buckets("k", self.distinct_keys[0])
+
+    def _buckets(self, kind: Kind, index: NDArray[np.intp]) -> Statistics:
+        if self.whole is None or self.left_out is None:
+            return self._source.buckets(kind).take(index)
+        whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
+        return self._source.buckets_without(kind, self.left_out, index, whole)
+
+    @cached_property
+    def q_before(self) -> BeforeRotation | None:
+        """Queries before rotation, one entry per head; None where that was not summed."""
+        return self._before("q", np.array(self.heads))
+
+    @cached_property
+    def k_before(self) -> BeforeRotation | None:
+        """Keys before rotation, one entry per *distinct* key head."""
+        return self._before("k", self.distinct_keys[0])
+
+    def _before(self, kind: Kind, index: NDArray[np.intp]) -> BeforeRotation | None:
+        found = self._source.before(kind, self.left_out)
+        return None if found is None else found.take(index)
+
+    @property
+    def _source(self) -> WindowSource:
+        if self.source is None:
             raise ValueError("these sums do not tell position buckets apart")
-        return self.read_buckets(kind, self.left_out)
+        return self.source
 
     @cached_property
     def replicates(self) -> tuple[LayerSums, ...]:
@@ -122,21 +190,19 @@ def layer_sums(
             found = replace(found, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
         return found.take(chosen[kind])
 
-    def read_buckets(kind: Kind, without: int | None) -> BucketMeans:
-        return moments.bucket_means(layer, kind, window, skip, without=without).take(chosen[kind])
-
     return LayerSums(
         facts=facts,
         heads=tuple(heads),
         window=window or moments.layout.context,
         components=components,
         groups=moments.layout.groups,
+        edges=moments.layout.edges[cells.start : cells.stop + 1],
         documents=int(moments.documents[:, cells.stop - 1].sum()) or None,
         q=whole["q"].take(chosen["q"]),
         k=whole["k"].take(chosen["k"]),
         replication=replication,
         leave_out=None if replication.method == "none" else partial(leave_out),
-        read_buckets=read_buckets,
+        source=WindowSource(moments, layer, window, skip),
     )
 
 

@@ -72,7 +72,8 @@ def _lens(pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping
 
 def _head_tables(lens: Lens) -> list[HeadTable]:
     """The tables with one row per head at a choice of windows; `qk.csv` and its kin have views of their own."""
-    shown = [table for table in lens.tables if table.windows != "doublings" and not table.replicated]
+    by_head = [table for table in lens.tables if table.per == "head" and table.across in (None, "pc")]
+    shown = [table for table in by_head if table.windows != "doublings" and not table.replicated]
     return [table for table in shown if table.file not in QK_FILES]
 
 

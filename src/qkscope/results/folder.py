@@ -18,6 +18,7 @@ QK_CSV = "qk.csv"
 QK_COMMON_CSV = "qk_common.csv"
 QK_WINDOWS_CSV = "qk_windows.csv"
 REPLICATES_CSV = "replicates.csv"
+LAYER_MEANS_CSV = "layer_means.csv"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
@@ -30,6 +31,7 @@ FILES = (
     QK_COMMON_CSV,
     QK_WINDOWS_CSV,
     REPLICATES_CSV,
+    LAYER_MEANS_CSV,
     PROVENANCE_JSON,
     PLAN_JSON,
     STUDY_YAML,

@@ -43,7 +43,7 @@ _NUMBERS = ("explained_variance", "r_q", "r_k")
 _WHOLE = ("layer", "head", "pc")
 _EMPTY = ["", "nan", "NaN", "NA"]
 _SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
-_TEXT_COLUMNS = ("model", "rotary", "attention", "errors")
+_TEXT_COLUMNS = ("model", "rotary", "attention", "errors", "table", "column")
 _KINDS = {
     "rotary": (schema.ROTARY, schema.NOPE, schema.UNKNOWN),
     "attention": (schema.FULL, schema.SLIDING, schema.CHUNKED),  # or empty: not recorded
@@ -113,21 +113,26 @@ def _same_documents(checkpoints: Sequence[Entry]) -> bool:
     return len(seen) == 1 and None not in next(iter(seen))
 
 
-def read_head_table(results: Results, file: str, columns: Sequence[str]) -> pd.DataFrame | None:
-    """A lens's table of the folder, its numbers checked; None where the folder has none (yet)."""
+def read_head_table(
+    results: Results, file: str, columns: Sequence[str], key: Sequence[str] = _HEAD_KEY
+) -> pd.DataFrame | None:
+    """A lens's table of the folder, its numbers checked; None where the folder has none (yet).
+
+    `key` are the columns that tell its rows apart.
+    """
     path = head_table_path(results.folder, file)
     if not path.exists():
         return None
     table = _read_csv(path)
-    needed = (*_HEAD_KEY, *columns)
+    needed = (*key, *columns)
     missing = [name for name in needed if name not in table.columns]
     if missing or table.empty:
         raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
     # Errors and replicates may be missing, in tables of earlier versions; where they are there they are numbers.
-    for name in (*needed, *(name for name in table.columns if "_without_" in name or name.endswith("_se"))):
+    for name in (*needed, *(name for name in table.columns if "without_" in name or name.endswith("_se"))):
         if name not in _TEXT_COLUMNS:
             table[name] = _numbers(table[name], path)
-    _refuse_repeated(table, [*_HEAD_KEY, *(["pc"] if "pc" in table.columns else [])], path)
+    _refuse_repeated(table, key, path)
     strangers = sorted(set(table["model"]) - set(results.study.names))
     if strangers:
         raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")

@@ -114,16 +114,22 @@ class HeadPanel:
     def _drawn(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
         """The mean as other documents would have given it."""
         if (quantity, model, part) not in self._means:
-            known = [draw for draw in self._draws if quantity in draw._columns.get(model, {})]
-            inside = self._inside(model, part)  # draws have the same heads, in the same order
-            means = [_mean(draw._columns[model][quantity][inside]) for draw in known]
-            self._means[quantity, model, part] = np.array(means)
+            self._means[quantity, model, part] = self._draw(quantity, model, part)
         return self._means[quantity, model, part]
+
+    def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
+        known = [draw for draw in self._draws if quantity in draw._columns.get(model, {})]
+        inside = self._inside(model, part)  # draws have the same heads, in the same order
+        return np.array([_mean(draw._columns[model][quantity][inside]) for draw in known])
+
+    def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
+        """The layers of a checkpoint's heads, or of a part of them."""
+        return sorted(set(self._places[model]["layer"][self._inside(model, part)]))
 
     def _clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         """The key head of each head, as one number."""
         places = self._places[model]
-        if not self._draws or "kv_head" not in places.columns:
+        if not self.knows_documents or "kv_head" not in places.columns:
             return None
         found = places["layer"].to_numpy(dtype=np.int64) * 100_000 + places["kv_head"].to_numpy(dtype=np.int64)
         return np.asarray(found[self._inside(model, part)])

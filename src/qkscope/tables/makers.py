@@ -47,16 +47,17 @@ class AnalysisSettings:
     heads: HeadSample | None = None
     layers: LayerChoice = "all"
     skip: int = 0  # leading positions that are left out
+    detail: bool = True  # whether tables with many rows per head are made
 
     @classmethod
     def of(cls, study: Study) -> AnalysisSettings:
         """The study's own settings."""
         window, sample, layers = study.window_in_common(), head_sample(study), layer_choice(study)
-        return cls(window, study.components, sample, layers, study.skip_positions)
+        return cls(window, study.components, sample, layers, study.skip_positions, study.in_detail())
 
     def rows(self) -> RowSettings:
         """What a checkpoint's rows are made with."""
-        return RowSettings(None, self.window, self.components, self.heads, self.layers, self.skip)
+        return RowSettings(None, self.window, self.components, self.heads, self.layers, self.skip, self.detail)
 
 
 class TableParts:

@@ -103,9 +103,7 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
     )
 
 
-OWN = HeadTable(
-    QK_CSV, COLUMNS, components_of, "own", components=True, check=warn_undefined, judged=JUDGED, judge=judge
-)
+OWN = HeadTable(QK_CSV, COLUMNS, components_of, "own", across="pc", check=warn_undefined, judged=JUDGED, judge=judge)
 COMMON = replace(OWN, file=QK_COMMON_CSV, windows="common")
 # Component 0 without each document group in turn: what errors of means and shares over heads are made of.
 _KEPT = ("explained_variance", "r_q", "r_k", "n_q")

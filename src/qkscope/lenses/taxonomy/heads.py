@@ -23,7 +23,7 @@ CATEGORY = ("category", "category_share", "undecided", "became", "category_first
 
 def heads_at(at: AtWindow) -> pd.DataFrame:
     """The heads of a study at one choice of windows, with all that other lenses say of them."""
-    tables = {file: table for file, table in at.head_tables.items() if file != REPLICATES_CSV}
+    tables = {file: at.head_tables[file] for file in at.files_by_head if file != REPLICATES_CSV}
     return joined_heads(at.heads, at.study.labels, tables, one_run=at.study.one_run)
 
 
