@@ -31,54 +31,56 @@ def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *
 
 @dataclass(frozen=True)
 class BucketMeans:
-    """Tokens and mean vector of each position bucket; NaN where a bucket has no tokens, or nothing is known of it."""
+    """Each position bucket by itself: tokens, means, and what goes with position inside it, t in tokens.
 
+    NaN where a bucket has no tokens, or nothing is known of it.
+    """
+
+    edges: tuple[int, ...]  # where buckets begin, and where the last one ends
     n: Array  # (heads, buckets)
     mean: Array  # (heads, buckets, d)
+    mean_t: Array  # (heads, buckets)
+    var_t: Array  # (heads, buckets)
+    cov_xt: Array  # (heads, buckets, d)
 
     def take(self, index: NDArray[np.intp]) -> BucketMeans:
         """The same for the chosen heads."""
-        return BucketMeans(self.n[index], self.mean[index])
+        return BucketMeans(
+            self.edges,
+            self.n[index],
+            self.mean[index],
+            self.mean_t[index],
+            self.var_t[index],
+            self.cov_xt[index],
+        )
 
 
-def bucket_means(held: KindMoments, cells: slice, without: int | None = None) -> BucketMeans:
+def bucket_means(held: KindMoments, layout: Layout, cells: slice, without: int | None = None) -> BucketMeans:
     """The means of some buckets, of all documents or without one group; NaN where groups are not told apart there."""
-    n, x = held.buckets.n[:, cells], held.buckets.x[:, cells]
-    if without is not None:
-        if not held.is_crossed:
-            return BucketMeans(np.full(n.shape, np.nan), np.full(x.shape, np.nan))
-        n = n - held.crossed.n[:, cells, without]
-        x = x - held.crossed.x[:, cells, without].astype(np.float64)
+    n, u, uu, x, xu = (_bucket_sums(held, cells, without, name) for name in ("n", "u", "uu", "x", "xu"))
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
-    return BucketMeans(n, held.buckets.pivot[:, None, :] + mean)
+        inverse = np.where(n > 0, 1.0 / n, np.nan)
+        mean, place = x * inverse[..., None], u * inverse
+        covariance = xu * inverse[..., None] - mean * place[..., None]
+        variance = np.maximum(uu * inverse - place * place, 0.0)
+    edges, scale = layout.edges[cells.start : cells.stop + 1], layout.scale
+    from_zero = held.buckets.pivot[:, None, :] + mean
+    return BucketMeans(edges, n, from_zero, place * scale, variance * scale**2, covariance * scale)
+
+
+def _bucket_sums(held: KindMoments, cells: slice, without: int | None, name: str) -> Array:
+    """One of the sums of some buckets, of all documents or without one group."""
+    whole: Array = getattr(held.buckets, name)[:, cells]
+    if without is None:
+        return whole
+    if not held.is_crossed:
+        return np.full(whole.shape, np.nan)
+    return np.asarray(whole - getattr(held.crossed, name)[:, cells, without].astype(np.float64))
 
 
 def bucket_statistics(held: KindMoments, scale: float, cells: slice) -> Statistics:
     """Statistics of each bucket for itself: (heads, buckets, …)."""
     return held.buckets.chosen(cells).statistics(scale)
-
-
-def buckets_without(
-    held: KindMoments,
-    scale: float,
-    cells: slice,
-    group: int,
-    whole: Statistics,
-    heads: NDArray[np.intp] | None = None,
-) -> Statistics:
-    """The same without one document group and for some heads, NaN where groups are not told apart.
-
-    Groups have no squares in single buckets, so covariances of vectors are those of the `whole`.
-    """
-    index = slice(None) if heads is None else heads
-    buckets, crossed = held.buckets, held.crossed
-    left = {name: getattr(buckets, name)[index][:, cells] for name in ("n", "u", "uu", "x", "xu")}
-    if held.is_crossed:
-        left = {name: sums - getattr(crossed, name)[index][:, cells, group] for name, sums in left.items()}
-    else:
-        left["n"] = np.zeros_like(left["n"])
-    return SecondMoments(buckets.pivot[index], **left, xx=buckets.xx[:0]).statistics(scale, whole)
 
 
 @dataclass(frozen=True)
