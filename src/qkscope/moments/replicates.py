@@ -1,8 +1,8 @@
 """Sums without one document group: what a delete-a-group jackknife is made of.
 
 Groups have squares of their own over two spans of positions, up to the common window and beyond it, so replicates are
-exact at the common window and at the whole context. Position 0 lies in neither: of its squares every group has its
-share by count (of its vectors, its own).
+exact at the common window and at the whole context. Position 0 lies in neither: there every group has the mean vector
+that is its own, and about it the scatter of all groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qkscope.errors import InputError
 from qkscope.moments.held import KindMoments
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, Statistics
+from qkscope.moments.second import Array, SecondMoments, Statistics, triangle
 
 
 def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
@@ -156,5 +156,18 @@ def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Arr
         if span.stop <= cells.stop:
             squares += held.groups[:, group, number]
     if held.spans[0].start and cells.start == 0:
-        squares += _share(held.crossed.n[:, 0, group], held.buckets.n[:, 0]) * held.buckets.xx[:, 0]
+        squares += _squares_of_first(held, group)
     return squares
+
+
+def _squares_of_first(held: KindMoments, group: int) -> Array:
+    """One group's Σxxᵀ at position 0: of its mean, and its share by count of the scatter about the groups' means.
+
+    With a share of the squares themselves, a group would have others' mean in its squares and its own in its sums.
+    """
+    n, x = held.crossed.n[:, 0], held.crossed.x[:, 0].astype(np.float64)
+    rows, columns = triangle(x.shape[-1])
+    mean = np.divide(x, n[..., None], out=np.zeros_like(x), where=n[..., None] > 0)
+    scatter = held.buckets.xx[:, 0] - (x.swapaxes(1, 2) @ mean)[:, rows, columns]
+    own = x[:, group][:, rows] * mean[:, group][:, columns]
+    return np.asarray(own + _share(n[:, group], held.buckets.n[:, 0]) * scatter)
