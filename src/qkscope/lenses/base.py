@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from qkscope.lenses.sums import LayerSums
     from qkscope.stats.jackknife import Scale
 
-# At which windows a table has rows: each checkpoint's own context, the window that all share, both, or every doubling.
-Windows = Literal["own", "common", "own and common", "doublings"]
+# At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
+# to the own context, or all of these.
+Windows = Literal["own", "common", "own and common", "doublings", "every"]
 ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
