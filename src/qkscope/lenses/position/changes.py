@@ -3,6 +3,9 @@
 Differences are taken head by head and without each group of documents in turn, so what documents do to both checkpoints
 cancels. Among hundreds of heads some look changed by chance: those that are called changed are chosen so that at most
 one in twenty of them is expected to be (Benjamini and Hochberg).
+
+Where the sign of a head is not sure at one of the two checkpoints, its r_k may differ by that sign alone: how far it
+changed has no error then, and it is not called anything.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from qkscope.lenses.draws import KEY, replicate_groups, replicated
 from qkscope.stats.jackknife import false_discoveries, jackknife_error, p_values
 
 RATE = 0.05  # the share of false ones that is put up with among the heads that are called changed
-MEASURED = ("r_q", "r_k")
+MEASURED, SIGN = ("r_q", "r_k"), "sign_sure"
 COLUMNS = [
     "from_model", "to_model", "layer", "head",
     *(f"{name}{part}" for name in MEASURED for part in ("_change", "_change_se", "_changed")),
@@ -37,7 +40,8 @@ def head_changes(heads: pd.DataFrame, replicates: pd.DataFrame, models: Sequence
     groups = replicate_groups(replicates)
     if not groups:
         return None
-    rows = heads[[*KEY, *MEASURED]].merge(replicates.drop(columns=list(MEASURED)), on=KEY, validate="one_to_one")
+    sure = [SIGN] if SIGN in heads.columns else []
+    rows = heads[[*KEY, *MEASURED, *sure]].merge(replicates.drop(columns=list(MEASURED)), on=KEY, validate="one_to_one")
     steps = [_step(rows, before, after, groups) for before, after in itertools.pairwise(models)]
     return pd.concat(steps, ignore_index=True)[COLUMNS]
 
@@ -52,6 +56,8 @@ def _step(rows: pd.DataFrame, before: str, after: str, groups: list[int]) -> pd.
         difference = two[name].to_numpy(float) - one[name].to_numpy(float)
         without = replicated(two, name, groups) - replicated(one, name, groups)
         error = jackknife_error(difference, without, sizes)
+        if name == "r_k" and SIGN in rows.columns:
+            error = np.where((one[SIGN] == 0) | (two[SIGN] == 0), np.nan, error)
         p = p_values(difference, error, len(groups))
         changed = np.where(np.isfinite(p), false_discoveries(p, RATE), np.nan)
         table = table.assign(**{f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed})
