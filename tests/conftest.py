@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 # This holds oneDNN to the level below; it is read when torch is first imported, here and in processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import shared  # noqa: E402
+import shared
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
