@@ -52,7 +52,7 @@ def test_a_head_whose_sign_is_not_sure_is_not_called_changed_in_r_k():
     found = head_changes(table, table.drop(columns="sign_sure"), ["a", "b"])
     assert found["turned"].tolist() == [0, 1, 1]  # heads 1 and 2 are compared with the earlier numbers turned round
     assert found["r_k_change"].tolist() == pytest.approx([-1.6, 0, 0])
-    assert found["r_k_changed"].fillna(-1).tolist() == [1, 0, 0]
+    assert (found["r_k_changed"] == 1).tolist() == [True, False, False]
 
 
 def test_too_few_groups_say_nothing():
