@@ -107,8 +107,9 @@ def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
 
 
 def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The same without each document group in turn: (groups, heads[, components]); empty where there can be none."""
-    parts = [own_columns(table, replicate) for replicate in sums.replicates]
+    """The same without each document group in turn: (groups, heads[, components]); empty where nobody needs them."""
+    wanted = table.judge is not None or table.replicated or any(column.error for column in table.columns)
+    parts = [own_columns(table, replicate) for replicate in sums.replicates] if wanted else []
     return {name: np.stack([part[name] for part in parts]) for name in table.names} if parts else {}
 
 

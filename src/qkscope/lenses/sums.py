@@ -8,9 +8,9 @@ the components, are held fixed, and only means and drifts are replicated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class LayerSums:
     source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
     left_out: int | None = None  # of a replicate: the document group that it lacks
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what `shared` has computed
 
     @property
     def kv_heads(self) -> list[int]:
@@ -107,6 +109,13 @@ class LayerSums:
             raise ValueError(f"there are no replicates: {self.replication.reason}")
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
+
+    def shared(self, make: Callable[[LayerSums], Shared]) -> Shared:
+        """What `make` computes of the whole: once, for it and for all of its replicates."""
+        if make not in self.kept:  # replicates have the whole's own dictionary
+            self.kept[make] = make(self.whole or self)
+        found: Shared = self.kept[make]
+        return found
 
     @cached_property
     def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
