@@ -37,14 +37,21 @@ def mean_rows(
 ) -> list[MeanRow]:
     """One row per column of a layer's part of a table: the mean over heads that have a value."""
     rows = []
-    for column in table.columns:
-        values = np.asarray(found[column.name], dtype=np.float64)
+    every, left = with_averaged(table, found), with_averaged(table, replicates)
+    for name in every:
+        values = np.asarray(every[name], dtype=np.float64)
         without = np.full(sums.groups, np.nan)
-        for group, of_heads in zip(sums.replication.groups, replicates.get(column.name, ()), strict=False):
+        for group, of_heads in zip(sums.replication.groups, left.get(name, ()), strict=False):
             without[group] = _mean(np.asarray(of_heads, dtype=np.float64))
         heads = int(np.isfinite(values).sum())
-        rows.append(_row(PurePath(table.file).stem, column.name, heads, _mean(values), without))
+        rows.append(_row(PurePath(table.file).stem, name, heads, _mean(values), without))
     return rows
+
+
+def with_averaged(table: HeadTable, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A table's columns, and what follows from them for means; nothing of nothing."""
+    columns = {name: found[name] for name in table.names if name in found}
+    return {**columns, **(table.averaged(columns) if table.averaged is not None and columns else {})}
 
 
 def tokens_row(sums: LayerSums) -> MeanRow:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,17 @@ class LayerSums:
         if self.source is None:
             raise ValueError("these sums do not tell position buckets apart")
         return self.source
+
+    def once(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of these sums, made once: for what several tables need."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: Made = self._made[make]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[Any, Any]:
+        return {}
 
     @cached_property
     def replicates(self) -> tuple[LayerSums, ...]:
