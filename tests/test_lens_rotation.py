@@ -97,6 +97,8 @@ def brute(q, t_q, k, t_k, window):
         "mu_q_b": (q @ b).mean(),
         "mu_k_b": (k @ b).mean(),
         "bias_strength": (q @ a).mean() * line(k @ a, t_k),
+        "alpha_k_window": line(k @ a, t_k) * window,
+        "bias_strength_window": (q @ a).mean() * line(k @ a, t_k) * window,
         "separation_strength": ((pairs @ b) ** 2).mean() / (pairs**2).sum(1).mean(),
         "var_frac_a": (both @ a).var() / total,
         "var_frac_b": (both @ b).var() / total,
@@ -372,11 +374,15 @@ def test_groups_of_equal_documents_leave_the_axes_where_they_are():
 
 def test_what_is_averaged_follows_from_the_columns():
     columns = {"alpha_k": np.array([-4.0, 1.0]), "alpha_q": np.array([2.0, np.nan])}
-    columns |= {"r_q_a": np.array([-0.5, 0.5]), "r_k_a": np.array([0.1, -0.1]), "bias_strength": np.array([-2.0, 3.0])}
+    columns |= {"r_q_a": np.array([-0.5, 0.5]), "r_k_a": np.array([0.1, -0.1]), "alpha_k_window": np.array([-8.0, 2.0])}
+    columns |= {"bias_strength": np.array([-2.0, 3.0]), "bias_total": np.array([1.0, np.nan])}
     found = averaged(columns)
     np.testing.assert_allclose(found["slope_ratio_log2"], [1, np.nan])
     np.testing.assert_allclose(found["r_q_a_abs"], [0.5, 0.5])
     np.testing.assert_allclose(found["bias_positive"], [0, 1])
+    np.testing.assert_allclose(found["bias_total_positive"], [1, np.nan])
+    np.testing.assert_allclose(found["alpha_k_per_1000"], [4000, 1000])
+    np.testing.assert_allclose(found["bias_per_1000"], [-2000, 3000])
 
 
 # --- the plane by position bucket -------------------------------------------------------------------

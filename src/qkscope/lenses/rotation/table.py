@@ -21,6 +21,7 @@ from qkscope.moments.second import Statistics
 FILE = "rotated.csv"
 SHARE, CORRELATION, SIZE = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
 FISHER: Literal["fisher"] = "fisher"
+THOUSAND = 1000.0  # tokens
 VECTOR, SLOPE, PER_TOKEN = "vector", "vector per token", "score per token"  # units: of q and k, and of q·k
 
 ON_AXES = (
@@ -38,6 +39,14 @@ ON_AXES = (
         "mu_q_a times alpha_k: what the mean score gains per token of key position through axis a; above 0, later keys "
         "score higher.",
         PER_TOKEN,
+    ),
+    Column(
+        "alpha_k_window", "alpha_k times the window: how far keys drift along a from its first to its last token.", VECTOR
+    ),
+    Column(
+        "bias_strength_window",
+        "bias_strength times the window: the score gained through axis a from its first to its last key.",
+        "score",
     ),
     Column(
         "separation_strength",
@@ -130,6 +139,8 @@ def _on_axes(sums: LayerSums) -> dict[str, Array]:
         "mu_q_b": _dot(b, q.mean_x),
         "mu_k_b": _dot(b, k.mean_x),
         "bias_strength": _dot(a, q.mean_x) * slopes["k"],
+        "alpha_k_window": slopes["k"] * sums.window,
+        "bias_strength_window": _dot(a, q.mean_x) * slopes["k"] * sums.window,
         "separation_strength": _share(within_b + offset_b**2, _trace(q) + _trace(k) + size),
         "var_frac_a": share_a,
         "var_frac_b": share_b,
@@ -196,11 +207,22 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
 
 
 def averaged(columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sizes of what has a sign, as the published means have them; and the ratio of slopes as a logarithm."""
+    """Sizes of what has a sign, as the published means have them; slopes per 1,000 tokens; their ratio as a logarithm.
+
+    Per single token, slopes are so small that no sentence would speak of a change.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.log2(np.abs(columns["alpha_k"]) / np.abs(columns["alpha_q"]))
-    sizes = {f"{name}_abs": np.abs(columns[name]) for name in ("r_q_a", "r_k_a", "alpha_q", "alpha_k")}
-    return {**sizes, "slope_ratio_log2": ratio, "bias_positive": _positive(columns["bias_strength"])}
+    sized = ("r_q_a", "r_k_a", "alpha_q", "alpha_k", "alpha_k_window")
+    return {
+        **{f"{name}_abs": np.abs(columns[name]) for name in sized},
+        "alpha_k_per_1000": THOUSAND * np.abs(columns["alpha_k"]),
+        "bias_per_1000": THOUSAND * columns["bias_strength"],
+        "bias_total_per_1000": THOUSAND * columns["bias_total"],
+        "slope_ratio_log2": ratio,
+        "bias_positive": _positive(columns["bias_strength"]),
+        "bias_total_positive": _positive(columns["bias_total"]),
+    }
 
 
 def _positive(values: Any) -> Any:
