@@ -44,3 +44,18 @@ def test_of_many_heads_those_that_stand_out_are_called_changed():
 def test_too_few_groups_say_nothing():
     table = pd.concat([replicates("a", [0.5], [0.1], groups=3), replicates("b", [0.6], [0.1], groups=3)])
     assert head_changes(table, table, ["a", "b"]) is None
+
+
+def test_a_flip_of_a_head_whose_sign_is_not_known_is_no_change():
+    """r_q is nearly 0 at both, and r_k has nearly the same size and the other sign. A head that is sure does change."""
+    early, late = replicates("a", [0.02, 0.5], [0.001] * 2), replicates("b", [0.03, 0.5], [0.001] * 2)
+    for table, r_k in ((early, 0.4), (late, -0.41)):
+        for name in [name for name in table.columns if name.startswith("r_k")]:
+            table[name] = r_k
+    table = pd.concat([early, late])
+    found = head_changes(table, table, ["a", "b"])
+    assert found["turned"].tolist() == [1.0, 0.0]
+    assert found["r_k_change"].tolist() == pytest.approx([-0.01, -0.81])
+    assert found["r_q_change"].tolist() == pytest.approx([0.05, 0.0])
+    # Turned, replicates move against each other: by 0.002 in all.
+    assert found["r_q_change_se"].tolist() == pytest.approx([np.sqrt(7) * 2e-3, 0.0], abs=1e-12)

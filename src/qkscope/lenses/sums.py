@@ -60,10 +60,6 @@ class WindowSource:
         """Of all the layer's heads."""
         return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
 
-    def buckets_without(self, kind: Kind, group: int, index: NDArray[np.intp], whole: Statistics) -> Statistics:
-        """Of the heads `index`, which `whole` is about."""
-        return self.moments.buckets_without(self.layer, kind, group, whole, self.window, self.skip, index)
-
     def before(self, kind: Kind, without: int | None) -> BeforeRotation | None:
         """Of all the layer's heads."""
         return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without)
@@ -120,7 +116,7 @@ class LayerSums:
         return found.astype(np.intp), which.astype(np.intp)
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
-        """Tokens and mean vector of each position bucket in the window, one entry per query head."""
+        """Each position bucket in the window by itself, one entry per query head."""
         index = np.array(self.heads if kind == "q" else self.kv_heads)
         return self._source.bucket_means(kind, self.left_out).take(index)
 
@@ -138,7 +134,8 @@ class LayerSums:
         if self.whole is None or self.left_out is None:
             return self._source.buckets(kind).take(index)
         whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
-        return self._source.buckets_without(kind, self.left_out, index, whole)
+        own = self._source.bucket_means(kind, self.left_out).take(index)
+        return Statistics(own.n, own.mean, own.mean_t, whole.cov_xx, own.cov_xt, own.var_t, whole.spread)
 
     @cached_property
     def q_before(self) -> BeforeRotation | None:
