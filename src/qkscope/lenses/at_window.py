@@ -16,7 +16,7 @@ import pandas as pd
 
 from qkscope.lenses.base import Lens, Summary
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.means import MEANS_KEY, LensPanel
+from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import table_path
@@ -70,10 +70,16 @@ class AtWindow:
         if file not in self._panels:
             kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
             heads = self.table(file).merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+            heads = heads.assign(**self._averaged(file, heads))
             means = self.head_tables.get(LAYER_MEANS_CSV)
             one_run, same, sampled = self.study.one_run, self.study.same_documents, self.study.sampled_heads
             self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
         return self._panels[file]
+
+    def _averaged(self, file: str, heads: pd.DataFrame) -> dict[str, pd.Series[float]]:
+        """What a table has for means only, of each head."""
+        declared = [table for lens in self._lenses for table in lens.tables if table.file == file]
+        return with_averaged(declared[0], {name: heads[name] for name in heads.columns}) if declared else {}
 
     @property
     def replicates(self) -> pd.DataFrame | None:

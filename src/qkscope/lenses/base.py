@@ -60,6 +60,8 @@ class HeadTable:
     judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
+    # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
+    averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
 
     @property

@@ -8,7 +8,7 @@ the components, are held fixed, and only means and drifts are replicated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +23,7 @@ from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
-Shared = TypeVar("Shared")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,6 @@ class LayerSums:
     source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
     left_out: int | None = None  # of a replicate: the document group that it lacks
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what `shared` has computed
 
     @property
     def kv_heads(self) -> list[int]:
@@ -110,12 +109,9 @@ class LayerSums:
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
 
-    def shared(self, make: Callable[[LayerSums], Shared]) -> Shared:
-        """What `make` computes of the whole: once, for it and for all of its replicates."""
-        if make not in self.kept:  # replicates have the whole's own dictionary
-            self.kept[make] = make(self.whole or self)
-        found: Shared = self.kept[make]
-        return found
+    def shared(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of the whole: once, for it and for all of its replicates."""
+        return (self.whole or self).once(make)
 
     @cached_property
     def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -164,6 +160,17 @@ class LayerSums:
         if self.source is None:
             raise ValueError("these sums do not tell position buckets apart")
         return self.source
+
+    def once(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of these sums, made once: for what several tables need."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: Made = self._made[make]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[Any, Any]:
+        return {}
 
     @cached_property
     def replicates(self) -> tuple[LayerSums, ...]:
