@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,11 @@ class LayerSums:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
         found, which = np.unique(self.kv_heads, return_inverse=True)
         return found.astype(np.intp), which.astype(np.intp)
+
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """Where a lens keeps what several of its tables need, under a name of its own."""
+        return {}
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
         """Tokens and mean vector of each position bucket in the window, one entry per query head."""
