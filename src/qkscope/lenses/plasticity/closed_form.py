@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qkscope.lenses.plasticity.grid import Array, Cells, Index, PartGrid, cells_of
 from qkscope.lenses.sums import LayerSums

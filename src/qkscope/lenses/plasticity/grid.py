@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ def part_grid(edges: tuple[int, ...]) -> PartGrid:
         wide = last - first == 1 and high - low >= DIVIDED * step
         pieces = min(round((high - low) / step), high - low) if wide else 1
         inner = [low + (high - low) * i // pieces for i in range(pieces + 1)]
-        cuts += [(a, b, len(sources)) for a, b in zip(inner, inner[1:], strict=False)]
+        cuts += [(a, b, len(sources)) for a, b in pairwise(inner)]
         sources.append((first, last))
     lows, highs, of = (np.array(each, dtype=np.intp) for each in zip(*cuts, strict=True))
     return PartGrid(lows, highs, of, tuple(sources), step)

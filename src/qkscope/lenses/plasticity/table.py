@@ -43,7 +43,8 @@ COLUMNS = (
     ),
     Column(
         "loss_not_position",
-        "Share of the loss, 1 - ap, that is not position but a fixed preference among keys: (1 - ap_content) / (1 - ap).",
+        "Share of the loss, 1 - ap, that is not position but a fixed preference among keys: (1 - ap_content) / "
+        "(1 - ap).",
         limits=SHARE,
     ),
     Column(
