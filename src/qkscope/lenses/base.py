@@ -60,6 +60,7 @@ class HeadTable:
     per: Literal["head", "layer"] = "head"
     detail: bool = False  # so many rows that large studies go without (study key `detail`); six digits are written
     holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
+    stated: tuple[tuple[str, str], ...] = ()  # columns of text that is the same in every row: (name, text)
     judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
