@@ -7,7 +7,7 @@ the same way gives for very many documents.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -97,8 +97,9 @@ def tables(parts: Iterable[Documents], samples: int = 1) -> tuple[pd.DataFrame, 
         for moments, (q, k) in zip(both, checkpoints, strict=True):
             moments.add(0, q, k, positions=positions, groups=groups)
     settings = RowSettings(components=1)
-    made = [checkpoint_rows(m, [OWN, REPLICATES], settings, model=name) for m, name in zip(both, "ab", strict=True)]
-    heads, replicates = (pd.concat([part[t.file] for part in made], ignore_index=True) for t in (OWN, REPLICATES))
+    wanted = (OWN, replace(REPLICATES, windows="own"))
+    made = [checkpoint_rows(m, wanted, settings, model=name) for m, name in zip(both, "ab", strict=True)]
+    heads, replicates = (pd.concat([part[t.file] for part in made], ignore_index=True) for t in wanted)
     return tuple(t.assign(layer=t["head"] // HEADS, head=t["head"] % HEADS) for t in (heads, replicates))
 
 
