@@ -179,6 +179,17 @@ def test_a_table_with_components_keeps_them(tables):
     assert np.allclose(dense[:, 1], dense[:, 0] / 2)
 
 
+def test_a_large_study_has_half_precision_where_that_is_enough(tables):
+    pack = Pack()
+    add_lenses(pack, GRID, [LENS], tables, {}, large=True)
+    types = {name.split(".")[-1]: entry["type"] for name, entry in pack.index.items()}
+    # `size` is at most 9e-6, of which half precision would leave nothing; `reach` is up to 1,055 tokens.
+    assert types == {"tilt": "float16", "tilt_se": "float16", "share": "float16", "size": "float32", "reach": "float16"}
+    stored = unpack(pack.text(), pack.index, "lens.tilt.own.tilt")
+    values = tables["tilt.csv"]["own"]["tilt"].to_numpy().reshape(stored.shape)
+    np.testing.assert_allclose(stored, values, rtol=1e-3)
+
+
 def test_without_any_table_there_is_no_lens():
     pack = Pack()
     assert add_lenses(pack, GRID, [LENS], {}, {}) == []

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from known_errors import FAR, HEADS, MODELS, moved, write_known
-from qkscope.draw import style
+from known_errors import FAR, HEADS, MODELS, legend_leaves_room, moved, write_known
 from qkscope.lenses.at_window import build_tables, write_tables
 from reports import card_text, drawing
 
 SINGLE = 1e-5  # draws are kept in single precision
 KEY = "± 1 SE over documents"
-LONG_NOTE = "each checkpoint at its own context, 65,536 to 131,072 tokens"
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +111,7 @@ def test_a_mean_is_drawn_with_one_standard_error_to_each_side(known, bare, name,
     drawn = bars(figure.axes[panel], gid)
     np.testing.assert_allclose(drawn, np.stack([[0, 1], middle - error, middle + error], axis=1), atol=1e-12)
     assert legends(figure).count(KEY) == 1
-    note_ends = 0.12 * style.DPI + style.text_size(figure, LONG_NOTE, 8.5)[0]
-    assert figure.legends[0].get_window_extent().x0 > note_ends  # the legend leaves room for the note beside it
+    assert legend_leaves_room(figure)
     without = drawing(bare, name)
     assert bars(without.axes[panel], gid) == []
     assert KEY not in legends(without)

@@ -51,7 +51,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     grid = page_grid(results.study, data)
     add_errors(pack, grid, tables)
     enough = add_windows(pack, grid, tables.own, data["windows"])
-    lens_data = add_lenses(pack, grid, registered(), lens_tables(tables), shown)
+    lens_data = add_lenses(pack, grid, registered(), lens_tables(tables), shown, large=data["precision"] == "float32")
     add_mean_errors(pack, grid, registered(), tables)
     pack.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
     about = {

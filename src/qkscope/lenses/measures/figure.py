@@ -10,9 +10,9 @@ from qkscope.lenses.errors import column_means, has_errors
 from qkscope.lenses.measures.table import FILE
 
 LINES = (
-    ("decode", style.PURPLE, "o", "position that can be read out"),
-    ("shape", style.AMBER, "D", "variance that follows position"),
-    ("share", style.BLUE, "s", "variance linear in position"),
+    ("decode", style.PURPLE, "o", "position read out"),
+    ("shape", style.AMBER, "D", "follows position"),
+    ("share", style.BLUE, "s", "linear in position"),
 )
 BESIDE = 0.12  # where no line tells measures apart, their bars stand beside each other
 
