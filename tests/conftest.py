@@ -21,6 +21,7 @@ import shared
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
+LONGEST = ("test_demo_effect", "test_pretrained", "test_types")  # half a minute of a core, or more
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.stem not in LONGEST))
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +97,7 @@ def visit(chromium):
         page.goto(address + fragment)
         page.wait_for_selector("html[data-ready]")
         yield page
-        page.wait_for_timeout(50)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")  # all is drawn
         assert problems == []
         assert [u for u in requests if not u.startswith(("data:", "blob:"))] == [address]
         place.close()
