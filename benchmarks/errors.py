@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -79,19 +80,20 @@ def pretrained() -> str:
     import errors_pretrained as real
 
     code = made_by("benchmarks/errors_pretrained.py", "src/qkscope/capture", "src/qkscope/moments")
-    return ratio_table(real.measured(real.captured(KEPT / f"smollm2-{code}.safetensors")))
+    moments = real.captured(KEPT / f"smollm2-{code}.safetensors")
+    return ratio_table({**real.measured(moments), **real.measures_bias(moments)})
 
 
-def ratio_table(found: dict[str, dict[str, float]]) -> str:
-    """The section of the page, from what `measured` returned."""
+def ratio_table(found: Mapping[str, Mapping[str, float]]) -> str:
+    """The section of the page, from what `measured` and `measures_bias` returned."""
     lines = [
         "| number | jackknife / bootstrap, each document a group | 8 groups | halves: differences in errors, r.m.s. "
-        "| bias in errors |",
-        "|---|---|---|---|---|",
+        "| bias in errors | largest |",
+        "|---|---|---|---|---|---|",
     ]
     for name, row in found.items():
-        parts = " | ".join(f"{row[part]:.2f}" for part in ("one document each", "8 groups", "halves", "bias"))
-        lines.append(f"| `{name}` | {parts} |")
+        names = ("one document each", "8 groups", "halves", "bias", "largest bias")
+        lines.append(f"| `{name}` | {' | '.join(f'{row[part]:.2f}' if part in row else '' for part in names)} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from qkscope.lenses.measures.table import measures
 from qkscope.lenses.pca import HeadComponents, head_components, matched_components, pooled_eigen
+from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.moments.second import SecondMoments, Statistics
@@ -22,6 +24,7 @@ GROUPS = 8  # as a study has
 LAYERS = range(0, 30, 3)
 BOOTSTRAPS, SPLITS, DEALS = 200, 10, 20  # DEALS: of the documents into GROUPS groups
 NAMES = ("r_q", "r_k", "explained_variance")
+MEASURES = tuple(f"{name}_{kind}" for name in ("decode", "share", "shape") for kind in "qk")
 
 
 def captured(kept: Path | None = None) -> Moments:
@@ -124,10 +127,8 @@ def measured(moments: Moments) -> dict[str, dict[str, float]]:
     parts = []
     for number in LAYERS:
         parts.append(of_layer(Layer(moments, number)))
-        print(
-            f"layer {number}: { ({name: np.median(part, axis=1).round(2) for name, part in parts[-1].items()}) }",
-            flush=True,
-        )
+        middle = {name: np.median(part, axis=1).round(2).tolist() for name, part in parts[-1].items()}
+        print(f"layer {number}: {middle}", flush=True)
     every = {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
     return {
         name: {
@@ -135,9 +136,24 @@ def measured(moments: Moments) -> dict[str, dict[str, float]]:
             "8 groups": float(np.median(every["8 groups"][i])),
             "halves": float(np.sqrt(np.mean(every["halves"][i] ** 2))),
             "bias": float(np.median(np.abs(every["bias"][i]))),
+            "largest bias": float(np.abs(every["bias"][i]).max()),
         }
         for i, name in enumerate(NAMES)
     }
+
+
+def measures_bias(moments: Moments) -> dict[str, dict[str, float]]:
+    """The bias, in errors, of the measures that are fitted in all dimensions at once; each document is a group."""
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in MEASURES}
+    for number in LAYERS:
+        sums = layer_sums(moments, number, range(moments.layers[number].q_heads))
+        whole, without = measures(sums), [measures(replicate) for replicate in sums.replicates]
+        for name, found in parts.items():
+            values = np.stack([part[name] for part in without])
+            bias = (DOCUMENTS - 1) * (values.mean(axis=0) - whole[name])
+            found.append(bias / jackknife_error(whole[name], values, np.ones(DOCUMENTS)))
+    every = {name: np.abs(np.concatenate(found)) for name, found in parts.items()}
+    return {name: {"bias": float(np.median(b)), "largest bias": float(b.max())} for name, b in every.items()}
 
 
 def of_layer(layer: Layer) -> dict[str, np.ndarray]:
