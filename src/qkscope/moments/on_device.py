@@ -100,20 +100,20 @@ class _Frame:
                 target.index_fill_(1, fillers, 0.0)
             return
         rows_of = by_head.shape[1]
-        by_bucket = target.unflatten(1, (-1, whole.blocks * whole.block))
+        by_bucket = torch.unflatten(target, 1, (-1, whole.blocks * whole.block))
         for first, last, start, count in whole.runs:
             stop = start + (last - first) * count
-            source = by_head[:, :, start:stop].unflatten(2, (last - first, count)).transpose(1, 2)
+            source = torch.unflatten(by_head[:, :, start:stop], 2, (last - first, count)).transpose(1, 2)
             into = by_bucket[:, first - whole.buckets.start : last - whole.buckets.start, : rows_of * count]
-            torch.sub(source, pivot[:, None, None], out=into.unflatten(2, (rows_of, count)))
+            torch.sub(source, pivot[:, None, None], out=torch.unflatten(into, 2, (rows_of, count)))
 
     def _multiply(self, half: int, turn: Turn) -> None:
         by_block = self._columns[: turn.size].view(-1, self.whole.block, self._width + 2)
         products = self._products[turn.heads].view(-1, self._products.shape[-1])
         a, rest, x = by_block[..., :half], by_block[..., half:], by_block[..., : self._width]
         with _no_rounding():
-            torch.bmm(a.transpose(1, 2), a, out=products[:, : half * half].unflatten(1, (half, half)))
-            torch.bmm(rest.transpose(1, 2), x, out=products[:, half * half :].unflatten(1, (-1, self._width)))
+            torch.bmm(a.transpose(1, 2), a, out=torch.unflatten(products[:, : half * half], 1, (half, half)))
+            torch.bmm(rest.transpose(1, 2), x, out=torch.unflatten(products[:, half * half :], 1, (-1, self._width)))
 
     def _add_spans(self, state: State) -> None:
         """Squares of the group over each span of buckets, from the blocks themselves: in float32, as they are kept."""

@@ -98,8 +98,8 @@ class Placed:
             _whole(
                 self.layout,
                 group,
-                *(part[of_group == group] for part in (rows, tokens, positions, buckets)),
                 self._runs_of(group),
+                *(part[of_group == group] for part in (rows, tokens, positions, buckets)),
             )
             for group in sorted(set(of_group.tolist()))
         ]
@@ -165,11 +165,11 @@ class Whole:
 def _whole(
     layout: Layout,
     group: int,
+    runs: Sequence[Run],
     rows: NDArray[np.intp],
     tokens: NDArray[np.intp],
     positions: NDArray[np.int64],
     buckets: NDArray[np.intp],
-    runs: Sequence[Run],
 ) -> Whole:
     first, last = int(buckets.min()), int(buckets.max()) + 1
     counts = np.bincount(buckets - first, minlength=last - first)
