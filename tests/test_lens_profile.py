@@ -1,5 +1,7 @@
 """Profiles along component 0 and the drift axis against raw vectors, numbers worked out by hand, and properties."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -63,10 +65,10 @@ def edges_of(window, skip):
 def brute_bend(x, direction, edges):
     """Variance between bucket means as a share of all, and the share of it that a weighted line leaves over."""
     tokens = x[:, edges[0] : edges[-1]] @ direction
-    parts = [x[:, a:b] @ direction for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [x[:, a:b] @ direction for a, b in pairwise(edges)]
     means = np.concatenate([np.full(part.size, part.mean()) for part in parts])  # each token's bucket mean
     places = np.concatenate(
-        [np.full(part.size, (a + b - 1) / 2) for part, a, b in zip(parts, edges, edges[1:], strict=False)]
+        [np.full(part.size, (a + b - 1) / 2) for part, a, b in zip(parts, edges[:-1], edges[1:], strict=True)]
     )
     bent = 1 - np.corrcoef(means, places)[0, 1] ** 2 if len(edges) > 3 else np.nan
     return means.var() / tokens.var(), bent
@@ -84,7 +86,7 @@ def test_every_profile_is_that_of_the_raw_vectors(window, skip):
         along = axis_directions(q[:, head], k[:, head // 2], window, skip)
         for axis, direction in along.items():
             for kind, x in (("q", q[:, head]), ("k", k[:, head // 2])):
-                for bucket, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+                for bucket, (start, end) in enumerate(pairwise(edges)):
                     projected = x[:, start:end] @ direction
                     assert found[f"{kind}_{axis}"][i, bucket] == pytest.approx(projected.mean(), abs=1e-9)
                     assert found[f"{kind}_{axis}_sd"][i, bucket] == pytest.approx(projected.std(), abs=1e-9)
@@ -187,7 +189,7 @@ def test_errors_are_those_of_profiles_without_each_group(window, skip):
                 kept = [row for row, of in enumerate(GROUPS) if of != group]
                 direction = axis_directions(here[kept], keys[kept], window, skip)[axis]
                 direction = direction * np.sign(direction @ whole[axis])
-                means = [(here[kept, a:b] @ direction).mean() for a, b in zip(edges, edges[1:], strict=False)]
+                means = [(here[kept, a:b] @ direction).mean() for a, b in pairwise(edges)]
                 found.append([*means, *brute_bend(keys[kept], direction, edges)])
             expected = jackknife_error(found[0], found[1:], sizes)
             table, row = rows[PROFILE.file], rows[BEND.file].set_index("head").loc[head]
