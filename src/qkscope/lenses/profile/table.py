@@ -80,7 +80,7 @@ def drift_axis(q: Statistics, k: Statistics) -> Array:
     # What rounding leaves of no covariance at all, on the scale of both spreads.
     size = np.sqrt((q.spread + k.spread) * (q.var_t + k.var_t))[:, None]
     there = length > NO_VARIANCE * size
-    return np.divide(drift, length, out=np.full_like(drift, np.nan), where=there)
+    return np.asarray(np.divide(drift, length, out=np.full_like(drift, np.nan), where=there))
 
 
 def directions(sums: LayerSums) -> dict[str, Array]:
@@ -114,7 +114,7 @@ def _spread(sums: LayerSums, kind: Kind, direction: Array) -> Array:
     variance = np.stack(
         [np.einsum("bd,d->b", of.cov_xx[key] @ along, along) for key, along in zip(which, direction, strict=True)]
     )
-    return np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 def bend(sums: LayerSums) -> Mapping[str, Array]:
