@@ -12,10 +12,11 @@ from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, undecided
 from qkscope.lenses.position.summaries import MEASURES
+from qkscope.lenses.signs import sign_unsure
 from qkscope.page.arrays import STATISTICS, Floats, Grid, column
 from qkscope.page.pack import Pack
 
-FLAGS = ("unstable", "sign_sure", "category_share", "undecided")
+FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and `turnable` follow from others
 # Where the errors of means and shares are: table, and its columns.
 MEANS = {"trajectory": MEASURES, "concordance": ("concordant", "discordant"), "taxonomy_fractions": CATEGORIES}
 
@@ -31,8 +32,9 @@ def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None
     flat = Grid(grid.names, (0,), grid.heads)
     known = heads[flat.places(heads.assign(pc=0))[2] >= 0].assign(pc=0)
     found = {error_name(name): column(known, error_name(name)) for name in STATISTICS}
-    found |= {name: column(known, name) for name in FLAGS[:-1]}
+    found |= {name: column(known, name) for name in FLAGS}
     found["undecided"] = _undecided(known)
+    found["turnable"] = np.where(np.isfinite(found["sign_sure"]), sign_unsure(known).astype(float), np.nan)
     for name, values in found.items():
         if np.isfinite(values).any():
             pack.add(f"{choice}.{name}", flat.spread(known, values, np.nan)[:, 0], "float16")
