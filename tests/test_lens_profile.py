@@ -7,7 +7,7 @@ import pytest
 
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.profile.table import BEND, PROFILE, bend, drift_axis, profile
+from qkscope.lenses.profile.table import BEND, PROFILE, bend, profile
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
@@ -127,21 +127,6 @@ def test_bends_worked_out_by_hand():
     assert np.isnan(flat["bend_q"])
     still = one_head(np.ones(6), (0, 2, 4, 6))
     assert np.isnan([still["between_q"], still["bend_q"]]).all()
-
-
-def test_the_drift_axis_weighs_queries_and_keys_by_their_number():
-    """In a sample their numbers and mean positions differ; the pool's covariance is what counts."""
-    rng = np.random.default_rng(1)
-    q, k = rng.normal(size=(40, 3)), rng.normal(size=(25, 3)) + 2
-    t_q, t_k = rng.integers(0, 30, 40), rng.integers(0, 60, 25)
-    found = []
-    for x, t in ((q, t_q), (k, t_k)):
-        moments = Moments(Layout((0, 60), 1), [LayerFacts(0, 1, 1, 3)])
-        moments.add(0, x[None, None], x[None, None], positions=t)
-        found.append(moments.window(0, "q").statistics(60.0))
-    pool, t = np.vstack([q, k]), np.concatenate([t_q, t_k])
-    expected = np.linalg.lstsq(np.column_stack([np.ones(65), t]), pool, rcond=None)[0][1]
-    np.testing.assert_allclose(drift_axis(*found)[0], expected / np.linalg.norm(expected), atol=1e-9)
 
 
 def test_no_drift_at_all_has_no_axis():
