@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -91,6 +93,12 @@ def relation_at(at: AtWindow) -> pd.DataFrame | None:
         heads = table[table["model"] == model]
         rows.append({"model": model, **correlation_over_layers(heads, "separation_strength", "bias_strength")})
     return pd.DataFrame(rows)
+
+
+def relations(at: AtWindow) -> dict[str, dict[str, float]]:
+    """The same, by entry."""
+    rows = cast("list[dict[str, Any]]", at.table("rotation_relation").to_dict("records"))
+    return {str(row["model"]): {name: float(row[name]) for name in row if name != "model"} for row in rows}
 
 
 def correlation_over_layers(heads: pd.DataFrame, one: str, other: str) -> dict[str, float]:
