@@ -31,8 +31,8 @@ def heads_card(given: CardInput) -> Card:
             given,
             f"For {counted(len(chosen), given.noun)} of {len(given.checkpoints)}, above: the bias along a of every "
             "head (score per 1,000 tokens of key position), each with its own scale. Below: the same against "
-            "separation along b, a dot per head, with Pearson's r and, in brackets, the interval of 95 % that leaving out one "
-            "layer at a time gives; heads of one layer are alike, so layers count and not heads.",
+            "separation along b, a dot per head, with Pearson's r and, in brackets, the interval of 95 % "
+            "that leaving out one layer at a time gives; heads of one layer are alike, so layers count and not heads.",
         ),
         *(bullet(Strong(label(entry)), f": {_entry(panel, relation, entry)}") for entry in chosen),
         _families(given),
@@ -104,15 +104,11 @@ def _early_and_late(given: CardInput, panel: HeadPanel, last: Entry) -> list[str
             change = panel.contrast(quantity, last.name, *ends)
             values = [mean_of(panel, quantity, last, part) for part in ends]
             verdict = {
-                1: "is smaller in the first",
-                -1: "is larger in the first",
-                0: "does not differ between the first",
-            }
-            joint = "and" if change.direction == 0 else "than in"
-            said.append(
-                f"At {label(last)} {name}{of_kind} {verdict[change.direction]} {joint} the last three tenths of depth: "
-                f"{values[0]} and {values[1]}."
-            )
+                1: "It does not hold: {} is smaller in the first than in",
+                -1: "It holds: {} is larger in the first than in",
+                0: "It is not decided: {} does not differ beyond its error between the first and",
+            }[change.direction].format(f"at {label(last)} {name}{of_kind}")
+            said.append(f"{verdict} the last three tenths of depth ({values[0]} and {values[1]}).")
     return said or [f"{label(last)} has no kind of layer in both the first and the last three tenths of its depth."]
 
 

@@ -49,7 +49,7 @@ def _row(panel: HeadPanel, model: str, kind: str, part: Part, window: float) -> 
         low, high = _quantiles(values, (0.25, 0.75))
         mean, error = panel.mean(name, model, part), panel.error(name, model, part)
         row |= {name: mean, f"{name}_se": error, f"{name}_p25": low, f"{name}_p75": high}
-    row["slope_ratio_median"] = 2.0 ** _quantiles(panel.values("slope_ratio_log2", model, part), (0.5,))[0]
+    (row["slope_ratio_median"],) = _quantiles(2.0 ** panel.values("slope_ratio_log2", model, part), (0.5,))
     (row["reach_median"],) = _quantiles(panel.values("reach", model, part), (0.5,))
     return row
 
