@@ -11,6 +11,7 @@ from qkscope.lenses import (
     null,
     position,
     profile,
+    rope,
     rotation,
     score,
     taxonomy,
@@ -18,5 +19,20 @@ from qkscope.lenses import (
 )
 from qkscope.lenses.registry import register
 
-for room in (position, concordance, taxonomy, layer_kinds, depth, windows, measures, profile, score, rotation, null):
+ROOMS = (
+    position,
+    concordance,
+    taxonomy,
+    layer_kinds,
+    depth,
+    windows,
+    measures,
+    profile,
+    score,
+    rotation,
+    rope,
+    null,
+)
+
+for room in ROOMS:
     register(room.LENS)
