@@ -303,6 +303,22 @@ def test_the_error_of_a_difference_is_the_jackknife_of_the_difference():
     assert change.error == pytest.approx(expected, rel=0.02)
 
 
+def test_a_head_near_0_has_the_other_sign_in_some_draws_and_its_r_k_with_it():
+    """z of r_q is 0.2 ± 0.2 without a group, so 0.2 ± sqrt(3) 0.2 in draws: 0.546 and -0.146, whose sign is turned."""
+    row = {"model": "a", "layer": 0, "head": 0, "n_q": 400, "explained_variance": 0.5}
+    replicates = row | {"r_q": np.tanh(0.2), "r_k": 0.6}
+    for group, way in enumerate((1, -1, 1, -1)):
+        replicates |= {f"r_q_without_{group}": np.tanh(0.2 + way * 0.2), f"r_k_without_{group}": 0.6}
+        replicates |= {f"explained_variance_without_{group}": 0.5, f"n_q_without_{group}": 300}
+    heads = pd.DataFrame([row | {"r_q": np.tanh(0.2), "r_k": 0.6}])
+    draws = pd.concat(drawn_heads(heads, pd.DataFrame([replicates])))
+    far = np.sqrt(3) * 0.2
+    np.testing.assert_allclose(np.arctanh(draws["r_q"]), [0.2 + far, far - 0.2] * 2)
+    np.testing.assert_allclose(draws["r_k"], [0.6, -0.6] * 2)
+    panel = HeadPanel(heads, True, [draw for _, draw in draws.groupby(np.arange(4))], sampled=False)
+    assert panel.error("r_k", "a") == pytest.approx(0.6)
+
+
 @pytest.mark.slow
 def test_intervals_cover_what_they_should():
     """100 samples of documents: a share of 95 % has a standard error of 2 %. `benchmarks/errors.py` takes 1000."""

@@ -24,8 +24,15 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 
-def _run(arguments: Sequence[str], folder: str, environment: Mapping[str, str], session: bool, *ends: Connection):
-    """In the new process: become `python -m qkscope ARGUMENTS`."""
+def _run(
+    script: str | None,
+    arguments: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    session: bool,
+    *ends: Connection,
+):
+    """In the new process: become `python -m qkscope ARGUMENTS`, or `python SCRIPT ARGUMENTS`."""
     if session:
         os.setsid()
     for end, number in zip(ends, (1, 2), strict=True):
@@ -36,12 +43,18 @@ def _run(arguments: Sequence[str], folder: str, environment: Mapping[str, str], 
     os.environ.update(environment)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-    sys.argv = ["qkscope", *arguments]
-    runpy.run_module("qkscope", run_name="__main__", alter_sys=True)
+    sys.argv = [script or "qkscope", *arguments]
+    if script is None:
+        runpy.run_module("qkscope", run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script, run_name="__main__")
 
 
 class Warm:
-    """`python -m qkscope ARGUMENTS` while it runs, with the part of subprocess.Popen that the tests use."""
+    """`python -m qkscope ARGUMENTS` while it runs, with the part of subprocess.Popen that the tests use.
+
+    Or `python SCRIPT ARGUMENTS`, which imports what this process can.
+    """
 
     def __init__(
         self,
@@ -50,6 +63,7 @@ class Warm:
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
         terminal: int | None = None,
+        script: object | None = None,
     ):
         """`terminal`: a descriptor that its errors go to, instead of a pipe."""
         (out, out_end), (err, err_end) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
@@ -57,7 +71,8 @@ class Warm:
             err_end.close()
             err_end = Connection(os.dup(terminal), readable=False)
         given = (list(map(str, arguments)), str(cwd), dict(os.environ if env is None else env), start_new_session)
-        self._process = CONTEXT.Process(target=_run, args=(*given, out_end, err_end))
+        file = None if script is None else str(script)
+        self._process = CONTEXT.Process(target=_run, args=(file, *given, out_end, err_end))
         self._process.start()
         self.pid = self._process.pid
         for end in (out_end, err_end):

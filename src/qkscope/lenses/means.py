@@ -86,7 +86,9 @@ class LensPanel(HeadPanel):
         sampled: bool = True,
     ) -> None:
         super().__init__(heads, same_heads, same_documents=same_documents, sampled=sampled)
-        self._layers = None if means is None else means[means["table"].isin((PurePath(file).stem, ""))]
+        # The rows of tokens belong to no table: an empty cell, which a file gives back as NaN.
+        stem = PurePath(file).stem
+        self._layers = None if means is None else means[means["table"].fillna("").isin((stem, ""))]
 
     @property
     def knows_documents(self) -> bool:
