@@ -16,11 +16,11 @@ import pandas as pd
 
 from qkscope.lenses.base import Lens, Summary
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.means import MEANS_KEY, LensPanel
+from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import table_path
-from qkscope.results.read import Entries, Results, read_head_table
+from qkscope.results.read import Entries, Results, read_head_table, read_study_table
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.noise import HeadPanel
@@ -48,7 +48,7 @@ class AtWindow:
         self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
         self.common = common
         self._lenses = lenses
-        self.head_tables = dict(head_tables or {})  # of the lenses, by file name
+        self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
@@ -70,10 +70,16 @@ class AtWindow:
         if file not in self._panels:
             kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
             heads = self.table(file).merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+            heads = heads.assign(**self._averaged(file, heads))
             means = self.head_tables.get(LAYER_MEANS_CSV)
             one_run, same, sampled = self.study.one_run, self.study.same_documents, self.study.sampled_heads
             self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
         return self._panels[file]
+
+    def _averaged(self, file: str, heads: pd.DataFrame) -> dict[str, pd.Series[float]]:
+        """What a table has for means only, of each head."""
+        declared = [table for lens in self._lenses for table in lens.tables if table.file == file]
+        return with_averaged(declared[0], {name: heads[name] for name in heads.columns}) if declared else {}
 
     @property
     def replicates(self) -> pd.DataFrame | None:
@@ -151,8 +157,10 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
     if results.common is not None:
         alone = {table.file for lens in used for table in lens.tables if table.windows == "own"}
         of_common = {file: _rows_at(table, results.common) for file, table in tables.items() if file not in alone}
+        of_common |= _read_study_tables(results, used, "common")
         common = AtWindow(study, results.common, used, common=True, head_tables=of_common)
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
+    of_own |= _read_study_tables(results, used, "own")
     own = AtWindow(study, results.heads, used, windows=results.windows, head_tables=of_own)
     return StudyTables(results, own, common)
 
@@ -166,6 +174,18 @@ def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.
             found[table.file] = rows
     means = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
     return found if means is None else {**found, LAYER_MEANS_CSV: means}
+
+
+def _read_study_tables(results: Results, lenses: Sequence[Lens], choice: str) -> dict[str, pd.DataFrame]:
+    """The lenses' tables about the study as a whole that are there, at one choice of windows."""
+    found: dict[str, pd.DataFrame] = {}
+    for table in (table for lens in lenses for build in lens.of_study for table in build.tables):
+        numbers = [column.name for column in table.columns]
+        rows = read_study_table(results, table.file, numbers, table.key, table.texts)
+        here = None if rows is None else rows[rows["windows"] == choice].reset_index(drop=True)
+        if here is not None and not here.empty:
+            found[table.file] = here
+    return found
 
 
 def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
