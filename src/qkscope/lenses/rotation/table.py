@@ -41,7 +41,9 @@ ON_AXES = (
         PER_TOKEN,
     ),
     Column(
-        "alpha_k_window", "alpha_k times the window: how far keys drift along a from its first to its last token.", VECTOR
+        "alpha_k_window",
+        "alpha_k times the window: how far keys drift along a from its first to its last token.",
+        VECTOR,
     ),
     Column(
         "bias_strength_window",
