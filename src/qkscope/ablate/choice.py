@@ -95,7 +95,7 @@ def _named(name: str, heads: pd.DataFrame, everyone: set[Head]) -> set[Head]:
     categories = sorted(set(heads["category"].dropna())) if "category" in heads.columns else []
     if name not in categories:
         raise InputError(
-            f"{name!r} is neither a head (L5H3), nor `all`, nor a category that a head has here: {', '.join(categories)}"
+            f"{name!r} is neither a head (L5H3), nor `all`, nor a category that occurs here: {', '.join(categories)}"
         )
     rows = heads[heads["category"] == name]
     return {(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)}

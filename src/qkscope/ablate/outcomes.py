@@ -7,6 +7,7 @@ cancels. Documents are the sample: a mean over documents has an error, and fewer
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,7 @@ def position_parts(tokens: int, parts: int) -> list[tuple[str, slice]]:
     edges = [1 + round((tokens - 1) * i / parts) for i in range(parts + 1)]
     return [
         (f"positions {left} to {right - 1}", slice(left - 1, right - 1))
-        for left, right in zip(edges, edges[1:], strict=False)
+        for left, right in pairwise(edges)
         if right > left
     ]
 

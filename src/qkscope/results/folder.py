@@ -19,6 +19,7 @@ QK_COMMON_CSV = "qk_common.csv"
 QK_WINDOWS_CSV = "qk_windows.csv"
 REPLICATES_CSV = "replicates.csv"
 LAYER_MEANS_CSV = "layer_means.csv"
+ABLATION_CSV, ABLATION_JSON = "ablation.csv", "ablation.json"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
@@ -32,6 +33,8 @@ FILES = (
     QK_WINDOWS_CSV,
     REPLICATES_CSV,
     LAYER_MEANS_CSV,
+    ABLATION_CSV,
+    ABLATION_JSON,
     PROVENANCE_JSON,
     PLAN_JSON,
     STUDY_YAML,
