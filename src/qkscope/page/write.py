@@ -22,7 +22,7 @@ from qkscope.page.arrays import add_tables, page_grid
 from qkscope.page.assemble import assemble
 from qkscope.page.errors import add_errors, add_windows
 from qkscope.page.facts import facts
-from qkscope.page.lens_data import add_lenses, lens_tables
+from qkscope.page.lens_data import add_lenses, add_mean_errors, lens_tables
 from qkscope.page.pack import Pack
 from qkscope.results.folder import REPORT_HTML, results_file
 from qkscope.results.read import Entry, Results
@@ -52,6 +52,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     add_errors(pack, grid, tables)
     enough = add_windows(pack, grid, tables.own, data["windows"])
     lens_data = add_lenses(pack, grid, registered(), lens_tables(tables), shown)
+    add_mean_errors(pack, grid, registered(), tables)
     pack.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
     about = {
         "format": FORMAT,

@@ -88,6 +88,15 @@ export class Summaries {
     return summarise(this.data, this.data.windowValues, start, this.selection.mask(entry.checkpoint), (h) => sure?.[start + h] === 0);
   }
 
+  // The error over documents of a mean by depth; NaN for a selection, as above, and where depth has other cells.
+  depthError(checkpoint, statistic, cell) {
+    const { data, state } = this;
+    const errors = data.choices[state.choice].depthErrors[statistic];
+    const cells = data.about.depth.columns.length;
+    if (!errors || errors.length !== cells * data.checkpoints.length || !this.selection.allHeads || data.components[state.component] !== 0) return NaN;
+    return errors[checkpoint * cells + cell];
+  }
+
   // The error over documents at one window; NaN for a selection, as above.
   windowError(entry, name) {
     const errors = this.data.windowErrors[name];
