@@ -68,12 +68,15 @@ def coverage_table(found: pd.DataFrame, samples: int) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, row in found.iterrows():
-        numbers = " | ".join("" if pd.isna(row[part]) else f"{row[part]:.4f}" for part in NUMBERS)
-        lines.append(f"| {name} | {numbers} | {row['covered']:.1%} |")
+        numbers = {part: _written(row[part]) for part in ("truth", "bias", "spread", "error")}
+        if name in simulation.MOVING:
+            numbers |= {"truth": f"({numbers['truth']})", "bias": ""}
+        lines.append(f"| {name} | {' | '.join(numbers.values())} | {row['covered']:.1%} |")
     return "\n".join(lines)
 
 
-NUMBERS = ("truth", "bias", "spread", "error")
+def _written(value: float) -> str:
+    return "" if pd.isna(value) else f"{round(value, 4) + 0.0:.4f}"  # never -0.0000
 
 
 def pretrained() -> str:
