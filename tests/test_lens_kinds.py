@@ -154,7 +154,7 @@ def test_errors_of_means_over_heads_are_those_of_the_means_recomputed_without_ea
 
 
 def test_checkpoints_with_other_columns_are_refused(tmp_path):
-    parts = [TablePart(tmp_path, {"t.csv": (0, 0)}, {"t.csv": header}, None) for header in ("a,b", "a,b,c")]
+    parts = [TablePart(tmp_path, {"t.csv": (0, 0)}, {"t.csv": header}, None, 8) for header in ("a,b", "a,b,c")]
     with pytest.raises(InputError, match="same columns"):
         join_parts(parts, "t.csv", tmp_path / "t.csv")
     assert not (tmp_path / "t.csv").exists()

@@ -1,6 +1,7 @@
 """The null of shifted positions: against raw vectors, by hand, and for heads without any position."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,6 +226,19 @@ def test_where_covariances_are_fixed_the_null_still_has_an_error():
 # --- the figure and its card ----------------------------------------------------------------------
 
 
+def write_layer_means(folder, table, step=0.01):
+    """Means over the heads of each layer without each of four groups of documents: up, down, up, down by `step`."""
+    rows = []
+    for (model, layer, window), heads in table.groupby(["model", "layer", "window"]):
+        who = {"model": model, "window": window, "layer": layer, "heads": len(heads)}
+        rows.append({**who, "table": "", "column": "tokens", "mean": 400, **{f"without_{g}": 300 for g in range(4)}})
+        for name in TABLE.names:
+            mean = heads[name].mean()
+            without = {f"without_{group}": mean + way * step for group, way in enumerate((1, -1, 1, -1))}
+            rows.append({**who, "table": "null", "column": name, "mean": mean, **without})
+    pd.DataFrame(rows).to_csv(folder / "layer_means.csv", index=False)
+
+
 def study_with_null(folder, shifts_of=(15, 15, 15), **study):
     """An invented study with a null of about 0.2; the last checkpoint has all heads beyond it, the first half."""
     results, _ = invented(folder, len(shifts_of), heads=4, **study)
@@ -233,12 +247,12 @@ def study_with_null(folder, shifts_of=(15, 15, 15), **study):
     table = heads[["model", "layer", "head", "window"]].assign(null_shifts=step.map(dict(enumerate(shifts_of))))
     for kind in "qk":
         table[f"null_r_{kind}"] = rng.uniform(0.15, 0.25, len(table))
-        table[f"null_r_{kind}_se"] = 0.01
         table[f"beyond_null_{kind}"] = ((step == step.max()) | (table["head"] % 2 == 0)).astype(float)
         table[f"null_p_{kind}"] = 1 / 16
     own = [name for name in TABLE.names if name != "null_shifts"]
-    table.loc[table["null_shifts"] == 0, [*own, "null_r_q_se", "null_r_k_se"]] = np.nan
+    table.loc[table["null_shifts"] == 0, own] = np.nan
     table.to_csv(folder / FILE, index=False)
+    write_layer_means(folder, table)
     return table, build_tables(load_results(folder))
 
 
@@ -250,10 +264,13 @@ def test_the_figure_draws_the_means_of_both_and_the_share_beyond(tmp_path):
         np.testing.assert_allclose(lines[f"r_{kind}_abs"], heads[f"r_{kind}"].abs().groupby(heads["model"]).mean())
         np.testing.assert_allclose(lines[f"null_r_{kind}"], table.groupby("model")[f"null_r_{kind}"].mean())
         (bars,) = [each for each in axes.collections if each.get_gid() == f"null_r_{kind} error"]
-        assert [np.ptp(part[:, 1]) for part in bars.get_segments()] == pytest.approx([0.02] * 3)  # ± 0.01 at most
+        # Another sample of documents, by the jackknife of four groups, is sqrt(3) steps away.
+        assert [np.ptp(part[:, 1]) for part in bars.get_segments()] == pytest.approx([2 * np.sqrt(3) * 0.01] * 3)
     for axes, kind in zip(figure.axes[2:], "qk", strict=True):
         bars = [patch.get_height() for patch in axes.patches if patch.get_gid() == f"beyond_null_{kind}"]
         assert bars == pytest.approx([50, 50, 100])
+        (errors,) = [each for each in axes.collections if each.get_gid() == f"beyond_null_{kind} error"]
+        assert [np.ptp(part[:, 1]) for part in errors.get_segments()] == pytest.approx([2 * np.sqrt(3)] * 3)
         (chance,) = [each for each in axes.collections if each.get_gid() == "chance"]
         assert [part[0, 1] for part in chance.get_segments()] == pytest.approx([6.25] * 3)
     write_figure(EVERY_FIGURE["null"], tables, tables.own, tmp_path / "figures")

@@ -6,7 +6,6 @@ have no replicates, or too few documents or heads, to tell.
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import error_name
@@ -51,14 +50,3 @@ def _insert_behind(table: pd.DataFrame, column: str, errors: Mapping[str, list[f
     place = list(table.columns).index(spread if spread in table.columns else column)
     for i, (name, values) in enumerate(errors.items()):
         table.insert(place + 1 + i, name, pd.Series(values, index=table.index, dtype=float))
-
-
-def at_most(heads: pd.DataFrame, column: str, models: Sequence[str]) -> pd.Series:
-    """By checkpoint the mean of the heads' own errors over documents, which the error of their mean does not exceed.
-
-    Heads read the same documents, so their errors may all go one way: then the mean's error is this, otherwise less. It
-    is what can be said of a column whose replicates are not kept. NaN where heads have no errors.
-    """
-    if error_name(column) not in heads.columns:
-        return pd.Series(np.nan, index=list(models))
-    return heads.groupby("model")[error_name(column)].mean().reindex(list(models))

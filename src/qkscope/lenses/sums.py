@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, pooled_eigen
-from qkscope.moments.moments import Moments
+from qkscope.moments.moments import KINDS, Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
@@ -61,9 +61,9 @@ class WindowSource:
         """Of all the layer's heads."""
         return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
 
-    def before(self, kind: Kind, without: int | None) -> BeforeRotation | None:
-        """Of all the layer's heads."""
-        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without)
+    def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
+        """Of all the layer's heads; `cov` where it is known already."""
+        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, cov=cov)
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,10 @@ class LayerSums:
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
 
+    def shared(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of the whole: once, for it and for all of its replicates."""
+        return (self.whole or self).once(make)
+
     @cached_property
     def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
@@ -143,16 +147,23 @@ class LayerSums:
     @cached_property
     def q_before(self) -> BeforeRotation | None:
         """Queries before rotation, one entry per head; None where that was not summed."""
-        return self._before("q", np.array(self.heads))
+        found = self._before["q"]
+        return None if found is None else found.take(np.array(self.heads))
 
     @cached_property
     def k_before(self) -> BeforeRotation | None:
         """Keys before rotation, one entry per *distinct* key head."""
-        return self._before("k", self.distinct_keys[0])
+        found = self._before["k"]
+        return None if found is None else found.take(self.distinct_keys[0])
 
-    def _before(self, kind: Kind, index: NDArray[np.intp]) -> BeforeRotation | None:
-        found = self._source.before(kind, self.left_out)
-        return None if found is None else found.take(index)
+    @cached_property
+    def _before(self) -> dict[Kind, BeforeRotation | None]:
+        """Of all the layer's heads; a replicate's covariances are the whole's, which are unpacked once."""
+        found: dict[Kind, BeforeRotation | None] = {}
+        for kind in KINDS:
+            whole = None if self.whole is None else self.whole._before[kind]
+            found[kind] = self._source.before(kind, self.left_out, None if whole is None else whole.cov)
+        return found
 
     @property
     def _source(self) -> WindowSource:
@@ -168,7 +179,7 @@ class LayerSums:
         return found
 
     @cached_property
-    def _made(self) -> dict[Any, Any]:
+    def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
         return {}
 
     @cached_property

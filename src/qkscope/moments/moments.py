@@ -235,10 +235,20 @@ class Moments:
         return bucket_statistics(self._layer(layer)[kind], self.layout.scale, self.cells(window, skip))
 
     def before_rotation(
-        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
+        self,
+        layer: int,
+        kind: Kind,
+        window: int | None = None,
+        skip: int = 0,
+        *,
+        without: int | None = None,
+        cov: NDArray[np.float64] | None = None,
     ) -> BeforeRotation | None:
-        """A layer's queries or keys as they were before RoPE; None where that was not summed."""
-        return before_rotation(self._layer(layer)[kind], self.cells(window, skip), without)
+        """A layer's queries or keys as they were before RoPE; None where that was not summed.
+
+        `cov` is the covariance of all documents over the whole context, where it is at hand already.
+        """
+        return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, cov)
 
     def has_group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> bool:
         """Whether replicates over this window are exact."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import InputError
-from qkscope.moments.held import KindMoments
+from qkscope.moments.held import KindMoments, Unrotated
 from qkscope.moments.layout import Layout
 from qkscope.moments.second import Array, SecondMoments, Statistics, triangle
 
@@ -102,9 +102,10 @@ class BeforeRotation:
         return BeforeRotation(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
 
-def before_rotation(held: KindMoments, cells: slice, without: int | None = None) -> BeforeRotation | None:
-    """What is known of the vectors before rotation; None where it was not summed."""
-    known = held.unrotated
+def before_rotation(
+    known: Unrotated | None, cells: slice, without: int | None = None, cov: Array | None = None
+) -> BeforeRotation | None:
+    """What is known of the vectors before rotation; None where it was not summed. `cov` is theirs, if it is at hand."""
     if known is None:
         return None
     kept = [group for group in range(known.n.shape[1]) if group != without]
@@ -115,7 +116,7 @@ def before_rotation(held: KindMoments, cells: slice, without: int | None = None)
         bucket_mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
         mean = x.sum(axis=1) / n.sum(axis=1)[:, None]
     pivot = known.pivot
-    covariance = known.whole().statistics(1.0).cov_xx
+    covariance = known.whole().statistics(1.0).cov_xx if cov is None else cov
     return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
 
 

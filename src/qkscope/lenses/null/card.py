@@ -4,12 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-import pandas as pd
-
-from qkscope.lenses.card import Card, CardInput, bands, opening, rows
-from qkscope.lenses.errors import has_errors
+from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, rows
 from qkscope.lenses.null.shifts import FEWEST_BLOCKS
-from qkscope.lenses.null.summary import NAME
+from qkscope.lenses.null.summary import NAME, PARTS
 from qkscope.lenses.null.table import FILE, KINDS
 from qkscope.results.read import Entry
 from qkscope.text import counted
@@ -23,16 +20,16 @@ Means = Mapping[str, Mapping[str, float]]  # by checkpoint
 
 def null_card(given: CardInput) -> Card:
     """What r would be if position meant nothing, beside what it is."""
-    table = given.table(NAME)
-    means: Means = {str(row["model"]): row for row in cast("list[dict[str, Any]]", table.to_dict("records"))}
+    rows_of = cast("list[dict[str, Any]]", given.table(NAME).to_dict("records"))
+    means: Means = {str(row["model"]): row for row in rows_of}
     shows: list[Block | str] = [
         opening(
             given,
             f"Mean |r| on PC0 over heads for {rows(given)} (circles), and the same after positions were shifted "
             f"(diamonds, grey), each with {bands(given)} of ± 1 standard deviation over heads; queries on the left, "
             "keys on the right. Below: the share of heads whose |r| exceeds that of every shift; the short line is the "
-            "share that heads without position would have by chance. These shares have no error over documents."
-            + _bars(table),
+            "share that heads without position would have by chance."
+            + error_bars(given, NAME, [f"{name}_{kind}{end}" for kind, _ in KINDS for name, end in PARTS]),
         ),
         "A shift cuts the window at the edge of a position bucket and puts the part before the cut behind the rest, in "
         "all documents alike. Vectors and components stay as they are; only positions change. Each head's null is the "
@@ -48,16 +45,6 @@ def null_card(given: CardInput) -> Card:
     headline = f"Measured against Shifted Positions {given.study.span.title()}"
     headline += " at a Common Window" if given.at.common else ""
     return Card(headline, shows, FILE, steps, [_beyond(given, means, kind) for kind, _ in KINDS])
-
-
-def _bars(table: pd.DataFrame) -> str:
-    measures = [f"{name}_{kind}{end}" for kind, _ in KINDS for name, end in (("r", "_abs"), ("null_r", ""))]
-    if not has_errors(table, measures):
-        return ""
-    return (
-        " Thin bars are ± 1 standard error over documents; of the null, the most that it can be (the mean of the "
-        "heads' own errors)."
-    )
 
 
 def _with_null(given: CardInput, means: Means) -> list[Entry]:

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qkscope.draw import style
-from qkscope.draw.curves import draw_band_line, spread_keys
+from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
@@ -52,6 +52,7 @@ def _draw_beyond(axes: Axes, at: AtWindow, kind: str) -> None:
     share = 100.0 * table[f"beyond_null_{kind}"].to_numpy(dtype=float)
     places = np.arange(len(share))
     axes.bar(places, np.nan_to_num(share), width=0.5, color=COLOURS[kind], alpha=0.6, gid=f"beyond_null_{kind}")
+    draw_errors(axes, places, share, 100.0 * table[f"beyond_null_{kind}_se"], gid=f"beyond_null_{kind}")
     shifts = table["null_shifts"].to_numpy(dtype=float)
     chance = np.where(shifts > 0, 100.0 / (1.0 + shifts), np.nan)
     axes.hlines(chance, places - 0.35, places + 0.35, color=style.INK, linewidth=1.0, gid="chance")

@@ -82,8 +82,10 @@ export class Data {
     }
     this.windows = about.data.windows.map(([checkpoint, size], row) => ({ checkpoint, size, row }));
     this.windowValues = {};
+    this.windowErrors = {};
     if (this.windows.length) {
-      for (const name of ["explained_variance", "r_q", "r_k", "category"]) this.windowValues[name] = array(`windows.${name}`);
+      for (const name of ["explained_variance", "r_q", "r_k", "category", "enough", "sign_sure"]) this.windowValues[name] = array(`windows.${name}`);
+      for (const name of ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...about.categories.map((c) => c.name)]) this.windowErrors[name] = array(`windows.${name}_se`);
     }
     this.provenance = text("provenance");
     this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));

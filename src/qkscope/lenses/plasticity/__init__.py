@@ -1,0 +1,1 @@
+"""How plastic attention is: whether queries still decide which key wins, and what takes that from them."""
