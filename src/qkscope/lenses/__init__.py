@@ -8,6 +8,7 @@ from qkscope.lenses import (
     depth,
     layer_kinds,
     measures,
+    norms,
     null,
     position,
     profile,
@@ -31,6 +32,7 @@ ROOMS = (
     score,
     rotation,
     rope,
+    norms,
     null,
 )
 
