@@ -64,7 +64,7 @@ def query_buckets(edges: tuple[int, ...], queries: int) -> tuple[Index, Index]:
     """First position of each query bucket, and the one behind its last; as many buckets as the sample can fill."""
     count = int(np.clip(queries // QUERIES, 2, min(BUCKETS, edges[-1] - edges[0])))
     cuts = np.unique(np.round(np.linspace(edges[0], edges[-1], count + 1)).astype(np.intp))
-    used = cuts[:-1] >= MISSING / BUCKETS * edges[-1]
+    used = cuts[:-1] >= int(MISSING / BUCKETS * edges[-1])
     return cuts[:-1][used], cuts[1:][used]
 
 
