@@ -45,6 +45,7 @@ def test_errors_and_flags_are_packed_by_head(tmp_path):
         "explained_variance_se": [FAR] * 4,
         "unstable": [0, 1, 0, 0],
         "category_share": [0.5, 1, 1, 1],
+        "turnable": [0, 0, 0, 0],
         "undecided": [1, 0, 0, 0],  # r_q = 0.71 is within two errors, 0.034, of 0.7
     }
     for name, values in expected.items():

@@ -24,10 +24,9 @@ def bare(tmp_path_factory):
 
 
 def by_hand(column, heads=tuple(HEADS), of=np.asarray):
-    """The error of a mean of r_q (column 0) or r_k (column 1) over these heads."""
-    whole = np.mean([of(HEADS[h][column]) for h in heads])
-    drawn = [np.mean([of(moved(HEADS[h][column], way * HEADS[h][3] * FAR)) for h in heads]) for way in (1, -1)]
-    return np.sqrt(np.mean((np.array(drawn) - whole) ** 2))
+    """The error of a mean of r_q (column 0) or r_k (column 1) over these heads: half the way between its two draws."""
+    up, down = (np.mean([of(moved(HEADS[h][column], way * HEADS[h][3] * FAR)) for h in heads]) for way in (1, -1))
+    return abs(up - down) / 2
 
 
 def test_means_have_the_errors_of_the_jackknife(known):
@@ -45,10 +44,9 @@ def test_means_have_the_errors_of_the_jackknife(known):
 
 def test_shares_have_the_error_of_heads_that_cross_a_threshold(known):
     fractions, shares = known.own.table("taxonomy_fractions"), known.own.table("concordance")
-    # One of four heads is mixed in two of four samples: 0, 1/4, 0, 1/4.
-    half = np.sqrt(((1 / 4) ** 2) / 2)
-    assert fractions["position-dominated_se"].tolist() == pytest.approx([half] * 2)
-    assert fractions["mixed_se"].tolist() == pytest.approx([half] * 2)
+    # One of four heads is mixed in two of four samples: 0, 1/4, 0, 1/4, which is 1/8 ± 1/8.
+    assert fractions["position-dominated_se"].tolist() == pytest.approx([1 / 8] * 2)
+    assert fractions["mixed_se"].tolist() == pytest.approx([1 / 8] * 2)
     assert fractions["content-focused_se"].tolist() == [0.0, 0.0]
     assert shares["discordant_se"].tolist() == [0.0, 0.0]
     assert shares["r_k_se"].tolist() == pytest.approx([by_hand(1)] * 2, rel=SINGLE)
@@ -66,7 +64,7 @@ def test_layers_and_kinds_of_layers_have_their_own_errors(known):
 def test_of_all_windows_the_own_context_has_errors(known):
     table = known.own.table("window_dependence").set_index(["model", "window"])
     assert table.loc[("early", 64), "r_q_se"] == pytest.approx(by_hand(0), rel=SINGLE)
-    assert table.loc[("late", 64), "position_dominated_se"] == pytest.approx(np.sqrt(1 / 32))
+    assert table.loc[("late", 64), "position_dominated_se"] == pytest.approx(1 / 8)
     assert table.loc[("early", 32)].filter(like="_se").isna().all()
 
 
@@ -132,7 +130,7 @@ def test_kinds_of_layers_have_error_bars(known):
 
 def test_slices_of_categories_have_error_bars_at_their_ends(known, bare):
     (axes,) = drawing(known, "taxonomy_evolution").axes
-    error = np.sqrt(1 / 32)
+    error = 1 / 8
     # position-dominated is the lowest slice, 1/4; mixed the highest: its bar is where it begins, at 3/4
     for gid, end in (("position-dominated", 1 / 4), ("mixed", 3 / 4)):
         found = bars(axes, gid)

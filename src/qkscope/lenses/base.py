@@ -1,9 +1,9 @@
 """What a lens is: one analysis of the sums, with everything that it writes, draws, says and shows.
 
 A lens is a value. It lists its tables (each column with its definition), how a layer's rows follow from the layer's
-sums, what can be derived head by head, the summaries over heads, the figures with their cards, and what the page shows.
-The drivers of `tables`, `report` and `page` loop over the registered lenses and know none of them by name: a new
-analysis is one folder, one line in `qkscope.lenses`, and its test.
+sums, what can be derived head by head, tables that need several entries at once, the summaries over heads, the figures
+with their cards, and what the page shows. The drivers of `tables`, `report` and `page` loop over the registered lenses
+and know none of them by name: a new analysis is one folder, one line in `qkscope.lenses`, and its test.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from qkscope.kinds import CHECKPOINTS, Kind
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as Drawing
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
 
     from qkscope.lenses.at_window import AtWindow
     from qkscope.lenses.card import Card, CardInput
+    from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
     from qkscope.stats.jackknife import Scale
 
-# At which windows a table has rows: each checkpoint's own context, the window that all share, both, or every doubling.
-Windows = Literal["own", "common", "own and common", "doublings"]
+# At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
+# to the own context, or all of these.
+Windows = Literal["own", "common", "own and common", "doublings", "every"]
 ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
@@ -61,6 +65,8 @@ class HeadTable:
     judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
+    # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
+    averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
 
     @property
@@ -98,6 +104,29 @@ class Judged:
 def error_name(column: str) -> str:
     """The column that has another one's standard error over documents."""
     return f"{column}_se"
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """A file whose rows are about several entries at once, such as each step from one checkpoint to the next.
+
+    It has a column `windows`, `own` or `common`: at which choice of windows a row was computed.
+    """
+
+    file: str
+    columns: tuple[Column, ...]  # numbers
+    key: tuple[str, ...]  # the columns that tell its rows apart
+    texts: tuple[str, ...]  # columns that are words; those that name entries end in `model`
+    detail: bool = False  # as for head tables
+
+
+@dataclass(frozen=True)
+class StudyBuild:
+    """How tables about a whole study are made, once the head tables of all its entries are there."""
+
+    tables: tuple[StudyTable, ...]
+    build: Callable[[StudySums], Mapping[str, pd.DataFrame]]  # by file; a table that does not apply is left out
+    kinds: tuple[Kind, ...] = (CHECKPOINTS,)  # of the studies for which they are made
 
 
 @dataclass(frozen=True)
@@ -149,6 +178,7 @@ class Lens:
     title: str
     question: str  # what a reader asks; the heading of its section on the page
     tables: tuple[HeadTable, ...] = ()
+    of_study: tuple[StudyBuild, ...] = ()  # tables that need all entries of a study
     derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # adds columns that follow from those of qk.csv
     summaries: tuple[Summary, ...] = ()
     figures: tuple[Figure, ...] = ()

@@ -91,10 +91,15 @@ def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> li
     """The windows at which a table has rows of a checkpoint."""
     own = settings.own or layout.context
     common = own if settings.common is None else settings.common
-    if table.windows == "doublings":
-        return [*(window for window in layout.windows() if window < own), own]
-    windows = {"own": [own], "common": [common], "own and common": [own, common]}[table.windows]
-    return list(dict.fromkeys(windows))
+    doublings = [*(window for window in layout.windows() if window < own), own]
+    windows = {
+        "own": [own],
+        "common": [common],
+        "own and common": [own, common],
+        "doublings": doublings,
+        "every": [*doublings, common],
+    }
+    return list(dict.fromkeys(windows[table.windows]))
 
 
 def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
@@ -107,8 +112,9 @@ def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
 
 
 def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The same without each document group in turn: (groups, heads[, components]); empty where there can be none."""
-    parts = [own_columns(table, replicate) for replicate in sums.replicates]
+    """The same without each document group in turn: (groups, heads[, components]); empty where nobody needs them."""
+    wanted = table.judge is not None or table.replicated or any(column.error for column in table.columns)
+    parts = [own_columns(table, replicate) for replicate in sums.replicates] if wanted else []
     return {name: np.stack([part[name] for part in parts]) for name in table.names} if parts else {}
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, pooled_eigen
-from qkscope.moments.moments import Moments
+from qkscope.moments.moments import KINDS, Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,9 @@ class WindowSource:
         """Of all the layer's heads."""
         return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
 
-    def buckets_without(self, kind: Kind, group: int, index: NDArray[np.intp], whole: Statistics) -> Statistics:
-        """Of the heads `index`, which `whole` is about."""
-        return self.moments.buckets_without(self.layer, kind, group, whole, self.window, self.skip, index)
-
-    def before(self, kind: Kind, without: int | None) -> BeforeRotation | None:
-        """Of all the layer's heads."""
-        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without)
+    def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
+        """Of all the layer's heads; `cov` where it is known already."""
+        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, cov=cov)
 
 
 @dataclass(frozen=True)
@@ -112,19 +109,18 @@ class LayerSums:
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
 
+    def shared(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of the whole: once, for it and for all of its replicates."""
+        return (self.whole or self).once(make)
+
     @cached_property
     def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
         found, which = np.unique(self.kv_heads, return_inverse=True)
         return found.astype(np.intp), which.astype(np.intp)
 
-    @cached_property
-    def shared(self) -> dict[str, Any]:
-        """Where a lens keeps what several of its tables need, under a name of its own."""
-        return {}
-
     def bucket_means(self, kind: Kind) -> BucketMeans:
-        """Tokens and mean vector of each position bucket in the window, one entry per query head."""
+        """Each position bucket in the window by itself, one entry per query head."""
         index = np.array(self.heads if kind == "q" else self.kv_heads)
         return self._source.bucket_means(kind, self.left_out).take(index)
 
@@ -142,27 +138,46 @@ class LayerSums:
         if self.whole is None or self.left_out is None:
             return self._source.buckets(kind).take(index)
         whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
-        return self._source.buckets_without(kind, self.left_out, index, whole)
+        own = self._source.bucket_means(kind, self.left_out).take(index)
+        return Statistics(own.n, own.mean, own.mean_t, whole.cov_xx, own.cov_xt, own.var_t, whole.spread)
 
     @cached_property
     def q_before(self) -> BeforeRotation | None:
         """Queries before rotation, one entry per head; None where that was not summed."""
-        return self._before("q", np.array(self.heads))
+        found = self._before["q"]
+        return None if found is None else found.take(np.array(self.heads))
 
     @cached_property
     def k_before(self) -> BeforeRotation | None:
         """Keys before rotation, one entry per *distinct* key head."""
-        return self._before("k", self.distinct_keys[0])
+        found = self._before["k"]
+        return None if found is None else found.take(self.distinct_keys[0])
 
-    def _before(self, kind: Kind, index: NDArray[np.intp]) -> BeforeRotation | None:
-        found = self._source.before(kind, self.left_out)
-        return None if found is None else found.take(index)
+    @cached_property
+    def _before(self) -> dict[Kind, BeforeRotation | None]:
+        """Of all the layer's heads; a replicate's covariances are the whole's, which are unpacked once."""
+        found: dict[Kind, BeforeRotation | None] = {}
+        for kind in KINDS:
+            whole = None if self.whole is None else self.whole._before[kind]
+            found[kind] = self._source.before(kind, self.left_out, None if whole is None else whole.cov)
+        return found
 
     @property
     def _source(self) -> WindowSource:
         if self.source is None:
             raise ValueError("these sums do not tell position buckets apart")
         return self.source
+
+    def once(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of these sums, made once: for what several tables need."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: Made = self._made[make]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
+        return {}
 
     @cached_property
     def replicates(self) -> tuple[LayerSums, ...]:

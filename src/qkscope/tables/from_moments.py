@@ -27,6 +27,7 @@ from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
 from qkscope.tables.makers import AnalysisSettings, TableParts
+from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.parts import join_parts
 
 
@@ -183,6 +184,8 @@ def write_tables(
             events.wrote(str(head_table_path(out, table)))
     origins = [part.origin for part in parts]
     read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
+    for path in write_study_tables(out, files, parts, settings.rows(), read_as["kind"]):
+        events.wrote(str(path))
     provenance = {**_provenance(settings, origins, command, study), **read_as}
     provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
     events.wrote(str(write_provenance(out, Provenance.of(provenance))))

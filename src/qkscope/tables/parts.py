@@ -43,6 +43,7 @@ class TablePart:
     lines: dict[str, tuple[int, int]]  # by table: the first byte, and the one behind the last
     headers: dict[str, str]
     origin: CheckpointRecord
+    window: int  # tokens of the checkpoint's own context
 
 
 def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
@@ -60,7 +61,8 @@ def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
             start = file.tell()
             file.write(body.encode())
             lines[name], headers[name] = (start, file.tell()), header
-    return TablePart(request.place, lines, headers, origin_of(request.name, moments, request.checkpoint, longest))
+    origin = origin_of(request.name, moments, request.checkpoint, longest)
+    return TablePart(request.place, lines, headers, origin, longest or moments.layout.context)
 
 
 def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:

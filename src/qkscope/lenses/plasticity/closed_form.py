@@ -16,7 +16,6 @@ from qkscope.lenses.plasticity.turning import turning
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second import Statistics
 
-SHARED = "plasticity"
 LEAST_VARIANCE = 1e-6  # of positions in a source, tokens squared: below, there is one position and no line
 
 
@@ -87,16 +86,13 @@ class Fixed:
 
 def cell_values(sums: LayerSums) -> CellValues:
     """The plasticity of every cell; computed once, whatever tables ask."""
-    if SHARED not in sums.shared:
-        sums.shared[SHARED] = _cell_values(sums)
-    found: CellValues = sums.shared[SHARED]
-    return found
+    return sums.once(_cell_values)
 
 
 def _cell_values(sums: LayerSums) -> CellValues:
     cells = cells_of(sums.edges, sums.facts.attention, sums.facts.attention_window)
     grid, which = cells.grid, sums.distinct_keys[1]
-    fixed = _fixed(sums.whole or sums, cells)
+    fixed = sums.shared(_fixed)
     queries, keys = part_means(sums.q_buckets, grid), part_means(sums.k_buckets, grid)
     rest, drift = _preferences(queries.mean, fixed.k, which, grid)  # (heads, parts b, parts c)
     gap = queries.mean @ keys.mean[which].swapaxes(1, 2)  # (heads, parts b, parts c)
@@ -118,18 +114,15 @@ def _cell_values(sums: LayerSums) -> CellValues:
     )
 
 
-def _fixed(whole: LayerSums, cells: Cells) -> Fixed:
-    name = f"{SHARED} fixed"
-    if name not in whole.shared:
-        grid, which = cells.grid, whole.distinct_keys[1]
-        q, k = part_spreads(whole.q_buckets, grid), part_spreads(whole.k_buckets, grid)
-        turned, moves = np.full((len(q.slope), len(cells.b)), np.nan), turning(whole, q.slope, q.var_t)
-        if moves is not None:
-            about = _about_centre(part_means(whole.k_buckets, grid).mean)[which]
-            turned = _of_differences(_traces_with(moves, k, which, grid), _apart_by(moves, about), cells)
-        whole.shared[name] = Fixed(q, k, _traces(q, k, which, grid), turned)
-    found: Fixed = whole.shared[name]
-    return found
+def _fixed(whole: LayerSums) -> Fixed:
+    cells = cells_of(whole.edges, whole.facts.attention, whole.facts.attention_window)
+    grid, which = cells.grid, whole.distinct_keys[1]
+    q, k = part_spreads(whole.q_buckets, grid), part_spreads(whole.k_buckets, grid)
+    turned, moves = np.full((len(q.slope), len(cells.b)), np.nan), turning(whole, q.slope, q.var_t)
+    if moves is not None:
+        about = _about_centre(part_means(whole.k_buckets, grid).mean)[which]
+        turned = _of_differences(_traces_with(moves, k, which, grid), _apart_by(moves, about), cells)
+    return Fixed(q, k, _traces(q, k, which, grid), turned)
 
 
 def _of_differences(traces: Array, apart: Array, cells: Cells) -> Array:

@@ -1,6 +1,7 @@
 // Two checkpoints (or seeds, or models) side by side, and how each head got from one to the other.
 
 import { View } from "./view.js";
+import { cameFrom } from "./sure.js";
 import { categoryPaint } from "./colours.js";
 import { correlation, difference, percent, shorten } from "./format.js";
 import { dotRadius, drawDots, drawFrame, portraitFrame } from "./portrait.js";
@@ -25,14 +26,15 @@ function drawMoves(g, frame) {
   const { app } = g;
   const { data, store } = app;
   const [a, b] = store.state.compare;
-  const [from, to, mask] = [positions(app, a), positions(app, b), app.selection.mask(b)];
+  const [to, mask] = [positions(app, b), app.selection.mask(b)];
   const start = data.row(b, store.state.component);
   const { category } = data.choices[store.state.choice];
   for (let h = 0; h < data.nHeads; h += 1) {
-    if (!mask[h] || ![from.x[h], from.y[h], to.x[h], to.y[h]].every(Number.isFinite)) continue;
+    const from = cameFrom(data, store.state, a, b, h);
+    if (!mask[h] || ![...from, to.x[h], to.y[h]].every(Number.isFinite)) continue;
     const { fill } = categoryPaint(data, category[start + h], g.theme);
     const end = [frame.x(to.x[h]), frame.y(to.y[h])];
-    g.pen.line([[frame.x(from.x[h]), frame.y(from.y[h])], end], { stroke: fill, width: 1, alpha: 0.55 });
+    g.pen.line([[frame.x(from[0]), frame.y(from[1])], end], { stroke: fill, width: 1, alpha: 0.55 });
     g.pen.circle(...end, 2.2, { fill });
   }
 }

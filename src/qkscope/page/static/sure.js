@@ -24,6 +24,14 @@ export function unsure(data, state, checkpoint, head) {
   return said;
 }
 
+// Where a head came from, as [r_q, r_k]: turned round where its sign is not known at either end and only the sign differs.
+export function cameFrom(data, state, from, to, head) {
+  const { r_q: q, r_k: k } = data.choices[state.choice];
+  const [a, b] = [data.at(from, state.component, head), data.at(to, state.component, head)];
+  const turnable = [from, to].some((c) => data.flag("turnable", state, c, head) === 1);
+  return turnable && k[a] * k[b] < 0 ? [-q[a], -k[a]] : [q[a], k[a]];
+}
+
 // The same for a head that is read by itself: also how many samples agree.
 export function sureness(data, state, checkpoint, head) {
   const share = data.flag("category_share", state, checkpoint, head);
