@@ -296,7 +296,8 @@ def _add_analyze(commands: Any) -> None:
         "examples:\n  qkscope analyze results/demo\n"
         "  qkscope analyze results/demo --skip-positions 1 --out without-sinks\n"
         "  qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables\n"
-        "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables",
+        "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables\n"
+        "  qkscope analyze results/demo --plasticity-pairs 1000   # of a run that kept --vectors",
     )
     parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
     parser.add_argument(
@@ -336,6 +337,13 @@ def _add_analyze(commands: Any) -> None:
         type=_positive,
         metavar="TOKENS",
         help="of --vectors: qk.csv is over the first so many positions (default: all of them)",
+    )
+    parser.add_argument(
+        "--plasticity-pairs",
+        type=_positive,
+        metavar="N",
+        help="of a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to N "
+        "pairs of real keys per part of the window, and by the published protocol",
     )
     parser.add_argument(
         "--kind",

@@ -10,6 +10,7 @@ from qkscope.lenses import (
     measures,
     norms,
     null,
+    plasticity,
     position,
     profile,
     rope,
@@ -32,6 +33,7 @@ ROOMS = (
     score,
     rotation,
     rope,
+    plasticity,
     norms,
     null,
 )
