@@ -89,7 +89,7 @@ def spread_at(rest: LayerAtRest, distances: Array) -> Array:
     variance = still.sum(axis=(1, 2))[:, None] + 2 * (crossed.sum(axis=2) @ turns).real
     variance = variance + 0.5 * ((same @ turns.conj()) * turns).sum(axis=1).real
     variance = variance + 0.5 * ((mirrored @ turns) * turns).sum(axis=1).real
-    return np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 @dataclass(frozen=True)

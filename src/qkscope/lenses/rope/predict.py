@@ -65,8 +65,15 @@ def predict(rest: LayerAtRest, window: RopeWindow) -> Predicted:
     found = head_components(q, k, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         bias = (q.mean_x * k.cov_xt).sum(axis=1) / k.var_t
-    columns = (getattr(found, name)[:, 0] for name in ("r_q", "r_k", "explained_variance", "alpha", "beta"))
-    return Predicted(*columns, bias, found.directions[:, :, 0])
+    return Predicted(
+        r_q=found.r_q[:, 0],
+        r_k=found.r_k[:, 0],
+        explained=found.explained_variance[:, 0],
+        alpha=found.alpha[:, 0],
+        beta=found.beta[:, 0],
+        bias=bias,
+        directions=found.directions[:, :, 0],
+    )
 
 
 def predict_samples(rest: LayerAtRest, window: RopeWindow, whole: Predicted) -> Predicted:
@@ -80,19 +87,26 @@ def predict_samples(rest: LayerAtRest, window: RopeWindow, whole: Predicted) -> 
     def pooled(v: Array) -> Array:
         """The covariance of queries and keys together, times vectors (heads, samples, d)."""
         between = (share * (1 - share) * (gap * v).sum(axis=-1))[..., None] * gap
-        return share[..., None] * q.times(v) + (1 - share)[..., None] * k.times(v) + between
+        return np.asarray(share[..., None] * q.times(v) + (1 - share)[..., None] * k.times(v) + between)
 
     start = np.broadcast_to(whole.directions[:, None, :], q.mean.shape)
-    known = np.isfinite(start).all(axis=(1, 2)) & np.isfinite(gap).all(axis=(1, 2))
-    values, v = followed(pooled, np.where(known[:, None, None], start, 0.0))
+    known = np.asarray(np.isfinite(start).all(axis=(1, 2)) & np.isfinite(gap).all(axis=(1, 2)))[:, None]
+    values, v = followed(pooled, np.where(known[..., None], start, 0.0))
+    v = np.where(known[..., None], v, np.nan)
     trace = share * q.trace + (1 - share) * k.trace + share * (1 - share) * (gap**2).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         (r_q, alpha), (r_k, beta) = q.against_position(v), k.against_position(v)
         bias = (q.mean * k.drift).sum(axis=-1) / k.by.positions.variance
-        found = (r_q, r_k, values / trace, alpha, beta, bias)
-    kept = [np.where(known[:, None], each, np.nan).T for each in found]
-    kept = [np.where(np.isfinite(whole.r_q if i != 1 else whole.r_k), each, np.nan) for i, each in enumerate(kept)]
-    return Predicted(*kept, np.where(known[:, None, None], v, np.nan).swapaxes(0, 1))
+        explained = np.where(known, values / trace, np.nan)
+    return Predicted(
+        r_q=np.where(np.isfinite(whole.r_q), r_q.T, np.nan),
+        r_k=np.where(np.isfinite(whole.r_k), r_k.T, np.nan),
+        explained=explained.T,
+        alpha=alpha.T,
+        beta=beta.T,
+        bias=bias.T,
+        directions=v.swapaxes(0, 1),
+    )
 
 
 @dataclass(frozen=True)
