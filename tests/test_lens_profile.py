@@ -1,11 +1,13 @@
 """Profiles along component 0 and the drift axis against raw vectors, numbers worked out by hand, and properties."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.profile.table import BEND, PROFILE, bend, drift_axis, profile
+from qkscope.lenses.profile.table import BEND, PROFILE, bend, profile
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
@@ -63,10 +65,10 @@ def edges_of(window, skip):
 def brute_bend(x, direction, edges):
     """Variance between bucket means as a share of all, and the share of it that a weighted line leaves over."""
     tokens = x[:, edges[0] : edges[-1]] @ direction
-    parts = [x[:, a:b] @ direction for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [x[:, a:b] @ direction for a, b in pairwise(edges)]
     means = np.concatenate([np.full(part.size, part.mean()) for part in parts])  # each token's bucket mean
     places = np.concatenate(
-        [np.full(part.size, (a + b - 1) / 2) for part, a, b in zip(parts, edges, edges[1:], strict=False)]
+        [np.full(part.size, (a + b - 1) / 2) for part, a, b in zip(parts, edges[:-1], edges[1:], strict=True)]
     )
     bent = 1 - np.corrcoef(means, places)[0, 1] ** 2 if len(edges) > 3 else np.nan
     return means.var() / tokens.var(), bent
@@ -84,7 +86,7 @@ def test_every_profile_is_that_of_the_raw_vectors(window, skip):
         along = axis_directions(q[:, head], k[:, head // 2], window, skip)
         for axis, direction in along.items():
             for kind, x in (("q", q[:, head]), ("k", k[:, head // 2])):
-                for bucket, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+                for bucket, (start, end) in enumerate(pairwise(edges)):
                     projected = x[:, start:end] @ direction
                     assert found[f"{kind}_{axis}"][i, bucket] == pytest.approx(projected.mean(), abs=1e-9)
                     assert found[f"{kind}_{axis}_sd"][i, bucket] == pytest.approx(projected.std(), abs=1e-9)
@@ -125,21 +127,6 @@ def test_bends_worked_out_by_hand():
     assert np.isnan(flat["bend_q"])
     still = one_head(np.ones(6), (0, 2, 4, 6))
     assert np.isnan([still["between_q"], still["bend_q"]]).all()
-
-
-def test_the_drift_axis_weighs_queries_and_keys_by_their_number():
-    """In a sample their numbers and mean positions differ; the pool's covariance is what counts."""
-    rng = np.random.default_rng(1)
-    q, k = rng.normal(size=(40, 3)), rng.normal(size=(25, 3)) + 2
-    t_q, t_k = rng.integers(0, 30, 40), rng.integers(0, 60, 25)
-    found = []
-    for x, t in ((q, t_q), (k, t_k)):
-        moments = Moments(Layout((0, 60), 1), [LayerFacts(0, 1, 1, 3)])
-        moments.add(0, x[None, None], x[None, None], positions=t)
-        found.append(moments.window(0, "q").statistics(60.0))
-    pool, t = np.vstack([q, k]), np.concatenate([t_q, t_k])
-    expected = np.linalg.lstsq(np.column_stack([np.ones(65), t]), pool, rcond=None)[0][1]
-    np.testing.assert_allclose(drift_axis(*found)[0], expected / np.linalg.norm(expected), atol=1e-9)
 
 
 def test_no_drift_at_all_has_no_axis():
@@ -187,7 +174,7 @@ def test_errors_are_those_of_profiles_without_each_group(window, skip):
                 kept = [row for row, of in enumerate(GROUPS) if of != group]
                 direction = axis_directions(here[kept], keys[kept], window, skip)[axis]
                 direction = direction * np.sign(direction @ whole[axis])
-                means = [(here[kept, a:b] @ direction).mean() for a, b in zip(edges, edges[1:], strict=False)]
+                means = [(here[kept, a:b] @ direction).mean() for a, b in pairwise(edges)]
                 found.append([*means, *brute_bend(keys[kept], direction, edges)])
             expected = jackknife_error(found[0], found[1:], sizes)
             table, row = rows[PROFILE.file], rows[BEND.file].set_index("head").loc[head]

@@ -1,5 +1,7 @@
 """The split of scores against brute force from raw vectors, numbers worked out by hand, and properties."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,8 +15,8 @@ from qkscope.lenses.score.lines import MOST_CELLS
 from qkscope.lenses.score.map_table import TABLE as MAP
 from qkscope.lenses.score.map_table import TO_CELLS, key_cells, score_map
 from qkscope.lenses.score.seen import Reach, seen_keys
-from qkscope.lenses.score.split import score_split
-from qkscope.lenses.score.table import SHARES, TABLE, score
+from qkscope.lenses.score.split import line_split, score_split
+from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE, score
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.stats.jackknife import jackknife_error
@@ -59,7 +61,7 @@ def bucket_of(edges, t):
 def line_and_rest(x, edges):
     """Of (documents, tokens, width): the fitted line at every position of the edges, and each bucket's residuals."""
     line, rest = np.full((edges[-1], x.shape[-1]), np.nan), []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         t = np.tile(np.arange(start, stop, dtype=float), len(x))
         design = np.column_stack([np.ones(len(t)), t]) if stop - start > 1 else np.ones((len(t), 1))
         tokens = x[:, start:stop].reshape(-1, x.shape[-1])
@@ -132,20 +134,39 @@ def test_every_part_is_what_all_queries_and_all_keys_give(kind, window, skip):
         np.testing.assert_allclose(parts_of(split, i), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("window", "skip"), [(48, 0), (48, 1), (12, 0), (8, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_line_over_the_window_splits_as_one_bucket_does(kind, window, skip):
+    """Position 0 stays apart, so that results with any buckets give the same."""
+    facts = KINDS[kind]
+    q, k = vectors(facts)
+    heads = list(range(facts.q_heads))[::-1]
+    split = line_split(layer_sums(captured(q, k, facts), 0, heads, window, skip=skip))
+    for i, head in enumerate(heads):
+        expected = brute(q[:, head], k[:, facts.kv_head(head)], facts, [0, 1, window] if skip == 0 else [1, window])
+        np.testing.assert_allclose(parts_of(split, i), expected, rtol=1e-9, atol=1e-9)
+    alone = captured(q, k, facts, Layout((0, LENGTH), 1), groups=0)
+    together = score_split(layer_sums(alone, 0, heads))
+    np.testing.assert_allclose(line_split(layer_sums(alone, 0, heads)).total, together.total, rtol=1e-9)
+
+
 def test_the_table_has_shares_that_sum_to_one_and_the_layers_own_scale():
     q, k = vectors(GQA)
     found = score(layer_sums(captured(q, k), 0, [2, 0]))
     for i, head in enumerate([2, 0]):
         expected = as_columns(brute(q[:, head], k[:, head // 2], GQA, list(LAYOUT.edges)))
         np.testing.assert_allclose([found[name][i] for name in NAMES], expected, rtol=1e-9)
+        lined = as_columns(brute(q[:, head], k[:, head // 2], GQA, [0, 1, LENGTH]))[:4]
+        np.testing.assert_allclose([found[name][i] for name in LINE_SHARES], lined, rtol=1e-9)
     np.testing.assert_allclose(sum(found[name] for name in SHARES), 1.0, rtol=1e-12)
+    assert found["buckets"].tolist() == [8, 8]
     np.testing.assert_allclose(found["score_sd_scaled"], 0.25 * found["score_sd"])
     without = score(layer_sums(captured(q, k, LayerFacts(0, 4, 2, WIDTH)), 0, [2, 0]))
     assert np.isnan(without["score_sd_scaled"]).all()
 
 
-# Over the 1, 2, 3 and 4 keys that four queries see, 0, 1, 2, 3 have the variances 0, 1/4, 2/3 and 5/4: 13/24 on average.
-# Keys that differ at random with variance 1 have 0, 1/2, 2/3 and 3/4 of it: 23/48 on average.
+# Over the 1, 2, 3 and 4 keys that four queries see, 0, 1, 2, 3 have the variances 0, 1/4, 2/3 and 5/4: 13/24 in the
+# mean. Keys that differ at random with variance 1 have 0, 1/2, 2/3 and 3/4 of it: 23/48.
 ALL, RISING, EITHER = np.ones((2, 4)), np.tile(np.arange(4.0), (2, 1)), np.array([[1.0] * 4, [-1.0] * 4])
 
 
@@ -217,7 +238,8 @@ def test_queries_of_a_long_bucket_are_well_stood_for_by_some(monkeypatch):
 def test_what_does_not_vary_is_empty():
     facts = LayerFacts(0, 1, 1, 1)
     moments = captured(ALL[:, None, :, None], ALL[:, None, :, None], facts, Layout((0, 4), 1), [0, 0])
-    assert all(np.isnan(values).all() for values in score(layer_sums(moments, 0, [0])).values())
+    found = score(layer_sums(moments, 0, [0]))
+    assert all(np.isnan(values).all() for name, values in found.items() if name != "buckets")
 
 
 # --- properties -----------------------------------------------------------------------------------
@@ -273,7 +295,7 @@ def brute_error(q, k, facts, edges, exact):
 
 @pytest.mark.parametrize(("kind", "window"), [("gqa", 48), ("gqa", 12), ("mha, sliding", 48), ("gqa", 24)])
 def test_errors_are_those_of_the_split_without_each_group(kind, window):
-    """Replicates are expanded about the whole, so that errors differ by as much as residual covariances do of buckets."""
+    """Replicates are expanded about the whole: exactly in the first order, with the mean over buckets in the second."""
     facts = KINDS[kind]
     q, k = vectors(facts)
     rows = checkpoint_rows(captured(q, k, facts), [TABLE], RowSettings(own=window, skip=1), model="m")[TABLE.file]
@@ -284,6 +306,9 @@ def test_errors_are_those_of_the_split_without_each_group(kind, window):
         expected = brute_error(q[:, row.head], k[:, row.kv_head], facts, edges_of(window, 1), exact)
         found = [getattr(row, f"{name}_se") for name in NAMES]
         np.testing.assert_allclose(found, expected, rtol=0.05, atol=1e-3)
+        lined = brute_error(q[:, row.head], k[:, row.kv_head], facts, [1, window], exact)[:4]
+        found = [getattr(row, f"{name}_se") for name in LINE_SHARES]
+        np.testing.assert_allclose(found, lined, rtol=2e-3 if exact else 0.05, atol=0 if exact else 1e-3)
 
 
 def test_replicates_are_exact_where_buckets_do_not_differ_in_covariance():

@@ -7,7 +7,7 @@ There are one or two such choices: each entry's own context, and, where contexts
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from qkscope.results.read import Entries, Results, read_head_table, read_study_t
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.noise import HeadPanel
+from qkscope.words.blocks import Block
 
 COMMON_SUFFIX = "_common"
 RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
@@ -54,6 +55,8 @@ class AtWindow:
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
+        self._window_panels: dict[str, HeadPanel] = {}
+        self._cards: dict[str, list[Block]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,6 +72,11 @@ class AtWindow:
 
     def window_panel(self, name: str) -> HeadPanel:
         """One entry's heads at each of its windows, ready to be compared: `256` is the name of a window."""
+        if name not in self._window_panels:
+            self._window_panels[name] = self._window_panel(name)
+        return self._window_panels[name]
+
+    def _window_panel(self, name: str) -> HeadPanel:
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
         rows = _by_window(self.windows, name)
@@ -96,6 +104,12 @@ class AtWindow:
         """What a table has for means only, of each head."""
         declared = [table for lens in self._lenses for table in lens.tables if table.file == file]
         return with_averaged(declared[0], {name: heads[name] for name in heads.columns}) if declared else {}
+
+    def card(self, name: str, write: Callable[[], list[Block]]) -> list[Block]:
+        """A figure's card, written once: the folder of the figure and the page show the same."""
+        if name not in self._cards:
+            self._cards[name] = write()
+        return self._cards[name]
 
     @property
     def replicates(self) -> pd.DataFrame | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import cpu_count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ class RowSettings:
     layers: LayerChoice = "all"
     skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
     detail: bool = True  # whether tables with many rows per head are made
+    vectors: Path | None = None  # where a sample of the checkpoint's vectors is kept, if one is
 
 
 def checkpoint_rows(
@@ -60,7 +62,9 @@ def checkpoint_rows(
     def of_layer(layer: int) -> dict[tuple[str, int], Columns]:
         parts: dict[tuple[str, int], Columns] = {}
         for window in every:
-            sums = layer_sums(moments, layer, chosen[layer], window, settings.components, settings.skip)
+            sums = layer_sums(
+                moments, layer, chosen[layer], window, settings.components, settings.skip, settings.vectors
+            )
             means = [tokens_row(sums)]
             for table in tables:
                 if window in wanted[table.file]:

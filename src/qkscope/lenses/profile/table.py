@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE
+from qkscope.lenses.rotation.axes import drift_axis
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Kind, Statistics
+from qkscope.moments.second import Kind
 
 Array = NDArray[np.float64]
 
@@ -71,21 +72,9 @@ def _bend_columns() -> tuple[Column, ...]:
     return tuple(found)
 
 
-def drift_axis(q: Statistics, k: Statistics) -> Array:
-    """(heads, d): the unit vector along Cov(x, t) of queries and keys together; NaN where there is no drift at all."""
-    share = (q.n / (q.n + k.n))[:, None]
-    apart = (q.mean_t - k.mean_t)[:, None] * (q.mean_x - k.mean_x)
-    drift = share * q.cov_xt + (1 - share) * k.cov_xt + share * (1 - share) * apart
-    length = np.linalg.norm(drift, axis=1, keepdims=True)
-    # What rounding leaves of no covariance at all, on the scale of both spreads.
-    size = np.sqrt((q.spread + k.spread) * (q.var_t + k.var_t))[:, None]
-    there = length > NO_VARIANCE * size
-    return np.divide(drift, length, out=np.full_like(drift, np.nan), where=there)
-
-
 def directions(sums: LayerSums) -> dict[str, Array]:
     """(heads, d) of each direction."""
-    return {"pc0": sums.principal.directions[:, :, 0], "a": drift_axis(sums.q, sums.k)}
+    return {"pc0": sums.principal.directions[:, :, 0], "a": sums.once(drift_axis)}
 
 
 def profile(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
@@ -114,7 +103,7 @@ def _spread(sums: LayerSums, kind: Kind, direction: Array) -> Array:
     variance = np.stack(
         [np.einsum("bd,d->b", of.cov_xx[key] @ along, along) for key, along in zip(which, direction, strict=True)]
     )
-    return np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 def bend(sums: LayerSums) -> Mapping[str, Array]:
@@ -134,7 +123,7 @@ def _shape(sums: LayerSums, kind: Kind, direction: Array) -> tuple[Array, Array]
     of = sums.bucket_means(kind)
     there = of.n > 0
     weight = of.n / of.n.sum(axis=1, keepdims=True)
-    place = np.where(there, _mean_positions(sums, kind), 0.0)
+    place = np.where(there, of.mean_t, 0.0)
     value = np.where(there, np.einsum("hbd,hd->hb", of.mean, direction), 0.0)
     place = place - (weight * place).sum(axis=1, keepdims=True)
     value = value - (weight * value).sum(axis=1, keepdims=True)
@@ -147,11 +136,6 @@ def _shape(sums: LayerSums, kind: Kind, direction: Array) -> tuple[Array, Array]
     exists = whole > NO_VARIANCE * window.spread
     defined = exists & (variance > NO_VARIANCE * whole) & (there.sum(axis=1) >= FEWEST_BUCKETS)
     return np.where(exists, between, np.nan), np.where(defined, bent, np.nan)
-
-
-def _mean_positions(sums: LayerSums, kind: Kind) -> Array:
-    """(heads, buckets): the mean position of each bucket's tokens."""
-    return sums.q_buckets.mean_t if kind == "q" else sums.k_buckets.mean_t[sums.distinct_keys[1]]
 
 
 PROFILE_COLUMNS, BEND_COLUMNS = _profile_columns(), _bend_columns()

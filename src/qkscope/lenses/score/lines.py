@@ -1,7 +1,7 @@
 """The mean query and the mean key of a head as functions of position: a line inside every bucket.
 
-A bucket's sums give the mean and the slope of its vectors. Between buckets the mean may jump, so a curve of any shape is
-followed as finely as there are buckets, and a window that is one bucket still has its drift.
+A bucket's sums give the mean and the slope of its vectors. Between buckets the mean may jump, so a curve of any shape
+is followed as finely as there are buckets, and a window that is one bucket still has its drift.
 """
 
 from __future__ import annotations
@@ -30,16 +30,71 @@ class Cells:
     k: Statistics
 
 
+def cells_edges(sums: LayerSums) -> tuple[int, ...]:
+    """The edges of the buckets; positions that were never summed are not there to be seen."""
+    never = 0 if sums.source is None else sums.source.moments.layout.skip_positions
+    return (max(sums.edges[0], never), *sums.edges[1:])
+
+
 def cells_of(sums: LayerSums) -> Cells:
     """The buckets of a layer's window as the split of scores uses them."""
-    edges = sums.edges
-    if sums.source is not None:  # positions that were never summed are not there to be seen
-        edges = (max(edges[0], sums.source.moments.layout.skip_positions), *edges[1:])
+    edges = cells_edges(sums)
     first = _joins(len(edges) - 1)
     if len(first) == len(edges) - 1:
         return Cells(edges, sums.q_buckets, sums.k_buckets)
     kept = tuple(edges[i] for i in first) + edges[-1:]
     return Cells(kept, joined(sums.q_buckets, first), joined(sums.k_buckets, first))
+
+
+def whole_window(sums: LayerSums) -> Cells:
+    """The window as one cell, position 0 by itself where it is a bucket: what every layout of buckets can tell."""
+    keys, found = window_keys(sums), cells_edges(sums)
+    if not is_sink_apart(found):
+        return Cells((found[0], found[-1]), _alone(sums.q), _alone(keys))
+    q, k = _apart(sums.q, sums.q_buckets), _apart(keys, sums.k_buckets)
+    return Cells((0, 1, found[-1]), q, k)
+
+
+def is_sink_apart(edges: tuple[int, ...]) -> bool:
+    """Whether position 0 is a bucket by itself."""
+    return edges[:2] == (0, 1) and len(edges) > 2
+
+
+def _alone(of: Statistics) -> Statistics:
+    return Statistics(*(getattr(of, name)[:, None] for name in of.__dataclass_fields__))
+
+
+def _apart(window: Statistics, buckets: Statistics) -> Statistics:
+    """(heads, 2, …): the first bucket, and all that is in the window but not in it."""
+    first = Statistics(*(getattr(buckets, name)[:, 0] for name in buckets.__dataclass_fields__))
+    n = window.n - first.n
+    with np.errstate(invalid="ignore", divide="ignore"):
+        part = np.where(first.n > 0, first.n / n, 0.0)
+    there = (first.n > 0)[:, None]
+    by_x = np.where(there, first.mean_x - window.mean_x, 0.0)
+    by_t = np.where(there[:, 0], first.mean_t - window.mean_t, 0.0)
+    step_x, step_t = -part[:, None] * by_x, -part * by_t  # from the window's mean to that of the rest
+
+    def rest(of_window: Array, of_first: Array, between: Array, step: Array) -> Array:
+        by = part.reshape(-1, *[1] * (of_window.ndim - 1))
+        return (1.0 + by) * of_window - by * (np.where(by > 0, of_first, 0.0) + between) - step
+
+    left = Statistics(
+        n=n,
+        mean_x=window.mean_x + step_x,
+        mean_t=window.mean_t + step_t,
+        cov_xx=rest(window.cov_xx, first.cov_xx, _outer(by_x, by_x), _outer(step_x, step_x)),
+        cov_xt=rest(window.cov_xt, first.cov_xt, by_x * by_t[:, None], step_x * step_t[:, None]),
+        var_t=rest(window.var_t, first.var_t, by_t**2, step_t**2),
+        spread=window.spread,
+    )
+    return Statistics(
+        *(np.stack([getattr(first, name), getattr(left, name)], axis=1) for name in window.__dataclass_fields__)
+    )
+
+
+def _outer(one: Array, other: Array) -> Array:
+    return one[..., :, None] * other[..., None, :]
 
 
 def _joins(buckets: int) -> NDArray[np.intp]:

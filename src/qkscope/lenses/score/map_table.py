@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, HeadTable
-from qkscope.lenses.score.lines import lines_of
+from qkscope.lenses.score.lines import is_sink_apart, lines_of
 from qkscope.lenses.score.seen import Reach, overlaps
 from qkscope.lenses.sums import LayerSums
 
@@ -49,16 +50,11 @@ def key_cells(edges: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(first + i * length // count for i in range(count + 1))
 
 
-def is_sink_apart(edges: tuple[int, ...]) -> bool:
-    """Whether position 0 is a bucket by itself."""
-    return edges[:2] == (0, 1) and len(edges) > 2
-
-
 def score_map(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     """(heads, query buckets) of each column."""
     edges, heads = sums.edges, len(sums.heads)
     buckets, cells = len(edges) - 1, key_cells(edges)
-    bounds = np.array([(0, 0)] * is_sink_apart(edges) + [(a, b - 1) for a, b in zip(cells, cells[1:], strict=False)])
+    bounds = np.array([(0, 0)] * is_sink_apart(edges) + [(a, b - 1) for a, b in pairwise(cells)])
     keys = _cell_keys(sums, bounds)[sums.distinct_keys[1]]
     scores = sums.q_buckets.mean_x @ keys.transpose(0, 2, 1)  # (heads, query buckets, cells)
     ends = np.asarray(edges)
@@ -66,7 +62,7 @@ def score_map(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     seen = (bounds[:, 0] <= ends[1:, None] - 1) & (bounds[:, 1] >= first[:, None])
     scores = np.where(seen, scores, np.nan)
     nothing = np.full((heads, buckets), np.nan)
-    found = {name: nothing for name in (TO_FIRST, *TO_CELLS)}
+    found = dict.fromkeys((TO_FIRST, *TO_CELLS), nothing)
     names = ((TO_FIRST,) if is_sink_apart(edges) else ()) + TO_CELLS
     found |= dict(zip(names, np.moveaxis(scores, 2, 0), strict=False))
     return {

@@ -135,7 +135,7 @@ def _slope(edges: tuple[int, ...], count: Array, drift: Array, square: Array) ->
     away = middle - (count * middle + drift).sum(axis=1, keepdims=True)
     variance = (count * away**2 + 2.0 * drift * away + square).sum(axis=1, keepdims=True)
     per_variance = np.divide(1.0, variance, out=np.zeros_like(variance), where=variance > 0)
-    return per_variance * np.hstack([count * away + drift, drift * away + square])
+    return np.asarray(per_variance * np.hstack([count * away + drift, drift * away + square]))
 
 
 def _steps(edges: tuple[int, ...], count: Array, first: Array, last: Array) -> Array:
@@ -143,4 +143,4 @@ def _steps(edges: tuple[int, ...], count: Array, first: Array, last: Array) -> A
     ends = np.asarray(edges, dtype=np.float64)
     left = np.where(count > 0, np.maximum(ends[:-1], first[:, None]), np.inf).min(axis=1)
     right = np.where(count > 0, np.minimum(ends[1:] - 1.0, last[:, None]), -np.inf).max(axis=1)
-    return np.maximum(right - left, 0.0)
+    return np.asarray(np.maximum(right - left, 0.0))

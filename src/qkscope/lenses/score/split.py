@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.pca import one_blas_thread
-from qkscope.lenses.score.lines import Cells, cells_of, lines_of, mean_residual, residuals, window_keys
+from qkscope.lenses.score.lines import (
+    Cells,
+    cells_of,
+    lines_of,
+    mean_residual,
+    residuals,
+    whole_window,
+    window_keys,
+)
 from qkscope.lenses.score.seen import Reach, SeenKeys, seen_keys
 from qkscope.lenses.sums import LayerSums
 
@@ -39,10 +47,20 @@ class Split:
 
 
 def score_split(sums: LayerSums) -> Split:
-    """The split of a layer's heads, or of a replicate."""
+    """The split of a layer's heads, or of a replicate; a line in every bucket."""
     with one_blas_thread(), np.errstate(invalid="ignore"):
         whole = sums.shared(whole_layer)
         return whole.split if sums.whole is None else replicate_split(sums, whole)
+
+
+def line_split(sums: LayerSums) -> Split:
+    """The same with one line over the whole window, which does not depend on how many buckets there are."""
+    with one_blas_thread(), np.errstate(invalid="ignore"):
+        cells = whole_window(sums)
+        held = sums.whole if sums.replication.method == "covariances fixed" and sums.whole is not None else None
+        axes = _axes(sums, cells)
+        q, k, _ = _lines(cells, axes)
+        return _exactly(cells if held is None else whole_window(held), axes, q, k)[0]
 
 
 @dataclass(frozen=True)
@@ -88,25 +106,39 @@ def whole_layer(sums: LayerSums) -> WholeLayer:
     """The split of all documents."""
     cells = cells_of(sums)
     axes = _axes(sums, cells)
-    q = lines_of(cells.q, cells.edges, axes.known_q)
-    k = lines_of(cells.k, cells.edges, axes.known_k)
-    centre = k[:, : len(axes.known_k)][:, axes.known_k].mean(axis=1, keepdims=True)
-    k = _about(k, centre, axes)
-    keys = _seen_residuals(cells, axes)
-    heads = [_of_head(cells, axes, q[head], k[key], keys[:, key], head) for head, key in enumerate(axes.which)]
-    parts = {name: np.stack([head[name] for head in heads]) for name in heads[0]}
-    position, late = _of_means(axes, q, k)
+    q, k, centre = _lines(cells, axes)
+    split, parts = _exactly(cells, axes, q, k)
+    mean_q, seen_q = _weighted(cells, np.stack([axes.weight, axes.residual[0]]))
     return WholeLayer(
         axes=axes,
-        split=Split(position, parts["query_position"], parts["preference"], parts["query"], late),
+        split=split,
         q=q,
         k=k,
         centre=centre,
-        **{name: parts[name] for name in ("by_q", "by_k", "mean_q", "seen_q")},
-        seen_k=np.einsum("b,kbij->kij", axes.weight, keys[0]),
+        by_q=parts["by_q"],
+        by_k=parts["by_k"],
+        seen_k=parts["seen_k"],
+        mean_q=mean_q,
+        seen_q=seen_q,
         residual_q=mean_residual(sums.q, cells.q),
         residual_k=mean_residual(window_keys(sums), cells.k),
     )
+
+
+def _exactly(cells: Cells, axes: Axes, q: Array, k: Array) -> tuple[Split, dict[str, Array]]:
+    """The split of these lines with the residual covariances of these cells, and its derivatives."""
+    keys = _seen_residuals(cells, axes)
+    heads = [_of_head(cells, axes, q[head], k[key], keys[:, key], head) for head, key in enumerate(axes.which)]
+    parts = {name: np.stack([head[name] for head in heads]) for name in heads[0]}
+    parts["seen_k"] = np.einsum("b,kbij->kij", axes.weight, keys[0])
+    position, late = _of_means(axes, q, k)
+    return Split(position, parts["query_position"], parts["preference"], parts["query"], late), parts
+
+
+def _weighted(cells: Cells, weights: Array) -> Array:
+    """(weights, heads, d, d): the queries' residual covariances, added up over buckets with each of these weights."""
+    found = [np.tensordot(weights, residuals(cells.q, head), axes=1) for head in range(len(cells.q.n))]
+    return np.stack(found, axis=1)
 
 
 def _axes(sums: LayerSums, cells: Cells) -> Axes:
@@ -114,6 +146,14 @@ def _axes(sums: LayerSums, cells: Cells) -> Axes:
     known_q, known_k = cells.q.n[0] > 0, cells.k.n[0] > 0
     seen = seen_keys(cells.edges, Reach.of(sums.facts), tuple(known_k.tolist()))
     return Axes(seen, known_q, known_k, cells.q.n[0] / cells.q.n[0].sum(), sums.distinct_keys[1])
+
+
+def _lines(cells: Cells, axes: Axes) -> tuple[Array, Array, Array]:
+    """Lines of the queries, of the keys about their centre, and that centre."""
+    q = lines_of(cells.q, cells.edges, axes.known_q)
+    k = lines_of(cells.k, cells.edges, axes.known_k)
+    centre = k[:, : len(axes.known_k)][:, axes.known_k].mean(axis=1, keepdims=True)
+    return q, _about(k, centre, axes), centre
 
 
 def _about(lines: Array, centre: Array, axes: Axes) -> Array:
@@ -148,8 +188,6 @@ def _of_head(cells: Cells, axes: Axes, q: Array, k: Array, keys: Array, head: in
         "query_position": (by_k * k).sum(),
         "by_q": by_q,
         "by_k": by_k,
-        "mean_q": np.tensordot(weight, left, axes=1),
-        "seen_q": np.tensordot(axes.residual[0], left, axes=1),
     }
 
 
