@@ -69,6 +69,7 @@ class LayerFacts:
     attention: AttentionKind = "full"
     attention_window: int | None = None  # tokens a sliding or chunked layer sees
     rotation: Rotation | None = None  # None where nothing rotates or it could not be measured; `rotary` says which
+    score_scale: float | None = None  # softmax sees q.k times this; None where the call did not say, or in older files
 
     def __post_init__(self) -> None:
         if min(self.q_heads, self.kv_heads, self.head_dim) < 1 or self.layer < 0:
@@ -77,6 +78,8 @@ class LayerFacts:
             raise ValueError(f"layer {self.layer}: {self.q_heads} query heads over {self.kv_heads} key heads")
         if self.rotary not in get_args(Rotary) or self.attention not in get_args(AttentionKind):
             raise ValueError(f"layer {self.layer}: unknown kind {self.rotary!r} / {self.attention!r}")
+        if self.score_scale is not None and not 0.0 < self.score_scale < math.inf:
+            raise ValueError(f"layer {self.layer}: scores cannot be scaled by {self.score_scale}")
         if self.rotation is not None and max(map(max, self.rotation.pairs)) >= self.head_dim:
             raise ValueError(f"layer {self.layer}: a rotation beyond its {self.head_dim} coordinates")
 
@@ -106,6 +109,8 @@ class LayerFacts:
                 whole_number(stored[name], name, 2**53)
         if not all(isinstance(stored.get(name, ""), str) for name in ("rotary", "attention")):
             raise ValueError("rotary and attention should be text")
+        if not isinstance(stored.get("score_scale"), float | None):
+            raise ValueError("score_scale should be a floating-point number")
         rotation = stored.get("rotation")
         return cls(**{**stored, "rotation": None if rotation is None else Rotation.from_json(rotation)})
 

@@ -213,7 +213,14 @@ def _facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> LayerFa
         rotary_dims=rotary_dims,
         attention=attention,
         attention_window=window,
+        score_scale=_score_scale(call),
     )
+
+
+def _score_scale(call: AttentionCall) -> float | None:
+    """What softmax sees q.k times; None where it is no plain number (a learned scale)."""
+    scale = call.query.shape[3] ** -0.5 if call.scaling is None else call.scaling
+    return float(scale) if isinstance(scale, int | float) and scale > 0 else None
 
 
 def attention_kind(layer: int, sliding_window: int | None, config: Any) -> tuple[AttentionKind, int | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any
 
@@ -69,13 +69,13 @@ class ReplayTap(Tap):
         while self._running and self._running.pop()[0] is not module:
             pass
 
-    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, window: int | None) -> None:
+    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, said: Mapping[str, Any]) -> None:
         """As in `Tap`, except that a replay ends here."""
         if self._replaying:
             raise _AtKernel(module, query, key)
         self._calling = module
         try:
-            super().see(module, query, key, kernel, window)
+            super().see(module, query, key, kernel, said)
         finally:
             self._calling = None
 

@@ -14,7 +14,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -37,6 +37,7 @@ class AttentionCall:
     key: Tensor  # (batch, key heads, tokens, head width)
     sliding_window: int | None
     kernel: str
+    scaling: float | None = None  # of scores, as the call says; None is the kernels' default, 1 / sqrt(head width)
 
 
 Observer = Callable[[AttentionCall], None]
@@ -93,7 +94,7 @@ class Tap:
         self._seen.clear()
         self.forwards += 1
 
-    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, window: int | None) -> None:
+    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, said: Mapping[str, Any]) -> None:
         """Count and pass on one call; called by the wrapped kernel."""
         layer = self._layer_of(module)
         if self._already_seen(layer, module, query, key):
@@ -101,9 +102,13 @@ class Tap:
         self._check_shapes(layer, query, key)
         self.calls[layer] += 1
         self.tokens[layer] += query.shape[0] * query.shape[2]
-        self._observer(AttentionCall(layer, query, key, window, kernel))
+        self._observer(AttentionCall(layer, query, key, said.get("sliding_window"), kernel, said.get("scaling")))
         if self.last is not None and self.last <= self._seen.keys():
             raise Enough
+
+    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        """What the model gets back from its kernel: a tap that only watches hands on what the kernel returned."""
+        return output
 
     def _layer_of(self, module: nn.Module) -> int:
         layer = getattr(module, "layer_idx", None)
@@ -143,6 +148,17 @@ class Tap:
                 f"layer {layer}: {query.shape[1]} query heads of width {query.shape[3]} do not fit "
                 f"{key.shape[1]} key heads of width {key.shape[3]}"
             )
+
+
+ORDER = ("query", "key", "value", "attention_mask")  # of a kernel's arguments behind the module
+
+
+def argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """One of a kernel's first arguments, however it was given; None where it was not."""
+    if name in kwargs:
+        return kwargs[name]
+    place = ORDER.index(name) - sum(before in kwargs for before in ORDER[: ORDER.index(name)])
+    return args[place] if place < len(args) else None
 
 
 @dataclass(frozen=True)
@@ -199,12 +215,11 @@ class _Lookup:
         @functools.wraps(kernel)
         def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             tap = self._taps.get(id(module))
-            if tap is not None:
-                query = kwargs["query"] if "query" in kwargs else args[0]
-                key = kwargs["key"] if "key" in kwargs else args[1 if "query" not in kwargs else 0]
-                name = getattr(kernel, "__name__", type(kernel).__name__)
-                tap.see(module, query, key, name, kwargs.get("sliding_window"))
-            return kernel(module, *args, **kwargs)
+            if tap is None:
+                return kernel(module, *args, **kwargs)
+            query, key = argument("query", args, kwargs), argument("key", args, kwargs)
+            tap.see(module, query, key, getattr(kernel, "__name__", type(kernel).__name__), kwargs)
+            return tap.returned(module, args, kwargs, kernel(module, *args, **kwargs))
 
         return observed
 

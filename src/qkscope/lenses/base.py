@@ -1,9 +1,9 @@
 """What a lens is: one analysis of the sums, with everything that it writes, draws, says and shows.
 
 A lens is a value. It lists its tables (each column with its definition), how a layer's rows follow from the layer's
-sums, what can be derived head by head, the summaries over heads, the figures with their cards, and what the page shows.
-The drivers of `tables`, `report` and `page` loop over the registered lenses and know none of them by name: a new
-analysis is one folder, one line in `qkscope.lenses`, and its test.
+sums, what can be derived head by head, tables that need several entries at once, the summaries over heads, the figures
+with their cards, and what the page shows. The drivers of `tables`, `report` and `page` loop over the registered lenses
+and know none of them by name: a new analysis is one folder, one line in `qkscope.lenses`, and its test.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from qkscope.kinds import CHECKPOINTS, Kind
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as Drawing
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
 
     from qkscope.lenses.at_window import AtWindow
     from qkscope.lenses.card import Card, CardInput
+    from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
     from qkscope.stats.jackknife import Scale
 
-# At which windows a table has rows: each checkpoint's own context, the window that all share, both, or every doubling.
-Windows = Literal["own", "common", "own and common", "doublings"]
+# At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
+# to the own context, or all of these.
+Windows = Literal["own", "common", "own and common", "doublings", "every"]
 ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
@@ -43,20 +47,38 @@ class Column:
 class HeadTable:
     """A file with rows per checkpoint and head: `rows` computes one layer's columns from that layer's sums.
 
-    Each array has one entry per head, or one per head and component; the driver adds who and where (checkpoint,
-    layer, head, key head, component, window, what the layer is). It also calls `rows` with the sums without each group
-    of documents in turn, and writes the errors that follow beside each column, as `<column>_se`.
+    Each array has one entry per head, (heads,), or one per head and place on a second axis, (heads, places): a
+    component, a position bucket, a plane. The driver adds who and where (checkpoint, layer, head, key head, place,
+    window, what the layer is). It also calls `rows` with the sums without each group of documents in turn, and writes
+    the errors that follow beside each column, as `<column>_se`. A table per layer has arrays (1,) or (1, places).
     """
 
     file: str
     columns: tuple[Column, ...]
     rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]]
     windows: Windows = "own and common"
-    components: bool = False  # one row per component as well
+    across: str | None = None  # the second axis, and the column with the place on it: pc, bucket, plane
+    per: Literal["head", "layer"] = "head"
+    detail: bool = False  # so many rows that large studies go without (study key `detail`); six digits are written
+    holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
+    stated: tuple[tuple[str, str], ...] = ()  # columns of text that is the same in every row: (name, text)
     judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
+    # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
+    averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that tell its rows apart."""
+        who = ("model", "layer", "head", "window") if self.per == "head" else ("model", "layer", "window")
+        return who if self.across is None else (*who, self.across)
+
+    @property
+    def has_row_per_head(self) -> bool:
+        """Whether a head has exactly one row at a window."""
+        return self.per == "head" and self.across is None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,6 +104,29 @@ class Judged:
 def error_name(column: str) -> str:
     """The column that has another one's standard error over documents."""
     return f"{column}_se"
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """A file whose rows are about several entries at once, such as each step from one checkpoint to the next.
+
+    It has a column `windows`, `own` or `common`: at which choice of windows a row was computed.
+    """
+
+    file: str
+    columns: tuple[Column, ...]  # numbers
+    key: tuple[str, ...]  # the columns that tell its rows apart
+    texts: tuple[str, ...]  # columns that are words; those that name entries end in `model`
+    detail: bool = False  # as for head tables
+
+
+@dataclass(frozen=True)
+class StudyBuild:
+    """How tables about a whole study are made, once the head tables of all its entries are there."""
+
+    tables: tuple[StudyTable, ...]
+    build: Callable[[StudySums], Mapping[str, pd.DataFrame]]  # by file; a table that does not apply is left out
+    kinds: tuple[Kind, ...] = (CHECKPOINTS,)  # of the studies for which they are made
 
 
 @dataclass(frozen=True)
@@ -133,6 +178,7 @@ class Lens:
     title: str
     question: str  # what a reader asks; the heading of its section on the page
     tables: tuple[HeadTable, ...] = ()
+    of_study: tuple[StudyBuild, ...] = ()  # tables that need all entries of a study
     derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # adds columns that follow from those of qk.csv
     summaries: tuple[Summary, ...] = ()
     figures: tuple[Figure, ...] = ()

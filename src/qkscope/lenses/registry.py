@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qkscope.lenses.base import HeadTable, Lens
+from qkscope.lenses.base import HeadTable, Lens, StudyBuild
 
 _LENSES: list[Lens] = []
 
@@ -13,10 +13,10 @@ _LENSES: list[Lens] = []
 def register(lens: Lens) -> Lens:
     """Add an analysis: from now on every run, report and page has it. Names must be new."""
     taken = {each.name for each in _LENSES} | {figure.name for each in _LENSES for figure in each.figures}
-    files = {table.file for each in _LENSES for table in each.tables}
+    files = {file for each in _LENSES for file in _files(each)}
     summaries = {summary.name for each in _LENSES for summary in each.summaries}
     for name, known in (
-        *((table.file, files) for table in lens.tables),
+        *((file, files) for file in _files(lens)),
         *((summary.name, summaries) for summary in lens.summaries),
         *((name, taken) for name in (lens.name, *(figure.name for figure in lens.figures if figure.name != lens.name))),
     ):
@@ -24,6 +24,11 @@ def register(lens: Lens) -> Lens:
             raise ValueError(f"lens {lens.name!r}: {name!r} is taken by another lens")
     _LENSES.append(lens)
     return lens
+
+
+def _files(lens: Lens) -> list[str]:
+    of_study = [table.file for each in lens.of_study for table in each.tables]
+    return [*(table.file for table in lens.tables), *of_study]
 
 
 def registered() -> tuple[Lens, ...]:
@@ -36,6 +41,11 @@ def registered() -> tuple[Lens, ...]:
 def head_tables() -> tuple[HeadTable, ...]:
     """The head tables of all lenses, in order."""
     return tuple(table for lens in registered() for table in lens.tables)
+
+
+def study_builds() -> tuple[StudyBuild, ...]:
+    """How the tables about whole studies of all lenses are made, in order."""
+    return tuple(build for lens in registered() for build in lens.of_study)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import cpu_count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,12 +15,13 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import HeadTable, Judged, error_name
 from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
+from qkscope.lenses.means import finished_means, has_means, joined_means, mean_rows, tokens_row
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
+from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, LAYER_MEANS_CSV
 from qkscope.stats.jackknife import jackknife_error
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
@@ -39,12 +41,18 @@ class RowSettings:
     heads: HeadSample | None = None
     layers: LayerChoice = "all"
     skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
+    detail: bool = True  # whether tables with many rows per head are made
+    vectors: Path | None = None  # where a sample of the checkpoint's vectors is kept, if one is
 
 
 def checkpoint_rows(
     moments: Moments, tables: Sequence[HeadTable], settings: RowSettings, *, model: str
 ) -> dict[str, pd.DataFrame]:
-    """One checkpoint's rows of each table, by file name: windows, then layers, heads and components."""
+    """One checkpoint's rows of each table, by file name: windows, then layers, heads and places.
+
+    Beside the tables, means over each layer's heads of whatever has one row per head (`layer_means.csv`).
+    """
+    tables = [table for table in tables if settings.detail or not table.detail]
     chosen = choose_heads(moments.layers.values(), settings.heads, settings.layers)
     wanted = {table.file: table_windows(table, moments.layout, settings) for table in tables}
     every = dict.fromkeys(window for windows in wanted.values() for window in windows)
@@ -54,14 +62,20 @@ def checkpoint_rows(
     def of_layer(layer: int) -> dict[tuple[str, int], Columns]:
         parts: dict[tuple[str, int], Columns] = {}
         for window in every:
-            sums = layer_sums(moments, layer, chosen[layer], window, settings.components, settings.skip)
+            sums = layer_sums(
+                moments, layer, chosen[layer], window, settings.components, settings.skip, settings.vectors
+            )
+            means = [tokens_row(sums)]
             for table in tables:
                 if window in wanted[table.file]:
-                    parts[table.file, window] = layer_rows(table, sums, n_layers)
+                    found, replicates = with_errors(table, sums)
+                    parts[table.file, window] = layer_rows(table, sums, found, replicates, n_layers)
+                    means += mean_rows(table, sums, found, replicates) if has_means(table) else []
+            parts[LAYER_MEANS_CSV, window] = joined_means(means, layer)
         return parts
 
     layers = over_layers(of_layer, chosen)
-    return {
+    found = {
         table.file: pd.concat(
             [
                 finished(table, [part[table.file, window] for part in layers], model, window)
@@ -71,16 +85,25 @@ def checkpoint_rows(
         )
         for table in tables
     }
+    means = {window: [part[LAYER_MEANS_CSV, window] for part in layers] for window in every}
+    return found | (
+        {LAYER_MEANS_CSV: finished_means(means, model)} if any(has_means(table) for table in tables) else {}
+    )
 
 
 def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:
     """The windows at which a table has rows of a checkpoint."""
     own = settings.own or layout.context
     common = own if settings.common is None else settings.common
-    if table.windows == "doublings":
-        return [*(window for window in layout.windows() if window < own), own]
-    windows = {"own": [own], "common": [common], "own and common": [own, common]}[table.windows]
-    return list(dict.fromkeys(windows))
+    doublings = [*(window for window in layout.windows() if window < own), own]
+    windows = {
+        "own": [own],
+        "common": [common],
+        "own and common": [own, common],
+        "doublings": doublings,
+        "every": [*doublings, common],
+    }
+    return list(dict.fromkeys(windows[table.windows]))
 
 
 def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
@@ -93,8 +116,9 @@ def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
 
 
 def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The same without each document group in turn: (groups, heads[, components]); empty where there can be none."""
-    parts = [own_columns(table, replicate) for replicate in sums.replicates]
+    """The same without each document group in turn: (groups, heads[, components]); empty where nobody needs them."""
+    wanted = table.judge is not None or table.replicated or any(column.error for column in table.columns)
+    parts = [own_columns(table, replicate) for replicate in sums.replicates] if wanted else []
     return {name: np.stack([part[name] for part in parts]) for name in table.names} if parts else {}
 
 
@@ -114,18 +138,37 @@ def with_errors(table: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[An
     return found, replicates
 
 
-def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
+def layer_rows(
+    table: HeadTable,
+    sums: LayerSums,
+    found: dict[str, NDArray[Any]],
+    replicates: Mapping[str, NDArray[Any]],
+    n_layers: int,
+) -> Columns:
     """One layer's part of a table: the lens's own columns with their errors, and who and where."""
-    found, replicates = with_errors(table, sums)
     for name in table.replicated:
         for group in range(sums.groups):
             found[replicate_name(name, group)] = _replicate(replicates.get(name), sums, group, found[name])
-    count = next(values.shape[1] for values in found.values() if values.ndim == 2) if table.components else 1
-    heads, facts = len(sums.heads), sums.facts
+    units = len(sums.heads) if table.per == "head" else 1
+    count = 1 if table.across is None else next(values.shape[1] for values in found.values() if values.ndim == 2)
     for name, values in found.items():
-        if values.shape not in ((heads,), (heads, count)):
-            raise ValueError(f"{table.file}: column {name!r} has shape {values.shape} for {heads} heads")
-    per_layer = {
+        if values.shape not in ((units,), (units, count)):
+            raise ValueError(f"{table.file}: column {name!r} has shape {values.shape} for {units} {table.per}s")
+    who = {"head": sums.heads, "kv_head": sums.kv_heads} if table.per == "head" else {}
+    return {
+        **{name: np.repeat(np.array(values), count) for name, values in who.items()},
+        **{name: values.ravel() if values.ndim == 2 else np.repeat(values, count) for name, values in found.items()},
+        **({table.across: np.tile(np.arange(count), units)} if table.across else {}),
+        **{name: [value] * (units * count) for name, value in _of_layer(table, sums, n_layers).items()},
+    }
+
+
+def _of_layer(table: HeadTable, sums: LayerSums, n_layers: int) -> dict[str, Any]:
+    """What a layer is, the same in all its rows."""
+    facts, replication = sums.facts, sums.replication
+    fixed = f", {table.holds_fixed} fixed" if table.holds_fixed and replication.method == "jackknife" else ""
+    return {
+        **dict(table.stated),
         "layer": facts.layer,
         "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
         "rotary": facts.rotary,
@@ -134,14 +177,7 @@ def layer_rows(table: HeadTable, sums: LayerSums, n_layers: int) -> Columns:
         "rotary_dims": facts.rotary_dims,
         "attention_window": facts.attention_window,
         "documents": sums.documents,
-        "errors": sums.replication.words,
-    }
-    return {
-        "head": np.repeat(np.array(sums.heads), count),
-        "kv_head": np.repeat(np.array(sums.kv_heads), count),
-        **{name: values.ravel() if values.ndim == 2 else np.repeat(values, count) for name, values in found.items()},
-        **({"pc": np.tile(np.arange(count), heads)} if table.components else {}),
-        **{name: [value] * (heads * count) for name, value in per_layer.items()},
+        "errors": replication.words + fixed,
     }
 
 
@@ -172,8 +208,9 @@ def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: in
 
 def file_columns(table: HeadTable) -> tuple[str, ...]:
     """The columns of a table's file, in order."""
-    identity = [name for name in IDENTITY_COLUMNS if table.components or name != "pc"]
-    return (*identity, *table.written, *LAYER_COLUMNS)
+    who = IDENTITY_COLUMNS[:-1] if table.per == "head" else ("model", "layer", "depth")
+    place, stated = [table.across] if table.across else [], [name for name, _ in table.stated]
+    return (*who, *place, *table.written, *stated, *LAYER_COLUMNS)
 
 
 def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, pooled_eigen
-from qkscope.moments.moments import Moments
-from qkscope.moments.replicates import BucketMeans
+from qkscope.moments.moments import KINDS, Moments
+from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,28 @@ class Replication:
 
 
 @dataclass(frozen=True)
+class WindowSource:
+    """One layer of moments over one window: what lenses may ask for beyond the sums of the whole window."""
+
+    moments: Moments
+    layer: int
+    window: int | None
+    skip: int
+
+    def bucket_means(self, kind: Kind, without: int | None) -> BucketMeans:
+        """Of all the layer's heads."""
+        return self.moments.bucket_means(self.layer, kind, self.window, self.skip, without=without)
+
+    def buckets(self, kind: Kind) -> Statistics:
+        """Of all the layer's heads."""
+        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
+
+    def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
+        """Of all the layer's heads; `cov` where it is known already."""
+        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, cov=cov)
+
+
+@dataclass(frozen=True)
 class LayerSums:
     """Statistics of one layer's queries and keys over a window; entry i belongs to `heads[i]`."""
 
@@ -51,14 +75,17 @@ class LayerSums:
     window: int
     components: int  # how many principal components tables keep
     groups: int  # of documents, filled or not
+    edges: tuple[int, ...]  # of the window's position buckets: one more than there are buckets
     documents: int | None  # that reach the end of the window; None where they were not counted
     q: Statistics
     k: Statistics  # of the key head that each query head reads
     replication: Replication = Replication("none", "no document groups")
     leave_out: Callable[[Kind, int], Statistics] | None = None
-    read_buckets: Callable[[Kind, int | None], BucketMeans] | None = None
+    source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
     left_out: int | None = None  # of a replicate: the document group that it lacks
+    skip: int = 0  # leading positions that are left out
+    vectors: Path | None = None  # where a sample of the checkpoint's own vectors is kept, if one is
 
     @property
     def kv_heads(self) -> list[int]:
@@ -85,11 +112,75 @@ class LayerSums:
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
 
+    def shared(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of the whole: once, for it and for all of its replicates."""
+        return (self.whole or self).once(make)
+
+    @cached_property
+    def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
+        found, which = np.unique(self.kv_heads, return_inverse=True)
+        return found.astype(np.intp), which.astype(np.intp)
+
     def bucket_means(self, kind: Kind) -> BucketMeans:
-        """Tokens and mean vector of each position bucket in the window, read when they are asked for."""
-        if self.read_buckets is None:
+        """Each position bucket in the window by itself, one entry per query head."""
+        index = np.array(self.heads if kind == "q" else self.kv_heads)
+        return self._source.bucket_means(kind, self.left_out).take(index)
+
+    @cached_property
+    def q_buckets(self) -> Statistics:
+        """Statistics of the queries of each bucket: (heads, buckets, …). A replicate's covariances are the whole's."""
+        return self._buckets("q", np.array(self.heads))
+
+    @cached_property
+    def k_buckets(self) -> Statistics:
+        """The same for the *distinct* key heads (see `distinct_keys`)."""
+        return self._buckets("k", self.distinct_keys[0])
+
+    def _buckets(self, kind: Kind, index: NDArray[np.intp]) -> Statistics:
+        if self.whole is None or self.left_out is None:
+            return self._source.buckets(kind).take(index)
+        whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
+        own = self._source.bucket_means(kind, self.left_out).take(index)
+        return Statistics(own.n, own.mean, own.mean_t, whole.cov_xx, own.cov_xt, own.var_t, whole.spread)
+
+    @cached_property
+    def q_before(self) -> BeforeRotation | None:
+        """Queries before rotation, one entry per head; None where that was not summed."""
+        found = self._before["q"]
+        return None if found is None else found.take(np.array(self.heads))
+
+    @cached_property
+    def k_before(self) -> BeforeRotation | None:
+        """Keys before rotation, one entry per *distinct* key head."""
+        found = self._before["k"]
+        return None if found is None else found.take(self.distinct_keys[0])
+
+    @cached_property
+    def _before(self) -> dict[Kind, BeforeRotation | None]:
+        """Of all the layer's heads; a replicate's covariances are the whole's, which are unpacked once."""
+        found: dict[Kind, BeforeRotation | None] = {}
+        for kind in KINDS:
+            whole = None if self.whole is None else self.whole._before[kind]
+            found[kind] = self._source.before(kind, self.left_out, None if whole is None else whole.cov)
+        return found
+
+    @property
+    def _source(self) -> WindowSource:
+        if self.source is None:
             raise ValueError("these sums do not tell position buckets apart")
-        return self.read_buckets(kind, self.left_out)
+        return self.source
+
+    def once(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of these sums, made once: for what several tables need."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: Made = self._made[make]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
+        return {}
 
     @cached_property
     def replicates(self) -> tuple[LayerSums, ...]:
@@ -104,8 +195,12 @@ def layer_sums(
     window: int | None = None,
     components: int = 1,
     skip: int = 0,
+    vectors: Path | None = None,
 ) -> LayerSums:
-    """One layer of `moments` over its first `window` positions (all by default), without the first `skip`."""
+    """One layer of `moments` over its first `window` positions (all by default), without the first `skip`.
+
+    `vectors` is where a sample of the same checkpoint's vectors is kept.
+    """
     facts, scale = moments.layers[layer], moments.layout.scale
     cells = moments.cells(window, skip)
     chosen: dict[Kind, NDArray[np.intp]] = {
@@ -122,21 +217,21 @@ def layer_sums(
             found = replace(found, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
         return found.take(chosen[kind])
 
-    def read_buckets(kind: Kind, without: int | None) -> BucketMeans:
-        return moments.bucket_means(layer, kind, window, skip, without=without).take(chosen[kind])
-
     return LayerSums(
         facts=facts,
         heads=tuple(heads),
         window=window or moments.layout.context,
         components=components,
         groups=moments.layout.groups,
+        edges=moments.layout.edges[cells.start : cells.stop + 1],
         documents=int(moments.documents[:, cells.stop - 1].sum()) or None,
         q=whole["q"].take(chosen["q"]),
         k=whole["k"].take(chosen["k"]),
         replication=replication,
         leave_out=None if replication.method == "none" else partial(leave_out),
-        read_buckets=read_buckets,
+        source=WindowSource(moments, layer, window, skip),
+        skip=skip,
+        vectors=vectors,
     )
 
 

@@ -17,8 +17,16 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.held import LayerMoments
 from qkscope.moments.layout import Layout
 from qkscope.moments.placing import Placed
-from qkscope.moments.replicates import BucketMeans, bucket_means, has_squares, without_group
-from qkscope.moments.second import Kind, SecondMoments
+from qkscope.moments.replicates import (
+    BeforeRotation,
+    BucketMeans,
+    before_rotation,
+    bucket_means,
+    bucket_statistics,
+    has_squares,
+    without_group,
+)
+from qkscope.moments.second import Kind, SecondMoments, Statistics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,8 +227,28 @@ class Moments:
     def bucket_means(
         self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
     ) -> BucketMeans:
-        """The mean vector of each position bucket in a window, of all document groups or of all but one."""
-        return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
+        """Each position bucket in a window by itself, of all document groups or of all but one."""
+        return bucket_means(self._layer(layer)[kind], self.layout, self.cells(window, skip), without)
+
+    def bucket_statistics(self, layer: int, kind: Kind, window: int | None = None, skip: int = 0) -> Statistics:
+        """Statistics of each position bucket in a window: (heads, buckets, …)."""
+        return bucket_statistics(self._layer(layer)[kind], self.layout.scale, self.cells(window, skip))
+
+    def before_rotation(
+        self,
+        layer: int,
+        kind: Kind,
+        window: int | None = None,
+        skip: int = 0,
+        *,
+        without: int | None = None,
+        cov: NDArray[np.float64] | None = None,
+    ) -> BeforeRotation | None:
+        """A layer's queries or keys as they were before RoPE; None where that was not summed.
+
+        `cov` is the covariance of all documents over the whole context, where it is at hand already.
+        """
+        return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, cov)
 
     def has_group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> bool:
         """Whether replicates over this window are exact."""

@@ -13,6 +13,7 @@ from qkscope.moments.layout import Layout
 from qkscope.moments.second import Array, SecondMoments
 
 Arrays = dict[str, NDArray[Any]]
+UNROTATED = "unrotated."  # in front of the names of what was summed before rotation
 
 
 def written(held: KindMoments) -> Arrays:
@@ -24,7 +25,7 @@ def written(held: KindMoments) -> Arrays:
         arrays.update(_as_shares(f"crossed.{name}", getattr(crossed, name), _shares(held, getattr(of, name))))
     arrays.update(_as_shares("groups.xx", held.groups, _group_shares(held)))
     if held.unrotated is not None:
-        arrays.update({f"unrotated.{name}": array for name, array in _written_unrotated(held.unrotated).items()})
+        arrays.update({f"{UNROTATED}{name}": array for name, array in _written_unrotated(held.unrotated).items()})
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
@@ -37,7 +38,7 @@ def read(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
     counted = KindMoments(of, FirstMoments(n, u, uu, none, none), none, layout.spans)
     x, xu = (_from_shares(arrays, f"crossed.{name}", _shares(counted, getattr(of, name))) for name in ("x", "xu"))
     groups = _from_shares(arrays, "groups.xx", _group_shares(counted))
-    unrotated = _read_unrotated(arrays) if "unrotated.pivot" in arrays else None
+    unrotated = read_unrotated(arrays) if f"{UNROTATED}pivot" in arrays else None
     return KindMoments(of, FirstMoments(n, u, uu, x, xu), groups, layout.spans, unrotated)
 
 
@@ -91,9 +92,10 @@ def _written_unrotated(unrotated: Unrotated) -> Arrays:
     return {**arrays, **_as_shares("crossed.x", unrotated.x, _unrotated_shares(unrotated.n, totals))}
 
 
-def _read_unrotated(arrays: Mapping[str, NDArray[Any]]) -> Unrotated:
-    pivot, n, totals, xx = (arrays[f"unrotated.{name}"] for name in ("pivot", "n", "x", "xx"))
-    return Unrotated(pivot, n, _from_shares(arrays, "unrotated.crossed.x", _unrotated_shares(n, totals)), xx)
+def read_unrotated(arrays: Mapping[str, NDArray[Any]]) -> Unrotated:
+    """What was summed before rotation."""
+    pivot, n, totals, xx = (arrays[f"{UNROTATED}{name}"] for name in ("pivot", "n", "x", "xx"))
+    return Unrotated(pivot, n, _from_shares(arrays, f"{UNROTATED}crossed.x", _unrotated_shares(n, totals)), xx)
 
 
 def _unrotated_shares(n: Array, totals: NDArray[Any]) -> Array:

@@ -1,8 +1,8 @@
 """Sums without one document group: what a delete-a-group jackknife is made of.
 
 Groups have squares of their own over two spans of positions, up to the common window and beyond it, so replicates are
-exact at the common window and at the whole context. Position 0 lies in neither: of its squares every group has its
-share by count (of its vectors, its own).
+exact at the common window and at the whole context. Position 0 lies in neither: there every group has the mean vector
+that is its own, and about it the scatter of all groups.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import InputError
-from qkscope.moments.held import KindMoments
+from qkscope.moments.held import KindMoments, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments
+from qkscope.moments.second import Array, SecondMoments, Statistics, triangle
 
 
 def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
@@ -31,27 +31,93 @@ def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *
 
 @dataclass(frozen=True)
 class BucketMeans:
-    """Tokens and mean vector of each position bucket; NaN where a bucket has no tokens, or nothing is known of it."""
+    """Each position bucket by itself: tokens, means, and what goes with position inside it, t in tokens.
 
+    NaN where a bucket has no tokens, or nothing is known of it.
+    """
+
+    edges: tuple[int, ...]  # where buckets begin, and where the last one ends
     n: Array  # (heads, buckets)
     mean: Array  # (heads, buckets, d)
+    mean_t: Array  # (heads, buckets)
+    var_t: Array  # (heads, buckets)
+    cov_xt: Array  # (heads, buckets, d)
 
     def take(self, index: NDArray[np.intp]) -> BucketMeans:
         """The same for the chosen heads."""
-        return BucketMeans(self.n[index], self.mean[index])
+        return BucketMeans(
+            self.edges,
+            self.n[index],
+            self.mean[index],
+            self.mean_t[index],
+            self.var_t[index],
+            self.cov_xt[index],
+        )
 
 
-def bucket_means(held: KindMoments, cells: slice, without: int | None = None) -> BucketMeans:
+def bucket_means(held: KindMoments, layout: Layout, cells: slice, without: int | None = None) -> BucketMeans:
     """The means of some buckets, of all documents or without one group; NaN where groups are not told apart there."""
-    n, x = held.buckets.n[:, cells], held.buckets.x[:, cells]
-    if without is not None:
-        if not held.is_crossed:
-            return BucketMeans(np.full(n.shape, np.nan), np.full(x.shape, np.nan))
-        n = n - held.crossed.n[:, cells, without]
-        x = x - held.crossed.x[:, cells, without].astype(np.float64)
+    n, u, uu, x, xu = (_bucket_sums(held, cells, without, name) for name in ("n", "u", "uu", "x", "xu"))
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
-    return BucketMeans(n, held.buckets.pivot[:, None, :] + mean)
+        inverse = np.where(n > 0, 1.0 / n, np.nan)
+        mean, place = x * inverse[..., None], u * inverse
+        covariance = xu * inverse[..., None] - mean * place[..., None]
+        variance = np.maximum(uu * inverse - place * place, 0.0)
+    edges, scale = layout.edges[cells.start : cells.stop + 1], layout.scale
+    from_zero = held.buckets.pivot[:, None, :] + mean
+    return BucketMeans(edges, n, from_zero, place * scale, variance * scale**2, covariance * scale)
+
+
+def _bucket_sums(held: KindMoments, cells: slice, without: int | None, name: str) -> Array:
+    """One of the sums of some buckets, of all documents or without one group."""
+    whole: Array = getattr(held.buckets, name)[:, cells]
+    if without is None:
+        return whole
+    if not held.is_crossed:
+        return np.full(whole.shape, np.nan)
+    return np.asarray(whole - getattr(held.crossed, name)[:, cells, without].astype(np.float64))
+
+
+def bucket_statistics(held: KindMoments, scale: float, cells: slice) -> Statistics:
+    """Statistics of each bucket for itself: (heads, buckets, …)."""
+    return held.buckets.chosen(cells).statistics(scale)
+
+
+@dataclass(frozen=True)
+class BeforeRotation:
+    """Queries or keys as they were before RoPE, from some of the tokens; position 0 is not among them.
+
+    Means are those of a window and of each of its buckets, without a document group where one is left out. The
+    covariance is that of the whole context and of all documents, whatever the window.
+    """
+
+    n: Array  # (heads,)
+    mean: Array  # (heads, d)
+    cov: Array  # (heads, d, d)
+    bucket_n: Array  # (heads, buckets)
+    bucket_mean: Array  # (heads, buckets, d); NaN where a bucket has no tokens
+
+    def take(self, index: NDArray[np.intp]) -> BeforeRotation:
+        """The same for the chosen heads."""
+        return BeforeRotation(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+
+def before_rotation(
+    known: Unrotated | None, cells: slice, without: int | None = None, cov: Array | None = None
+) -> BeforeRotation | None:
+    """What is known of the vectors before rotation; None where it was not summed. `cov` is theirs, if it is at hand."""
+    if known is None:
+        return None
+    kept = [group for group in range(known.n.shape[1]) if group != without]
+    heads = len(known.pivot)
+    n = np.broadcast_to(known.n[cells][:, kept].sum(axis=1), (heads, known.n[cells].shape[0]))
+    x = known.x[:, cells][:, :, kept].sum(axis=2, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bucket_mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
+        mean = x.sum(axis=1) / n.sum(axis=1)[:, None]
+    pivot = known.pivot
+    covariance = known.whole().statistics(1.0).cov_xx if cov is None else cov
+    return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
 
 
 def has_squares(held: KindMoments, cells: slice) -> bool:
@@ -91,5 +157,18 @@ def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Arr
         if span.stop <= cells.stop:
             squares += held.groups[:, group, number]
     if held.spans[0].start and cells.start == 0:
-        squares += _share(held.crossed.n[:, 0, group], held.buckets.n[:, 0]) * held.buckets.xx[:, 0]
+        squares += _squares_of_first(held, group)
     return squares
+
+
+def _squares_of_first(held: KindMoments, group: int) -> Array:
+    """One group's Σxxᵀ at position 0: of its mean, and its share by count of the scatter about the groups' means.
+
+    With a share of the squares themselves, a group would have others' mean in its squares and its own in its sums.
+    """
+    n, x = held.crossed.n[:, 0], held.crossed.x[:, 0].astype(np.float64)
+    rows, columns = triangle(x.shape[-1])
+    mean = np.divide(x, n[..., None], out=np.zeros_like(x), where=n[..., None] > 0)
+    scatter = held.buckets.xx[:, 0] - (x.swapaxes(1, 2) @ mean)[:, rows, columns]
+    own = x[:, group][:, rows] * mean[:, group][:, columns]
+    return np.asarray(own + _share(n[:, group], held.buckets.n[:, 0]) * scatter)

@@ -80,6 +80,11 @@ class SecondMoments:
         parts = (getattr(self, name)[:, cells].sum(axis=1) for name in ("n", "u", "uu", "x", "xu", "xx"))
         return SecondMoments(self.pivot, *parts)
 
+    def chosen(self, cells: slice) -> SecondMoments:
+        """The chosen cells of axis 1, each for itself."""
+        parts = (getattr(self, name)[:, cells] for name in ("n", "u", "uu", "x", "xu", "xx"))
+        return SecondMoments(self.pivot, *parts)
+
     def statistics(self, scale: float) -> Statistics:
         """Means and covariances, with positions back in tokens."""
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -91,7 +96,8 @@ class SecondMoments:
             cov_xx -= x[..., :, None] * x[..., None, :]
             cov_xu = self.xu * inverse[..., None] - x * u[..., None]
             var_u = self.uu * inverse - u * u
-        return Statistics(self.n, self.pivot + x, u * scale, cov_xx, cov_xu * scale, var_u * scale**2, spread)
+        pivot = np.expand_dims(self.pivot, tuple(range(1, self.n.ndim)))
+        return Statistics(self.n, pivot + x, u * scale, cov_xx, cov_xu * scale, var_u * scale**2, spread)
 
 
 def translated_squares(xx: NDArray[Any], x: NDArray[Any], n: Array, step: Array) -> Array:

@@ -23,15 +23,15 @@ def harmless_cell(value: Any) -> Any:
     return f"'{text}" if text.lstrip().startswith(FORMULA) else text
 
 
-def csv_text(table: pd.DataFrame) -> str:
-    """The table as CSV, one line per row, every text cell harmless."""
+def csv_text(table: pd.DataFrame, digits: int | None = None) -> str:
+    """The table as CSV, one line per row, every text cell harmless; numbers in full, or with so many digits."""
     changed = {
         name: column.map(harmless_cell)
         for name, column in table.items()
         if not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column)
     }
     safe = table.assign(**{str(name): column for name, column in changed.items()})
-    return safe.to_csv(index=False, lineterminator="\n")
+    return safe.to_csv(index=False, lineterminator="\n", float_format=None if digits is None else f"%.{digits}g")
 
 
 def _harmless(column: "pd.Series[Any]") -> bool:

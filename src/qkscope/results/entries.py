@@ -113,6 +113,12 @@ def _filled_evenly(anchors: list[int], wanted: int) -> list[int]:
     return sorted({*anchors, *between})
 
 
+def saw_the_same(records: Sequence[CheckpointRecord]) -> bool:
+    """Whether all of them are known to have seen the same documents."""
+    seen = {(record.documents, record.corpus.fingerprint if record.corpus else None) for record in records}
+    return len(seen) == 1 and None not in next(iter(seen))
+
+
 def order_checkpoints(heads: pd.DataFrame, provenance: Provenance) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """The checkpoints of a table in the order of its provenance, and those of the provenance that it lacks."""
     measured = list(dict.fromkeys(heads["model"]))

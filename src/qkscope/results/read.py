@@ -27,6 +27,7 @@ from qkscope.results.entries import (
     entries_kind,
     listed_names,
     order_checkpoints,
+    saw_the_same,
     span_of,
 )
 from qkscope.results.entries import phase_segments as phase_segments
@@ -43,7 +44,7 @@ _NUMBERS = ("explained_variance", "r_q", "r_k")
 _WHOLE = ("layer", "head", "pc")
 _EMPTY = ["", "nan", "NaN", "NA"]
 _SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
-_TEXT_COLUMNS = ("model", "rotary", "attention", "errors")
+_TEXT_COLUMNS = ("model", "rotary", "attention", "errors", "table", "column")
 _KINDS = {
     "rotary": (schema.ROTARY, schema.NOPE, schema.UNKNOWN),
     "attention": (schema.FULL, schema.SLIDING, schema.CHUNKED),  # or empty: not recorded
@@ -92,7 +93,7 @@ def load_results(folder: Path | str) -> Results:
         kind=kind,
         span=span_of(checkpoints, kind, provenance),
         sampled_heads=provenance.analysis is None or provenance.analysis.heads != "all",
-        same_documents=_same_documents(checkpoints),
+        same_documents=saw_the_same([c.record for c in checkpoints]),
     )
     return Results(
         folder=folder,
@@ -107,28 +108,46 @@ def load_results(folder: Path | str) -> Results:
     )
 
 
-def _same_documents(checkpoints: Sequence[Entry]) -> bool:
-    """Whether all entries are known to have seen the same documents."""
-    seen = {(c.record.documents, c.record.corpus.fingerprint if c.record.corpus else None) for c in checkpoints}
-    return len(seen) == 1 and None not in next(iter(seen))
+def read_head_table(
+    results: Results, file: str, columns: Sequence[str], key: Sequence[str] = _HEAD_KEY
+) -> pd.DataFrame | None:
+    """A lens's table of the folder, its numbers checked; None where the folder has none (yet).
+
+    `key` are the columns that tell its rows apart.
+    """
+    return _read_known(results, file, columns, key, ("model",), _TEXT_COLUMNS)
 
 
-def read_head_table(results: Results, file: str, columns: Sequence[str]) -> pd.DataFrame | None:
-    """A lens's table of the folder, its numbers checked; None where the folder has none (yet)."""
+def read_study_table(
+    results: Results, file: str, columns: Sequence[str], key: Sequence[str], texts: Sequence[str]
+) -> pd.DataFrame | None:
+    """A lens's table about the study as a whole, likewise; `texts` are columns of words, those ending in `model` name
+    entries."""
+    return _read_known(results, file, columns, key, [name for name in texts if name.endswith("model")], texts)
+
+
+def _read_known(
+    results: Results,
+    file: str,
+    columns: Sequence[str],
+    key: Sequence[str],
+    models: Sequence[str],
+    texts: Sequence[str],
+) -> pd.DataFrame | None:
     path = head_table_path(results.folder, file)
     if not path.exists():
         return None
-    table = _read_csv(path)
-    needed = (*_HEAD_KEY, *columns)
+    table = _read_csv(path, texts)
+    needed = (*key, *columns, *models)
     missing = [name for name in needed if name not in table.columns]
     if missing or table.empty:
         raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
     # Errors and replicates may be missing, in tables of earlier versions; where they are there they are numbers.
-    for name in (*needed, *(name for name in table.columns if "_without_" in name or name.endswith("_se"))):
-        if name not in _TEXT_COLUMNS:
+    for name in (*needed, *(name for name in table.columns if "without_" in name or name.endswith("_se"))):
+        if name not in texts:
             table[name] = _numbers(table[name], path)
-    _refuse_repeated(table, [*_HEAD_KEY, *(["pc"] if "pc" in table.columns else [])], path)
-    strangers = sorted(set(table["model"]) - set(results.study.names))
+    _refuse_repeated(table, key, path)
+    strangers = sorted({name for column in models for name in table[column]} - set(results.study.names))
     if strangers:
         raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
     return table
@@ -194,10 +213,10 @@ def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> Non
         raise TableError(f"{path}: {len(repeated)} repeated row(s), the first is {where}")
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
+def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS) -> pd.DataFrame:
     try:
         with opened(path, _MAX_TABLE) as file:
-            table = _parsed(file)
+            table = _parsed(file, texts)
     except Missing:
         raise TableError(f"{path}: not found; `qkscope run STUDY` writes it") from None
     except Unreadable as error:
@@ -211,12 +230,12 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return table
 
 
-def _parsed(file: BinaryIO) -> pd.DataFrame:
+def _parsed(file: BinaryIO, texts: Sequence[str]) -> pd.DataFrame:
     """The table in an open file: its header says how to read the rest."""
     header = pd.read_csv(lines_of(file), encoding="utf-8", nrows=0)
     file.seek(0)
-    empty = {c: _EMPTY for c in header.columns if c != "model"}  # a checkpoint may be called "NA"
-    text: dict[str, type] = {c: str for c in _TEXT_COLUMNS if c in header.columns}
+    empty = {c: _EMPTY for c in header.columns if not c.endswith("model")}  # a checkpoint may be called "NA"
+    text: dict[str, type] = {c: str for c in texts if c in header.columns}
     return pd.read_csv(
         lines_of(file), encoding="utf-8", dtype=text, keep_default_na=False, na_values=empty, low_memory=False
     )

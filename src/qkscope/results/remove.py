@@ -26,6 +26,7 @@ from qkscope.results.folder import (
     entries,
     figure_folder,
     figures_folder,
+    head_table_path,
     moments_folder,
     parts_folder,
     shard_folder,
@@ -84,6 +85,11 @@ def remove_figure(folder: Path, figure: str) -> None:
         remove_file(place / name)
     with suppress(OSError):
         place.rmdir()
+
+
+def remove_head_table(folder: Path, name: str) -> None:
+    """Remove a table of an earlier run that no longer applies."""
+    remove_file(head_table_path(folder, name))
 
 
 def remove_table(folder: Path, name: str) -> None:

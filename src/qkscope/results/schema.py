@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 # The files of these tables, for whoever speaks about them.
+from qkscope.results.folder import LAYER_MEANS_CSV as LAYER_MEANS_CSV
 from qkscope.results.folder import PROVENANCE_JSON as PROVENANCE_JSON
 from qkscope.results.folder import QK_COMMON_CSV as QK_COMMON_CSV
 from qkscope.results.folder import QK_CSV as QK_CSV

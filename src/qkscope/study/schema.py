@@ -13,6 +13,7 @@ from qkscope.study.harmless import file_safe, overrides, place, plain_text
 
 # The published study: 300 heads of full-attention layers. Tokens are sampled at 1 / bucket size, see `sampling`.
 PUBLISHED_PROTOCOL: dict[str, Any] = {"heads": {"sample": 300, "seed": 0}, "layers": "full", "buckets": 16}
+MOST_IN_DETAIL = 20  # checkpoints; 20 of a 3B model have about 50 MB in each table with a row per head and bucket
 
 Name = Annotated[str, AfterValidator(file_safe)]
 Text = Annotated[str, Field(max_length=200), AfterValidator(plain_text)]
@@ -110,6 +111,7 @@ class Study(_Strict):
     common_window: Tokens | None = None  # the shortest context by default
     batch_tokens: Positive = 8192  # tokens per forward pass; documents are never split
     shard_tokens: Positive = 2**22  # what a run that is killed loses at most; a shard is a whole number of documents
+    detail: bool | None = None  # tables with many rows per head; by default up to MOST_IN_DETAIL checkpoints have them
     figure_checkpoints: list[str] | None = None  # which checkpoints the phase portraits show
 
     @field_validator("heads", mode="before")
@@ -193,6 +195,10 @@ class Study(_Strict):
                 f"skip_positions {self.skip_positions} leaves nothing of checkpoint {checkpoint.name!r}, "
                 f"whose context is {context}"
             )
+
+    def in_detail(self) -> bool:
+        """Whether tables with many rows per head are made."""
+        return len(self.checkpoints) <= MOST_IN_DETAIL if self.detail is None else self.detail
 
     def resolved(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with everything it takes from its phase and from the study filled in."""

@@ -25,8 +25,9 @@ from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
-from qkscope.study.schema import Study
+from qkscope.study.schema import MOST_IN_DETAIL, Study
 from qkscope.tables.makers import AnalysisSettings, TableParts
+from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.parts import join_parts
 
 
@@ -76,11 +77,18 @@ def analyze_folder(
     components: int | None = None,
     common_window: int | None = None,
     skip_positions: int | None = None,
+    detail: bool | None = None,
     kind: Kind | None = None,
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
     study = load_study(results_file(folder, STUDY_YAML)).study
-    changes = {"components": components, "common_window": common_window, "skip_positions": skip_positions, "kind": kind}
+    changes = {
+        "components": components,
+        "common_window": common_window,
+        "skip_positions": skip_positions,
+        "detail": detail,
+        "kind": kind,
+    }
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
     with only_run(out or folder):
         return analyze_study(folder, study, events, command, out)
@@ -95,6 +103,7 @@ def analyze_files(
     components: int | None = None,
     common_window: int | None = None,
     skip_positions: int | None = None,
+    detail: bool | None = None,
     kind: Kind | None = None,
 ) -> Path:
     """Analyze moments files from anywhere; they are named by their own provenance and ordered by its numbers."""
@@ -118,7 +127,12 @@ def analyze_files(
     ordered = natural_order(list(files))
     if ordered != list(files):
         events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
-    settings = AnalysisSettings(common_window or min(contexts), components or COMPONENTS, skip=skip_positions or 0)
+    settings = AnalysisSettings(
+        common_window or min(contexts),
+        components or COMPONENTS,
+        skip=skip_positions or 0,
+        detail=len(files) <= MOST_IN_DETAIL if detail is None else detail,
+    )
     with only_run(out):
         return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
 
@@ -162,12 +176,16 @@ def write_tables(
     with ExitStack() as closing:
         if made is None:
             made = closing.enter_context(TableParts(out, settings, study))
+        if not settings.detail:
+            events.noted("tables with many rows per head are left out; `detail: true` or analyze --detail writes them")
         parts = made.of(files)
         for table in parts[0].headers:
             join_parts(parts, table, head_table_path(out, table))
             events.wrote(str(head_table_path(out, table)))
     origins = [part.origin for part in parts]
     read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
+    for path in write_study_tables(out, files, parts, settings.rows(), read_as["kind"]):
+        events.wrote(str(path))
     provenance = {**_provenance(settings, origins, command, study), **read_as}
     provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
     events.wrote(str(write_provenance(out, Provenance.of(provenance))))

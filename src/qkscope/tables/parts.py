@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qkscope.errors import located
+from qkscope.errors import InputError, located
 from qkscope.files import replacing, writing
 from qkscope.lenses.base import HeadTable
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
@@ -21,6 +21,7 @@ from qkscope.study.schema import Checkpoint
 from qkscope.tables.origin import longest_window, origin_of
 
 BUFFER = 2**20  # bytes that are copied at a time
+DETAIL_DIGITS = 6  # of numbers in tables with many rows per head; others have all that there are
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class TablePart:
     lines: dict[str, tuple[int, int]]  # by table: the first byte, and the one behind the last
     headers: dict[str, str]
     origin: CheckpointRecord
+    window: int  # tokens of the checkpoint's own context
 
 
 def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
@@ -50,19 +52,23 @@ def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
     longest = longest_window(request.name, moments, request.checkpoint)
     lines: dict[str, tuple[int, int]] = {}
     headers: dict[str, str] = {}
+    digits = {table.file: DETAIL_DIGITS for table in tables if table.detail}
     with located(f"checkpoint {request.name!r}"):
         rows = checkpoint_rows(moments, tables, replace(request.settings, own=longest), model=request.name)
     with replacing(request.place) as temporary, temporary.open("wb") as file:
         for name in list(rows):
-            header, _, body = csv_text(rows.pop(name)).partition("\n")
+            header, _, body = csv_text(rows.pop(name), digits.get(name)).partition("\n")
             start = file.tell()
             file.write(body.encode())
             lines[name], headers[name] = (start, file.tell()), header
-    return TablePart(request.place, lines, headers, origin_of(request.name, moments, request.checkpoint, longest))
+    origin = origin_of(request.name, moments, request.checkpoint, longest)
+    return TablePart(request.place, lines, headers, origin, longest or moments.layout.context)
 
 
 def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
     """Write a table: its header, then each part's lines."""
+    if len({part.headers[table] for part in parts}) > 1:
+        raise InputError(f"{table}: not all checkpoints have the same columns; were some captured with other `groups`?")
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(f"{parts[0].headers[table]}\n".encode())
         for part in parts:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.lenses.position.table import OWN
-from qkscope.lenses.rows import COMPONENTS, finished, layer_rows
+from qkscope.lenses.rows import COMPONENTS, finished, layer_rows, with_errors
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.vectors.read import Reading, layers_from_vectors, open_vectors
@@ -31,5 +31,5 @@ def table_from_vectors(
     for facts, sums in layers_from_vectors(found):
         moments = Moments.from_layers(found.layout, [facts], {facts.layer: sums}, {})
         of_layer = layer_sums(moments, facts.layer, sorted(found.pairs[facts.layer]), window, components)
-        layers.append(layer_rows(OWN, of_layer, found.n_layers))
+        layers.append(layer_rows(OWN, of_layer, *with_errors(OWN, of_layer), found.n_layers))
     return finished(OWN, layers, model, window or found.layout.context)

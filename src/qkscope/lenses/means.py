@@ -1,0 +1,147 @@
+"""`layer_means.csv`: the mean over each layer's heads of whatever a lens says of a head, and what errors of it need.
+
+Heads read the same documents, so errors of heads may not be averaged. The mean over a layer's heads is therefore kept
+without each group of documents in turn, too. From these rows follows the error of a mean over any union of layers (all
+heads, a third of the depth, one kind of layer), and of a difference between two entries that read the same documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from qkscope.lenses.base import HeadTable
+from qkscope.lenses.sums import LayerSums
+from qkscope.results.schema import QK_FILES
+from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_replicates
+from qkscope.stats.noise import HeadPanel, Part
+
+TOKENS = "tokens"  # the row that says how large the document groups are
+WITHOUT = "without_"  # followed by the document group that is left out
+MEANS_KEY = ("model", "window", "layer", "table", "column")
+MeanRow = dict[str, Any]
+
+
+def has_means(table: HeadTable) -> bool:
+    """Whether means of a table's columns are kept here; `qk.csv` has replicates of every head instead."""
+    return table.has_row_per_head and table.file not in QK_FILES and not table.replicated
+
+
+def mean_rows(
+    table: HeadTable, sums: LayerSums, found: Mapping[str, NDArray[Any]], replicates: Mapping[str, NDArray[Any]]
+) -> list[MeanRow]:
+    """One row per column of a layer's part of a table: the mean over heads that have a value."""
+    rows = []
+    every, left = with_averaged(table, found), with_averaged(table, replicates)
+    for name in every:
+        values = np.asarray(every[name], dtype=np.float64)
+        without = np.full(sums.groups, np.nan)
+        for group, of_heads in zip(sums.replication.groups, left.get(name, ()), strict=False):
+            without[group] = _mean(np.asarray(of_heads, dtype=np.float64))
+        heads = int(np.isfinite(values).sum())
+        rows.append(_row(PurePath(table.file).stem, name, heads, _mean(values), without))
+    return rows
+
+
+def with_averaged(table: HeadTable, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A table's columns, and what follows from them for means; nothing of nothing."""
+    columns = {name: found[name] for name in table.names if name in found}
+    return {**columns, **(table.averaged(columns) if table.averaged is not None and columns else {})}
+
+
+def tokens_row(sums: LayerSums) -> MeanRow:
+    """Tokens of the layer, and without each document group."""
+    without = np.full(sums.groups, np.nan)
+    sizes = np.array(sums.replication.sizes)
+    without[list(sums.replication.groups)] = sizes.sum() - sizes
+    return _row("", TOKENS, len(sums.heads), float(sums.q.n.max()), without)
+
+
+def _row(table: str, column: str, heads: int, mean: float, without: NDArray[np.float64]) -> MeanRow:
+    groups = {f"{WITHOUT}{group}": value for group, value in enumerate(without)}
+    return {"table": table, "column": column, "heads": heads, "mean": mean, **groups}
+
+
+def joined_means(rows: Sequence[MeanRow], layer: int) -> dict[str, list[Any]]:
+    """A layer's rows, column by column."""
+    return {"layer": [layer] * len(rows), **{name: [row[name] for row in rows] for name in rows[0]}}
+
+
+def finished_means(windows: Mapping[int, Sequence[Mapping[str, Any]]], model: str) -> pd.DataFrame:
+    """The rows of all windows and layers as one table."""
+    parts = [pd.DataFrame(dict(layer)).assign(window=window) for window, layers in windows.items() for layer in layers]
+    table = pd.concat(parts, ignore_index=True).assign(model=model)
+    return table[[*MEANS_KEY, *(name for name in table.columns if name not in MEANS_KEY)]]
+
+
+class LensPanel(HeadPanel):
+    """The heads of a lens's table; how their means would have come out with other documents, the layers' means say."""
+
+    def __init__(
+        self,
+        heads: pd.DataFrame,
+        same_heads: bool,
+        means: pd.DataFrame | None,
+        *,
+        file: str,
+        same_documents: bool = True,
+        sampled: bool = True,
+    ) -> None:
+        super().__init__(heads, same_heads, same_documents=same_documents, sampled=sampled)
+        # The row of tokens belongs to no table, which a file cannot tell from an empty cell.
+        self._rows = None if means is None else means[means["table"].fillna("").isin((PurePath(file).stem, ""))]
+
+    @property
+    def knows_documents(self) -> bool:
+        """Whether errors over documents can be had."""
+        return self._rows is not None
+
+    @cached_property
+    def _layers(self) -> dict[tuple[str, str], _LayerMeans]:
+        """The layers' means of each checkpoint and column."""
+        if self._rows is None:
+            return {}
+        groups = [name for name in self._rows.columns if name.startswith(WITHOUT)]
+        return {
+            (str(model), str(column)): _LayerMeans(
+                rows["layer"].to_numpy(),
+                *(rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)),
+            )
+            for (model, column), rows in self._rows.groupby(["model", "column"])
+        }
+
+    def _draw(self, quantity: str, model: str, part: Part) -> NDArray[np.float64]:
+        """The mean as other documents would have given it, one for each document group."""
+        of_column, tokens = self._layers.get((model, quantity)), self._layers.get((model, TOKENS))
+        if of_column is None or tokens is None:
+            return np.zeros(0)
+        here = np.isin(of_column.layer, self.layers_of(model, part))
+        weights = np.where(np.isfinite(of_column.without[here]), of_column.heads[here, None], 0.0)
+        known = weights.sum(axis=0) > 0
+        if known.sum() < FEWEST_GROUPS:
+            return np.zeros(0)
+        sums = (weights * np.nan_to_num(of_column.without[here])).sum(axis=0)
+        sizes = tokens.mean[0] - tokens.without[0, known]
+        return scaled_replicates(self.mean(quantity, model, part), sums[known] / weights.sum(axis=0)[known], sizes)
+
+
+@dataclass(frozen=True)
+class _LayerMeans:
+    """One column of a checkpoint, a row per layer: heads that have a value, their mean, and it without each group."""
+
+    layer: NDArray[Any]
+    heads: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    without: NDArray[np.float64]
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")

@@ -1,0 +1,54 @@
+"""All entries of a study at once, for tables that compare them: what was before rotation, and the finished head tables.
+
+Only what such a table asks for is read: a layer's vectors before rotation are a few hundredths of a moments file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from qkscope.kinds import Kind
+from qkscope.lenses.heads import choose_heads
+from qkscope.lenses.rows import RowSettings
+from qkscope.moments.rest import RestFile
+from qkscope.results.entries import saw_the_same
+from qkscope.results.provenance import CheckpointRecord
+
+
+@dataclass(frozen=True)
+class EntrySums:
+    """One entry: where its vectors before rotation are read, and what it is."""
+
+    name: str
+    file: RestFile
+    window: int  # tokens of its own context
+    origin: CheckpointRecord
+
+    def heads(self, settings: RowSettings) -> dict[int, list[int]]:
+        """The query heads that tables show, by layer."""
+        return choose_heads(self.file.layers.values(), settings.heads, settings.layers)
+
+
+@dataclass(frozen=True)
+class StudySums:
+    """The entries of a study in order, and what its head tables say."""
+
+    entries: tuple[EntrySums, ...]
+    kind: Kind
+    settings: RowSettings
+    head_table: Callable[[str], pd.DataFrame]  # a head table by its file, as it was written
+
+    @cached_property
+    def same_documents(self) -> bool:
+        """Whether all entries are known to have seen the same documents, so that errors can be paired."""
+        return saw_the_same([entry.origin for entry in self.entries])
+
+    def windows(self) -> list[tuple[str, list[int]]]:
+        """Each choice of windows, with the window of every entry; the common one only where it is another choice."""
+        own = [entry.window for entry in self.entries]
+        common = [self.settings.common or min(own)] * len(own)
+        return [("own", own)] if common == own else [("own", own), ("common", common)]
