@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-WORK = ROOT / ".cache/bench"
+WORK = Path(os.environ.get("QKSCOPE_BENCH", ROOT / ".cache/bench"))
 MODEL = WORK / "smollm2-135m"
 BENCH_PYTHON = ROOT / ".cache/bench-venv/bin/python"
 BUCKETS, GROUPS = 16, 8

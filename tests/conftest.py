@@ -1,9 +1,9 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
-import functools
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +17,23 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 # This holds oneDNN to the level below; it is read when torch is first imported, here and in processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import shared
+
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
+LONGEST = ("test_demo_effect", "test_pretrained", "test_types")  # half a minute of a core, or more
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for all test processes, made by the one that starts them."""
+    if not hasattr(config, "workerinput"):
+        os.environ[shared.FOLDER] = tempfile.mkdtemp(prefix="qkscope-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """All test processes have ended."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(shared.FOLDER), ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
@@ -28,21 +43,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.stem not in LONGEST))
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory) -> Path:
-    """Two saved SmolLM3 checkpoints (`short`, `long`) with a byte tokenizer each."""
+def checkpoints() -> Path:
+    """Two saved SmolLM3 checkpoints (`short`, `long`) with a byte tokenizer each; not to be changed."""
     from families import tiny
     from test_documents import byte_tokenizer
 
-    folder = tmp_path_factory.mktemp("checkpoints")
-    for name, seed, longest in (("short", 0, 64), ("long", 1, 256)):
-        model = tiny("smollm3", seed, vocab_size=256, max_position_embeddings=longest)
-        model.save_pretrained(folder / name)
-        byte_tokenizer().save_pretrained(folder / name)
-    return folder
+    def save(folder: Path) -> None:
+        for name, seed, longest in (("short", 0, 64), ("long", 1, 256)):
+            model = tiny("smollm3", seed, vocab_size=256, max_position_embeddings=longest)
+            model.save_pretrained(folder / name)
+            byte_tokenizer().save_pretrained(folder / name)
+
+    return shared.once("checkpoints", save)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +97,7 @@ def visit(chromium):
         page.goto(address + fragment)
         page.wait_for_selector("html[data-ready]")
         yield page
-        page.wait_for_timeout(50)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")  # all is drawn
         assert problems == []
         assert [u for u in requests if not u.startswith(("data:", "blob:"))] == [address]
         place.close()
@@ -103,6 +119,16 @@ def start(tmp_path):
     yield begin
     for process in started:
         process.end()
+
+
+@pytest.fixture
+def quick_workers(monkeypatch):
+    """Workers are forked off a process that has imported torch, where it is not their start that a test is about."""
+    import multiprocessing
+
+    from warm import CONTEXT
+
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: CONTEXT)
 
 
 def cut_documents(folder: Path, count: int, every: int, length: int) -> None:
@@ -149,14 +175,15 @@ def world(tmp_path, checkpoints):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, checkpoints):
+def finished(checkpoints):
     """`finished(shard_tokens=512)`: the results of the world's study with that change, run once; not to be changed."""
     from qkscope.run.execute import run_study
 
-    @functools.cache
     def run(**changes) -> Path:
-        folder = tmp_path_factory.mktemp("finished")
-        return run_study(small_world(folder, checkpoints)(**changes), folder / "out")
+        def make(folder: Path) -> None:
+            run_study(small_world(folder, checkpoints)(**changes), folder / "out")
+
+        return shared.once(f"finished {sorted(changes.items())}", make) / "out"
 
     return run
 
@@ -178,17 +205,38 @@ def expected(finished, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def published_folder(tmp_path_factory):
+def published_folder():
     """Tables of the size and with the numbers of the published run; not to be changed."""
     from published_table import write_published
 
-    return write_published(tmp_path_factory.mktemp("published"), common=True, windows=True)
+    return shared.once("published", lambda folder: write_published(folder, common=True, windows=True))
 
 
 @pytest.fixture(scope="session")
 def published_page(published_folder):
-    """The same folder with its page."""
+    """The same tables with their page."""
     from qkscope.report.write import write_report
 
-    write_report(published_folder, figures=False)
-    return published_folder
+    def make(folder: Path) -> None:
+        shutil.copytree(published_folder, folder, dirs_exist_ok=True)
+        write_report(folder, figures=False)
+
+    return shared.once("published page", make)
+
+
+@pytest.fixture
+def sketches(monkeypatch):
+    """Each figure is one line: for tests of which files a report writes and what it says, not of what is drawn.
+
+    Drawing every figure takes seconds, most of it for the places of labels. `test_lenses.py` draws a whole report of a
+    real run, `test_cards.py` one of a table.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    def sketch(_entry, _at) -> Figure:
+        figure = Figure(figsize=(1, 1))
+        figure.add_artist(Line2D([0, 1], [0, 1]))
+        return figure
+
+    monkeypatch.setattr("qkscope.report.figures.draw", sketch)

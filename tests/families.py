@@ -56,6 +56,7 @@ class Family:
     pre_rope: bool = True
     positions: str = "rope"  # or "learned"
     borrowed: tuple[int, ...] = ()  # layers that use an earlier layer's keys
+    score_scale: float | None = None  # None: 1 / sqrt(width), as most families have it
     note: str = ""
 
     def config(self, **changes) -> Any:
@@ -140,6 +141,7 @@ FAMILIES = [
         [SLIDING, FULL, SLIDING, FULL],
         {**WIDTH, **WINDOW},
         kernel="eager",
+        score_scale=1 / 16,  # 1 / sqrt(query_pre_attn_scalar), which is 256
         note="scores are soft-capped inside the kernel",
     ),
     Family(
@@ -147,6 +149,7 @@ FAMILIES = [
         "gemma3_text",
         [SLIDING, SLIDING, SLIDING, FULL],
         {**WIDTH, **WINDOW, "layer_types": THREE_TO_ONE},
+        score_scale=1 / 16,  # 1 / sqrt(query_pre_attn_scalar), which is 256
         note="one RoPE base per layer kind; norm per head",
     ),
     Family("Phi-3", "phi3", [SLIDING] * 4, WINDOW, note="packed projection"),
@@ -206,6 +209,7 @@ FAMILIES = [
         "gemma4_text",
         [SLIDING, SLIDING, SLIDING, WIDE],
         {**GEMMA4, "layer_types": THREE_TO_ONE},
+        score_scale=1.0,  # the norm per head does it
         note="full layers have wider heads and rotate a part of each, here half; norm per head",
     ),
     Family(
@@ -214,6 +218,7 @@ FAMILIES = [
         [SLIDING, WIDE, SLIDING, WIDE],
         {**GEMMA4, "layer_types": ALTERNATING, "num_kv_shared_layers": 2},
         borrowed=(2, 3),
+        score_scale=1.0,  # the norm per head does it
         note="layers 2 and 3 use the keys of layers 0 and 1; norm per head",
     ),
     Family(
@@ -229,6 +234,7 @@ FAMILIES = [
             "vocab_size_per_layer_input": 128,
         },
         borrowed=(2, 3),
+        score_scale=1.0,  # the norm per head does it
         note="layers 2 and 3 use the keys of layers 0 and 1; norm per head",
     ),
     Family(
@@ -266,7 +272,7 @@ FAMILIES = [
         changes={"rope_parameters": {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
         note="norm per head, before rotation",
     ),
-    Family("Granite", "granite"),
+    Family("Granite", "granite", score_scale=1.0),
     Family(
         "EXAONE 4",
         "exaone4",

@@ -19,6 +19,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 import qkscope
 from qkscope.lenses.at_window import build_tables
 from qkscope.results.read import load_results
+from shared import once
 
 PUBLISHED = Path(qkscope.__file__).parent / "data/published/smollm3-3b"  # the numbers that ship with the package
 N_LAYERS, N_HEADS, N_SAMPLED = 36, 16, 300
@@ -57,7 +58,9 @@ DISCORDANT_REGIONS = (1, 4, 6)
 CATEGORIES = ("position-dominated", "Q-positional", "K-positional", "content-focused", "mixed")
 
 
+@functools.cache
 def read(name: str) -> pd.DataFrame:
+    """A published table. Do not change it in place."""
     return pd.read_csv(PUBLISHED / f"{name}.csv").set_index("model")
 
 
@@ -160,6 +163,10 @@ def _assign(cells: np.ndarray, numbers: np.ndarray, order: np.ndarray) -> np.nda
 @functools.cache
 def published_heads() -> pd.DataFrame:
     """The table: one row per checkpoint and head, PC0. Do not change it in place."""
+    return pd.read_pickle(once("published heads", lambda folder: _make_heads().to_pickle(folder / "t")) / "t")
+
+
+def _make_heads() -> pd.DataFrame:
     heads = sampled_heads()
     rng = np.random.default_rng(0)
     lasting = rng.uniform(-1, 1, (3, N_SAMPLED))

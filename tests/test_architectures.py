@@ -97,6 +97,7 @@ def by_hand(family: Family, *, dims: bool = True) -> list[LayerFacts]:
             known.rotated if dims else None,
             known.attention,
             known.window,
+            score_scale=(family.score_scale or known.width**-0.5) if dims else None,
         )
         for layer, known in enumerate(family.layers)
         if known

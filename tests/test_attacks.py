@@ -588,7 +588,7 @@ def test_what_a_killed_report_left_is_removed_and_nothing_else(stranger, outside
 
 
 @pytest.mark.slow
-def test_a_report_can_go_elsewhere_and_leaves_the_results_as_they_are(stranger, tmp_path, capsys):
+def test_a_report_can_go_elsewhere_and_leaves_the_results_as_they_are(stranger, tmp_path, capsys, sketches):
     before = contents(stranger)
     assert main(["report", str(stranger), "--out", str(tmp_path / "elsewhere")]) == 0
     assert contents(stranger) == before

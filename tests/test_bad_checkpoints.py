@@ -97,7 +97,9 @@ ENGINES = [
 
 
 @pytest.mark.parametrize("options", ENGINES)
-def test_with_the_flag_the_tables_are_of_the_others_and_the_reason_is_recorded(three, tmp_path, world, options):
+def test_with_the_flag_the_tables_are_of_the_others_and_the_reason_is_recorded(
+    three, tmp_path, world, quick_workers, options
+):
     told = Told()
     out = run_study(three, tmp_path / "out", told, options=options)
     assert told.out == [("bad", REASON)]

@@ -230,6 +230,27 @@ def test_checkpoints_of_one_config_are_looked_at_once(world, checkpoints, monkey
     assert len(looked) == 3
 
 
+def test_equal_tokenizers_are_loaded_once_and_changed_ones_again(world, tmp_path, checkpoints, monkeypatch):
+    """Folders of one training run carry the same tokenizer, and a large vocabulary takes long to read."""
+    from qkscope.capture import load
+
+    loaded, plain = [], load.load_tokenizer
+    monkeypatch.setattr(load, "load_tokenizer", lambda source: (loaded.append(source.location), plain(source))[1])
+    for name in ("same", "other"):
+        shutil.copytree(checkpoints / "long", tmp_path / name)
+        (tmp_path / name / "trainer_state.json").write_text(f'{{"of": "{name}"}}')
+    vocabulary = tmp_path / "other/tokenizer.json"
+    changed = json.loads(vocabulary.read_text())
+    changed["model"]["vocab"]["<another>"] = len(changed["model"]["vocab"])
+    vocabulary.write_text(json.dumps(changed))
+    models = ({}, {"model": str(tmp_path / "same"), "context": 128}, {"model": str(tmp_path / "other"), "context": 32})
+    first, same, other = make_plan(load_study(world(checkpoints=two(checkpoints, *models)))).checkpoints
+    assert loaded == [str(checkpoints / "long"), str(tmp_path / "other")]
+    assert first.tokenizer is same.tokenizer
+    assert first.tokenizer_fingerprint == same.tokenizer_fingerprint != other.tokenizer_fingerprint
+    assert same.tokenizer_source.location == str(tmp_path / "same")
+
+
 # -- words -------------------------------------------------------------------------------------------------
 
 

@@ -1,20 +1,10 @@
 """The command line: exit codes, one clear message, no traceback, nothing lost."""
 
-import subprocess
-import sys
-
 import pandas as pd
 import pytest
 
 from qkscope.cli.main import main
 from warm import run_warm
-
-
-def run(*arguments, cwd=None):
-    """As a user would: another process, output not a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "qkscope", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, check=False
-    )
 
 
 def test_help_teaches(capsys):
@@ -35,7 +25,7 @@ def test_help_teaches(capsys):
 @pytest.mark.slow
 def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     world()
-    done = run("run", "study.yaml", "--out", "out", cwd=tmp_path)
+    done = run_warm("run", "study.yaml", "--out", "out", cwd=tmp_path)  # another process, output not a terminal
     assert done.returncode == 0, done.stderr
     assert done.stdout == "results: out/\nfigures: qkscope report out\n"
     assert "study world: 2 checkpoints, 1.92K tokens" in done.stderr
@@ -49,7 +39,7 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_report_says_where_the_figures_are(world, tmp_path, monkeypatch, capsys):
+def test_report_says_where_the_figures_are(world, tmp_path, monkeypatch, capsys, sketches):
     world()
     monkeypatch.chdir(tmp_path)
     assert main(["run", "study.yaml", "--out", "out"]) == 0

@@ -12,34 +12,31 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
 from published_table import HEADS_PER_BIN, NASTY, PUBLISHED, provenance, published_heads, read
 from qkscope.compare import figure as pictures
 from qkscope.compare import tolerance
 from qkscope.compare.figure import OUTLINE, chosen_panels, draw_head_comparison, draw_published_comparison
-from qkscope.compare.judge import (
-    COLUMNS,
-    STRICT,
-    category_moves,
-    compare_heads,
-    compare_with_published,
-    published_sample,
-    sign_flips,
-)
+from qkscope.compare.judge import COLUMNS, compare_with_published, published_sample
 from qkscope.compare.references import TABLES, load_reference, shipped_references
+from qkscope.compare.two_runs import STRICT, category_moves, compare_heads
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
 from qkscope.lenses.depth.table import depth_bins
 from qkscope.results.read import Entries, Entry
+from qkscope.stats.jackknife import false_discoveries
 
 NAME = "published:smollm3-3b"
 REFERENCE = load_reference("smollm3-3b")
 MODELS = list(REFERENCE.names)
 
 
-def judged(heads, given=None):
-    return compare_with_published(heads, list(dict.fromkeys(heads["model"])), REFERENCE, given)
+def judged(heads, allowed=None):
+    return compare_with_published(heads, list(dict.fromkeys(heads["model"])), REFERENCE, allowed)
 
 
 def not_reproduced(found):
@@ -341,8 +338,8 @@ def few(**columns):
     return table.assign(**columns, window=64.0, depth=table["layer"] * 1.0, rotary="rotary")
 
 
-def paired(one, other, given=None):
-    return compare_heads(one, list(dict.fromkeys(one["model"])), other, list(dict.fromkeys(other["model"])), given)
+def paired(one, other, allowed=None):
+    return compare_heads(one, list(dict.fromkeys(one["model"])), other, list(dict.fromkeys(other["model"])), allowed)
 
 
 def test_two_equal_tables():
@@ -412,14 +409,113 @@ def test_undefined_on_one_side_differs_on_both_agrees():
     assert math.isnan(row["max"])
 
 
-def test_a_turned_axis_is_recognised():
+def test_a_turned_axis_is_no_difference():
     # r_q just under 0.05 lets r_k decide the sign, just above does not.
     one = few(r_q=[0.9, 0.8, 0.5, 0.0501], r_k=[0.8, 0.1, 0.5, -0.4])
     other = few(r_q=[0.9, 0.8, 0.5, -0.0499], r_k=[0.8, 0.1, 0.5, 0.4])
     found = paired(one, other, 1e-3)
-    assert sign_flips(found.pairs, found.tolerance) == 1
-    assert sign_flips(paired(few(r_q=0.0, r_k=0.0), few(r_q=0.0, r_k=0.0)).pairs, 1e-3) == 0
-    assert not found.reproduced
+    assert found.reproduced
+    assert found.pairs["turned"].tolist() == [False, False, False, True]
+    assert found.cells["sign_unknown"].sum() == 2  # r_q and r_k of that head
+    assert not paired(few(r_q=0.0, r_k=0.0), few(r_q=0.0, r_k=0.0)).pairs["turned"].any()
+
+
+def test_a_head_that_flips_with_its_sink_token_is_not_the_largest_difference():
+    """L15H7 of SmolLM2 with and without the sink token: r_q is nearly 0, so the sign of r_k means nothing."""
+    one = few(r_q=[0.9, 0.8, 0.5, 0.056], r_k=[0.8, 0.1, 0.5, -0.317])
+    other = few(r_q=[0.9, 0.7, 0.5, -0.023], r_k=[0.8, 0.1, 0.5, 0.314])
+    found = paired(one, other)
+    cells = found.cells.set_index(["what", "cell"])
+    assert cells.loc[("r_k", "layer 1 head 1"), "difference"] == pytest.approx(-0.003)
+    assert cells.loc[("r_q", "layer 1 head 1"), "difference"] == pytest.approx(0.056 - 0.023)
+    largest = found.cells.loc[found.cells["difference"].abs().idxmax()]
+    assert (largest["what"], largest["cell"]) == ("r_q", "layer 0 head 1")
+    row = found.agreement.set_index("measure").loc["r_k"]
+    assert row["max"] == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize(
+    ("r_q", "sure", "turned"),
+    [
+        (0.3, [1, 1], False),  # both signs are sure: a flip is a difference
+        (0.3, [1, 0], True),  # the reference's is not
+        (0.3, [0, 1], True),
+        (0.3, [np.nan, 1], False),  # unknown, and r_q is not small
+        (0.09, [np.nan, np.nan], True),  # unknown, and r_q is small
+        (0.09, [1, 1], False),  # known in spite of that
+        (0.03, [1, 1], True),  # below 0.05 the rule asks r_k, so its sign says nothing
+    ],
+)
+def test_a_flip_is_a_difference_only_where_both_signs_are_known(r_q, sure, turned):
+    one, other = (few(r_q=r_q, r_k=sign * 0.4, sign_sure=float(s)) for sign, s in zip((1, -1), sure, strict=True))
+    found = paired(one, other)
+    assert found.pairs["turned"].tolist() == [turned] * 4
+    expected = 0.0 if turned else 0.8
+    assert found.cells.loc[found.cells["what"] == "r_k", "difference"].tolist() == pytest.approx([expected] * 4)
+    # Both are turned together, so a head that really runs the other way still differs, in r_q.
+    apart = found.cells.loc[found.cells["what"] == "r_q", "difference"]
+    assert apart.tolist() == pytest.approx([2 * r_q if turned else 0.0] * 4)
+
+
+def with_errors(table, error):
+    return table.assign(**{f"{name}_se": error for name in ("r_q", "r_k", "explained_variance")}, unstable=0.0)
+
+
+def test_other_documents_differ_beyond_their_errors_only():
+    # Errors 0.03 and 0.04: 0.05 together. r_q of head (0, 1) is 0.09 off, below two of them; (1, 1) is 1.0 off.
+    one = with_errors(few(r_q=[0.9, 0.8, 0.5, -0.2]), 0.03)
+    other = with_errors(few(r_q=[0.9, 0.71, 0.5, 0.8]), 0.04)
+    options = {"other_documents": ["a"], "groups": 8}
+    found = compare_heads(one, ["a"], other, ["a"], None, **options)
+    assert found.other_documents == ("a",)
+    different = found.cells[found.cells["verdict"] == "differs"]
+    assert list(zip(different["what"], different["cell"], strict=True)) == [("r_q", "layer 1 head 1")]
+    assert found.cells["error"].tolist() == pytest.approx([0.05] * 12)
+    # One of twelve tests holds: p = 0.05 / 12, two-sided, Student's t with 7 degrees of freedom.
+    assert found.multiple == pytest.approx(scipy.stats.t.isf(0.05 / 12 / 2, 7))
+    assert found.cells["tolerance"].tolist() == pytest.approx([0.05 * found.multiple] * 12)
+    assert found.beyond_errors == (1, 1)
+    # The same documents, or a given tolerance: errors over documents excuse nothing.
+    same = compare_heads(one, ["a"], other, ["a"])
+    assert (same.cells["verdict"] == "differs").sum() == 2
+    assert same.beyond_errors == (1, 2)
+    assert (compare_heads(one, ["a"], other, ["a"], 0.01, **options).cells["verdict"] == "differs").sum() == 2
+    # Without errors on one side there is nothing to go by.
+    assert compare_heads(one, ["a"], few(), ["a"], None, **options).multiple is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 30), min_size=1, max_size=60), st.integers(4, 64))
+def test_the_multiple_calls_different_what_benjamini_and_hochberg_do(ratios, groups):
+    values = np.array(ratios)
+    expected = false_discoveries(2 * scipy.stats.t.sf(values, groups - 1), 0.05)
+    np.testing.assert_array_equal(values >= tolerance.discovery_multiple(values, groups) - 1e-9, expected)
+
+
+def test_the_words_count_unknown_signs_and_unstable_components(tmp_path, no_picture):
+    mine = few(r_q=[0.9, 0.8, 0.5, 0.056], r_k=[0.8, 0.1, 0.5, -0.317], unstable=[0.0, 0.0, 1.0, 0.0])
+    other = few(r_q=[0.9, 0.8, 0.5, -0.023], r_k=[0.8, 0.1, 0.5, 0.314])
+    told = compare_results(write(tmp_path / "mine", mine), str(write(tmp_path / "other", other)))
+    (sign,) = [line for line in told.lines if "sign" in line]
+    assert sign.startswith("In 1 head of 4 r_k has opposite signs")
+    (unstable,) = [line for line in told.lines if "unstable" in line]
+    assert unstable.startswith("1 head of 4 has an unstable component")
+    card = (told.folder / "README.md").read_text()
+    assert "In 1 head of 4 r\\_k has opposite signs" in card
+    assert "1 head of 4 has an unstable component" in card
+
+
+def test_folders_that_say_which_documents_they_read(tmp_path, no_picture):
+    def record(corpus):
+        entry = {"name": "a", "documents": 40, "corpus": {"fingerprint": corpus}}
+        return {"checkpoints": [entry], "study": {"groups": 16}}
+
+    mine = write(tmp_path / "mine", with_errors(few(), 0.03), record("one"))
+    other = write(tmp_path / "other", with_errors(few(r_q=[0.9, 0.75, 0.5, 0.1]), 0.03), record("two"))
+    told = compare_results(mine, str(other))
+    assert told.reproduced  # 0.05 is little more than one error
+    card = (told.folder / "README.md").read_text()
+    assert f"by {scipy.stats.t.isf(0.05 / 12 / 2, 15):.1f} standard errors over documents" in card
 
 
 @pytest.mark.slow
@@ -607,6 +703,20 @@ def test_the_head_picture_carries_the_values():
     assert by_gid(scatter.texts, "facts")[0].get_text() == "max |Δ$r_q$| 0.400\nmax |Δ$r_k$| 0.000\n2 of 4 changed"
     assert sorted(text.get_text() for text in by_gid(moves.texts, "moved")) == ["1", "1", "1", "1"]
     assert moves.get_title(loc="left") == "2 of 4 heads changed category"
+
+
+def test_turned_heads_are_hollow_and_errors_are_drawn():
+    one = with_errors(few(r_q=[0.9, 0.8, 0.5, 0.056], r_k=[0.8, 0.1, 0.5, -0.317]), 0.03)
+    other = with_errors(few(r_q=[0.9, 0.8, 0.5, -0.023], r_k=[0.8, 0.1, 0.5, 0.314]), 0.03)
+    figure = draw_head_comparison(Entries("Tiny", (Entry("a", "a"),), ()), paired(one, other), "Compared", "note")
+    (turned,) = by_gid(figure.axes[0].collections, "r_k turned")
+    np.testing.assert_allclose(turned.get_offsets(), [[-0.314, -0.317]])
+    (points,) = by_gid(figure.axes[0].collections, "r_k")
+    assert len(points.get_offsets()) == 3
+    ends = [segment for bars in figure.axes[0].containers for part in bars[2] for segment in part.get_segments()]
+    assert len(ends) == 2 * 2 * 4
+    assert {round(float(np.ptp(segment, axis=0).max()), 9) for segment in ends} == {0.06}
+    assert "sign not known: reference turned round" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 40])

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 import yaml
 
+from qkscope.cli.main import main
 from qkscope.demo import DemoSettings, prepare_demo
 from qkscope.demo.corpus import SKIPPED_FOLDERS, excerpt, load_corpus
 from qkscope.errors import InputError
@@ -396,6 +398,31 @@ def test_foreign_files_beside_the_checkpoints_are_left_alone(small):
     prepare_demo(folder, dataclasses.replace(settings, seed=2))
     for place in ("notes.md", "checkpoints/mine/model.safetensors", "checkpoints/readme.txt"):
         assert (folder / place).read_text() == "mine"
+
+
+# The command
+
+
+@pytest.mark.slow
+def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, capsys, sketches):
+    """With the tiny model; `test_demo_effect.py` trains the real one."""
+    monkeypatch.setattr("qkscope.demo.settings.DemoSettings", lambda seed: dataclasses.replace(TINY, seed=seed))
+    command = ["demo", "--steps", "1", "--out", str(tmp_path / "demo")]
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert "training: step" in told.err
+    assert told.out.startswith(f"results: {tmp_path}/demo/\n")
+    assert list(pd.read_csv(tmp_path / "demo/qk.csv")["model"].unique()) == [plan.name for plan in TINY.checkpoints()]
+    assert (tmp_path / "demo/figures/01_position_signal_common/figure.png").is_file()
+    assert (tmp_path / "demo/report.html").is_file()
+    weights = sorted((tmp_path / "demo/checkpoints").rglob("model.safetensors"))
+    before = [path.stat().st_mtime_ns for path in weights]
+    monkeypatch.setattr("qkscope.cli.commands.draw_report", lambda folder: None)  # was seen
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    assert "training: step" not in told
+    assert told.count("moments are there already") == 10
+    assert [path.stat().st_mtime_ns for path in weights] == before
 
 
 def test_importing_the_demo_is_cheap():

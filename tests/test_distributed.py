@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from warm import Warm
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
 
@@ -18,18 +18,24 @@ def ranks(tmp_path_factory):
     """What each of two ranks found for each way of wrapping a model; they meet over gloo."""
     folder = tmp_path_factory.mktemp("ranks")
     local = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **local}
     started = [
-        subprocess.Popen(
-            [sys.executable, HERE / "ranks.py", str(rank), folder],
-            env={**os.environ, **local, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+        Warm(
+            rank,
+            folder,
+            cwd=folder,
+            script=HERE / "ranks.py",
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
     ]
-    for process in started:
-        _, told = process.communicate()
-        assert process.returncode == 0, told
+    try:
+        for process in started:
+            _, told = process.communicate()
+            assert process.returncode == 0, told
+    finally:
+        for process in started:
+            process.end()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -27,7 +27,6 @@ from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.plan import Shard
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.status import read_status
-from warm import CONTEXT as FORK_SERVER
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
@@ -115,12 +114,6 @@ def test_engines_are_found_by_their_module():
 
 
 # -- worker processes -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quick_workers(monkeypatch):
-    """Workers are forked off a process that has imported torch, where it is not their start that a test is about."""
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: FORK_SERVER)
 
 
 @pytest.mark.slow

@@ -249,7 +249,7 @@ def test_the_page_needs_no_heavy_library():
 
 
 @pytest.mark.slow
-def test_report_tells_the_page_and_leaves_out_what_it_is_told(tmp_path, monkeypatch, capsys):
+def test_report_tells_the_page_and_leaves_out_what_it_is_told(tmp_path, monkeypatch, capsys, sketches):
     invented(tmp_path, 2)
     monkeypatch.chdir(tmp_path)
     assert main(["report", ".", "--no-figures"]) == 0

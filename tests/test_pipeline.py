@@ -349,7 +349,7 @@ def test_a_device_map_spreads_layers_and_their_sums(checkpoints):
 
 
 @pytest.mark.slow
-def test_the_report_draws_common_figures_only_where_contexts_differ(world, tmp_path, checkpoints):
+def test_the_report_draws_common_figures_only_where_contexts_differ(world, tmp_path, checkpoints, sketches):
     from qkscope.report.write import write_report
 
     both = run_study(world(), tmp_path / "both")

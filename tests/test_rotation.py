@@ -16,7 +16,7 @@ from qkscope.capture.angles import angles_of
 from qkscope.capture.backbone import evaluation, text_backbone
 from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
-from qkscope.capture.rotation import probed_positions
+from qkscope.capture.rotation import measure_rotations, probed_positions
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.moments.unrotate import turn
 from test_capture_reference import rope_of
@@ -138,6 +138,27 @@ def test_angles_are_the_models_own_numbers_at_any_context_and_in_any_precision(d
     model.model.rotary_emb.inv_freq = stored  # as loading in half precision leaves it
     for context in (16, 131072, 1 << 20):
         assert probe_model(model, context).layers[0].rotation.angles == tuple(stored.double().tolist())
+
+
+@pytest.mark.parametrize("context", [2, 3, 9])
+def test_few_tokens_show_all_digits_of_the_columns(context):
+    """Six digits number the 64 planes: with fewer tokens than that each has to show several of them, in turn."""
+    model = tiny("llama", num_hidden_layers=1, **WIDE)
+    rotation = probe_model(model, context).layers[0].rotation
+    assert rotation.pairs == tuple((i, i + 64) for i in range(64))
+    np.testing.assert_allclose(rotation.angles, model.model.rotary_emb.inv_freq.double(), rtol=2e-7)
+
+
+def test_measuring_a_rotation_runs_a_layers_projections_four_times():
+    model = tiny("llama", **WIDE)
+    seen = [0] * 4
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.q_proj.register_forward_hook(lambda *_, n=number: seen.__setitem__(n, seen[n] + 1))
+    positions = probed_positions(4096)
+    with evaluation(model):
+        measured = measure_rotations(model.model, tokens(1, len(positions)), positions)
+    assert sorted(measured.found) == [0, 1, 2, 3]
+    assert seen == [4] * 4  # the pass itself, at rest, a quarter turn, and the digits of all planes
 
 
 def test_half_precision_embeddings_alone_give_angles_good_to_a_milliradian_at_the_end_of_the_context():

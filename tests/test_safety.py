@@ -583,17 +583,39 @@ def test_pictures_of_hostile_results_are_drawn_as_text(hostile, monkeypatch):
         assert not any(key.lower().startswith("on") for element in tree.iter() for key in element.attrib)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("label", ["$", "$$", "$x", r"\$x$", r"$\frac{", "_hidden", "%$#", "\\"])
-def test_every_picture_of_labels_that_look_like_mathematics(tmp_path, label):
-    results, _ = invented(tmp_path, 2, label.replace("{", "{{") + " {i}", phases=2)
-    tables = build_tables(replace(results, study=replace(results.study, title=label)))
+MATHEMATICS = ("$", "$$", "$x", r"\$x$", r"$\frac{", "_hidden", "%$#", "\\")
+
+
+def require_drawable(tables, names):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        for name in FIGURES:
+        for name in names:
             figure = drawing(tables, name)
             if figure is not None:
                 figure.canvas.draw()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", [MATHEMATICS[:4], MATHEMATICS[4:]])
+def test_every_picture_of_labels_that_look_like_mathematics(tmp_path, labels):
+    """Each is a checkpoint's label and its phase's name; no picture has room for all eight."""
+    invented(tmp_path, len(labels))
+    path = tmp_path / "provenance.json"
+    record = json.loads(path.read_text())
+    for checkpoint, label in zip(record["checkpoints"], labels, strict=True):
+        checkpoint.update(label=label, phase=label)
+    path.write_text(json.dumps(record))
+    results = load_results(tmp_path)
+    assert tuple(results.study.labels.values()) == labels
+    require_drawable(build_tables(results), FIGURES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", MATHEMATICS)
+def test_a_title_that_looks_like_mathematics(tmp_path, title):
+    """Every picture writes its title in the same way."""
+    results, _ = invented(tmp_path, 2)
+    require_drawable(build_tables(replace(results, study=replace(results.study, title=title))), ["taxonomy_evolution"])
 
 
 @pytest.mark.slow
@@ -614,7 +636,7 @@ def test_comparing_hostile_results(hostile, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_report_does_not_follow_links_out_of_its_folder(tmp_path):
+def test_a_report_does_not_follow_links_out_of_its_folder(tmp_path, sketches):
     results, outside = tmp_path / "results", tmp_path / "outside"
     results.mkdir()
     outside.mkdir()

@@ -24,10 +24,9 @@ def bare(tmp_path_factory):
 
 
 def by_hand(column, heads=tuple(HEADS), of=np.asarray):
-    """The error of a mean of r_q (column 0) or r_k (column 1) over these heads."""
-    whole = np.mean([of(HEADS[h][column]) for h in heads])
-    drawn = [np.mean([of(moved(HEADS[h][column], way * HEADS[h][3] * FAR)) for h in heads]) for way in (1, -1)]
-    return np.sqrt(np.mean((np.array(drawn) - whole) ** 2))
+    """The error of a mean of r_q (column 0) or r_k (column 1) over these heads: half the way between its two draws."""
+    up, down = (np.mean([of(moved(HEADS[h][column], way * HEADS[h][3] * FAR)) for h in heads]) for way in (1, -1))
+    return abs(up - down) / 2
 
 
 def test_means_have_the_errors_of_the_jackknife(known):
@@ -45,10 +44,9 @@ def test_means_have_the_errors_of_the_jackknife(known):
 
 def test_shares_have_the_error_of_heads_that_cross_a_threshold(known):
     fractions, shares = known.own.table("taxonomy_fractions"), known.own.table("concordance")
-    # One of four heads is mixed in two of four samples: 0, 1/4, 0, 1/4.
-    half = np.sqrt(((1 / 4) ** 2) / 2)
-    assert fractions["position-dominated_se"].tolist() == pytest.approx([half] * 2)
-    assert fractions["mixed_se"].tolist() == pytest.approx([half] * 2)
+    # One of four heads is mixed in two of four samples: 0, 1/4, 0, 1/4, which is 1/8 ± 1/8.
+    assert fractions["position-dominated_se"].tolist() == pytest.approx([1 / 8] * 2)
+    assert fractions["mixed_se"].tolist() == pytest.approx([1 / 8] * 2)
     assert fractions["content-focused_se"].tolist() == [0.0, 0.0]
     assert shares["discordant_se"].tolist() == [0.0, 0.0]
     assert shares["r_k_se"].tolist() == pytest.approx([by_hand(1)] * 2, rel=SINGLE)
@@ -66,7 +64,7 @@ def test_layers_and_kinds_of_layers_have_their_own_errors(known):
 def test_of_all_windows_the_own_context_has_errors(known):
     table = known.own.table("window_dependence").set_index(["model", "window"])
     assert table.loc[("early", 64), "r_q_se"] == pytest.approx(by_hand(0), rel=SINGLE)
-    assert table.loc[("late", 64), "position_dominated_se"] == pytest.approx(np.sqrt(1 / 32))
+    assert table.loc[("late", 64), "position_dominated_se"] == pytest.approx(1 / 8)
     assert table.loc[("early", 32)].filter(like="_se").isna().all()
 
 
@@ -132,7 +130,7 @@ def test_kinds_of_layers_have_error_bars(known):
 
 def test_slices_of_categories_have_error_bars_at_their_ends(known, bare):
     (axes,) = drawing(known, "taxonomy_evolution").axes
-    error = np.sqrt(1 / 32)
+    error = 1 / 8
     # position-dominated is the lowest slice, 1/4; mixed the highest: its bar is where it begins, at 3/4
     for gid, end in (("position-dominated", 1 / 4), ("mixed", 3 / 4)):
         found = bars(axes, gid)
@@ -160,3 +158,27 @@ def test_windows_have_an_error_bar_where_it_is_known(known):
 def test_cards_say_once_what_the_bars_are(known, bare, name):
     assert card_text(known, name).count("± 1 standard error over documents") == 1
     assert "standard error over documents" not in card_text(bare, name)
+
+
+def test_every_head_of_a_portrait_has_its_errors(known, bare):
+    axes = drawing(known, "rq_rk_scatter_grid").axes[0]
+    (crosses,) = axes.containers
+    ends = [part.get_segments() for part in crosses[2]]
+    wide = sorted(float(np.ptp(segment[:, 0])) for segment in ends[0])
+    assert wide == pytest.approx(sorted(2 * (1 - r_q**2) * FAR for r_q, *_ in HEADS.values()))
+    assert not drawing(bare, "rq_rk_scatter_grid").axes[0].containers
+    assert "Faint crosses are ± 1 standard error" in card_text(known, "rq_rk_scatter_grid")
+
+
+def test_heatmaps_say_how_sure_their_cells_are(known, bare):
+    errors = [by_hand(0, [place for place in HEADS if place[0] == layer]) for layer in (0, 1)]
+    median, largest = f"{np.mean(errors):.3f} (median)", f"{max(errors):.3f} (largest)"
+    label = drawing(known, "layer_heatmap_rq").axes[0].get_xlabel()
+    assert median in label
+    assert largest in label
+    assert drawing(bare, "layer_heatmap_rq").axes[0].get_xlabel() == "layer"
+    assert f"{max(errors):.3f} at most" in card_text(known, "layer_heatmap_rq")
+
+
+def test_cards_give_means_with_their_errors(known):
+    assert f"(Standard error over documents: {by_hand(0):.3f}.)" in card_text(known, "position_signal")

@@ -1,8 +1,8 @@
 """Real processes that start in a moment: forked off a server which has imported what takes seconds to import.
 
 A process of its own is what signals, working folders, exit codes and the variables of huggingface_hub need; importing
-torch again each time is not. Nothing that reads the environment when it is imported (huggingface_hub, transformers,
-qkscope itself) is imported by the server, so a process sees the variables that it is started with.
+torch again each time is not. huggingface_hub and whoever imports it read variables when they are imported: a process
+that is started with others than the server's forgets them, and imports them once more.
 """
 
 import contextlib
@@ -18,30 +18,50 @@ from multiprocessing.connection import Connection
 
 PRELOADED = [
     "numpy", "pandas", "yaml", "pydantic", "rich.progress", "pyarrow.parquet", "safetensors.torch", "scipy.optimize",
-    "sympy", "torch", "torch._dynamo", "torch.distributed.tensor",
+    "sympy", "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.smollm3.modeling_smollm3",
+    "qkscope.cli.commands", "qkscope.cli.progress", "qkscope.run.execute", "qkscope.run.engines.worker",
 ]  # fmt: skip
+READ_WHEN_IMPORTED = ("HF_", "HUGGING", "TRANSFORMERS_", "DATASETS_", "HOME", "XDG_")  # variables that begin so, by
+READERS = ("huggingface_hub", "transformers", "datasets", "qkscope")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 
-def _run(arguments: Sequence[str], folder: str, environment: Mapping[str, str], session: bool, *ends: Connection):
-    """In the new process: become `python -m qkscope ARGUMENTS`."""
+def _run(
+    script: str | None,
+    arguments: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    session: bool,
+    *ends: Connection,
+):
+    """In the new process: become `python -m qkscope ARGUMENTS`, or `python SCRIPT ARGUMENTS`."""
     if session:
         os.setsid()
     for end, number in zip(ends, (1, 2), strict=True):
         os.dup2(end.fileno(), number)
         end.close()
     os.chdir(folder)
+    names = [name for name in {*os.environ, *environment} if name.startswith(READ_WHEN_IMPORTED)]
+    if any(os.environ.get(name) != environment.get(name) for name in names):
+        for module in [module for module in sys.modules if module.split(".")[0] in READERS]:
+            del sys.modules[module]
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-    sys.argv = ["qkscope", *arguments]
-    runpy.run_module("qkscope", run_name="__main__", alter_sys=True)
+    sys.argv = [script or "qkscope", *arguments]
+    if script is None:
+        runpy.run_module("qkscope", run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script, run_name="__main__")
 
 
 class Warm:
-    """`python -m qkscope ARGUMENTS` while it runs, with the part of subprocess.Popen that the tests use."""
+    """`python -m qkscope ARGUMENTS` while it runs, with the part of subprocess.Popen that the tests use.
+
+    Or `python SCRIPT ARGUMENTS`, which imports what this process can.
+    """
 
     def __init__(
         self,
@@ -50,6 +70,7 @@ class Warm:
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
         terminal: int | None = None,
+        script: object | None = None,
     ):
         """`terminal`: a descriptor that its errors go to, instead of a pipe."""
         (out, out_end), (err, err_end) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
@@ -57,7 +78,8 @@ class Warm:
             err_end.close()
             err_end = Connection(os.dup(terminal), readable=False)
         given = (list(map(str, arguments)), str(cwd), dict(os.environ if env is None else env), start_new_session)
-        self._process = CONTEXT.Process(target=_run, args=(*given, out_end, err_end))
+        file = None if script is None else str(script)
+        self._process = CONTEXT.Process(target=_run, args=(file, *given, out_end, err_end))
         self._process.start()
         self.pid = self._process.pid
         for end in (out_end, err_end):

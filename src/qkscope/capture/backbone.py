@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -129,12 +130,26 @@ def _gathered(model: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
+def forward_signature(module: nn.Module) -> inspect.Signature:
+    """What a module's forward takes; looked up once for all modules of a class, of which a model has hundreds."""
+    forward: Any = module.forward
+    if getattr(forward, "__self__", None) is not module:  # replaced, as accelerate does
+        return inspect.signature(forward)
+    return _method_signature(forward.__func__)
+
+
+@functools.lru_cache(maxsize=256)
+def _method_signature(method: Callable[..., Any]) -> inspect.Signature:
+    whole = inspect.signature(method)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
 def run_backbone(backbone: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
     """One forward pass without a cache; returns the last hidden states (batch, tokens, hidden)."""
     arguments: dict[str, Any] = {"input_ids": input_ids.to(input_device(backbone))}
     if attention_mask is not None:
         arguments["attention_mask"] = attention_mask.to(arguments["input_ids"].device)
-    if "use_cache" in inspect.signature(backbone.forward).parameters:
+    if "use_cache" in forward_signature(backbone).parameters:
         arguments["use_cache"] = False
     hidden: Tensor = backbone(**arguments)[0]
     return hidden

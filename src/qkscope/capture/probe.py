@@ -8,7 +8,6 @@ of its own (see rotation). Cost: four short forward passes.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkscope.capture.backbone import evaluation, input_device, run_backbone, text_backbone, text_config
+from qkscope.capture.backbone import (
+    evaluation,
+    forward_signature,
+    input_device,
+    run_backbone,
+    text_backbone,
+    text_config,
+)
 from qkscope.capture.finite import require_finite_weights
 from qkscope.capture.replay import ReplayTap, half_turn
 from qkscope.capture.rotation import Rotations, measure_rotations, probed_positions
@@ -157,7 +163,7 @@ def _flipped(before: Tensor, after: Tensor) -> int | None:
 
 def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: Tensor) -> dict[int, int | None]:
     """Shift all positions: a rotated coordinate changes, lengths and scores stay; absolute positions change all."""
-    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+    if "position_ids" not in forward_signature(backbone).parameters:
         return {}
     shifted: dict[int, AttentionCall] = {}
     positions = torch.arange(SHIFT, SHIFT + tokens.shape[1], device=tokens.device)[None]

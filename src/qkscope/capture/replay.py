@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkscope.capture.backbone import forward_signature
 from qkscope.capture.tap import Observer, Tap
 from qkscope.errors import CaptureError
 
@@ -37,7 +38,7 @@ class ReplayTap(Tap):
     def __enter__(self) -> ReplayTap:
         super().__enter__()
         for module in self._backbone.modules():
-            signature = inspect.signature(module.forward)
+            signature = forward_signature(module)
             if POSITIONS in signature.parameters:
                 entering = functools.partial(self._entering, signature)
                 self._handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))

@@ -2,14 +2,14 @@
 
 One short forward pass at positions that reach the run's last one: RoPE scaling may depend on it. At each kernel's
 door the layer is run again on the same hidden states with its rotation at rest, with a quarter turn in every plane
-(which shows the coordinates that pair, and the sense of the turn), and with a quarter turn in some planes at a time
-(which shows the column of cos and sin that each coordinate reads). The angles are those of the model's own cos and
-sin. A rotation that does not give back what the kernel got is not returned.
+(which shows the coordinates that pair, and the sense of the turn), and with a quarter turn in some planes, other ones
+for each token (which shows the column of cos and sin that each coordinate reads). The angles are those of the model's
+own cos and sin. A rotation that does not give back what the kernel got is not returned. Cost: a layer's projections of
+a few tokens three times.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qkscope.capture.angles import angles_of
+from qkscope.capture.backbone import forward_signature
 from qkscope.capture.replay import POSITIONS, ReplayTap, at_rest, cos_and_sin, quarter_turn
 from qkscope.capture.tap import AttentionCall
 from qkscope.errors import CaptureError
@@ -27,6 +28,7 @@ from qkscope.layers import Rotation
 from qkscope.moments.unrotate import turn
 
 SPREAD = 32  # positions beside the powers of two: their rounding errors average out
+DIGIT_TOKENS = 4  # tokens that show one digit of the columns' numbers, where there are so many
 ROUNDINGS = 8  # how many roundings of its precision a turned coordinate may be off, as a share of the largest
 
 
@@ -61,7 +63,7 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
         except CaptureError as error:
             measured.unknown[call.layer] = str(error)
 
-    arguments = {"use_cache": False} if "use_cache" in inspect.signature(backbone.forward).parameters else {}
+    arguments = {"use_cache": False} if "use_cache" in forward_signature(backbone).parameters else {}
     with sources, ReplayTap(backbone, observe) as tap:
         backbone(input_ids=tokens, position_ids=positions.to(tokens.device)[None], **arguments)
     return measured
@@ -81,15 +83,15 @@ class _MeasuredLayer:
         turned_query, turned_key = self._turned(turning)
         # Keys that do not follow this layer's rotation are another layer's (Gemma 3n, Gemma 4).
         self._own_keys = not (torch.equal(key, turned_key) and not torch.equal(query, turned_query))
-        self._rest = self._flat(query, key)
-        self._quarter = self._flat(turned_query, turned_key)
+        self._rest = self._joined(query, key)
+        self._quarter = self._joined(turned_query, turned_key)
+        self._close = self._rounding(call.query.dtype)
         self._turning = turning
 
     def rotation(self, sources: _Sources) -> Rotation | None:
         """What the layer's rotation is; CaptureError where it cannot be told."""
-        rotated = (self._rest != self._quarter).any(dim=0)
         # A norm after the rotation (Llama 4) rounds otherwise when coordinates change places; that is no rotation.
-        rotated &= (self._rest - self._quarter).abs().amax(dim=0) > self._close()
+        rotated = (self._rest - self._quarter).abs().amax(dim=(0, 1)) > self._close
         if not bool(rotated.any()):
             return None
         pairs = self._pairs(rotated)
@@ -111,64 +113,72 @@ class _MeasuredLayer:
         return noted
 
     def _turned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys with a quarter turn by (columns,), or for each token by (tokens, columns)."""
+
         def change(embeddings: Any) -> Any:
             part = embeddings if isinstance(embeddings, Tensor) else embeddings[0]
             return quarter_turn(embeddings, columns.to(part.device))
 
         return self._tap.replay(change)
 
-    def _flat(self, query: Tensor, key: Tensor) -> Tensor:
-        """(vectors, width): all heads and tokens below each other."""
+    def _joined(self, query: Tensor, key: Tensor) -> Tensor:
+        """(heads, tokens, width): all heads below each other."""
         vectors = (query, key) if self._own_keys else (query,)
-        return torch.cat([each.flatten(0, 2).cpu().double() for each in vectors])
+        return torch.cat([each.flatten(0, 1).cpu().double() for each in vectors])
 
-    def _close(self) -> float:
+    def _rounding(self, dtype: torch.dtype) -> float:
         """How far apart equal coordinates may be: some families norm or rotate in float32 at any precision."""
-        eps = max(torch.finfo(dtype).eps for dtype in (self._call.query.dtype, torch.float32))
+        eps = max(torch.finfo(each).eps for each in (dtype, torch.float32))
         return ROUNDINGS * eps * float(self._rest.abs().max())
 
     def _pairs(self, rotated: Tensor) -> list[tuple[int, int]]:
         """The planes: a quarter turn puts each first coordinate in its second's place, and minus the second in its."""
+        rest, quarter = (each[..., rotated].flatten(0, 1) for each in (self._rest, self._quarter))
+        # The coordinate at rest that each turned one is nearest to, with its own or the other sign: all at once.
+        overlap = rest.mT @ quarter
+        squares = rest.square().sum(dim=0)[:, None]
+        nearest = torch.cat([squares - 2 * overlap, squares + 2 * overlap]).argmin(dim=0)
+        found, signs = nearest % rest.shape[1], 1 - 2 * (nearest // rest.shape[1])
+        off = (rest[:, found] * signs - quarter).abs().amax(dim=0)
         places = rotated.nonzero().flatten().tolist()
-        follows = {}
-        for place in places:
-            sums = [(self._rest[:, places] - sign * self._quarter[:, [place]]).abs().amax(dim=0) for sign in (1, -1)]
-            plus, minus = (int(each.argmin()) for each in sums)
-            sign = 1 if float(sums[0][plus]) <= float(sums[1][minus]) else -1
-            found = plus if sign == 1 else minus
-            if float(sums[0 if sign == 1 else 1][found]) > self._close():
-                raise CaptureError(f"a quarter turn takes no coordinate to coordinate {place}")
-            follows[place] = (places[found], sign)
+        if bool((off > self._close).any()):
+            raise CaptureError(f"a quarter turn takes no coordinate to coordinate {places[int(off.argmax())]}")
+        partners = [places[each] for each in found.tolist()]
+        follows = dict(zip(places, zip(partners, signs.tolist(), strict=True), strict=True))
         pairs = [(partner, place) for place, (partner, sign) in follows.items() if sign == 1]
         if any(follows[first] != (second, -1) for first, second in pairs) or 2 * len(pairs) != len(places):
             raise CaptureError("its rotated coordinates do not form planes")
         return pairs
 
     def _columns(self) -> list[int]:
-        """A column of cos and sin for each coordinate, by the digits of its number: each digit is one run.
+        """A column of cos and sin for each coordinate, by the digits of its number: each token shows one of them.
 
         Equal columns (cos and sin often hold each plane twice) turn together and count as the first of them.
         """
         curves = torch.cat([self._cos, self._sin]).mT.tolist()
         first: dict[tuple[float, ...], int] = {}
         numbers = torch.tensor([first.setdefault(tuple(curve), column) for column, curve in enumerate(curves)])
-        columns = torch.zeros(self._rest.shape[1], dtype=torch.long)
-        for digit in range(int(numbers.max()).bit_length()):
-            some = self._flat(*self._turned(self._turning & (numbers >> digit & 1).bool()))
-            nearer = (some - self._quarter).abs().amax(dim=0) < (some - self._rest).abs().amax(dim=0)
-            columns += nearer.long() << digit
+        tokens, digits = len(self._positions), int(numbers.max()).bit_length()
+        at_once = max(1, min(digits, tokens // DIGIT_TOKENS))
+        columns = torch.zeros(self._rest.shape[-1], dtype=torch.long)
+        for begin in range(0, digits, at_once):
+            shown = begin + torch.arange(tokens) % at_once
+            turned = self._turning & (numbers >> shown[:, None] & 1).bool()
+            some = self._joined(*self._turned(turned))
+            for digit in range(begin, min(begin + at_once, digits)):
+                here = [each[:, shown == digit] for each in (some, self._quarter, self._rest)]
+                nearer = (here[0] - here[1]).abs().amax(dim=(0, 1)) < (here[0] - here[2]).abs().amax(dim=(0, 1))
+                columns += nearer.long() << digit
         return [int(column) for column in columns]
 
     def _checked(self, rotation: Rotation) -> Rotation:
         """The rotation, if it takes the vectors at rest to those that the kernel got."""
-        query, key = self._tap.replay(at_rest)
-        positions = self._positions.numpy()
-        got = self._flat(*(turn(x.cpu().double(), rotation, positions) for x in (query, key)))
-        off = float((got - self._flat(self._call.query, self._call.key)).abs().max())
+        got = turn(self._rest, rotation, self._positions.numpy())
+        off = float((got - self._joined(self._call.query, self._call.key)).abs().max())
         # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
         turns = max(rotation.angles) * float(self._positions.max())
         rounding = ROUNDINGS * torch.finfo(torch.float32).eps * turns * float(self._rest.abs().max())
-        if off > self._close() + rounding:
+        if off > self._close + rounding:
             raise CaptureError(f"its rotation, as measured, gives queries and keys that are off by {off:.3g}")
         return rotation
 
@@ -194,7 +204,7 @@ class _Sources:
 
     def __enter__(self) -> _Sources:
         for module in self._backbone.modules():
-            names = inspect.signature(module.forward).parameters
+            names = forward_signature(module).parameters
             if "position_ids" in names and POSITIONS not in names and module is not self._backbone:
                 self._handles.append(module.register_forward_hook(self._keep, with_kwargs=True))
         return self

@@ -7,7 +7,6 @@ unless whoever runs qkscope says so on the command line.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from qkscope.errors import ModelError
 Role = Literal["model", "tokenizer"]
 
 HUB_ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)
-SAMPLE_BYTES, SAMPLES = 64 * 1024, 64  # of each weight file: telling checkpoints apart need not read 140 GB
 
 
 @dataclass(frozen=True)
@@ -124,23 +122,3 @@ def _closest(model: str, path: Path) -> str:
         return ""
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f" (did you mean {Path(model).parent.joinpath(close[0]).as_posix()}?)" if close else ""
-
-
-def weights_fingerprint(source: ModelSource) -> str | None:
-    """A hash that tells a local checkpoint's weights from others: sizes and evenly spaced samples of each file."""
-    if source.kind == "hub":
-        return None  # the commit hash says it
-    folder = Path(source.location)
-    files = [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
-    files += [path for path in [folder / "config.json"] if path.is_file() and not source.gguf_file]
-    if source.trust_remote_code:  # then the code decides about the numbers as the weights do
-        files += sorted(path for path in folder.rglob("*.py") if path.is_file())
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for i in range(SAMPLES):
-                file.seek(i * max(0, size - SAMPLE_BYTES) // max(1, SAMPLES - 1))
-                digest.update(file.read(SAMPLE_BYTES))
-    return f"sha256:{digest.hexdigest()}"

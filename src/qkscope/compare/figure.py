@@ -20,8 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from qkscope.compare.judge import DIFFERS, HeadComparison, PublishedComparison, category_moves
+from qkscope.compare.judge import DIFFERS, PublishedComparison
+from qkscope.compare.two_runs import HeadComparison, category_moves, reference_values
 from qkscope.draw import style
+from qkscope.lenses.base import error_name
 from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
 from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
@@ -80,7 +82,8 @@ def draw_head_comparison(study: Entries, comparison: HeadComparison, headline: s
             _draw_pairs(axes, study, comparison, model)
             axes.tick_params(labelleft=i % columns == 0, labelbottom=i + columns >= len(models))
         _draw_moves(figure.add_subplot(grid[:, columns]), comparison)
-        style.header_legend(figure, _head_key(), 2)
+        turned = bool(comparison.pairs.loc[comparison.pairs["model"].isin(models), "turned"].any())
+        style.header_legend(figure, _head_key(turned), 3 if turned else 2)
         return style.finish(figure)
 
 
@@ -268,10 +271,15 @@ def _mark_bars(axes: Axes, bars: Sequence[Rectangle], heights: np.ndarray, verdi
 # --- two runs ---------------------------------------------------------------------------------------
 
 
-def _head_key() -> list[Artist]:
+def _head_key(turned: bool) -> list[Artist]:
+    hollow = Line2D(
+        [], [], color=style.GREY, marker="o", markersize=5, markerfacecolor="none", linestyle="",
+        label="sign not known: reference turned round",
+    )  # fmt: skip
     return [
         Line2D([], [], color=style.BLUE, marker="o", markersize=5, linestyle="", label="$r_q$"),
         Line2D([], [], color=style.RED, marker="s", markersize=4.5, linestyle="", label="$r_k$"),
+        *([hollow] if turned else []),
     ]
 
 
@@ -279,10 +287,17 @@ def _draw_pairs(axes: Axes, study: Entries, comparison: HeadComparison, model: s
     rows = comparison.pairs[comparison.pairs["model"] == model]
     axes.plot([-1, 1], [-1, 1], color=style.LINE, linewidth=0.9, zorder=1, gid="equal")
     for measure, colour, marker in (("r_k", style.RED, "s"), ("r_q", style.BLUE, "o")):
+        turned, reference = rows["turned"].to_numpy(dtype=bool), reference_values(rows, measure)
         axes.scatter(
-            rows[f"reference_{measure}"], rows[measure], s=11, marker=marker, facecolor=colour, edgecolor="white",
+            reference[~turned], rows[measure][~turned], s=11, marker=marker, facecolor=colour, edgecolor="white",
             linewidth=0.25, alpha=0.7, zorder=3, gid=measure, clip_on=False,
         )  # fmt: skip
+        axes.scatter(
+            reference[turned], rows[measure][turned], s=11, marker=marker, facecolor="none", edgecolor=colour,
+            linewidth=0.8, zorder=3, gid=f"{measure} turned", clip_on=False,
+        )  # fmt: skip
+        if rows[error_name(measure)].notna().any():
+            _draw_pair_errors(axes, rows, measure, reference, colour)
     axes.set_xlim(-1.05, 1.05)
     axes.set_ylim(-1.05, 1.05)
     axes.set_xticks([-1, 0, 1])
@@ -296,6 +311,14 @@ def _draw_pairs(axes: Axes, study: Entries, comparison: HeadComparison, model: s
               gid="facts")  # fmt: skip
     axes.set_xlabel("reference", fontsize=7.5)
     axes.set_ylabel("this run", fontsize=7.5)
+
+
+def _draw_pair_errors(axes: Axes, rows: pd.DataFrame, measure: str, reference: np.ndarray, colour: str) -> None:
+    """± 1 standard error over documents of both sides, faint: hundreds of heads overlap."""
+    axes.errorbar(
+        reference, rows[measure], xerr=rows[f"reference_{error_name(measure)}"], yerr=rows[error_name(measure)],
+        fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.35, zorder=2,
+    )  # fmt: skip
 
 
 def _size(value: float) -> str:

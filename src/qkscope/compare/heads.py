@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qkscope.compare.judge import MISSING, HeadComparison, sign_flips
+from qkscope.compare.judge import MISSING
+from qkscope.compare.tolerance import FALSE
+from qkscope.compare.two_runs import HeadComparison
 from qkscope.compare.words import (
     LISTED,
     MEASURE_WORDS,
@@ -11,6 +13,7 @@ from qkscope.compare.words import (
     one_side,
     records,
     size,
+    some_names,
     tally_of,
     verdict_words,
     worst_lines,
@@ -50,6 +53,7 @@ def head_lines(facts: HeadFacts) -> list[str]:
     for measure, name in MEASURE_WORDS.items():
         lines.append(f"{name}: {_spread(found, measure)}")
     lines.append(_changed_words(found))
+    lines += _doubts(found)
     lines += worst_lines(found.cells)
     lines += one_side(found.only_results, found.only_reference, on_terminal) + _lonely(found)
     return [*lines, verdict_words(found.reproduced, tally_of(found.cells), "number")]
@@ -61,6 +65,29 @@ def _spread(found: HeadComparison, measure: str) -> str:
         return "no head has it on both sides"
     half, most = apart.quantile([0.5, 0.95])
     return f"differences of median {size(half)}, 95 % below {size(most)}, largest {size(float(apart.max()))}"
+
+
+def _doubts(found: HeadComparison) -> list[str]:
+    """Sentences about signs that are not known, unstable components, and differences within two errors."""
+    said, turned, unstable = [], int(found.pairs["turned"].sum()), int(found.pairs["unstable"].sum())
+    heads = len(found.pairs)
+    if turned:
+        said.append(
+            f"In {counted(turned, 'head')} of {heads:,} r_k has opposite signs, but r_q is so close to 0 that the sign "
+            "is not known: the reference is turned round there, and a flip alone is no difference."
+        )
+    if unstable:
+        has = "has" if unstable == 1 else "have"
+        said.append(
+            f"{counted(unstable, 'head')} of {heads:,} {has} an unstable component on either side: it may be another "
+            "direction there."
+        )
+    if (beyond := found.beyond_errors) is not None and beyond[1]:
+        said.append(
+            f"Of {counted(beyond[1], 'different number')} with errors, {beyond[0]:,} differ by more than two standard "
+            "errors over documents."
+        )
+    return said
 
 
 def _changed_words(found: HeadComparison) -> str:
@@ -99,11 +126,7 @@ def head_card(facts: HeadFacts) -> str:
     """The README of the comparison."""
     found = facts.found
     missing = one_side(found.only_results, found.only_reference, escape) + _lonely(found)
-    flips = sign_flips(found.pairs, found.tolerance)
-    turned = (
-        f"In {counted(flips, 'head')} both correlations are turned round and of the same size: the axis is the same, "
-        "and the rule that orients it (by r\\_q, unless it is below 0.05) tipped over."
-    )
+    doubts = [escape(text, 400) for text in _doubts(found)]
     lines = [
         f"# {escape(facts.results.study.title)}: compared head by head", "",
         f"**{verdict_words(found.reproduced, tally_of(found.cells), 'number')}**", "",
@@ -113,18 +136,30 @@ def head_card(facts: HeadFacts) -> str:
         f"matched by checkpoint name, layer and head: {counted(len(found.pairs), 'head')} at "
         f"{counted(found.pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
         *_head_windows(facts, escape), "",
-        "## Largest differences", "", *worst_section(found.cells), *(["", turned] if flips else []), "",
+        "## Largest differences", "", *worst_section(found.cells), *(["", " ".join(doubts)] if doubts else []), "",
         "## Heads that changed category", "", *_changed_table(found), "",
         "## What is missing", "", " ".join(missing) or "Nothing: both have the same heads.", "",
         "## Tolerances", "",
-        f"A number counts as reproduced when it differs by at most {found.tolerance:g}. A correlation that exists "
-        "on neither side agrees; one that exists on one side only differs. Categories follow from the correlations and "
-        "do not enter the verdict on their own.", "",
+        f"A number counts as reproduced when it differs by at most {found.tolerance:g}.{_other_documents(found)} A "
+        "correlation that exists on neither side agrees; one that exists on one side only differs. Categories follow "
+        "from the correlations and do not enter the verdict on their own.", "",
         "## Files", "",
-        "`comparison.csv` has every number of every head, `heads.csv` the heads that changed category, "
+        "`comparison.csv` has every number of every head (`error` is the standard error of the difference, "
+        "`sign_unknown` says that the reference was turned round), `heads.csv` the heads that changed category, "
         "`comparison.png` and `comparison.svg` show them.", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _other_documents(found: HeadComparison) -> str:
+    """How far numbers from other documents may be apart."""
+    if found.multiple is None:
+        return ""
+    return (
+        f" At {some_names(found.other_documents, escape)} both sides read other documents: there a number may differ "
+        f"by {found.multiple:.1f} standard errors over documents, chosen so that at most {100 * FALSE:g}% of those "
+        "beyond are expected to be there by chance (Benjamini and Hochberg)."
+    )
 
 
 def _agreement_table(found: HeadComparison) -> list[str]:

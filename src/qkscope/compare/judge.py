@@ -1,9 +1,9 @@
-"""Compare a results table with a published study, or with another results table, number by number.
+"""Compare a results table with a published study, number by number.
 
 A published study left aggregates, so the run is reduced to the same ones over the same heads: the published sample,
 also where the run measured every head. A cell counts as measured only if all heads behind the published number were.
-Two results tables are compared head by head. Either way the outcome is one long table, a row per number: value,
-reference, difference, tolerance, verdict. Tables in, tables out.
+The outcome is one long table, a row per number: value, reference, difference, tolerance, verdict (two results tables,
+`two_runs`, give the same). Tables in, tables out.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,11 @@ from qkscope.results.schema import depth_of_layers
 
 REPRODUCED, DIFFERS, MISSING = "reproduced", "differs", "missing"
 COLUMNS = ("what", "model", "cell", "value", "reference", "difference", "tolerance", "verdict")
-CHANGED_COLUMNS = (
-    "model", "layer", "head", "category", "reference_category",
-    "r_q", "reference_r_q", "r_k", "reference_r_k", "explained_variance", "reference_explained_variance",
-)  # fmt: skip
-AGREEMENT_COLUMNS = ("model", "measure", "heads", "median", "p95", "max", "correlation")
+# Of a head, where two runs are compared: the standard error of the difference, whether its sign is not known and the
+# reference was turned round, and whether its component is unstable.
+ABOUT_HEADS = ("error", "sign_unknown", "unstable")
 
 MEASURES = ("r_q", "r_k", "explained_variance")
-# Two runs over the same tokens differ by rounding only; correlations of one table are exact to about 1e-7.
-STRICT = 1e-6
-
-_HEAD = ["model", "layer", "head"]
 _ROUNDING = 1e-12  # of the subtraction itself: a difference of exactly the tolerance is inside
 
 
@@ -60,28 +54,6 @@ class PublishedComparison:
         return bool((published["verdict"] == REPRODUCED).all())
 
 
-@dataclass(frozen=True)
-class HeadComparison:
-    """Two runs head by head.
-
-    `pairs` has a row per head that both have; `changed` those of another category; `agreement` a row per
-    checkpoint and measure: quantiles of the absolute difference, and the correlation over heads.
-    """
-
-    cells: pd.DataFrame
-    pairs: pd.DataFrame
-    changed: pd.DataFrame
-    agreement: pd.DataFrame
-    only_results: tuple[str, ...]
-    only_reference: tuple[str, ...]
-    tolerance: float
-
-    @property
-    def reproduced(self) -> bool:
-        """Both have the same heads, and all their numbers are within tolerance."""
-        return bool((self.cells["verdict"] == REPRODUCED).all())
-
-
 def judge(cells: pd.DataFrame) -> pd.DataFrame:
     """Add difference and verdict. `cells` has value, reference, tolerance and `on_both`: both sides measured it.
 
@@ -90,8 +62,9 @@ def judge(cells: pd.DataFrame) -> pd.DataFrame:
     difference = cells["value"] - cells["reference"]
     within = difference.abs() <= cells["tolerance"] + _ROUNDING
     within |= cells["value"].isna() & cells["reference"].isna()
+    columns = [*COLUMNS, *(name for name in ABOUT_HEADS if name in cells.columns)]
     verdict = np.where(~cells["on_both"], MISSING, np.where(within, REPRODUCED, DIFFERS))
-    return cells.assign(difference=difference, verdict=verdict)[list(COLUMNS)].reset_index(drop=True)
+    return cells.assign(difference=difference, verdict=verdict)[columns].reset_index(drop=True)
 
 
 # --- a published study --------------------------------------------------------------------------------
@@ -234,7 +207,7 @@ def _nothing_published(names: Sequence[str], reference: PublishedReference, cove
     if shared.empty:
         return (
             f"nothing in common with published:{reference.name}: checkpoints are matched by name; the results have "
-            f"{_some(names)}, the publication has {_some(reference.names)}"
+            f"{some(names)}, the publication has {some(reference.names)}"
         )
     return (
         f"nothing in common with published:{reference.name}: of its sample of {reference.heads} heads "
@@ -244,99 +217,7 @@ def _nothing_published(names: Sequence[str], reference: PublishedReference, cove
     )
 
 
-# --- another results table ----------------------------------------------------------------------------
-
-
-def compare_heads(
-    heads: pd.DataFrame,
-    names: Sequence[str],
-    other: pd.DataFrame,
-    other_names: Sequence[str],
-    given: float | None = None,
-) -> HeadComparison:
-    """Compare two PC0 tables head by head; `other` is the reference. Raises InputError when they share no head."""
-    allowed = STRICT if given is None else given
-    columns = [*_HEAD, *MEASURES, "category", "window"]
-    both = taxonomy.with_category(heads)[columns].merge(
-        taxonomy.with_category(other)[columns].rename(columns={c: f"reference_{c}" for c in columns[3:]}),
-        on=_HEAD, how="outer", indicator="side",
-    )  # fmt: skip
-    order = {name: i for i, name in enumerate(dict.fromkeys([*names, *other_names]))}
-    both = both.sort_values(_HEAD, key=lambda column: column.map(order) if column.name == "model" else column)
-    pairs = both[both["side"] == "both"].drop(columns="side").reset_index(drop=True)
-    if pairs.empty:
-        raise InputError(
-            "nothing in common: heads are matched by checkpoint name, layer and head; the results have the "
-            f"checkpoints {_some(names)}, the reference has {_some(other_names)}"
-        )
-    cells = pd.concat([_head_cells(both, measure, allowed) for measure in MEASURES], ignore_index=True)
-    changed = pairs[pairs["category"] != pairs["reference_category"]]
-    return HeadComparison(
-        cells=judge(cells),
-        pairs=pairs,
-        changed=changed[list(CHANGED_COLUMNS)].reset_index(drop=True),
-        agreement=_agreement(pairs),
-        only_results=tuple(name for name in names if name not in set(other_names)),
-        only_reference=tuple(name for name in other_names if name not in set(names)),
-        tolerance=allowed,
-    )
-
-
-def category_moves(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Heads by category in the reference (rows) and in the run (columns), over all checkpoints."""
-    moves = pd.crosstab(pairs["reference_category"], pairs["category"])
-    return moves.reindex(index=list(taxonomy.CATEGORIES), columns=list(taxonomy.CATEGORIES), fill_value=0)
-
-
-def sign_flips(pairs: pd.DataFrame, allowed: float) -> int:
-    """Heads whose r_q and r_k agree up to a common sign: the axis is the same, the sign rule tipped over.
-
-    The rule looks at |r_q| < 0.05, so a head on that edge may be turned round by rounding.
-    """
-    same = ((pairs["r_q"] - pairs["reference_r_q"]).abs() <= allowed + _ROUNDING) & (
-        (pairs["r_k"] - pairs["reference_r_k"]).abs() <= allowed + _ROUNDING
-    )
-    turned = ((pairs["r_q"] + pairs["reference_r_q"]).abs() <= allowed + _ROUNDING) & (
-        (pairs["r_k"] + pairs["reference_r_k"]).abs() <= allowed + _ROUNDING
-    )
-    return int((turned & ~same).sum())
-
-
-def _head_cells(both: pd.DataFrame, measure: str, allowed: float) -> pd.DataFrame:
-    cell = "layer " + both["layer"].astype(str) + " head " + both["head"].astype(str)
-    return pd.DataFrame(
-        {
-            "what": measure,
-            "model": both["model"],
-            "cell": cell,
-            "value": both[measure],
-            "reference": both[f"reference_{measure}"],
-            "tolerance": allowed,
-            "on_both": both["side"] == "both",
-        }
-    )
-
-
-def _agreement(pairs: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for model, group in pairs.groupby("model", sort=False):
-        for measure in MEASURES:
-            one, other = group[measure].to_numpy(dtype=float), group[f"reference_{measure}"].to_numpy(dtype=float)
-            known = np.isfinite(one) & np.isfinite(other)
-            one, other = one[known], other[known]
-            apart = np.abs(one - other)
-            spreads = len(one) > 1 and np.ptp(one) > 0 and np.ptp(other) > 0
-            rows.append(
-                (
-                    str(model), measure, len(one),
-                    *(np.quantile(apart, [0.5, 0.95, 1.0]) if len(apart) else (np.nan,) * 3),
-                    np.corrcoef(one, other)[0, 1] if spreads else np.nan,
-                )
-            )  # fmt: skip
-    return pd.DataFrame(rows, columns=list(AGREEMENT_COLUMNS))
-
-
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """The first few names, quoted."""
     shown = ", ".join(repr(name[:60]) for name in names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

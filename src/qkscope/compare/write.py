@@ -1,6 +1,6 @@
 """Compare a results folder with a published study or with another results folder, and write down the outcome.
 
-`compare_results` loads both sides, lets `compare.judge` judge every number, and writes into
+`compare_results` loads both sides, lets `compare.judge` or `compare.two_runs` judge every number, and writes into
 `RESULTS/comparison/<reference>/` the long table, the heads that changed category (two folders), the picture and a
 card in words. Whether the reference was reproduced and what to tell on a terminal comes back to the caller.
 """
@@ -16,14 +16,10 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.compare.heads import HeadFacts, head_card, head_lines, head_note
-from qkscope.compare.judge import (
-    HeadComparison,
-    PublishedComparison,
-    compare_heads,
-    compare_with_published,
-)
+from qkscope.compare.judge import PublishedComparison, compare_with_published
 from qkscope.compare.published import PublishedFacts, published_card, published_lines, published_note
 from qkscope.compare.references import PublishedReference, load_reference, shipped_references
+from qkscope.compare.two_runs import HeadComparison, compare_heads
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.results.csv_files import write_csv
@@ -32,6 +28,7 @@ from qkscope.results.read import Entries, Entry, Results, load_results
 
 PREFIX = "published:"
 CELLS_CSV, HEADS_CSV = "comparison.csv", "heads.csv"
+GROUPS = 8  # of documents, where a study does not say how many it has
 _NAME_CHARACTERS = 60
 
 
@@ -52,7 +49,7 @@ def compare_results(
 ) -> Comparison:
     """Compare RESULTS with `published:NAME` or with another results folder, and write the comparison.
 
-    `tolerance` replaces the default (see `compare.tolerance` and `compare.judge`). Raises InputError when
+    `tolerance` replaces the default (see `compare.tolerance` and `compare.two_runs`). Raises InputError when
     either side cannot be read, or when the two have nothing in common.
     """
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
@@ -105,11 +102,33 @@ def _with_published(
 def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Path | None) -> Comparison:
     from qkscope.compare.figure import draw_head_comparison, save_comparison
 
-    found = compare_heads(mine.heads, mine.study.names, other.heads, other.study.names, tolerance)
+    groups = [run.provenance.study.groups or GROUPS for run in (mine, other) if run.provenance.study is not None]
+    found = compare_heads(
+        mine.heads,
+        mine.study.names,
+        other.heads,
+        other.study.names,
+        tolerance,
+        other_documents=_other_documents(mine, other),
+        groups=min(groups, default=GROUPS),
+    )
     facts = HeadFacts(mine, other, found)
     figure = draw_head_comparison(mine.study, found, "Compared Head by Head", head_note(facts))
     folder = out or comparison_folder(mine.folder, folder_name(other.folder))
     return _write(folder, found, head_card(facts), head_lines(facts), partial(save_comparison, figure))
+
+
+def _other_documents(mine: Results, other: Results) -> list[str]:
+    """The checkpoints of both that are known to have read other documents."""
+    seen = [
+        {
+            c.name: (c.record.corpus.fingerprint if c.record.corpus else None, c.record.documents)
+            for c in run.study.checkpoints
+        }
+        for run in (mine, other)
+    ]
+    shared = [name for name in seen[0] if name in seen[1] and None not in (*seen[0][name], *seen[1][name])]
+    return [name for name in shared if seen[0][name] != seen[1][name]]
 
 
 def folder_name(reference: Path) -> str:

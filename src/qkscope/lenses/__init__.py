@@ -3,8 +3,40 @@
 A new analysis is a folder here and a line below.
 """
 
-from qkscope.lenses import concordance, depth, layer_kinds, measures, position, rope, taxonomy, windows
+from qkscope.lenses import (
+    concordance,
+    depth,
+    layer_kinds,
+    measures,
+    norms,
+    null,
+    plasticity,
+    position,
+    profile,
+    rope,
+    rotation,
+    score,
+    taxonomy,
+    windows,
+)
 from qkscope.lenses.registry import register
 
-for room in (position, concordance, taxonomy, layer_kinds, depth, windows, measures, rope):
+ROOMS = (
+    position,
+    concordance,
+    taxonomy,
+    layer_kinds,
+    depth,
+    windows,
+    measures,
+    profile,
+    score,
+    rotation,
+    rope,
+    plasticity,
+    norms,
+    null,
+)
+
+for room in ROOMS:
     register(room.LENS)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from qkscope.lenses.sums import LayerSums
     from qkscope.stats.jackknife import Scale
 
-# At which windows a table has rows: each checkpoint's own context, the window that all share, both, or every doubling.
-Windows = Literal["own", "common", "own and common", "doublings"]
+# At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
+# to the own context, or all of these.
+Windows = Literal["own", "common", "own and common", "doublings", "every"]
 ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
@@ -60,9 +61,12 @@ class HeadTable:
     per: Literal["head", "layer"] = "head"
     detail: bool = False  # so many rows that large studies go without (study key `detail`); six digits are written
     holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
+    stated: tuple[tuple[str, str], ...] = ()  # columns of text that is the same in every row: (name, text)
     judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
+    # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
+    averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
 
     @property

@@ -195,7 +195,17 @@ def tell_curve(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
     said = [tell_short(given, quantity, name, fmt)]
     if given.study.one_run:
         said += jumps(given.curve(quantity), name[0].lower() + name[1:], fmt, given.windows)
-    return " ".join(said)
+    return " ".join([*said, *error_span(given, quantity, fmt)])
+
+
+def error_span(given: CardInput, quantity: str, fmt: Format, panel: HeadPanel | None = None) -> list[str]:
+    """How large the errors of a mean or share are, where they are known."""
+    errors = [(panel or given.panel).error(quantity, c.name) for c in given.checkpoints]
+    known = sorted(error for error in errors if math.isfinite(error))
+    if not known or known[-1] == 0:
+        return []
+    low, high = (fmt(error, 1) for error in (known[0], known[-1]))
+    return [f"(Standard error over documents: {low if low == high else f'{low} to {high}'}.)"]
 
 
 def tell_short(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
@@ -205,16 +215,19 @@ def tell_short(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
     return ranking(given.contrast(quantity), name, fmt, given.noun)
 
 
-def window_agreement(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+def window_agreement(
+    given: CardInput, quantities: Sequence[tuple[str, str, Format]], file: str | None = None
+) -> list[str]:
     """Where the own contexts and the common window agree, at each step where the context changes.
 
-    Without a common-window table, only the warning that training and window are mixed there.
+    Quantities are those of the table of heads, or of a lens's `file`. Without a common-window table, only the warning
+    that training and window are mixed there.
     """
     changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
     if not changes:
         return []
     if not given.study.one_run:
-        return _other_choice(given, quantities)
+        return _other_choice(given, quantities, file)
     if given.common is None:
         steps = listed([f"{label(before)} to {label(after)}" for before, after, _, _ in changes[:4]])
         return [
@@ -223,14 +236,20 @@ def window_agreement(given: CardInput, quantities: Sequence[tuple[str, str, Form
         ]
     said = []
     for before, after, one, other in changes[:3]:
-        found = _both(given, before, after, [q for q, _, _ in quantities])
+        found = _both(given, before, after, [q for q, _, _ in quantities], file)
         if found:
             place = f"from {label(before)} to {label(after)} (context {one:,} to {other:,})"
             said.append(agreements(found, [(name, fmt) for _, name, fmt in quantities], place))
     return said
 
 
-def _other_choice(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+def _panel(at: AtWindow, file: str | None) -> HeadPanel:
+    return at.panel if file is None else at.panel_of(file)
+
+
+def _other_choice(
+    given: CardInput, quantities: Sequence[tuple[str, str, Format]], file: str | None = None
+) -> list[str]:
     """Seeds or models with different contexts: the same differences at the other choice of windows."""
     other = given.other
     if other is None:
@@ -242,24 +261,28 @@ def _other_choice(given: CardInput, quantities: Sequence[tuple[str, str, Format]
     place = f"At each {given.noun}'s own context" if given.at.common else "At the common window"
     if not quantities:
         return []
-    said = [ranking(largest_contrast(other.panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
+    panel = _panel(other, file)
+    said = [ranking(largest_contrast(panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
     return [" ".join(f"{place}, {text}" if i == 0 else sentence(text) for i, text in enumerate(said))]
 
 
-def context_takeaway(given: CardInput, quantities: Sequence[str]) -> str:
+def context_takeaway(given: CardInput, quantities: Sequence[str], file: str | None = None) -> str:
     """For a takeaway: whether the first step with a new context holds at the other choice of windows."""
     changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
     if not changes or not given.study.one_run:
         return ""
     before, after, _, _ = changes[0]
-    return survives(_both(given, before, after, quantities), f"from {label(before)} to {label(after)}", given.at.common)
+    found = _both(given, before, after, quantities, file)
+    return survives(found, f"from {label(before)} to {label(after)}", given.at.common)
 
 
-def _both(given: CardInput, before: Entry, after: Entry, quantities: Sequence[str]) -> list[Agreement]:
+def _both(
+    given: CardInput, before: Entry, after: Entry, quantities: Sequence[str], file: str | None = None
+) -> list[Agreement]:
     """The changes of one step in both choices of windows; empty where the common window lacks a checkpoint."""
     if given.common is None or not {before.name, after.name} <= set(given.common.names):
         return []
-    return compare_choices(given.own.panel, given.common.panel, before, after, quantities)
+    return compare_choices(_panel(given.own, file), _panel(given.common, file), before, after, quantities)
 
 
 def undefined_sentence(given: CardInput) -> str:

@@ -2,23 +2,25 @@
 
 `replicates.csv` has r_q, r_k and explained variance of component 0 without each document group in turn. Leaving out a
 group moves a number by far less than another sample of all documents would; scaled up to that size, on Fisher's scale
-for correlations, each replicate is a draw. Whatever is computed from the heads (a mean, a share of a category, a
-difference between entries) is computed from every draw too, and their spread is its error: for means that is exactly
-the jackknife's, and for shares, which jump, it is smoother.
+for correlations, each replicate is a draw. In another sample a head whose r_q is near 0 might have the other sign, and
+its r_k with it: draws are oriented by the published rule, and their signs judged sure or not, as in tables. Whatever is
+computed from the heads (a mean, a share of a category, a difference between entries) is computed from every draw too,
+and their spread is its error: for means that is the jackknife's, and for shares, which jump, it is smoother.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations, scaled_replicates
+from qkscope.lenses.pca import orientation
+from qkscope.stats.jackknife import ERRORS, FEWEST_GROUPS, scaled_correlations, scaled_replicates
 
 KEY = ["model", "layer", "head"]
-CORRELATIONS, SHARES = ("r_q", "r_k"), ("explained_variance",)
+Array = NDArray[np.float64]
 
 
 def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterator[pd.DataFrame]:
@@ -32,16 +34,32 @@ def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterato
     rows = heads[KEY].merge(replicates, on=KEY, how="left", validate="one_to_one")
     whole = rows["n_q"].to_numpy(float).sum()
     sizes = [whole - rows[f"n_q_without_{group}"].to_numpy(float).sum() for group in groups]  # tokens of each
-    drawn = {}
-    for name in (*CORRELATIONS, *SHARES):
-        without = replicated(rows, name, groups)
-        scaled = scaled_correlations if name in CORRELATIONS else scaled_replicates
-        drawn[name] = scaled(heads[name].to_numpy(float), without, sizes)
+    r_q, r_k, explained = (
+        (heads[name].to_numpy(float), replicated(rows, name, groups)) for name in ("r_q", "r_k", "explained_variance")
+    )
+    drawn_q, drawn_k = drawn_correlations(r_q, r_k, sizes)
+    shares = scaled_replicates(*explained, sizes)
     for number in range(len(groups)):
-        yield heads.assign(**{name: values[number] for name, values in drawn.items()})
+        drawn = heads.assign(r_q=drawn_q[number], r_k=drawn_k[number], explained_variance=shares[number])
+        yield drawn.assign(sign_sure=_sign_sure(drawn)) if "sign_sure" in heads.columns else drawn
 
 
-def replicated(rows: pd.DataFrame, name: str, groups: list[int]) -> NDArray[np.float64]:
+def _sign_sure(drawn: pd.DataFrame) -> pd.Series[float]:
+    """Whose sign would be sure in a draw, by the rule of tables; errors are those of the whole."""
+    sure = drawn["r_q"].abs() > ERRORS * drawn["r_q_se"]
+    return sure.astype(float).where(drawn["r_q_se"].notna())
+
+
+def drawn_correlations(
+    r_q: tuple[Array, Array], r_k: tuple[Array, Array], sizes: Sequence[float]
+) -> tuple[Array, Array]:
+    """r_q and r_k (groups, …) as other documents would have given them, each from the whole and its replicates."""
+    drawn_q, drawn_k = (scaled_correlations(whole, without, sizes) for whole, without in (r_q, r_k))
+    sign = orientation(drawn_q, drawn_k)
+    return sign * drawn_q, sign * drawn_k
+
+
+def replicated(rows: pd.DataFrame, name: str, groups: list[int]) -> Array:
     """A column without each of the groups in turn: (groups, rows)."""
     return np.stack([rows[f"{name}_without_{group}"].to_numpy(float) for group in groups])
 

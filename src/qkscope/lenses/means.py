@@ -8,6 +8,8 @@ heads, a third of the depth, one kind of layer), and of a difference between two
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -37,14 +39,21 @@ def mean_rows(
 ) -> list[MeanRow]:
     """One row per column of a layer's part of a table: the mean over heads that have a value."""
     rows = []
-    for column in table.columns:
-        values = np.asarray(found[column.name], dtype=np.float64)
+    every, left = with_averaged(table, found), with_averaged(table, replicates)
+    for name in every:
+        values = np.asarray(every[name], dtype=np.float64)
         without = np.full(sums.groups, np.nan)
-        for group, of_heads in zip(sums.replication.groups, replicates.get(column.name, ()), strict=False):
+        for group, of_heads in zip(sums.replication.groups, left.get(name, ()), strict=False):
             without[group] = _mean(np.asarray(of_heads, dtype=np.float64))
         heads = int(np.isfinite(values).sum())
-        rows.append(_row(PurePath(table.file).stem, column.name, heads, _mean(values), without))
+        rows.append(_row(PurePath(table.file).stem, name, heads, _mean(values), without))
     return rows
+
+
+def with_averaged(table: HeadTable, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A table's columns, and what follows from them for means; nothing of nothing."""
+    columns = {name: found[name] for name in table.names if name in found}
+    return {**columns, **(table.averaged(columns) if table.averaged is not None and columns else {})}
 
 
 def tokens_row(sums: LayerSums) -> MeanRow:
@@ -86,29 +95,51 @@ class LensPanel(HeadPanel):
         sampled: bool = True,
     ) -> None:
         super().__init__(heads, same_heads, same_documents=same_documents, sampled=sampled)
-        self._layers = None if means is None else means[means["table"].isin((PurePath(file).stem, ""))]
+        # The row of tokens belongs to no table, which a file cannot tell from an empty cell.
+        self._rows = None if means is None else means[means["table"].fillna("").isin((PurePath(file).stem, ""))]
 
     @property
     def knows_documents(self) -> bool:
         """Whether errors over documents can be had."""
-        return self._layers is not None
+        return self._rows is not None
+
+    @cached_property
+    def _layers(self) -> dict[tuple[str, str], _LayerMeans]:
+        """The layers' means of each checkpoint and column."""
+        if self._rows is None:
+            return {}
+        groups = [name for name in self._rows.columns if name.startswith(WITHOUT)]
+        return {
+            (str(model), str(column)): _LayerMeans(
+                rows["layer"].to_numpy(),
+                *(rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)),
+            )
+            for (model, column), rows in self._rows.groupby(["model", "column"])
+        }
 
     def _draw(self, quantity: str, model: str, part: Part) -> NDArray[np.float64]:
         """The mean as other documents would have given it, one for each document group."""
-        nothing = np.zeros(0)
-        if self._layers is None:
-            return nothing
-        layers = self.layers_of(model, part)
-        here = self._layers[(self._layers["model"] == model) & self._layers["layer"].isin(layers)]
-        groups = [name for name in here.columns if name.startswith(WITHOUT)]
-        of_column, tokens = here[here["column"] == quantity], here[here["column"] == TOKENS]
-        groups = [name for name in groups if of_column[name].notna().any()]
-        if len(groups) < FEWEST_GROUPS or of_column.empty:
-            return nothing
-        weights = of_column["heads"].to_numpy(dtype=np.float64)[:, None]
-        without = np.nansum(weights * of_column[groups].to_numpy(dtype=np.float64), axis=0) / weights.sum()
-        sizes = tokens["mean"].iloc[0] - tokens[groups].iloc[0].to_numpy(dtype=np.float64)
-        return scaled_replicates(self.mean(quantity, model, part), without, sizes)
+        of_column, tokens = self._layers.get((model, quantity)), self._layers.get((model, TOKENS))
+        if of_column is None or tokens is None:
+            return np.zeros(0)
+        here = np.isin(of_column.layer, self.layers_of(model, part))
+        weights = np.where(np.isfinite(of_column.without[here]), of_column.heads[here, None], 0.0)
+        known = weights.sum(axis=0) > 0
+        if known.sum() < FEWEST_GROUPS:
+            return np.zeros(0)
+        sums = (weights * np.nan_to_num(of_column.without[here])).sum(axis=0)
+        sizes = tokens.mean[0] - tokens.without[0, known]
+        return scaled_replicates(self.mean(quantity, model, part), sums[known] / weights.sum(axis=0)[known], sizes)
+
+
+@dataclass(frozen=True)
+class _LayerMeans:
+    """One column of a checkpoint, a row per layer: heads that have a value, their mean, and it without each group."""
+
+    layer: NDArray[Any]
+    heads: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    without: NDArray[np.float64]
 
 
 def _mean(values: NDArray[np.float64]) -> float:

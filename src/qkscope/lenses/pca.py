@@ -127,7 +127,7 @@ def _along(
     """What queries and keys do along given directions; oriented by the published rule unless they are already."""
     r_q, alpha, mu_q = _against_position(q, vectors)
     r_k, beta, mu_k = _against_position(k, vectors)
-    sign = np.ones_like(r_q) if oriented else _orientation(r_q, r_k)
+    sign = np.ones_like(r_q) if oriented else orientation(r_q, r_k)
     return HeadComponents(
         explained_variance=explained,
         gap=gap,
@@ -189,7 +189,7 @@ def _against_position(of: Statistics, vectors: Array) -> tuple[Array, Array, Arr
     return np.clip(r, -1.0, 1.0), slope, mean - slope * of.mean_t[:, None]
 
 
-def _orientation(r_q: Array, r_k: Array) -> Array:
+def orientation(r_q: Array, r_k: Array) -> Array:
     """+1 or -1 per component: r_q is made positive, or r_k where r_q is too weak (or undefined) to say."""
     decides = np.where(np.abs(r_q) >= WEAK_R_Q, r_q, r_k)  # NaN compares false, so r_k decides
     decides = np.where(np.isnan(decides), r_q, decides)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import cpu_count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ class RowSettings:
     layers: LayerChoice = "all"
     skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
     detail: bool = True  # whether tables with many rows per head are made
+    vectors: Path | None = None  # where a sample of the checkpoint's vectors is kept, if one is
 
 
 def checkpoint_rows(
@@ -60,7 +62,9 @@ def checkpoint_rows(
     def of_layer(layer: int) -> dict[tuple[str, int], Columns]:
         parts: dict[tuple[str, int], Columns] = {}
         for window in every:
-            sums = layer_sums(moments, layer, chosen[layer], window, settings.components, settings.skip)
+            sums = layer_sums(
+                moments, layer, chosen[layer], window, settings.components, settings.skip, settings.vectors
+            )
             means = [tokens_row(sums)]
             for table in tables:
                 if window in wanted[table.file]:
@@ -91,10 +95,15 @@ def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> li
     """The windows at which a table has rows of a checkpoint."""
     own = settings.own or layout.context
     common = own if settings.common is None else settings.common
-    if table.windows == "doublings":
-        return [*(window for window in layout.windows() if window < own), own]
-    windows = {"own": [own], "common": [common], "own and common": [own, common]}[table.windows]
-    return list(dict.fromkeys(windows))
+    doublings = [*(window for window in layout.windows() if window < own), own]
+    windows = {
+        "own": [own],
+        "common": [common],
+        "own and common": [own, common],
+        "doublings": doublings,
+        "every": [*doublings, common],
+    }
+    return list(dict.fromkeys(windows[table.windows]))
 
 
 def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
@@ -107,8 +116,9 @@ def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
 
 
 def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The same without each document group in turn: (groups, heads[, components]); empty where there can be none."""
-    parts = [own_columns(table, replicate) for replicate in sums.replicates]
+    """The same without each document group in turn: (groups, heads[, components]); empty where nobody needs them."""
+    wanted = table.judge is not None or table.replicated or any(column.error for column in table.columns)
+    parts = [own_columns(table, replicate) for replicate in sums.replicates] if wanted else []
     return {name: np.stack([part[name] for part in parts]) for name in table.names} if parts else {}
 
 
@@ -158,6 +168,7 @@ def _of_layer(table: HeadTable, sums: LayerSums, n_layers: int) -> dict[str, Any
     facts, replication = sums.facts, sums.replication
     fixed = f", {table.holds_fixed} fixed" if table.holds_fixed and replication.method == "jackknife" else ""
     return {
+        **dict(table.stated),
         "layer": facts.layer,
         "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
         "rotary": facts.rotary,
@@ -198,7 +209,8 @@ def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: in
 def file_columns(table: HeadTable) -> tuple[str, ...]:
     """The columns of a table's file, in order."""
     who = IDENTITY_COLUMNS[:-1] if table.per == "head" else ("model", "layer", "depth")
-    return (*who, *([table.across] if table.across else []), *table.written, *LAYER_COLUMNS)
+    place, stated = [table.across] if table.across else [], [name for name, _ in table.stated]
+    return (*who, *place, *table.written, *stated, *LAYER_COLUMNS)
 
 
 def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -60,10 +61,6 @@ class WindowSource:
         """Of all the layer's heads."""
         return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
 
-    def buckets_without(self, kind: Kind, group: int, index: NDArray[np.intp], whole: Statistics) -> Statistics:
-        """Of the heads `index`, which `whole` is about."""
-        return self.moments.buckets_without(self.layer, kind, group, whole, self.window, self.skip, index)
-
     def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
         """Of all the layer's heads; `cov` where it is known already."""
         return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, cov=cov)
@@ -87,6 +84,8 @@ class LayerSums:
     source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
     left_out: int | None = None  # of a replicate: the document group that it lacks
+    skip: int = 0  # leading positions that are left out
+    vectors: Path | None = None  # where a sample of the checkpoint's own vectors is kept, if one is
 
     @property
     def kv_heads(self) -> list[int]:
@@ -113,6 +112,10 @@ class LayerSums:
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
 
+    def shared(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of the whole: once, for it and for all of its replicates."""
+        return (self.whole or self).once(make)
+
     @cached_property
     def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
@@ -120,7 +123,7 @@ class LayerSums:
         return found.astype(np.intp), which.astype(np.intp)
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
-        """Tokens and mean vector of each position bucket in the window, one entry per query head."""
+        """Each position bucket in the window by itself, one entry per query head."""
         index = np.array(self.heads if kind == "q" else self.kv_heads)
         return self._source.bucket_means(kind, self.left_out).take(index)
 
@@ -138,7 +141,8 @@ class LayerSums:
         if self.whole is None or self.left_out is None:
             return self._source.buckets(kind).take(index)
         whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
-        return self._source.buckets_without(kind, self.left_out, index, whole)
+        own = self._source.bucket_means(kind, self.left_out).take(index)
+        return Statistics(own.n, own.mean, own.mean_t, whole.cov_xx, own.cov_xt, own.var_t, whole.spread)
 
     @cached_property
     def q_before(self) -> BeforeRotation | None:
@@ -168,7 +172,7 @@ class LayerSums:
         return self.source
 
     def once(self, make: Callable[[LayerSums], Made]) -> Made:
-        """What `make` makes of these sums, made once: a lens's tables share it, and replicates share the whole's."""
+        """What `make` makes of these sums, made once: for what several tables need."""
         if make not in self._made:
             self._made[make] = make(self)
         found: Made = self._made[make]
@@ -191,8 +195,12 @@ def layer_sums(
     window: int | None = None,
     components: int = 1,
     skip: int = 0,
+    vectors: Path | None = None,
 ) -> LayerSums:
-    """One layer of `moments` over its first `window` positions (all by default), without the first `skip`."""
+    """One layer of `moments` over its first `window` positions (all by default), without the first `skip`.
+
+    `vectors` is where a sample of the same checkpoint's vectors is kept.
+    """
     facts, scale = moments.layers[layer], moments.layout.scale
     cells = moments.cells(window, skip)
     chosen: dict[Kind, NDArray[np.intp]] = {
@@ -222,6 +230,8 @@ def layer_sums(
         replication=replication,
         leave_out=None if replication.method == "none" else partial(leave_out),
         source=WindowSource(moments, layer, window, skip),
+        skip=skip,
+        vectors=vectors,
     )
 
 

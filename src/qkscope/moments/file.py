@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from qkscope.moments.second import Kind
 if TYPE_CHECKING:
     from qkscope.moments.moments import Moments
 
+THREADS = 8  # that turn sums into what is written
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions
 
@@ -90,12 +92,15 @@ def _about(moments: Moments) -> dict[str, Any]:
 
 def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
     yield "documents", moments.documents
-    for layer in moments.layers:
-        for kind, held in moments.layer_moments(layer).items():
-            if not held.is_crossed:
-                raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture anew")
-            for name, array in written(held).items():
-                yield f"{layer}.{kind}.{name}", array
+    parts = [
+        (f"{layer}.{kind}", held) for layer in moments.layers for kind, held in moments.layer_moments(layer).items()
+    ]
+    if not all(held.is_crossed for _, held in parts):
+        raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture anew")
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+        for (where, _), arrays in zip(parts, threads.map(lambda part: written(part[1]), parts), strict=True):
+            for name, array in arrays.items():
+                yield f"{where}.{name}", array
 
 
 def _assemble(header: Header, arrays: Arrays) -> Moments:

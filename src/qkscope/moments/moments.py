@@ -23,7 +23,6 @@ from qkscope.moments.replicates import (
     before_rotation,
     bucket_means,
     bucket_statistics,
-    buckets_without,
     has_squares,
     without_group,
 )
@@ -228,26 +227,12 @@ class Moments:
     def bucket_means(
         self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
     ) -> BucketMeans:
-        """The mean vector of each position bucket in a window, of all document groups or of all but one."""
-        return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
+        """Each position bucket in a window by itself, of all document groups or of all but one."""
+        return bucket_means(self._layer(layer)[kind], self.layout, self.cells(window, skip), without)
 
     def bucket_statistics(self, layer: int, kind: Kind, window: int | None = None, skip: int = 0) -> Statistics:
         """Statistics of each position bucket in a window: (heads, buckets, …)."""
         return bucket_statistics(self._layer(layer)[kind], self.layout.scale, self.cells(window, skip))
-
-    def buckets_without(
-        self,
-        layer: int,
-        kind: Kind,
-        group: int,
-        whole: Statistics,
-        window: int | None = None,
-        skip: int = 0,
-        heads: NDArray[np.intp] | None = None,
-    ) -> Statistics:
-        """The same without one document group, of some heads; covariances of vectors stay those of the `whole`."""
-        held, cells = self._layer(layer)[kind], self.cells(window, skip)
-        return buckets_without(held, self.layout.scale, cells, group, whole, heads)
 
     def before_rotation(
         self,

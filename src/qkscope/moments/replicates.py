@@ -1,8 +1,8 @@
 """Sums without one document group: what a delete-a-group jackknife is made of.
 
 Groups have squares of their own over two spans of positions, up to the common window and beyond it, so replicates are
-exact at the common window and at the whole context. Position 0 lies in neither: of its squares every group has its
-share by count (of its vectors, its own).
+exact at the common window and at the whole context. Position 0 lies in neither: there every group has the mean vector
+that is its own, and about it the scatter of all groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qkscope.errors import InputError
 from qkscope.moments.held import KindMoments, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, Statistics
+from qkscope.moments.second import Array, SecondMoments, Statistics, triangle
 
 
 def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
@@ -31,54 +31,56 @@ def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *
 
 @dataclass(frozen=True)
 class BucketMeans:
-    """Tokens and mean vector of each position bucket; NaN where a bucket has no tokens, or nothing is known of it."""
+    """Each position bucket by itself: tokens, means, and what goes with position inside it, t in tokens.
 
+    NaN where a bucket has no tokens, or nothing is known of it.
+    """
+
+    edges: tuple[int, ...]  # where buckets begin, and where the last one ends
     n: Array  # (heads, buckets)
     mean: Array  # (heads, buckets, d)
+    mean_t: Array  # (heads, buckets)
+    var_t: Array  # (heads, buckets)
+    cov_xt: Array  # (heads, buckets, d)
 
     def take(self, index: NDArray[np.intp]) -> BucketMeans:
         """The same for the chosen heads."""
-        return BucketMeans(self.n[index], self.mean[index])
+        return BucketMeans(
+            self.edges,
+            self.n[index],
+            self.mean[index],
+            self.mean_t[index],
+            self.var_t[index],
+            self.cov_xt[index],
+        )
 
 
-def bucket_means(held: KindMoments, cells: slice, without: int | None = None) -> BucketMeans:
+def bucket_means(held: KindMoments, layout: Layout, cells: slice, without: int | None = None) -> BucketMeans:
     """The means of some buckets, of all documents or without one group; NaN where groups are not told apart there."""
-    n, x = held.buckets.n[:, cells], held.buckets.x[:, cells]
-    if without is not None:
-        if not held.is_crossed:
-            return BucketMeans(np.full(n.shape, np.nan), np.full(x.shape, np.nan))
-        n = n - held.crossed.n[:, cells, without]
-        x = x - held.crossed.x[:, cells, without].astype(np.float64)
+    n, u, uu, x, xu = (_bucket_sums(held, cells, without, name) for name in ("n", "u", "uu", "x", "xu"))
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
-    return BucketMeans(n, held.buckets.pivot[:, None, :] + mean)
+        inverse = np.where(n > 0, 1.0 / n, np.nan)
+        mean, place = x * inverse[..., None], u * inverse
+        covariance = xu * inverse[..., None] - mean * place[..., None]
+        variance = np.maximum(uu * inverse - place * place, 0.0)
+    edges, scale = layout.edges[cells.start : cells.stop + 1], layout.scale
+    from_zero = held.buckets.pivot[:, None, :] + mean
+    return BucketMeans(edges, n, from_zero, place * scale, variance * scale**2, covariance * scale)
+
+
+def _bucket_sums(held: KindMoments, cells: slice, without: int | None, name: str) -> Array:
+    """One of the sums of some buckets, of all documents or without one group."""
+    whole: Array = getattr(held.buckets, name)[:, cells]
+    if without is None:
+        return whole
+    if not held.is_crossed:
+        return np.full(whole.shape, np.nan)
+    return np.asarray(whole - getattr(held.crossed, name)[:, cells, without].astype(np.float64))
 
 
 def bucket_statistics(held: KindMoments, scale: float, cells: slice) -> Statistics:
     """Statistics of each bucket for itself: (heads, buckets, …)."""
     return held.buckets.chosen(cells).statistics(scale)
-
-
-def buckets_without(
-    held: KindMoments,
-    scale: float,
-    cells: slice,
-    group: int,
-    whole: Statistics,
-    heads: NDArray[np.intp] | None = None,
-) -> Statistics:
-    """The same without one document group and for some heads, NaN where groups are not told apart.
-
-    Groups have no squares in single buckets, so covariances of vectors are those of the `whole`.
-    """
-    index = slice(None) if heads is None else heads
-    buckets, crossed = held.buckets, held.crossed
-    left = {name: getattr(buckets, name)[index][:, cells] for name in ("n", "u", "uu", "x", "xu")}
-    if held.is_crossed:
-        left = {name: sums - getattr(crossed, name)[index][:, cells, group] for name, sums in left.items()}
-    else:
-        left["n"] = np.zeros_like(left["n"])
-    return SecondMoments(buckets.pivot[index], **left, xx=buckets.xx[:0]).statistics(scale, whole)
 
 
 @dataclass(frozen=True)
@@ -155,5 +157,18 @@ def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Arr
         if span.stop <= cells.stop:
             squares += held.groups[:, group, number]
     if held.spans[0].start and cells.start == 0:
-        squares += _share(held.crossed.n[:, 0, group], held.buckets.n[:, 0]) * held.buckets.xx[:, 0]
+        squares += _squares_of_first(held, group)
     return squares
+
+
+def _squares_of_first(held: KindMoments, group: int) -> Array:
+    """One group's Σxxᵀ at position 0: of its mean, and its share by count of the scatter about the groups' means.
+
+    With a share of the squares themselves, a group would have others' mean in its squares and its own in its sums.
+    """
+    n, x = held.crossed.n[:, 0], held.crossed.x[:, 0].astype(np.float64)
+    rows, columns = triangle(x.shape[-1])
+    mean = np.divide(x, n[..., None], out=np.zeros_like(x), where=n[..., None] > 0)
+    scatter = held.buckets.xx[:, 0] - (x.swapaxes(1, 2) @ mean)[:, rows, columns]
+    own = x[:, group][:, rows] * mean[:, group][:, columns]
+    return np.asarray(own + _share(n[:, group], held.buckets.n[:, 0]) * scatter)

@@ -85,18 +85,15 @@ class SecondMoments:
         parts = (getattr(self, name)[:, cells] for name in ("n", "u", "uu", "x", "xu", "xx"))
         return SecondMoments(self.pivot, *parts)
 
-    def statistics(self, scale: float, squares: Statistics | None = None) -> Statistics:
-        """Means and covariances, with positions back in tokens; covariances of vectors as in `squares`, if given."""
+    def statistics(self, scale: float) -> Statistics:
+        """Means and covariances, with positions back in tokens."""
         with np.errstate(invalid="ignore", divide="ignore"):
             inverse = np.where(self.n > 0, 1.0 / self.n, np.nan)
             x = self.x * inverse[..., None]
             u = self.u * inverse
-            if squares is None:
-                cov_xx = np.take(self.xx * inverse[..., None], square(self.width), axis=-1)
-                spread = np.trace(cov_xx, axis1=-2, axis2=-1)
-                cov_xx -= x[..., :, None] * x[..., None, :]
-            else:
-                cov_xx, spread = squares.cov_xx, squares.spread
+            cov_xx = np.take(self.xx * inverse[..., None], square(self.width), axis=-1)
+            spread = np.trace(cov_xx, axis1=-2, axis2=-1)
+            cov_xx -= x[..., :, None] * x[..., None, :]
             cov_xu = self.xu * inverse[..., None] - x * u[..., None]
             var_u = self.uu * inverse - u * u
         pivot = np.expand_dims(self.pivot, tuple(range(1, self.n.ndim)))

@@ -40,6 +40,25 @@ def add_lenses(
     return [lens for lens in described if lens["columns"]]
 
 
+def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: StudyTables) -> None:
+    """Errors over documents of means over all heads, of columns that are shown as curves or bars, by checkpoint.
+
+    They are `lens.<table>.<choice>.<column>.mean_se`. A selection of heads has none: its replicates are not kept.
+    """
+    for choice, at in zip(CHOICES, tables.choices(), strict=False):
+        for lens in lenses:
+            drawn = {name for view in lens.views if view.kind in ("curve", "bars") for name in view.columns}
+            for table in _head_tables(lens):
+                if not at.has(table.file) or not table.has_row_per_head:
+                    continue
+                for name in (name for name in table.names if name in drawn):
+                    known = [at.panel_of(table.file).error(name, m) if m in at.names else math.nan for m in grid.names]
+                    if np.isfinite(known).any():
+                        pack.add(
+                            f"lens.{PurePath(table.file).stem}.{choice}.{name}.mean{ERROR}", np.array(known), "float64"
+                        )
+
+
 def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
     """The lenses' head tables that the results have, by file and choice."""
     files = {file for at in tables.choices() for file in at.head_tables}

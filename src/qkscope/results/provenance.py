@@ -172,6 +172,7 @@ class StudyRecord(Record):
     kind: Recorded[Kind] = None
     heads: Recorded[str | dict[str, Any]] = None
     figure_checkpoints: Recorded[list[Any]] = None
+    groups: Recorded[int] = None
 
 
 class AnalysisRecord(Record):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.source import ModelSource, weights_fingerprint
+from qkscope.capture.fingerprint import tokenizer_files_fingerprint, weights_fingerprint
+from qkscope.capture.source import ModelSource
 from qkscope.documents.stored import load_corpus, store_corpus, tokens_key
 from qkscope.documents.tokens import Corpus, survey
 from qkscope.errors import InputError, located
@@ -49,6 +50,7 @@ class CheckpointPlan:
     config: Any
     tokenizer: Any
     tokenizer_source: ModelSource
+    tokenizer_fingerprint: str  # equal for tokenizers that encode alike
     corpus: Corpus
     documents: list[int]  # indices into the corpus
     layout: Layout
@@ -136,7 +138,7 @@ class CheckpointPlan:
             "context": self.context,
             "buckets": self.study.buckets,
             "documents": f"sha256:{hashlib.sha256(' '.join(seen).encode()).hexdigest()}",
-            "tokenizer": tokenizer_digest(self.tokenizer),
+            "tokenizer": self.tokenizer_fingerprint,
             "special_tokens": self.corpus.settings.special_tokens,
             "trust_remote_code": self.trust_remote_code,
         }
@@ -275,6 +277,7 @@ def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
         config=model.config,
         tokenizer=tokenizer,
         tokenizer_source=tokenizer_source,
+        tokenizer_fingerprint=corpora.digest(model.tokenizer_source),
         corpus=corpus,
         documents=corpus.usable(corpora.longest(model.tokenizer_source) if study.same_documents else context),
         layout=_layout(study, context),
@@ -312,20 +315,28 @@ class _Corpora:
         self._by_source: dict[ModelSource, tuple[str, ModelSource]] = {}  # digest of the tokenizer, its exact source
         # By digest: ten checkpoints in ten folders usually carry the same tokenizer ten times.
         self._tokenizers: dict[str, Any] = {}
+        self._by_files: dict[str, str] = {}  # digest of a tokenizer, by that of its files: equal ones are loaded once
         self._contexts: dict[str, set[int]] = {}
         self._corpora: dict[str, Corpus] = {}
         self._count = 0
 
     def need(self, source: ModelSource, context: int) -> None:
         """A checkpoint with the tokenizer of `source` will be shown so many tokens of each document."""
+        if source not in self._by_source:
+            files = tokenizer_files_fingerprint(source)
+            known = None if files is None else self._by_files.get(files)
+            self._by_source[source] = (known, source) if known else self._load(source)
+            if files is not None:
+                self._by_files[files] = self.digest(source)
+        self._contexts.setdefault(self._by_source[source][0], set()).add(context)
+
+    def _load(self, source: ModelSource) -> tuple[str, ModelSource]:
         from qkscope.capture.load import load_tokenizer
 
-        if source not in self._by_source:
-            tokenizer, exact = load_tokenizer(source)
-            same = tokenizer_digest(tokenizer)
-            self._tokenizers.setdefault(same, tokenizer)
-            self._by_source[source] = (same, exact)
-        self._contexts.setdefault(self._by_source[source][0], set()).add(context)
+        tokenizer, exact = load_tokenizer(source)
+        same = tokenizer_digest(tokenizer)
+        self._tokenizers.setdefault(same, tokenizer)
+        return same, exact
 
     def longest(self, source: ModelSource) -> int:
         """The longest context of all checkpoints with this tokenizer."""

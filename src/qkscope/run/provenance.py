@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from qkscope.capture.config import MISSING, find_value
+from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.probe import Probe
-from qkscope.capture.source import weights_fingerprint
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.plan import CheckpointPlan, tokenizer_digest
+from qkscope.run.plan import CheckpointPlan
 
 
 def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> CheckpointRecord:
@@ -30,7 +30,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "config_overrides": checkpoint.config or {},
         "tokenizer": checkpoint.tokenizer or checkpoint.model,
         "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,
-        "tokenizer_fingerprint": tokenizer_digest(plan.tokenizer),
+        "tokenizer_fingerprint": plan.tokenizer_fingerprint,
         "model_type": getattr(plan.config, "model_type", None),
         "n_layers": probe.n_layers,
         "layers_without_attention": list(probe.gaps),

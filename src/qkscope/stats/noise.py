@@ -21,7 +21,7 @@ import pandas as pd
 
 from qkscope.stats.series import Direction, Shape, shape_of
 
-STANDARD_ERRORS = 2.0  # about one chance in twenty for a single comparison
+STANDARD_ERRORS = 2.0  # by chance, one comparison in twelve is beyond with 8 document groups, one in twenty with many
 FEWEST_HEADS = 3  # with fewer, a standard error says nothing
 SMALLEST = 0.001  # a smaller change is not spoken of: words print at most three decimals, so no reader could see it
 
@@ -105,7 +105,7 @@ class HeadPanel:
 
     def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The standard error over documents of a mean over heads; NaN where it cannot be known."""
-        return _spread(self._drawn(quantity, model, part), self.mean(quantity, model, part))
+        return _spread(self._drawn(quantity, model, part))
 
     def head_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The standard error over heads of the same mean, clustered by key head."""
@@ -192,12 +192,7 @@ class HeadPanel:
         """The same change with its error over documents, if both sides have draws."""
         if not len(before) or len(before) != len(after):
             return change
-        whole = change.after - change.before
-        error = (
-            _spread(after - before, whole)
-            if paired
-            else float(np.hypot(_spread(before, change.before), _spread(after, change.after)))
-        )
+        error = _spread(after - before) if paired else float(np.hypot(_spread(before), _spread(after)))
         if not self._sampled:
             return replace(change, error=error, source="documents")
         return replace(change, error=float(np.hypot(error, change.error)), source="documents and heads")
@@ -229,11 +224,15 @@ def _mean(values: npt.NDArray[np.float64]) -> float:
     return float(finite.mean()) if len(finite) else float("nan")
 
 
-def _spread(draws: npt.NDArray[np.float64], whole: float) -> float:
-    """How far draws lie from the whole, root mean square: each is as far as another sample of documents would be."""
+def _spread(draws: npt.NDArray[np.float64]) -> float:
+    """How far draws lie from their mean, root mean square: each is as far as another sample of documents would be.
+
+    From their mean, not from the whole: heads of a share that lie at a threshold cross it one way more often than the
+    other, and that is no spread. Not n - 1: replicates were scaled up as they are for a jackknife.
+    """
     if not len(draws) or not np.isfinite(draws).all():
         return float("nan")
-    return float(np.sqrt(np.mean((draws - whole) ** 2)))
+    return float(draws.std())
 
 
 def _standard_error(values: npt.NDArray[np.float64], clusters: Clusters = None) -> float:

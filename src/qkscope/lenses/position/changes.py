@@ -2,7 +2,8 @@
 
 Differences are taken head by head and without each group of documents in turn, so what documents do to both checkpoints
 cancels. Among hundreds of heads some look changed by chance: those that are called changed are chosen so that at most
-one in twenty of them is expected to be (Benjamini and Hochberg).
+one in twenty of them is expected to be (Benjamini and Hochberg). Where the sign of a head is not known, a flip is no
+change: the earlier numbers are turned round (`turned`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.draws import KEY, replicate_groups, replicated
+from qkscope.lenses.signs import is_turned, sign_unsure
 from qkscope.stats.jackknife import false_discoveries, jackknife_error, p_values
 
 RATE = 0.05  # the share of false ones that is put up with among the heads that are called changed
 MEASURED = ("r_q", "r_k")
 COLUMNS = [
-    "from_model", "to_model", "layer", "head",
+    "from_model", "to_model", "layer", "head", "turned",
     *(f"{name}{part}" for name in MEASURED for part in ("_change", "_change_se", "_changed")),
 ]  # fmt: skip
 
@@ -37,7 +39,8 @@ def head_changes(heads: pd.DataFrame, replicates: pd.DataFrame, models: Sequence
     groups = replicate_groups(replicates)
     if not groups:
         return None
-    rows = heads[[*KEY, *MEASURED]].merge(replicates.drop(columns=list(MEASURED)), on=KEY, validate="one_to_one")
+    own = heads[[*KEY, *MEASURED]].assign(unsure=sign_unsure(heads))
+    rows = own.merge(replicates.drop(columns=list(MEASURED)), on=KEY, validate="one_to_one")
     steps = [_step(rows, before, after, groups) for before, after in itertools.pairwise(models)]
     return pd.concat(steps, ignore_index=True)[COLUMNS]
 
@@ -46,11 +49,13 @@ def _step(rows: pd.DataFrame, before: str, after: str, groups: list[int]) -> pd.
     one, two = (rows[rows["model"] == model].set_index(["layer", "head"]) for model in (before, after))
     shared = one.index.intersection(two.index)
     one, two = one.loc[shared], two.loc[shared]
-    table = shared.to_frame(index=False).assign(from_model=before, to_model=after)
+    turned = is_turned(one["r_k"], two["r_k"], one["unsure"] | two["unsure"])
+    way = np.where(turned, -1.0, 1.0)
+    table = shared.to_frame(index=False).assign(from_model=before, to_model=after, turned=turned.astype(float))
     sizes = [float((one["n_q"] - one[f"n_q_without_{group}"]).sum()) for group in groups]
     for name in MEASURED:
-        difference = two[name].to_numpy(float) - one[name].to_numpy(float)
-        without = replicated(two, name, groups) - replicated(one, name, groups)
+        difference = two[name].to_numpy(float) - way * one[name].to_numpy(float)
+        without = replicated(two, name, groups) - way * replicated(one, name, groups)
         error = jackknife_error(difference, without, sizes)
         p = p_values(difference, error, len(groups))
         changed = np.where(np.isfinite(p), false_discoveries(p, RATE), np.nan)

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import Column, HeadTable, Judged
 from qkscope.lenses.categories import classify
+from qkscope.lenses.draws import drawn_correlations
 from qkscope.lenses.heads import HeadSample, LayerChoice
 from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
-from qkscope.stats.jackknife import ERRORS, scaled_correlations
+from qkscope.stats.jackknife import ERRORS
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
@@ -55,7 +56,8 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     share = np.full(found["r_q"].shape, np.nan)
     if of.replicates:
         sizes = of.sums.replication.sizes
-        drawn = [scaled_correlations(found[name], of.replicates[name], sizes) for name in ("r_q", "r_k")]
+        r_q, r_k = ((found[name], of.replicates[name]) for name in ("r_q", "r_k"))
+        drawn = drawn_correlations(r_q, r_k, sizes)
         share = (classify(*drawn) == classify(found["r_q"], found["r_k"])).mean(axis=0)
     return {
         "unstable": np.where(np.isfinite(found["gap_se"]), close | above, np.nan),
@@ -118,6 +120,7 @@ REPLICATES = HeadTable(
     REPLICATES_CSV,
     tuple(replace(column, error=None) for column in COLUMNS if column.name in _KEPT),
     _kept,
+    "every",
     replicated=_KEPT,
 )
 DOUBLINGS = replace(OWN, file=QK_WINDOWS_CSV, windows="doublings", rows=leading_component)

@@ -6,7 +6,7 @@ import { copyText } from "./cards.js";
 import { correlation, shorten, whole } from "./format.js";
 import { LABEL, drawErrors, scale, valueAxis } from "./axis.js";
 import { SvgPen } from "./pen.js";
-import { estimates, sureness } from "./sure.js";
+import { cameFrom, estimates, sureness } from "./sure.js";
 import { toHash } from "./state.js";
 
 // Pairs of a term and its text, with what the term means where that is not plain.
@@ -157,8 +157,8 @@ function movers(app) {
   const far = (h) => {
     const b = data.at(other, component, h);
     if (one === null) return source.r_q[b];
-    const a = data.at(one, component, h);
-    return Math.hypot(source.r_q[b] - source.r_q[a], source.r_k[b] - source.r_k[a]);
+    const [q, k] = cameFrom(data, store.state, one, other, h);
+    return Math.hypot(source.r_q[b] - q, source.r_k[b] - k);
   };
   const ranked = data.layers.map((_, h) => [h, far(h)]).filter(([h, d]) => mask[h] && Number.isFinite(d)).sort((a, b) => b[1] - a[1]).slice(0, 8);
   const lead = one === null ? "The strongest queries here: " : ["Moved most since ", named(data.checkpoints[one].label), ": "];

@@ -12,7 +12,7 @@ export function estimates(data, state, checkpoint, head) {
 }
 
 // What a filter can leave out: the flag, and what it is called.
-export const UNSURE = [["unstable", "unstable component"], ["undecided", "undecided category"]];
+export const UNSURE = [["unstable", "unstable component"], ["undecided", "undecided category"], ["sign_unknown", "unknown sign of r_k"]];
 
 // What another sample of documents might change about a head; empty where nothing, or where errors are not known.
 export function unsure(data, state, checkpoint, head) {
@@ -22,6 +22,14 @@ export function unsure(data, state, checkpoint, head) {
   if (flag("unstable") === 1) said.push("unstable: the component cannot be told from the next");
   if (flag("sign_sure") === 0) said.push("the sign of r_k is not sure");
   return said;
+}
+
+// Where a head came from, as [r_q, r_k]: turned round where its sign is not known at either end and only the sign differs.
+export function cameFrom(data, state, from, to, head) {
+  const { r_q: q, r_k: k } = data.choices[state.choice];
+  const [a, b] = [data.at(from, state.component, head), data.at(to, state.component, head)];
+  const turnable = [from, to].some((c) => data.flag("sign_unknown", state, c, head) === 1);
+  return turnable && k[a] * k[b] < 0 ? [-q[a], -k[a]] : [q[a], k[a]];
 }
 
 // The same for a head that is read by itself: also how many samples agree.

@@ -1,0 +1,41 @@
+"""What r would be if position meant nothing: the same vectors with shifted positions."""
+
+from qkscope.lenses.base import Figure, Lens, Summary, View, later
+from qkscope.lenses.null.card import null_card
+from qkscope.lenses.null.summary import NAME, null_means
+from qkscope.lenses.null.table import FILE, TABLE, with_absolute
+
+LENS = Lens(
+    name="null",
+    title="Shifted positions",
+    question="Is r larger than it would be if position meant nothing?",
+    tables=(TABLE,),
+    derive=with_absolute,
+    summaries=(Summary(NAME, null_means),),
+    figures=(
+        Figure(
+            "null",
+            later("qkscope.lenses.null.figure:draw_null"),
+            null_card,
+            needs=(FILE, NAME),
+            at_common_window=True,
+            number=11,
+        ),
+    ),
+    views=(
+        View(
+            "curve",
+            "r with shifted positions, by checkpoint",
+            ("null_r_q", "null_r_k"),
+            "Root mean square over all shifts, mean over heads; compare with the position signal.",
+            figure="null",
+        ),
+        View(
+            "bars",
+            "Heads whose r exceeds that of every shift",
+            ("beyond_null_q", "beyond_null_k"),
+            "Share of heads. Without position it would be 1 in as many as there are shifts, and one.",
+        ),
+        View("heatmap", "Null of every head's queries", ("null_r_q",)),
+    ),
+)

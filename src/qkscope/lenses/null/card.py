@@ -1,0 +1,87 @@
+"""Card of figure 11: whether r is larger than shifted positions make it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, rows
+from qkscope.lenses.null.shifts import FEWEST_BLOCKS
+from qkscope.lenses.null.summary import NAME, PARTS
+from qkscope.lenses.null.table import FILE, KINDS
+from qkscope.results.read import Entry
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Strong, paragraph
+from qkscope.words.phrases import label, listed, number, percent, shown
+
+MOST = 6  # entries that are told one by one
+
+Means = Mapping[str, Mapping[str, float]]  # by checkpoint
+
+
+def null_card(given: CardInput) -> Card:
+    """What r would be if position meant nothing, beside what it is."""
+    rows_of = cast("list[dict[str, Any]]", given.table(NAME).to_dict("records"))
+    means: Means = {str(row["model"]): row for row in rows_of}
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"Mean |r| on PC0 over heads for {rows(given)} (circles), and the same after positions were shifted "
+            f"(diamonds, grey), each with {bands(given)} of ± 1 standard deviation over heads; queries on the left, "
+            "keys on the right. Below: the share of heads whose |r| exceeds that of every shift; the short line is the "
+            "share that heads without position would have by chance."
+            + error_bars(given, NAME, [f"{name}_{kind}{end}" for kind, _ in KINDS for name, end in PARTS]),
+        ),
+        "A shift cuts the window at the edge of a position bucket and puts the part before the cut behind the rest, in "
+        "all documents alike. Vectors and components stay as they are; only positions change. Each head's null is the "
+        "root mean square over all shifts. Slow drifts survive a shift in part: a straight line over 16 buckets keeps "
+        "a null of 0.39 times its r. So a large null is not noise alone.",
+        *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(given, means, kind)) for kind, name in KINDS),
+        _missing(given, means),
+    ]
+    steps = [
+        ("Null", "r of component 0 with shifted positions, from the sums of each position bucket."),
+        ("Aggregation", f"means, standard deviations and shares over the heads of each {given.noun}."),
+    ]
+    headline = f"Measured against Shifted Positions {given.study.span.title()}"
+    headline += " at a Common Window" if given.at.common else ""
+    return Card(headline, shows, FILE, steps, [_beyond(given, means, kind) for kind, _ in KINDS])
+
+
+def _with_null(given: CardInput, means: Means) -> list[Entry]:
+    known = [name for name, row in means.items() if not all(math.isnan(row[f"null_r_{kind}"]) for kind, _ in KINDS)]
+    return [c for c in given.checkpoints if c.name in known]
+
+
+def _told(given: CardInput, means: Means, kind: str) -> str:
+    """Measured and shifted at the ends of a run, or at each of a few entries."""
+    there = _with_null(given, means)
+    chosen = [there[0], *there[1:][-1:]] if given.study.one_run else there[:MOST]
+    said = []
+    for entry in chosen:
+        row = means[entry.name]
+        measured, null = shown(number, row[f"r_{kind}_abs"], row[f"null_r_{kind}"])
+        said.append(f"{measured} measured and {null} shifted at {label(entry)}")
+    return f"Mean |r_{kind}| is {listed(said)}."
+
+
+def _beyond(given: CardInput, means: Means, kind: str) -> str:
+    """How many heads of the last entry exceed every shift, and how many would by chance."""
+    entry = _with_null(given, means)[-1]
+    row = means[entry.name]
+    shifts = int(row["null_shifts"])
+    return (
+        f"At {label(entry)}, {percent(row[f'beyond_null_{kind}'])} of heads have an |r_{kind}| larger than under each "
+        f"of {counted(shifts, 'shift')} of positions; without position, {percent(1 / (1 + shifts))} would."
+    )
+
+
+def _missing(given: CardInput, means: Means) -> str:
+    there = {entry.name for entry in _with_null(given, means)}
+    without = [label(c) for c in given.checkpoints if c.name not in there]
+    if not without:
+        return ""
+    few = [*without[:MOST], f"{len(without) - MOST} more"] if len(without) > MOST else without
+    return (
+        f"There is no null for {listed(few)}: the window has fewer than {FEWEST_BLOCKS} position buckets of equal "
+        "length, too few to shift."
+    )

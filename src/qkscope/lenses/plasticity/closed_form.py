@@ -1,0 +1,272 @@
+"""Plasticity from means and covariances alone: for every head, all cells at once.
+
+A query of part b and independent keys of parts c and d: which key wins is decided by q·(k − k'). Over queries it is
+normal with mean m = μ_b·(k − k') and variance v; over key pairs m is normal too, and v is taken at its mean. Then the
+expected 4p(1 − p) is 8 T(h, r), with Owen's function T (`plasticity_of`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkscope.lenses.plasticity.grid import FEWEST, Array, Cells, Index, PartGrid, buckets_of, cells_of
+from qkscope.lenses.plasticity.turning import turning
+from qkscope.lenses.sums import LayerSums
+from qkscope.moments.second import Statistics
+
+LEAST_VARIANCE = 1e-6  # of positions in a source, tokens squared: below, there is one position and no line
+
+
+def plasticity_of(gap: Array, fixed: Array, decided: Array) -> Array:
+    """E[4p(1 − p)], where the mean difference of two scores is normal over pairs and the score normal over queries.
+
+    `gap` is the mean over pairs of the mean difference, `fixed` its variance over pairs, `decided` the variance over
+    queries. NaN where nothing varies.
+    """
+    from scipy.special import owens_t
+
+    spread = decided + fixed
+    with np.errstate(invalid="ignore", divide="ignore"):
+        height, slope = gap / np.sqrt(spread), np.sqrt(decided / (spread + fixed))
+    return np.asarray(np.where(spread > 0, np.clip(8.0 * owens_t(height, slope), 0.0, 1.0), np.nan))
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """How vectors spread within parts: of part p, its source's cov + (var_t[p] − source_var_t) slope slopeᵀ.
+
+    Positions within a piece of a bucket vary less than within the bucket, so less of its line is in the piece.
+    """
+
+    cov: Array  # (rows, sources, d, d)
+    slope: Array  # (rows, sources, d)
+    source_var_t: Array  # (rows, sources)
+    var_t: Array  # (rows, parts)
+
+    def excess(self, grid: PartGrid) -> Array:
+        """What a part's line has more than its source's, in variance of position; 0 unless the source is divided."""
+        return self.var_t - self.source_var_t[:, grid.source]
+
+    def take(self, index: Index) -> Spreads:
+        """The same for the chosen rows."""
+        return Spreads(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class PartMeans:
+    """Tokens and mean vector of each part; NaN where a part has no tokens."""
+
+    n: Array  # (rows, parts)
+    mean: Array  # (rows, parts, d)
+
+
+@dataclass(frozen=True)
+class CellValues:
+    """One layer's heads: what every cell says, and how many queries each part has."""
+
+    cells: Cells
+    ap: Array  # (heads, cells)
+    content: Array  # (heads, cells), without the drift of keys
+    same_position: Array  # (heads, cells), for queries at one exact position; NaN where that is unknown
+    n_q: Array  # (heads, parts)
+    buckets: int  # of the window
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What replicates share with the whole: how queries and keys spread within parts."""
+
+    q: Spreads
+    k: Spreads
+    traces: Array  # (heads, parts, parts): tr(Σ_b S_c)
+    turned: Array  # (heads, cells): the part of the variance over queries that comes of where in b they are
+
+
+def cell_values(sums: LayerSums) -> CellValues:
+    """The plasticity of every cell; computed once, whatever tables ask."""
+    return sums.once(_cell_values)
+
+
+def _cell_values(sums: LayerSums) -> CellValues:
+    cells = cells_of(sums.edges, sums.facts.attention, sums.facts.attention_window)
+    grid, which = cells.grid, sums.distinct_keys[1]
+    fixed = sums.shared(_fixed)
+    queries, keys = part_means(sums.q_buckets, grid), part_means(sums.k_buckets, grid)
+    rest, drift = _preferences(queries.mean, fixed.k, which, grid)  # (heads, parts b, parts c)
+    gap = queries.mean @ keys.mean[which].swapaxes(1, 2)  # (heads, parts b, parts c)
+    apart = _apart(keys.mean, fixed.q, which, grid)  # (heads, parts b, parts c, parts c)
+    decided = _of_differences(fixed.traces, apart, cells)
+    b, c, d = cells.b, cells.c, cells.d
+    content = np.clip(rest[:, b, c] + rest[:, b, d], 0.0, None)
+    preferred = content + drift[:, b, c] + drift[:, b, d]
+    between = np.where(c == d, 0.0, gap[:, b, c] - gap[:, b, d])
+    if buckets_of(sums.edges) < FEWEST:
+        between[:] = np.nan
+    return CellValues(
+        cells,
+        plasticity_of(between, preferred, decided),
+        plasticity_of(0.0 * between, content, decided),
+        plasticity_of(between, preferred + fixed.turned, np.clip(decided - fixed.turned, 0.0, None)),
+        queries.n,
+        buckets_of(sums.edges),
+    )
+
+
+def _fixed(whole: LayerSums) -> Fixed:
+    cells = cells_of(whole.edges, whole.facts.attention, whole.facts.attention_window)
+    grid, which = cells.grid, whole.distinct_keys[1]
+    q, k = part_spreads(whole.q_buckets, grid), part_spreads(whole.k_buckets, grid)
+    turned, moves = np.full((len(q.slope), len(cells.b)), np.nan), turning(whole, q.slope, q.var_t)
+    if moves is not None:
+        about = _about_centre(part_means(whole.k_buckets, grid).mean)[which]
+        turned = _of_differences(_traces_with(moves, k, which, grid), _apart_by(moves, about), cells)
+    return Fixed(q, k, _traces(q, k, which, grid), turned)
+
+
+def _of_differences(traces: Array, apart: Array, cells: Cells) -> Array:
+    """tr(Σ_b (S_c + S_d)) + (m_c − m_d)' Σ_b (m_c − m_d) of each cell: the variance of q·(k − k') over queries."""
+    b, c, d = cells.b, cells.c, cells.d
+    means = apart[:, b, c, c] + apart[:, b, d, d] - 2 * apart[:, b, c, d]
+    return np.asarray(np.clip(traces[:, b, c] + traces[:, b, d] + means, 0.0, None))
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+def part_means(buckets: Statistics, grid: PartGrid) -> PartMeans:
+    """Tokens and means of parts; those of a divided bucket lie on its line."""
+    of = put_together(buckets, grid, squares=False)
+    n, mean, divided = of.n[:, grid.source], of.mean_x[:, grid.source], grid.divided
+    if divided.any():
+        source, inside = grid.source[divided], grid.middle[divided]
+        away = inside - of.mean_t[:, source]
+        mean[:, divided] += _slope(of)[:, source] * away[..., None]
+        share = grid.width[divided] / np.bincount(grid.source, weights=grid.width)[source]
+        n[:, divided] = n[:, divided] * share
+    return PartMeans(n, mean)
+
+
+def part_spreads(buckets: Statistics, grid: PartGrid) -> Spreads:
+    """How vectors spread within parts."""
+    of = put_together(buckets, grid)
+    var_t = np.where(grid.divided, (grid.width.astype(float) ** 2 - 1) / 12, of.var_t[:, grid.source])
+    return Spreads(of.cov_xx, _slope(of), of.var_t, var_t)
+
+
+def part_covariances(spreads: Spreads, grid: PartGrid) -> Array:
+    """The whole covariance of each part: (rows, parts, d, d)."""
+    slope, excess = spreads.slope[:, grid.source], spreads.excess(grid)
+    line = excess[..., None, None] * slope[..., :, None] * slope[..., None, :]
+    return np.asarray(spreads.cov[:, grid.source] + line)
+
+
+def _slope(of: Statistics) -> Array:
+    """The vectors' slope on position in each source; 0 where all its tokens are at one position."""
+    known = of.var_t > LEAST_VARIANCE
+    return np.where(known[..., None], of.cov_xt / np.where(known, of.var_t, 1.0)[..., None], 0.0 * of.cov_xt)
+
+
+def put_together(buckets: Statistics, grid: PartGrid, *, squares: bool = True) -> Statistics:
+    """Statistics of sources: buckets that belong together, as one."""
+    if not grid.merged:
+        return buckets
+    parts = [_pooled(buckets, slice(first, last), squares) for first, last in grid.sources]
+    names = [name for name in Statistics.__dataclass_fields__ if squares or name != "cov_xx"]
+    stacked = {name: np.stack([getattr(part, name) for part in parts], axis=1) for name in names}
+    return Statistics(**({"cov_xx": buckets.cov_xx[:, :0]} | stacked))
+
+
+def _pooled(buckets: Statistics, cells: slice, squares: bool) -> Statistics:
+    """Neighbouring buckets as one: (rows, …)."""
+    n = buckets.n[:, cells]
+    total = n.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = n / total[:, None]
+
+    def mean(values: Array) -> Array:
+        weights = share.reshape(share.shape + (1,) * (values.ndim - 2))
+        held = np.where(weights == 0, 0.0, values)
+        return np.asarray((weights * held).sum(axis=1))
+
+    x, t = buckets.mean_x[:, cells], buckets.mean_t[:, cells]
+    mean_x, mean_t = mean(x), mean(t)
+    dx, dt = x - mean_x[:, None], t - mean_t[:, None]
+    cov_xx = buckets.cov_xx[:, :0]
+    if squares:
+        cov_xx = mean(buckets.cov_xx[:, cells] + dx[..., :, None] * dx[..., None, :])
+    cov_xt, var_t = mean(buckets.cov_xt[:, cells] + dx * dt[..., None]), mean(buckets.var_t[:, cells] + dt**2)
+    return Statistics(total, mean_x, mean_t, cov_xx, cov_xt, var_t, mean(buckets.spread[:, cells]))
+
+
+# --- products ---------------------------------------------------------------------------------------
+
+
+def _traces(q: Spreads, k: Spreads, which: Index, grid: PartGrid) -> Array:
+    """tr(Σ_b S_c) of every head, for all parts b and c."""
+    traces = _traces_with(q.cov, k, which, grid)[:, grid.source]
+    if not grid.divided.any():
+        return np.asarray(traces)
+    more_c, lines = k.excess(grid)[which][:, None, :], (q.slope @ k.slope[which].swapaxes(1, 2)) ** 2
+    of_slopes = _on_keys(k.cov, q.slope, which)[:, :, grid.source] + more_c * lines[:, :, grid.source]
+    return np.asarray(traces + q.excess(grid)[:, :, None] * of_slopes[:, grid.source])
+
+
+def _traces_with(matrices: Array, k: Spreads, which: Index, grid: PartGrid) -> Array:
+    """tr(M S_c) of every head, for each of its matrices (heads, matrices, d, d) and all parts c."""
+    heads, count, d, _ = matrices.shape
+    flat, traces = matrices.reshape(heads, count, d * d), np.empty((heads, count, k.cov.shape[1]))
+    for key, of_key in enumerate(k.cov.reshape(len(k.cov), -1, d * d)):
+        traces[which == key] = flat[which == key] @ of_key.T
+    traces = traces[:, :, grid.source]
+    if not grid.divided.any():
+        return np.asarray(traces)
+    lines = _quadratic(matrices, k.slope[which]).swapaxes(1, 2)
+    return np.asarray(traces + k.excess(grid)[which][:, None, :] * lines[:, :, grid.source])
+
+
+def _preferences(queries: Array, k: Spreads, which: Index, grid: PartGrid) -> tuple[Array, Array]:
+    """What the mean query of b prefers among keys of c: the variance of μ_b·k without their line, and on it."""
+    of_sources = _on_keys(k.cov, queries, which)
+    keys_slope, source_var_t, var_t = k.slope[which], k.source_var_t[which], k.var_t[which]
+    squares = (queries @ keys_slope.swapaxes(1, 2)) ** 2
+    rest = of_sources - source_var_t[:, None, :] * squares
+    return rest[:, :, grid.source], var_t[:, None, :] * squares[:, :, grid.source]
+
+
+def _apart(keys: Array, q: Spreads, which: Index, grid: PartGrid) -> Array:
+    """k_c' Σ_b k_d for the means of all parts b, c and d; about their centre, since only differences count."""
+    about = _about_centre(keys)[which]  # (heads, parts, d)
+    found = _apart_by(q.cov, about)[:, grid.source]  # (heads, parts b, c, d)
+    if not grid.divided.any():
+        return np.asarray(found)
+    line = (q.slope @ about.swapaxes(1, 2))[:, grid.source]  # (heads, parts b, parts c)
+    return np.asarray(found + q.excess(grid)[..., None, None] * line[..., :, None] * line[..., None, :])
+
+
+def _apart_by(matrices: Array, about: Array) -> Array:
+    """k_c' M k_d of every head, for each of its matrices."""
+    return np.asarray((about[:, None] @ matrices) @ about.swapaxes(1, 2)[:, None])
+
+
+def _about_centre(keys: Array) -> Array:
+    """Means of parts (key heads, parts, d) about their centre: large common means would cost digits."""
+    known = np.isfinite(keys).all(axis=2, keepdims=True)
+    total = np.where(known, keys, 0.0).sum(axis=1, keepdims=True)
+    return np.asarray(keys - total / np.maximum(known.sum(axis=1, keepdims=True), 1))
+
+
+def _quadratic(matrices: Array, vectors: Array) -> Array:
+    """x_p' M_g x_p of every row: (rows, p, g)."""
+    return np.asarray(np.einsum("rgpd,rpd->rpg", vectors[:, None] @ matrices, vectors))
+
+
+def _on_keys(matrices: Array, vectors: Array, which: Index) -> Array:
+    """The same, where the matrices (key heads, …) are those of the key head that each row reads: one product each."""
+    found = np.empty((*vectors.shape[:2], matrices.shape[1]))
+    for key, of_key in enumerate(matrices):
+        mine = which == key
+        stacked = vectors[mine].reshape(1, -1, vectors.shape[2])
+        found[mine] = _quadratic(of_key[None], stacked)[0].reshape(found[mine].shape)
+    return found

@@ -1,0 +1,204 @@
+"""Attention plasticity of every head: how often two queries at a place disagree about which of two keys wins.
+
+Closed form from the means and covariances of position buckets; nothing is sampled. What is held fixed in errors: the
+covariances within buckets, of which document groups have none of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.plasticity.closed_form import CellValues, cell_values
+from qkscope.lenses.plasticity.grid import FEWEST_FOR_ENDS, Array, Index, buckets_of
+from qkscope.lenses.sums import LayerSums
+
+FILE, PROFILE_FILE, MAP_FILE = "plasticity.csv", "plasticity_profile.csv", "plasticity_map.csv"
+CLOSED_FORM = "closed form"
+ESTIMATOR = (("estimator", CLOSED_FORM),)
+HELD = "covariances within buckets"
+SHARE, DIFFERENCE, COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
+
+COLUMNS = (
+    Column(
+        "ap",
+        "Attention plasticity: twice the chance that two queries at one place disagree about which of two earlier keys "
+        "wins; the mean over places, weighted by queries.",
+        limits=SHARE,
+    ),
+    Column("ap_content", "The same if no mean of keys depended on position: only keys' content is left.", limits=SHARE),
+    Column("ap_near", "ap for two keys of one position bucket.", limits=SHARE),
+    Column(
+        "ap_same_position",
+        "ap for two queries at exactly one position: how queries turn with position within a bucket is not taken for "
+        "disagreement.",
+        limits=SHARE,
+    ),
+    Column("ap_first", "ap over the first fifth of the positions that have one.", limits=SHARE),
+    Column("ap_last", "ap over the last fifth.", limits=SHARE),
+    Column("ap_drop", "ap_first minus ap_last.", limits=DIFFERENCE),
+    Column(
+        "ap_drop_matched",
+        "The same at equal distances between the two keys, distances weighted as in the first fifth.",
+        limits=DIFFERENCE,
+    ),
+    Column(
+        "loss_not_position",
+        "Share of the loss, 1 - ap, that is not position but a fixed preference among keys: (1 - ap_content) / "
+        "(1 - ap).",
+        limits=SHARE,
+    ),
+    Column(
+        "ap_buckets",
+        "Position buckets in the window, without that of position 0. Fewer than 8 leave the fifths and drops empty, "
+        "fewer than 4 all numbers.",
+        limits=COUNT,
+        error=None,
+    ),
+)
+PROFILE_COLUMNS = (
+    Column("position", "Mean position of the queries.", "tokens", COUNT, error=None),
+    Column("ap", "Attention plasticity of queries in this part of the window.", limits=SHARE),
+    Column("ap_content", "The same if no mean of keys depended on position.", limits=SHARE),
+    Column("ap_near", "ap for two keys of one part of the window.", limits=SHARE),
+    Column("ap_same_position", "ap for two queries at exactly one position.", limits=SHARE),
+    Column("n_q", "Queries in this part of the window.", "tokens", COUNT, error=None),
+)
+MAP_COLUMNS = (
+    Column("key_distance", "Distance between the two keys.", "tokens", COUNT, error=None),
+    Column(
+        "query_distance",
+        "Distance from the point midway between the keys to the query, rounded down.",
+        "tokens",
+        COUNT,
+        error=None,
+    ),
+    Column("ap", "Attention plasticity at these distances, the mean over the layer's heads.", limits=SHARE),
+    Column("weight", "Share of all pairs that the layer's queries see.", limits=SHARE, error=None),
+    Column("heads", "Heads of the layer that have a value.", limits=COUNT, error=None),
+)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A layer's cells with their weights: every place counts by its queries, its pairs of keys by their number."""
+
+    values: CellValues
+
+    @cached_property
+    def all(self) -> Array:
+        """The weight of each cell, (heads, cells)."""
+        return self._weights(np.ones(len(self.values.cells.b), dtype=bool))
+
+    @cached_property
+    def near(self) -> Array:
+        """The same, of cells whose keys are of one part."""
+        return self._weights(self.values.cells.near)
+
+    def _weights(self, chosen: NDArray[np.bool_]) -> Array:
+        cells = self.values.cells
+        pairs = np.where(chosen & np.isfinite(self.values.ap), cells.pairs, 0.0)
+        within = by_class(pairs, cells.b, cells.grid.parts)  # pairs that each part's queries see
+        return _ratio(pairs, within[:, cells.b]) * self.values.n_q[:, cells.b]
+
+    def mean(self, of: Array, weights: Array | None = None) -> Array:
+        """The weighted mean over cells of each head; NaN where no cell has weight."""
+        used = self.all if weights is None else weights
+        return _ratio(np.where(used > 0, used * of, 0.0).sum(axis=1), used.sum(axis=1), np.nan)
+
+    def by(self, classes: Index, count: int, of: Array, weights: Array | None = None) -> tuple[Array, Array]:
+        """The same by class of cells, with the classes' weights: (heads, classes) each."""
+        used = self.all if weights is None else weights
+        total = by_class(used, classes, count)
+        return _ratio(by_class(np.where(used > 0, used * of, 0.0), classes, count), total, np.nan), total
+
+
+def by_class(values: Array, classes: Index, count: int) -> Array:
+    """Sums over cells of each class: (heads, classes)."""
+    indicator = (classes[:, None] == np.arange(count)).astype(float)
+    return np.asarray(values @ indicator)
+
+
+def _ratio(above: Array, below: Array, otherwise: float = 0.0) -> Array:
+    blank = np.full(np.broadcast(above, below).shape, otherwise)
+    return np.asarray(np.divide(above, below, out=blank, where=below > 0))
+
+
+def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """What `plasticity.csv` says of a layer's heads."""
+    values = cell_values(sums)
+    weighed = Weighed(values)
+    ap, content = weighed.mean(values.ap), weighed.mean(values.content)
+    found = {
+        "ap": ap,
+        "ap_content": content,
+        "ap_near": weighed.mean(values.ap, weighed.near),
+        "ap_same_position": weighed.mean(values.same_position),
+        **_ends(weighed),
+        "loss_not_position": _ratio(1.0 - content, np.nan_to_num(1.0 - ap), np.nan),
+    }
+    return {**found, "ap_buckets": np.full(len(ap), float(buckets_of(sums.edges)))}
+
+
+def _ends(weighed: Weighed) -> dict[str, Array]:
+    """The first and the last fifth, and what is between them; NaN where buckets are too few to tell."""
+    cells, ap = weighed.values.cells, weighed.values.ap
+    if cells.ends is None or weighed.values.buckets < FEWEST_FOR_ENDS:
+        return dict.fromkeys(("ap_first", "ap_last", "ap_drop", "ap_drop_matched"), np.full(len(ap), np.nan))
+    early, late = (weighed.all * share[cells.b] for share in cells.ends)
+    first, last = weighed.mean(ap, early), weighed.mean(ap, late)
+    count = int(cells.key_class.max()) + 1
+    of_first, weights = weighed.by(cells.key_class, count, ap, early)
+    of_last, _ = weighed.by(cells.key_class, count, ap, late)
+    both = np.isfinite(of_first) & np.isfinite(of_last)
+    kept = np.where(both, weights, 0.0)
+    matched = _ratio((kept * np.where(both, of_first - of_last, 0.0)).sum(axis=1), kept.sum(axis=1), np.nan)
+    return {"ap_first": first, "ap_last": last, "ap_drop": first - last, "ap_drop_matched": matched}
+
+
+def profile(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """What `plasticity_profile.csv` says: (heads, parts)."""
+    values = cell_values(sums)
+    weighed, cells = Weighed(values), values.cells
+    parts = cells.grid.parts
+    return {
+        "position": np.broadcast_to(cells.grid.middle, values.n_q.shape),
+        "ap": weighed.by(cells.b, parts, values.ap)[0],
+        "ap_content": weighed.by(cells.b, parts, values.content)[0],
+        "ap_near": weighed.by(cells.b, parts, values.ap, weighed.near)[0],
+        "ap_same_position": weighed.by(cells.b, parts, values.same_position)[0],
+        "n_q": values.n_q,
+    }
+
+
+def distance_map(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """What `plasticity_map.csv` says of a layer: (1, cells of the map)."""
+    values = cell_values(sums)
+    cells, weighed = values.cells, Weighed(values)
+    places, of_cell = np.unique(np.stack([cells.key_class, cells.query_class]), axis=1, return_inverse=True)
+    count = places.shape[1]
+    found, weights = weighed.by(of_cell.reshape(-1).astype(np.intp), count, values.ap)
+    known = np.isfinite(found)
+    heads = known.sum(axis=0)
+    share = _ratio(weights, weights.sum(axis=1, keepdims=True)).mean(axis=0)
+    return {
+        "key_distance": (places[0] * cells.grid.step)[None],
+        "query_distance": (places[1] * cells.grid.step)[None],
+        "ap": _ratio(np.where(known, found, 0.0).sum(axis=0), heads.astype(float), np.nan)[None],
+        "weight": share[None],
+        "heads": heads[None].astype(float),
+    }
+
+
+TABLE = HeadTable(FILE, COLUMNS, plasticity, holds_fixed=HELD, stated=ESTIMATOR)
+PROFILE = HeadTable(
+    PROFILE_FILE, PROFILE_COLUMNS, profile, across="bucket", detail=True, holds_fixed=HELD, stated=ESTIMATOR
+)
+MAP = HeadTable(
+    MAP_FILE, MAP_COLUMNS, distance_map, across="cell", per="layer", detail=True, holds_fixed=HELD, stated=ESTIMATOR
+)

@@ -1,0 +1,71 @@
+"""`planes.csv`: where queries and keys of each position bucket lie in the plane of a and b, and how far they spread.
+
+Exact in mean and spread, so that an ellipse per bucket shows what a cloud of points would, without a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.pca import Array
+from qkscope.lenses.rotation.axes import Axes, axes_of
+from qkscope.lenses.sums import LayerSums
+
+FILE = "planes.csv"
+KINDS = (("q", "queries"), ("k", "keys"))
+COLUMNS = (
+    Column("position", "Mean position of the bucket's tokens.", "tokens", (0.0, np.inf), error=None),
+    *(
+        Column(f"{kind}_{axis}", f"Mean projection of the bucket's {name} on {axis}.", "vector")
+        for kind, name in KINDS
+        for axis in "ab"
+    ),
+    *(
+        column
+        for kind, name in KINDS
+        for column in (
+            Column(f"{kind}_var_a", f"Variance of the bucket's {name} along a.", "vector²", (0.0, np.inf), error=None),
+            Column(f"{kind}_var_b", f"Variance of the bucket's {name} along b.", "vector²", (0.0, np.inf), error=None),
+            Column(f"{kind}_cov_ab", f"Covariance of both projections of the bucket's {name}.", "vector²", error=None),
+        )
+    ),
+)
+SPREADS = tuple(column.name for column in COLUMNS if column.name[1:5] in ("_var", "_cov"))
+
+
+def planes(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """(heads, buckets) of each column. A replicate has means alone: groups have no squares in single buckets."""
+    axes = sums.once(axes_of)
+    queries, keys = sums.bucket_means("q"), sums.bucket_means("k")
+    found = {
+        f"{kind}_{axis}": np.einsum("hbd,hd->hb", means.mean, getattr(axes, axis))
+        for kind, means in (("q", queries), ("k", keys))
+        for axis in "ab"
+    }
+    unknown = np.full(queries.n.shape, np.nan)
+    if sums.whole is not None:
+        return {"position": unknown, **found, **dict.fromkeys(SPREADS, unknown)}
+    which = sums.distinct_keys[1]
+    spreads = _spreads("q", sums.q_buckets.cov_xx, np.arange(len(sums.heads)), axes)
+    spreads |= _spreads("k", sums.k_buckets.cov_xx, which, axes)
+    return {"position": sums.q_buckets.mean_t, **found, **spreads}
+
+
+def _spreads(kind: str, covariances: Array, which: NDArray[np.intp], axes: Axes) -> dict[str, Array]:
+    """Variances along both axes and their covariance: (heads, buckets); head i has the covariances `which[i]`."""
+    pair = np.stack([axes.a, axes.b], axis=2)  # (heads, d, 2)
+    inside = np.empty((len(which), covariances.shape[1], 2, 2))
+    for head, of in enumerate(which):
+        inside[head] = pair[head].T @ (covariances[of] @ pair[head])
+    return {
+        f"{kind}_var_a": np.maximum(inside[..., 0, 0], 0.0),
+        f"{kind}_var_b": np.maximum(inside[..., 1, 1], 0.0),
+        f"{kind}_cov_ab": inside[..., 0, 1],
+    }
+
+
+TABLE = HeadTable(FILE, COLUMNS, planes, across="bucket", detail=True)

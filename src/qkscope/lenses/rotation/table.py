@@ -1,0 +1,264 @@
+"""`rotated.csv`: what position does along the drift axis a and the separation axis b, and what these axes miss.
+
+All numbers follow exactly from a window's sums, so a replicate without a group of documents has its own axes and
+its own numbers. Those in the second half need no axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.lenses.base import Column, HeadTable, Judged
+from qkscope.lenses.pca import NO_VARIANCE, Array
+from qkscope.lenses.rotation.axes import axes_of, drift_axis, drifts, form, pool_of, pooled_form, times
+from qkscope.lenses.sums import LayerSums
+from qkscope.moments.second import Statistics
+
+FILE = "rotated.csv"
+SHARE, CORRELATION, SIZE = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
+FISHER: Literal["fisher"] = "fisher"
+THOUSAND = 1000.0  # tokens
+VECTOR, SLOPE, PER_TOKEN = "vector", "vector per token", "score per token"  # units: of q and k, and of q·k
+
+ON_AXES = (
+    Column("position_r", "Correlation of the pool's projection on a with position.", "", SHARE, FISHER),
+    Column("r_q_a", "Correlation of the queries' projection on a with position.", "", CORRELATION, FISHER),
+    Column("r_k_a", "Correlation of the keys' projection on a with position.", "", CORRELATION, FISHER),
+    Column("alpha_q", "Slope of the queries' projection on a.", SLOPE),
+    Column("alpha_k", "Slope of the keys' projection on a.", SLOPE),
+    Column("mu_q_a", "Mean (not intercept) of the queries' projection on a.", VECTOR),
+    Column("mu_k_a", "Mean of the keys' projection on a.", VECTOR),
+    Column("mu_q_b", "Mean of the queries' projection on b, which points from keys to queries.", VECTOR),
+    Column("mu_k_b", "Mean of the keys' projection on b.", VECTOR),
+    Column(
+        "bias_strength",
+        "mu_q_a times alpha_k: what the mean score gains per token of key position through axis a; above 0, later keys "
+        "score higher.",
+        PER_TOKEN,
+    ),
+    Column(
+        "alpha_k_window",
+        "alpha_k times the window: how far keys drift along a from its first to its last token.",
+        VECTOR,
+    ),
+    Column(
+        "bias_strength_window",
+        "bias_strength times the window: the score gained through axis a from its first to its last key.",
+        "score",
+    ),
+    Column(
+        "separation_strength",
+        "Share of the mean squared difference between a query and a key that lies along b.",
+        "",
+        SHARE,
+    ),
+    Column("var_frac_a", "Share of the pool's variance along a.", "", SHARE),
+    Column("var_frac_b", "Share of the pool's variance along b.", "", SHARE),
+    Column("plane_var_fraction", "Share of the pool's variance in the plane of a and b.", "", SHARE),
+    Column("content_var_b", "Variance along b within queries and within keys, the mean of both.", "vector²", SIZE),
+    Column(
+        "residual_pos_r",
+        "Largest correlation with position of any coordinate once a is taken out of the pool: 0 up to rounding, by "
+        "construction; a self-test.",
+        "",
+        SHARE,
+        error=None,
+    ),
+    Column("off_axis_q", "Share of the queries' own drift that a misses.", "", SHARE),
+    Column("off_axis_k", "Share of the keys' own drift that a misses.", "", SHARE),
+    Column("offset_on_a", "Share of the squared distance between mean query and mean key that is along a.", "", SHARE),
+    Column("b_offset_cos", "Cosine between b and the offset of queries from keys beside a: a check.", "", SHARE),
+)
+WITHOUT_AXES = (
+    Column("r_q_own", "Correlation with position of queries projected on their own drift.", "", SHARE, FISHER),
+    Column("r_k_own", "Correlation with position of keys projected on their own drift.", "", SHARE, FISHER),
+    Column("drift_cos", "Cosine between the drift of queries and the drift of keys.", "", CORRELATION),
+    Column(
+        "bias_total",
+        "Mean query times the keys' slope: what the mean score gains per token of key position, in all directions.",
+        PER_TOKEN,
+    ),
+    Column(
+        "interaction_total",
+        "Slope of queries times slope of keys: what the bias gains per token of query position.",
+        "score per token²",
+    ),
+    Column("bias_window", "bias_total times the window: the score gained from its first to its last key.", "score"),
+    Column(
+        "bias_effect",
+        "bias_window in standard deviations of the score of a query and a key once both lines are taken out.",
+        "standard deviations",
+    ),
+    Column(
+        "reach",
+        "Distance between two keys at which bias_total equals one standard deviation of what queries can change in the "
+        "difference of their scores.",
+        "tokens",
+        SIZE,
+    ),
+)
+COLUMNS = (*ON_AXES, *WITHOUT_AXES)
+JUDGED = (
+    Column(
+        "a_stability",
+        "Smallest cosine between a and the axis without one group of documents, without sign; small where a head has "
+        "no drift.",
+        "",
+        SHARE,
+    ),
+)
+
+
+def rotated(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """All columns of a layer's heads."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return {**_on_axes(sums), **_without_axes(sums)}
+
+
+def _on_axes(sums: LayerSums) -> dict[str, Array]:
+    q, k, pool, axes = sums.q, sums.k, sums.once(pool_of), sums.once(axes_of)
+    a, b = axes.a, axes.b
+    along_q, along_k = _dot(a, q.cov_xt), _dot(a, k.cov_xt)
+    trace = pool.w_q * _trace(q) + pool.w_k * _trace(k) + pool.w_q * pool.w_k * _dot(pool.offset, pool.offset)
+    variances = {"a": pooled_form(sums, a), "b": pooled_form(sums, b)}
+    share_a, share_b = (_share(variance, trace) for variance in variances.values())
+    within_b = form(q.cov_xx, b) + form(k.cov_xx, b)
+    offset_b, size = _dot(b, pool.offset), _dot(pool.offset, pool.offset)
+    beside = pool.offset - _dot(a, pool.offset)[:, None] * a
+    slopes = {"q": along_q / q.var_t, "k": along_k / k.var_t}
+    return {
+        "position_r": np.clip(_dot(a, pool.cov_xt) / np.sqrt(variances["a"] * pool.var_t), 0.0, 1.0),
+        "r_q_a": _correlation(q, a, along_q),
+        "r_k_a": _correlation(k, a, along_k),
+        "alpha_q": slopes["q"],
+        "alpha_k": slopes["k"],
+        "mu_q_a": _dot(a, q.mean_x),
+        "mu_k_a": _dot(a, k.mean_x),
+        "mu_q_b": _dot(b, q.mean_x),
+        "mu_k_b": _dot(b, k.mean_x),
+        "bias_strength": _dot(a, q.mean_x) * slopes["k"],
+        "alpha_k_window": slopes["k"] * sums.window,
+        "bias_strength_window": _dot(a, q.mean_x) * slopes["k"] * sums.window,
+        "separation_strength": _share(within_b + offset_b**2, _trace(q) + _trace(k) + size),
+        "var_frac_a": share_a,
+        "var_frac_b": share_b,
+        "plane_var_fraction": np.clip(share_a + share_b, 0.0, 1.0),
+        "content_var_b": within_b / 2,
+        "residual_pos_r": _left_beside(sums, a),
+        "off_axis_q": np.where(drifts(q), 1.0 - _share(along_q**2, _dot(q.cov_xt, q.cov_xt)), np.nan),
+        "off_axis_k": np.where(drifts(k), 1.0 - _share(along_k**2, _dot(k.cov_xt, k.cov_xt)), np.nan),
+        "offset_on_a": _share(_dot(a, pool.offset) ** 2, size),
+        "b_offset_cos": np.clip(offset_b / np.linalg.norm(beside, axis=1), 0.0, 1.0),
+    }
+
+
+def _without_axes(sums: LayerSums) -> dict[str, Array]:
+    q, k, known = sums.q, sums.k, sums.once(pool_of).known
+    both, cosine = _dot(q.cov_xt, k.cov_xt), known & drifts(q) & drifts(k)
+    bias = np.where(known, _dot(q.mean_x, k.cov_xt) / k.var_t, np.nan)
+    by_query, by_both = residual_variances(sums)
+    return {
+        "r_q_own": np.where(known, _correlation(q, q.cov_xt, _dot(q.cov_xt, q.cov_xt)), np.nan),
+        "r_k_own": np.where(known, _correlation(k, k.cov_xt, _dot(k.cov_xt, k.cov_xt)), np.nan),
+        "drift_cos": np.where(cosine, np.clip(both / (_length(q.cov_xt) * _length(k.cov_xt)), -1.0, 1.0), np.nan),
+        "bias_total": bias,
+        "interaction_total": np.where(known, both / (q.var_t * k.var_t), np.nan),
+        "bias_window": bias * sums.window,
+        "bias_effect": np.where(by_both > 0, bias * sums.window / np.sqrt(by_both), np.nan),
+        "reach": np.where(bias != 0, np.sqrt(2.0 * by_query) / np.abs(bias), np.nan),
+    }
+
+
+def residual_variances(sums: LayerSums) -> tuple[Array, Array]:
+    """Variance of a score once both lines in position are taken out: what queries decide among keys, and all of it.
+
+    For independent queries and keys with residual covariances R: tr(R_q R_k), and with what both means add.
+    """
+    q, k = sums.q, sums.k
+    trace = np.einsum("hij,hij->h", q.cov_xx, k.cov_xx)
+    trace = trace - form(q.cov_xx, k.cov_xt) / k.var_t - form(k.cov_xx, q.cov_xt) / q.var_t
+    trace = trace + _dot(q.cov_xt, k.cov_xt) ** 2 / (q.var_t * k.var_t)
+    fixed = form(k.cov_xx, q.mean_x) - _dot(k.cov_xt, q.mean_x) ** 2 / k.var_t
+    shared = form(q.cov_xx, k.mean_x) - _dot(q.cov_xt, k.mean_x) ** 2 / q.var_t
+    by_query = np.maximum(trace, 0.0)
+    return by_query, by_query + np.maximum(fixed, 0.0) + np.maximum(shared, 0.0)
+
+
+def _left_beside(sums: LayerSums, a: Array) -> Array:
+    """How far position is left in any coordinate of the pool beside a, as the largest correlation."""
+    q, k, pool = sums.q, sums.k, sums.once(pool_of)
+    w_q, w_k, offset = pool.w_q[:, None], pool.w_k[:, None], pool.offset
+    diagonal = w_q * _diagonal(q) + w_k * _diagonal(k) + w_q * w_k * offset**2
+    along = w_q * times(q.cov_xx, a) + w_k * times(k.cov_xx, a) + w_q * w_k * offset * _dot(offset, a)[:, None]
+    variance = diagonal - 2 * a * along + a**2 * _dot(a, along)[:, None]
+    left = pool.cov_xt - _dot(a, pool.cov_xt)[:, None] * a
+    there = variance > NO_VARIANCE * (q.spread + k.spread)[:, None]
+    found = np.where(there, np.abs(left) / np.sqrt(variance * pool.var_t[:, None]), 0.0)
+    return np.where(np.isfinite(a).all(axis=1), np.clip(found.max(axis=1), 0.0, 1.0), np.nan)
+
+
+def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
+    """How far axis a depends on the documents; empty where there are no replicates."""
+    a = of.sums.once(drift_axis)
+    turns = [np.abs(_dot(a, each.once(drift_axis))) for each in of.sums.replicates]
+    return {"a_stability": np.clip(np.min(turns, axis=0), 0.0, 1.0) if turns else np.full(len(a), np.nan)}
+
+
+def averaged(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sizes of what has a sign, as the published means have them; slopes per 1,000 tokens; their ratio as a logarithm.
+
+    Per single token, slopes are so small that no sentence would speak of a change.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.log2(np.abs(columns["alpha_k"]) / np.abs(columns["alpha_q"]))
+    sized = ("r_q_a", "r_k_a", "alpha_q", "alpha_k", "alpha_k_window")
+    return {
+        **{f"{name}_abs": np.abs(columns[name]) for name in sized},
+        "alpha_k_per_1000": THOUSAND * np.abs(columns["alpha_k"]),
+        "bias_per_1000": THOUSAND * columns["bias_strength"],
+        "bias_total_per_1000": THOUSAND * columns["bias_total"],
+        "slope_ratio_log2": ratio,
+        "r_a_gap": np.abs(columns["r_k_a"]) - np.abs(columns["r_q_a"]),
+        "r_own_gap": columns["r_k_own"] - columns["r_q_own"],
+        "bias_positive": _positive(columns["bias_strength"]),
+        "bias_total_positive": _positive(columns["bias_total"]),
+    }
+
+
+def _positive(values: Any) -> Any:
+    """1 above 0, 0 below it, NaN where there is no value."""
+    return (np.sign(values) + 1.0) / 2.0
+
+
+def _correlation(of: Statistics, along: Array, covariance: Array) -> Array:
+    """The correlation of a projection with position, given its covariance; NaN where the projection does not vary."""
+    variance = form(of.cov_xx, along)
+    exists = variance > NO_VARIANCE * of.spread * _dot(along, along)
+    return np.where(exists, np.clip(covariance / np.sqrt(variance * of.var_t), -1.0, 1.0), np.nan)
+
+
+def _share(part: Array, whole: Array) -> Array:
+    return np.where(whole > 0, np.clip(part / whole, 0.0, 1.0), np.nan)
+
+
+def _dot(one: Array, other: Array) -> Array:
+    return np.asarray(np.einsum("hd,hd->h", one, other))
+
+
+def _length(vectors: Array) -> Array:
+    return np.asarray(np.linalg.norm(vectors, axis=1))
+
+
+def _trace(of: Statistics) -> Array:
+    return np.asarray(np.trace(of.cov_xx, axis1=1, axis2=2))
+
+
+def _diagonal(of: Statistics) -> Array:
+    return np.asarray(np.diagonal(of.cov_xx, axis1=1, axis2=2))
+
+
+TABLE = HeadTable(FILE, COLUMNS, rotated, judged=JUDGED, judge=judge, averaged=averaged)

@@ -1,0 +1,253 @@
+"""Cards of the split: what scores are made of, entry by entry and by depth."""
+
+import itertools
+
+import pandas as pd
+
+from qkscope.lenses.base import error_name
+from qkscope.lenses.card import (
+    Card,
+    CardInput,
+    context_takeaway,
+    error_bars,
+    opening,
+    rows,
+    window_agreement,
+)
+from qkscope.lenses.depth.table import depth_axis
+from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
+from qkscope.lenses.score.phrases import (
+    FIXED,
+    MEANING,
+    PART_NAMES,
+    lean_of,
+    line_note,
+    part_share,
+    shares_row,
+    wins_sentence,
+)
+from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, EVERY_KIND, shares_shown
+from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
+from qkscope.results.read import Entry
+from qkscope.stats.findings import describe_curve, largest_contrast
+from qkscope.stats.noise import HeadPanel, Part
+from qkscope.words.blocks import Block, Strong, paragraph
+from qkscope.words.phrases import (
+    Format,
+    curve_course,
+    jumps,
+    label,
+    number,
+    percent,
+    ranking,
+    sentence,
+    shortened,
+    significant,
+    went,
+)
+
+EARLY, LATE = (0.0, 1 / 3), (2 / 3, 1.0)
+
+
+def score_split(given: CardInput) -> Card:
+    """One stacked bar per entry."""
+    panel, shares = given.at.panel_of(FILE), shares_shown(given.at)
+    last = given.checkpoints[-1]
+    names = dict(zip(shares, PART_NAMES.values(), strict=True))
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"One bar for each of {rows(given)}, the mean over heads{_apart(given)}. {MEANING} The points underneath "
+            "say by how many standard deviations of scores the last key wins over the first for queries of the last "
+            "quarter of the window: above 0 late keys win." + error_bars(given, BY_KIND, shares),
+        ),
+        line_note(given),
+        *(paragraph(Strong(_short(name)), " ", _course(given, panel, share, name)) for share, name in names.items()),
+        paragraph(Strong("Late or early."), " ", *_leaning(given, panel, last)),
+        _kinds(given, last),
+        _sizes(given, panel),
+        *window_agreement(given, _compared(given), FILE),
+        _freed(given, panel),
+    ]
+    steps = [
+        ("Aggregation", f"mean of each share over the heads of each {given.noun}."),
+        ("Errors", FIXED),
+    ]
+    takeaway = [
+        sentence(
+            f"{_place(given, last)} position explains {_share(given, last, 0)} of the variance of scores on average"
+        ),
+        sentence(f"There {lean_of(shares_row(given, last.name))}"),
+        _course(given, panel, shares[0], names[shares[0]], brief=True) if len(given.checkpoints) > 1 else "",
+        context_takeaway(given, [quantity for quantity, _, _ in _compared(given)[:1]], FILE),
+    ]
+    headline = f"What Scores Are Made Of {given.study.span.title()}"
+    return Card(headline + (" at a Common Window" if given.at.common else ""), shows, FILE, steps, takeaway)
+
+
+def _short(name: str) -> str:
+    return sentence(name.removeprefix("The mean share of ").removeprefix("the ").removesuffix(" part"))
+
+
+def _apart(given: CardInput) -> str:
+    kinds = kinds_shown(given.table(BY_KIND))
+    return "" if kinds == [EVERY_KIND] else f", in a panel for each kind of layer ({'; '.join(map(shortened, kinds))})"
+
+
+def _place(given: CardInput, entry: Entry) -> str:
+    return f"At {label(entry)}" if given.study.one_run else f"In {label(entry)}"
+
+
+def _share(given: CardInput, entry: Entry, part: int, kind: str = EVERY_KIND) -> str:
+    name, row = shares_shown(given.at)[part], shares_row(given, entry.name, kind)
+    return part_share(float(row[name]), float(row[error_name(name)]))
+
+
+def _course(
+    given: CardInput, panel: HeadPanel, column: str, name: str, fmt: Format = percent, *, brief: bool = False
+) -> str:
+    """How a mean goes over one run, or which of seeds and models is lowest and highest."""
+    if not given.study.one_run and len(given.checkpoints) > 1:
+        return ranking(largest_contrast(panel, given.checkpoints, column), name, fmt, given.noun)
+    curve = describe_curve(panel, given.checkpoints, column)
+    steps = [] if brief else jumps(curve, name[0].lower() + name[1:], fmt, given.windows)
+    return " ".join([curve_course(curve, name, fmt), *steps])
+
+
+def _leaning(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
+    row = shares_row(given, last.name)
+    said = [sentence(f"{_place(given, last)}, on average over heads, {lean_of(row)}"), wins_sentence(row)]
+    if len(given.checkpoints) > 1:
+        said.append(_course(given, panel, ADVANTAGE, "The mean advantage of late keys", number, brief=True))
+    return [" ".join(text for text in said if text)]
+
+
+def _kinds(given: CardInput, last: Entry) -> str:
+    """Position and the lean of each kind of layer at the last entry, and whether position differs beyond noise."""
+    table = given.table(BY_KIND)
+    kinds = [kind for kind in table.loc[table["model"] == last.name, "layer_kind"] if kind != EVERY_KIND]
+    if not kinds:
+        return ""
+    told = [
+        f"in {shortened(kind)} layers position is {_share(given, last, 0, kind)} and "
+        f"{lean_of(shares_row(given, last.name, kind))}"
+        for kind in kinds
+    ]
+    panel, share = given.at.panel_of(FILE), shares_shown(given.at)[0]
+    compared = []
+    for one, other in itertools.combinations(kinds[:3], 2):
+        gap = panel.contrast(share, last.name, Part(layer_kind=one), Part(layer_kind=other))
+        more, less = (other, one) if gap.direction > 0 else (one, other)
+        compared.append(
+            f"Position is a larger part in {shortened(more)} than in {shortened(less)} layers."
+            if gap.direction
+            else f"Position does not differ beyond noise between {shortened(one)} and {shortened(other)} layers."
+        )
+    return " ".join([sentence(f"{_place(given, last)}, {'; '.join(told)}"), *compared])
+
+
+def _sizes(given: CardInput, panel: HeadPanel) -> str:
+    """How large scores are, as softmax sees them."""
+    column = "score_sd_scaled"
+    if given.at.table(FILE)[column].isna().all():
+        return "The layers' own scale of scores is not known, so nothing is said about their size before softmax."
+    name = "After the layers' own scale, the mean standard deviation of a query's scores"
+    return _course(given, panel, column, name, significant, brief=True)
+
+
+def _compared(given: CardInput) -> list[tuple[str, str, Format]]:
+    """What the own contexts and the common window are compared by: the same kind of line at both."""
+    common = given.at if given.at.common else given.common
+    shares = SHARES if common is None else shares_shown(common)
+    found: list[tuple[str, str, Format]] = [(shares[0], "the share of position", percent)]
+    found += [(shares[3], "the share of the query part", percent), (ADVANTAGE, "the advantage of late keys", number)]
+    if shares == LINE_SHARES:
+        found[0] = (shares[0], "the share of position (as one line over the window)", percent)
+    return found
+
+
+def _freed(given: CardInput, panel: HeadPanel) -> str:
+    """Does the query part grow where keys stop following position? Only of one run, from its first to its last."""
+    if not given.study.one_run or len(given.checkpoints) < 2:
+        return ""
+    first, last = given.checkpoints[0], given.checkpoints[-1]
+    keys = given.panel.change("r_k", first.name, last.name)
+    content = panel.change(shares_shown(given.at)[3], first.name, last.name)
+    if keys.direction >= 0:
+        verdict = "mean r_k does not fall here, so the claim cannot be tested"
+    elif content.direction > 0:
+        verdict = "both changes are there, which agrees with the claim and does not prove it"
+    else:
+        verdict = "the query part does not grow, so it does not hold here"
+    return (
+        "Does it hold here? It is said that keys which stop following position are freed for content. From "
+        f"{label(first)} to {label(last)}, mean r_k {went(keys, number)} and the share of the query part "
+        f"{went(content, percent)}: {verdict}."
+    )
+
+
+# --- by depth -----------------------------------------------------------------------------------------
+
+
+def score_depth(given: CardInput) -> Card:
+    """Stacked bars from the first to the last layer."""
+    axis, names = depth_axis(given.at), entries_shown(given.study)
+    chosen = [entry for entry in given.checkpoints if entry.name in set(names)]
+    what = "layer" if axis.layers is not None else "tenth of depth"
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"The split of scores by depth, one bar for each {what}, the mean over its heads, for "
+            f"{' and '.join(label(entry) for entry in chosen)}. {MEANING}"
+            + error_bars(given, BY_DEPTH, shares_shown(given.at)),
+        ),
+        line_note(given),
+        *(_extremes(given, entry) for entry in chosen),
+        *(_early(given, entry) for entry in chosen),
+    ]
+    steps = [("Aggregation", f"mean of each share over the heads of each ({given.noun}, {what})."), ("Errors", FIXED)]
+    last = chosen[-1]
+    takeaway = [_extremes(given, last), _early(given, last)]
+    headline = "What Scores Are Made Of, by Depth" + (" at a Common Window" if given.at.common else "")
+    return Card(headline, shows, FILE, steps, takeaway)
+
+
+def _extremes(given: CardInput, entry: Entry) -> str:
+    """Where position is the largest and the smallest part."""
+    axis, share = depth_axis(given.at), shares_shown(given.at)[0]
+    table = given.table(BY_DEPTH)
+    cells = table[(table["model"] == entry.name) & (table["layer_kind"] == EVERY_KIND)].dropna(subset=[share])
+    if len(cells) < 2:
+        return ""
+    high, low = cells.loc[cells[share].idxmax()], cells.loc[cells[share].idxmin()]
+
+    def told(cell: "pd.Series") -> str:
+        return (
+            f"{part_share(float(cell[share]), float(cell[error_name(share)]))} at {_words(axis.columns, cell['cell'])}"
+        )
+
+    return sentence(f"{_place(given, entry)} position is the largest part, {told(high)}, and the smallest, {told(low)}")
+
+
+def _words(columns: tuple[str, ...], cell: str) -> str:
+    place = columns.index(cell)
+    return f"layer {place}" if cell.startswith("layer") else f"depth {place / 10:.1f} to {(place + 1) / 10:.1f}"
+
+
+def _early(given: CardInput, entry: Entry) -> str:
+    """Do early layers carry position? The first third of depth against the last, in layers of one kind."""
+    table = given.table(BY_KIND)
+    kinds = [kind for kind in table.loc[table["model"] == entry.name, "layer_kind"] if kind != EVERY_KIND]
+    kind = kinds[0] if kinds else None
+    panel, share = given.at.panel_of(FILE), shares_shown(given.at)[0]
+    one, other = Part(*EARLY, layer_kind=kind), Part(*LATE, layer_kind=kind)
+    if not panel.layers_of(entry.name, one) or not panel.layers_of(entry.name, other):
+        return ""
+    gap = panel.contrast(share, entry.name, one, other)
+    among = f" (among {shortened(kind)} layers)" if kind else ""
+    numbers = f"{percent(gap.before, 1)} in the first third of depth and {percent(gap.after, 1)} in the last{among}"
+    verdict = {-1: "it holds", 0: "no difference beyond noise", 1: "the opposite holds"}[gap.direction]
+    return (
+        f"Does it hold here? It is said that early layers carry position. {_place(given, entry)} position explains "
+        f"{numbers}: {verdict}."
+    )

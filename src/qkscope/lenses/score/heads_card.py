@@ -1,0 +1,128 @@
+"""Cards of single heads: every head's split, and the maps of a few."""
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.base import error_name
+from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.categories import POSITION_DOMINATED
+from qkscope.lenses.score.map_choice import HeadMap, maps_of
+from qkscope.lenses.score.map_table import FILE as MAP_FILE
+from qkscope.lenses.score.phrases import FIXED, MEANING, lean, part_share, plus_minus, shares_row, wins_sentence
+from qkscope.lenses.score.summaries import with_kind
+from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, QUERY_POSITION, SHARES
+from qkscope.results.read import Entry
+from qkscope.stats.noise import unpaired_change
+from qkscope.text import are, counted
+from qkscope.words.blocks import Block, bullet
+from qkscope.words.phrases import label, listed, percent, sentence
+
+PARTS = {POSITION: "position", QUERY_POSITION: "query-position", PREFERENCE: "preference", QUERY: "the query part"}
+MOST_NAMED = 3
+
+
+def score_heads(given: CardInput) -> Card:
+    """Every head of the last entry."""
+    last = given.checkpoints[-1]
+    heads = with_kind(given.at, last.name)
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"Every head of {label(last)}, one bar each, the heads with the largest share of position first and kinds "
+            f"of layers apart where there are several. {MEANING} Under each bar stands by how many standard "
+            "deviations of scores late keys win (below 0: early keys), with ± 1 standard error over "
+            "documents where it is known.",
+        ),
+        _largest(heads),
+        _leaders(heads, POSITION, "Most position"),
+        _leaders(heads, QUERY, "Most that depends on the query"),
+        wins_sentence(shares_row(given, last.name)),
+        _dominated(given, last, heads),
+    ]
+    steps = [("Order", "by position_share, falling."), ("Errors", FIXED)]
+    takeaway = [_largest(heads), wins_sentence(shares_row(given, last.name))]
+    return Card(f"Every Head of {label(last)}: What Its Scores Are Made Of", shows, FILE, steps, takeaway)
+
+
+def _largest(heads: pd.DataFrame) -> str:
+    """How many heads have each part as their largest."""
+    known = heads.dropna(subset=list(SHARES))
+    if known.empty:
+        return "No head has scores that vary."
+    counts = known[list(SHARES)].idxmax(axis=1).value_counts()
+    told = [f"{PARTS[str(part)]} in {count:,}" for part, count in counts.items()]
+    return f"The largest part of the {counted(len(known), 'head')} is {listed(told)}."
+
+
+def _leaders(heads: pd.DataFrame, column: str, words: str) -> str:
+    top = heads.dropna(subset=[column]).nlargest(MOST_NAMED, column)
+    if top.empty:
+        return ""
+    return sentence(f"{words}: {listed([f'{_name(row)} ({_share(row, column)})' for _, row in top.iterrows()])}")
+
+
+def _name(row: "pd.Series") -> str:
+    return f"layer {int(row['layer'])} head {int(row['head'])}"
+
+
+def _share(row: "pd.Series", column: str) -> str:
+    return part_share(float(row[column]), float(row.get(error_name(column), np.nan)))
+
+
+def _dominated(given: CardInput, last: Entry, heads: pd.DataFrame) -> str:
+    """Do position-dominated heads score by position? Against all other heads; the error is over heads."""
+    of = given.at.heads
+    categories = of.loc[of["model"] == last.name, ["layer", "head", "category"]]
+    named = heads.merge(categories, on=["layer", "head"], how="inner")
+    inside = named["category"] == POSITION_DOMINATED
+    if inside.sum() < 3 or (~inside).sum() < 3:
+        return ""
+    gap = unpaired_change(named.loc[~inside, POSITION], named.loc[inside, POSITION])
+    claim = "Does it hold here? It is said that position-dominated heads implement a bias by position."
+    verdict = {1: "it holds", 0: "no difference beyond two errors", -1: "the opposite holds"}[gap.direction]
+    count = int(inside.sum())
+    return (
+        f"{claim} Position explains {percent(gap.after)} of the scores of the {counted(count, 'head')} that "
+        f"{are(count)} position-dominated, and {percent(gap.before)} of the others' (difference "
+        f"{plus_minus(gap.difference, gap.error)}, error over heads): {verdict}."
+    )
+
+
+# --- maps -------------------------------------------------------------------------------------------
+
+
+def score_map(given: CardInput) -> Card:
+    """Maps of three heads of the last entry."""
+    maps = maps_of(given.at)
+    last = given.checkpoints[-1]
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"Mean scores of {counted(len(maps), 'head')} of {label(last)}: query position up, key position across, "
+            "from the mean of the row (softmax sees no more than that) in standard deviations of the head's scores. "
+            "All panels share one scale of colours. The narrow column at the left, where it is, are keys at position "
+            "0. A query's own bucket is shown whole, although an early query of it does not see the later keys; what "
+            "no query of a row sees is blank.",
+        ),
+        *(bullet(_told(each)) for each in maps),
+        "These means have no errors of their own; the advantage of late keys has.",
+    ]
+    steps = [
+        (
+            "Selection",
+            "the head with the largest position_share, then, of those left, preference_share and query_share.",
+        ),
+        ("Mean scores", "product of the mean query of a bucket and the mean key of a sixteenth of the window."),
+    ]
+    takeaway = [sentence(_told(each)) for each in maps[:1]]
+    return Card("Mean Scores by Position", shows, MAP_FILE, steps, takeaway)
+
+
+def _told(of: HeadMap) -> str:
+    numbers = of.numbers
+    error = float(numbers.get(error_name(ADVANTAGE), np.nan))
+    column = f"{of.part}_share"
+    return (
+        f"Layer {of.layer} head {of.head}, the one with the largest share of {of.part}: {_share(numbers, column)} of "
+        f"its variance of scores. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
+    )

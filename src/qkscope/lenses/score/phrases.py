@@ -1,0 +1,88 @@
+"""Sentences about the split of scores that several cards share."""
+
+import math
+
+import pandas as pd
+
+from qkscope.lenses.base import error_name
+from qkscope.lenses.card import CardInput
+from qkscope.lenses.score.summaries import BY_KIND, EVERY_KIND, shares_shown
+from qkscope.lenses.score.table import ADVANTAGE, LINE_SHARES, POSITION, PREFERENCE, QUERY, QUERY_POSITION
+from qkscope.stats.jackknife import ERRORS
+from qkscope.text import counted
+from qkscope.words.phrases import number, percent
+
+PART_NAMES = {
+    POSITION: "The mean share of position",
+    QUERY_POSITION: "The mean share of query-position",
+    PREFERENCE: "The mean share of preference",
+    QUERY: "The mean share of the query part",
+}
+MEANING = (
+    "The variance of a query's scores over the keys that it sees, averaged over queries, in four parts that sum to 1. "
+    "Position: what the mean query makes of where keys are. Query-position: what queries make of it differently from "
+    "their mean. Preference: which keys the mean query prefers whatever their position. Query: what depends on both "
+    "the query and the key, which is where attention to content can come from."
+)
+FIXED = (
+    "jackknife over groups of documents; means and slopes of every bucket and the mean residual covariance are those "
+    "of the documents left, and how buckets differ in covariance is held fixed."
+)
+
+
+def plus_minus(value: float, error: float) -> str:
+    """`1.30 ± 0.10`; without an error where none is known."""
+    return number(value) if math.isnan(error) else f"{number(value)} ± {number(error)}"
+
+
+def lean(value: float, error: float) -> str:
+    """Which keys win, and by how much: only beyond two errors."""
+    if math.isnan(value):
+        return "it is undefined whether late or early keys win"
+    if math.isnan(error):
+        side = "late" if value > 0 else "early"
+        return f"{side} keys win by {number(abs(value))} standard deviations of scores (no error is known)"
+    if abs(value) <= ERRORS * error:
+        return f"neither late nor early keys win beyond two errors ({plus_minus(value, error)} standard deviations)"
+    side = "late" if value > 0 else "early"
+    return f"{side} keys win by {plus_minus(abs(value), error)} standard deviations of scores"
+
+
+def shares_row(given: CardInput, model: str, kind: str = EVERY_KIND) -> "pd.Series":
+    """An entry's row of means."""
+    table = given.table(BY_KIND)
+    return table[(table["model"] == model) & (table["layer_kind"] == kind)].iloc[0]
+
+
+def lean_of(row: "pd.Series") -> str:
+    """The same of a row of means over heads."""
+    return lean(float(row[ADVANTAGE]), float(row[error_name(ADVANTAGE)]))
+
+
+def wins_sentence(row: "pd.Series") -> str:
+    """In how many heads late keys win, and in how many early ones."""
+    if math.isnan(float(row["late_wins"])):
+        return ""
+    heads = counted(int(row["heads"]), "head")
+    late, early = int(row["late_wins"]), int(row["early_wins"])
+    return f"Late keys win beyond two errors in {late:,} of {heads}, early keys in {early:,}."
+
+
+def line_note(given: CardInput) -> str:
+    """That entries are compared by one line over the window, where their buckets differ."""
+    if shares_shown(given.at) != LINE_SHARES:
+        return ""
+    counts = sorted({int(n) for n in given.table(BY_KIND)["buckets"]})
+    return (
+        f"Over the common window {given.noun}s have from {counts[0]} to {counts[-1]} position buckets, and finer "
+        "buckets find more position. So position is here one line over the whole window (position 0 apart), for every "
+        f"{given.noun} alike; what turns faster than that counts as preference or query."
+    )
+
+
+def part_share(value: float, error: float) -> str:
+    """`33% ± 1%`, with a decimal where a whole percent would hide the error."""
+    if math.isnan(error):
+        return percent(value)
+    extra = 1 if error < 0.01 else 0
+    return f"{percent(value, extra)} ± {100 * error:.{extra}f}%"

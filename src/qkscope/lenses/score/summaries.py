@@ -1,0 +1,90 @@
+"""Means over heads of the split: by entry and kind of layer, and by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import error_name
+from qkscope.lenses.depth.table import depth_axis
+from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
+from qkscope.stats.jackknife import ERRORS
+from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+
+BY_KIND, BY_DEPTH = "score_shares", "score_depth"
+EVERY_KIND = "all"
+NUMBERS = (*SHARES, *LINE_SHARES, ADVANTAGE, "score_sd", "score_sd_scaled")
+
+
+def score_shares(at: AtWindow) -> pd.DataFrame | None:
+    """One row per entry, and beside it one per kind of layer where an entry has several."""
+    if not at.has(FILE):
+        return None
+    rows = []
+    for model in at.names:
+        heads = with_kind(at, model)
+        kinds = kinds_in_order(heads["layer_kind"])
+        for kind in (EVERY_KIND, *(kinds if len(kinds) > 1 else ())):
+            chosen = heads if kind == EVERY_KIND else heads[heads["layer_kind"] == kind]
+            part = EVERY_HEAD if kind == EVERY_KIND else Part(layer_kind=kind)
+            rows.append({"model": model, "layer_kind": kind, **_means(at.panel_of(FILE), model, part, NUMBERS)})
+            rows[-1].update(heads=len(chosen), buckets=chosen["buckets"].max(), **wins(chosen))
+    return pd.DataFrame(rows)
+
+
+def score_depth(at: AtWindow) -> pd.DataFrame | None:
+    """One row per entry, kind of layer and cell of depth (a bin, or a layer of small models) that has heads."""
+    if not at.has(FILE):
+        return None
+    axis, rows = depth_axis(at), []
+    for model in at.names:
+        heads = with_kind(at, model)
+        heads = heads.assign(cell=axis.cells(heads))
+        kinds = kinds_in_order(heads["layer_kind"])
+        for kind in (EVERY_KIND, *(kinds if len(kinds) > 1 else ())):
+            chosen = heads if kind == EVERY_KIND else heads[heads["layer_kind"] == kind]
+            for cell in sorted(chosen["cell"].unique()):
+                place = axis.part(int(cell))
+                part = Part(place.low, place.high, place.layer, None if kind == EVERY_KIND else kind)
+                found = _means(at.panel_of(FILE), model, part, (*SHARES, *LINE_SHARES, ADVANTAGE))
+                rows.append({"model": model, "layer_kind": kind, "cell": axis.columns[int(cell)], **found})
+    return pd.DataFrame(rows)
+
+
+def with_kind(at: AtWindow, model: str) -> pd.DataFrame:
+    """The heads of an entry in `score.csv` with their kind of layer."""
+    heads = at.table(FILE)
+    heads = heads[heads["model"] == model]
+    kinds = at.heads.loc[at.heads["model"] == model, ["layer", "layer_kind"]].drop_duplicates("layer")
+    return heads.merge(kinds, on="layer", how="left", validate="many_to_one")
+
+
+def wins(heads: pd.DataFrame) -> dict[str, int | float]:
+    """In how many heads late keys win, and early ones, by more than two errors; empty where there are no errors."""
+    error = error_name(ADVANTAGE)
+    if error not in heads.columns or heads[error].isna().all():
+        return {"late_wins": np.nan, "early_wins": np.nan}
+    beyond = heads[ADVANTAGE].abs() > ERRORS * heads[error]
+    return {
+        "late_wins": int((beyond & (heads[ADVANTAGE] > 0)).sum()),
+        "early_wins": int((beyond & (heads[ADVANTAGE] < 0)).sum()),
+    }
+
+
+def _means(panel: HeadPanel, model: str, part: Part, names: Iterable[str]) -> dict[str, float]:
+    """Means with their errors over documents."""
+    found = {}
+    for name in names:
+        found[name] = panel.mean(name, model, part)
+        found[error_name(name)] = panel.error(name, model, part)
+    return found
+
+
+def shares_shown(at: AtWindow) -> tuple[str, ...]:
+    """The shares that entries can be compared by: with one line over the window where their buckets differ."""
+    table = at.table(BY_KIND)
+    return LINE_SHARES if at.common and len(set(table["buckets"])) > 1 else SHARES

@@ -1,0 +1,107 @@
+"""`score.csv`: what a head's scores are made of, and whether late or early keys win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.pca import NO_VARIANCE
+from qkscope.lenses.score.split import Split, line_split, score_split
+from qkscope.lenses.sums import LayerSums
+
+Array = NDArray[np.float64]
+
+FILE = "score.csv"
+SHARE = (0.0, 1.0)
+POSITION, QUERY_POSITION = "position_share", "query_position_share"
+PREFERENCE, QUERY = "preference_share", "query_share"
+SHARES = (POSITION, QUERY_POSITION, PREFERENCE, QUERY)
+ADVANTAGE = "late_advantage"
+# The same shares where position is one line over the window: what entries with other buckets can be compared by.
+LINE_SHARES = tuple(f"line_{name}" for name in SHARES)
+HELD_FIXED = "differences between buckets in covariance"
+
+COLUMNS = (
+    Column(
+        POSITION,
+        "Share of the variance of a query's scores over the keys it sees that the mean query and the positions of the "
+        "keys explain.",
+        "",
+        SHARE,
+    ),
+    Column(
+        QUERY_POSITION,
+        "Share in which queries differ from their mean in how they score positions.",
+        "",
+        SHARE,
+    ),
+    Column(
+        PREFERENCE,
+        "Share in which the mean query tells keys apart beyond their position: a preference that all queries have.",
+        "",
+        SHARE,
+    ),
+    Column(QUERY, "Share that depends on the query and on the key, beyond position.", "", SHARE),
+    Column(
+        ADVANTAGE,
+        "By how many standard deviations of scores the last key wins over the first for queries of the last quarter of "
+        "the window, on the line through their mean scores; above 0 late keys win.",
+        "standard deviations",
+    ),
+    *(
+        Column(
+            line,
+            f"{name}, if queries and keys each follow one line over the whole window instead of one in every bucket: "
+            "comparable between entries whose buckets differ.",
+            "",
+            SHARE,
+        )
+        for line, name in zip(LINE_SHARES, SHARES, strict=True)
+    ),
+    Column("buckets", "Position buckets in the window; more of them tell position apart more finely.", error=None),
+    Column(
+        "score_sd",
+        "Standard deviation of a query's scores over the keys it sees (root mean square over queries), before the "
+        "layer's scale.",
+        "",
+        (0.0, np.inf),
+    ),
+    Column(
+        "score_sd_scaled",
+        "The same after the layer's own scale, as softmax sees it; empty where the scale is not known.",
+        "",
+        (0.0, np.inf),
+    ),
+)
+
+
+def score(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
+    """The shares of a layer's heads; NaN where scores do not vary."""
+    split = score_split(sums)
+    shares, sd = shares_of(sums, split)
+    lined, _ = shares_of(sums, line_split(sums))
+    scale = np.nan if sums.facts.score_scale is None else sums.facts.score_scale
+    return {
+        **dict(zip(SHARES, shares, strict=True)),
+        ADVANTAGE: split.late_rise / sd,
+        **dict(zip(LINE_SHARES, lined, strict=True)),
+        "buckets": np.full(len(sums.heads), len(sums.edges) - 1),
+        "score_sd": sd,
+        "score_sd_scaled": sd * scale,
+    }
+
+
+def shares_of(sums: LayerSums, split: Split) -> tuple[list[Array], Array]:
+    """The shares in the order of SHARES, and the standard deviation of scores."""
+    lengths = (sums.q.mean_x**2).sum(axis=1) + np.trace(sums.q.cov_xx, axis1=1, axis2=2)
+    varies = split.total > NO_VARIANCE * lengths * sums.k.spread
+    total = np.where(varies, split.total, np.nan)
+    parts = (split.position, split.query_position, split.preference, split.query)
+    return [np.clip(part / total, 0.0, 1.0) for part in parts], np.sqrt(total)
+
+
+TABLE = HeadTable(FILE, COLUMNS, score, holds_fixed=HELD_FIXED)
