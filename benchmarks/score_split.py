@@ -36,6 +36,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/lenses/score.md"
 DOCUMENTS, CONTEXT = 8, 2048
 PARTS = ("position", "query_position", "preference", "query")
+BLOCK = 256  # queries at a time
 KINDS = (*PARTS, "total", "other")  # other: the query part with keys of another document
 
 
@@ -45,7 +46,7 @@ class RealLayer:
 
     mu: torch.Tensor  # (heads, tokens, width): the lines of the queries
     m: torch.Tensor  # (key heads, tokens, width)
-    seen: torch.Tensor  # (queries, keys): which keys a query sees
+    seen: torch.Tensor  # (queries, keys): 1 where a query sees a key, else 0
     variances: dict[str, np.ndarray]
     by_distance: np.ndarray  # (heads, tokens): mean score with the key so many tokens back
     before: torch.Tensor | None = None  # η of the document before
@@ -66,7 +67,7 @@ class RealLayer:
         first = Reach.of(facts).first(tokens.astype(float), 0)
         seen = (tokens[None] <= tokens[:, None]) & (tokens[None] >= first[:, None])
         nothing = {name: np.zeros(facts.q_heads) for name in KINDS}
-        return cls(*lines, torch.from_numpy(seen), nothing, np.zeros((facts.q_heads, len(tokens))))
+        return cls(*lines, torch.from_numpy(seen).float(), nothing, np.zeros((facts.q_heads, len(tokens))))
 
     def add(self, query: torch.Tensor, key: torch.Tensor) -> None:
         """One document: (heads, tokens, width) each."""
@@ -74,34 +75,37 @@ class RealLayer:
         group = len(query) // len(key)
         for head in range(len(query)):
             of = head // group
-            scores = query[head] @ key[of].T
             pairs = {
                 "position": (self.mu[head], self.m[of]),
                 "query_position": (e[head], self.m[of]),
                 "preference": (self.mu[head], eta[of]),
                 "query": (e[head], eta[of]),
+                "total": (query[head], key[of]),
             }
             if self.before is not None:
                 pairs["other"] = (e[head], self.before[of])
             for name, (left, right) in pairs.items():
-                self.variances[name][head] += self._variance(left @ right.T)
-            self.variances["total"][head] += self._variance(scores)
-            self.by_distance[head] += self._mean_by_distance(scores)
+                found = self._scored(left, right, self.by_distance[head] if name == "total" else None)
+                self.variances[name][head] += found / len(left)
         self.before = eta
 
-    def _variance(self, scores: torch.Tensor) -> float:
-        """The variance of a query's scores over the keys it sees, averaged over queries."""
-        n = self.seen.sum(dim=1, dtype=torch.float64)
-        mean = torch.where(self.seen, scores, 0.0).sum(dim=1, dtype=torch.float64) / n
-        away = torch.where(self.seen, scores - mean[:, None].float(), 0.0)
-        return float((away.square_().sum(dim=1, dtype=torch.float64) / n).mean())
+    def _scored(self, left: torch.Tensor, right: torch.Tensor, by_distance: np.ndarray | None) -> float:
+        """Multiply every query with every key it sees: the variance over its keys, added up over queries.
 
-    def _mean_by_distance(self, scores: torch.Tensor) -> np.ndarray:
-        tokens = len(scores)
-        # Row i begins one place later than the row before, so that scores of one distance stand below each other.
-        turned = torch.nn.functional.pad(scores.flip(1), (0, tokens)).flatten()[: tokens * (2 * tokens - 1)]
-        sums = turned.view(tokens, 2 * tokens - 1)[:, tokens - 1 :].sum(dim=0, dtype=torch.float64)
-        return sums.numpy() / np.arange(tokens, 0, -1)
+        In blocks of queries, which fit into a processor's memory. Scores by distance are added where asked for.
+        """
+        total = 0.0
+        for start in range(0, len(left), BLOCK):
+            stop = min(start + BLOCK, len(left))
+            scores, seen = left[start:stop] @ right[:stop].T, self.seen[start:stop, :stop]
+            n = seen.sum(dim=1, keepdim=True)
+            mean = (scores * seen).sum(dim=1, keepdim=True) / n
+            away = (scores - mean).mul_(seen)
+            total += float((away.square_().sum(dim=1, keepdim=True, dtype=torch.float64) / n).sum())
+            if by_distance is not None:
+                for row, of_query in enumerate(scores.double().numpy(), start):
+                    by_distance[: row + 1] += of_query[row::-1] / (len(left) - np.arange(row + 1))
+        return total
 
 
 def compared(model: torch.nn.Module, windows: Sequence[Sequence[int]], buckets: int = 16) -> pd.DataFrame:

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from qkscope.ablate.choice import Head, HeadChoice, Unit, units_of
 from qkscope.ablate.edits import KINDS, HeadEdit, edits_of
-from qkscope.ablate.outcomes import outcomes_of, over_documents
+from qkscope.ablate.outcomes import EVERY, outcomes_of, over_documents
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
+from qkscope.lenses.ablation.table import EDITS
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.lenses.taxonomy.heads import heads_at
@@ -250,6 +251,22 @@ def document_rows(works: Sequence[CheckpointAblation], folder: Path) -> pd.DataF
                     }
                 )
     return pd.DataFrame(rows)
+
+
+def heads_table(works: Sequence[CheckpointAblation], table: pd.DataFrame) -> pd.DataFrame | None:
+    """`ablation_heads.csv`: a row per head that was edited alone, a column and its error per edit; None without any."""
+    alone = table[(table["role"] == "head") & (table["outcome"] == EVERY)]
+    if alone.empty:
+        return None
+    wide = alone.set_index(["model", "layer", "head", "edit"])[["delta", "delta_se"]].unstack("edit")  # noqa: PD010
+    found = wide.index.to_frame(index=False)
+    context = {work.plan.checkpoint.name: work.plan.context for work in works}
+    found["window"] = found["model"].map(context)
+    for edit in EDITS:
+        for name, of in ((f"loss_{edit}", "delta"), (f"loss_{edit}_se", "delta_se")):
+            found[name] = wide[of, edit].to_numpy(float) if (of, edit) in wide.columns else np.nan
+    order = {work.plan.checkpoint.name: place for place, work in enumerate(works)}
+    return found.sort_values("model", key=lambda names: names.map(order), kind="stable").reset_index(drop=True)
 
 
 def _about(unit: Unit) -> dict[str, Any]:

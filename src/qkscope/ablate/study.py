@@ -10,14 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.ablate.edits import KINDS
-from qkscope.ablate.run import AblationSettings, CheckpointAblation, ablate_documents, ablation_table, plan_ablation
+from qkscope.ablate.run import (
+    AblationSettings,
+    CheckpointAblation,
+    ablate_documents,
+    ablation_table,
+    heads_table,
+    plan_ablation,
+)
 from qkscope.errors import located
 from qkscope.files import write_text
+from qkscope.lenses.ablation.table import FILE as HEADS_FILE
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
-from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, moments_path, results_file
+from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path, moments_path, results_file
 from qkscope.results.lock import only_run
+from qkscope.results.remove import remove_head_table
 from qkscope.run.events import Events
 from qkscope.run.execute import results_folder
 from qkscope.run.plan import make_plan, with_tokens_kept
@@ -56,7 +65,13 @@ def ablate_study(
         for work in works:
             with located(f"checkpoint {work.plan.checkpoint.name!r}"):
                 _ablate_checkpoint(work, folder, told)
-        write_csv(ablation_table(works, folder), results_file(folder, ABLATION_CSV))
+        table = ablation_table(works, folder)
+        write_csv(table, results_file(folder, ABLATION_CSV))
+        of_heads = heads_table(works, table)
+        if of_heads is None:
+            remove_head_table(folder, HEADS_FILE)
+        else:
+            write_csv(of_heads, head_table_path(folder, HEADS_FILE))
         write_text(results_file(folder, ABLATION_JSON), json.dumps(_provenance(works, command), indent=1) + "\n")
     for name in (ABLATION_CSV, ABLATION_JSON):
         told.wrote(str(results_file(folder, name)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
@@ -76,6 +77,15 @@ def settings_of(options: argparse.Namespace) -> AblationSettings:
         only=tuple(options.checkpoint or ()),
         seed=options.seed,
     )
+
+
+def demo_ablation(study: Path) -> AblationSettings:
+    """What the demo ablates in seconds: every head of its last checkpoint, by itself, on a few short documents."""
+    from qkscope.ablate.run import AblationSettings
+    from qkscope.study.load import load_study
+
+    last = load_study(study).study.checkpoints[-1].name
+    return AblationSettings(edits=("kernel",), documents=8, tokens=128, only=(last,))
 
 
 def ablate(options: argparse.Namespace) -> int:

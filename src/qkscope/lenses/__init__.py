@@ -4,6 +4,7 @@ A new analysis is a folder here and a line below.
 """
 
 from qkscope.lenses import (
+    ablation,
     concordance,
     depth,
     layer_kinds,
@@ -36,6 +37,7 @@ ROOMS = (
     plasticity,
     norms,
     null,
+    ablation,
 )
 
 for room in ROOMS:

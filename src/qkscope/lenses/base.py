@@ -55,7 +55,7 @@ class HeadTable:
 
     file: str
     columns: tuple[Column, ...]
-    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]]
+    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]] | None  # None: another command writes the file
     windows: Windows = "own and common"
     across: str | None = None  # the second axis, and the column with the place on it: pc, bucket, plane
     per: Literal["head", "layer"] = "head"

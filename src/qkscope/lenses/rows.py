@@ -108,6 +108,8 @@ def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> li
 
 def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
     """The lens's own columns of one layer: exactly those that it declares."""
+    if table.rows is None:
+        raise ValueError(f"{table.file} is not made from sums")
     found = {name: np.asarray(values) for name, values in table.rows(sums).items()}
     if set(found) != set(table.names):
         odd = sorted(set(found) ^ set(table.names))[0]

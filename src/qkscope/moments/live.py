@@ -88,9 +88,12 @@ class LiveSums:
         arithmetic.add(state, vectors, placed)
         state.counts += placed.counts
         if state.unrotated and len(spaced.positions):
-            self._add_unrotated(vectors, scratch.unrotation(self._rotation, spaced, next(iter(vectors.values()))))
+            unrotation = scratch.unrotation(self._rotation, spaced, next(iter(vectors.values())))
+            self._add_unrotated(vectors, unrotation, arithmetic)
 
-    def _add_unrotated(self, vectors: Mapping[Kind, Tensor], unrotation: Unrotation) -> None:
+    def _add_unrotated(
+        self, vectors: Mapping[Kind, Tensor], unrotation: Unrotation, arithmetic: HostArithmetic | DeviceArithmetic
+    ) -> None:
         """Add some of these vectors, turned back."""
         state, chosen = self.state, unrotation.chosen(vectors)
         if state.rest_pivot is None:
@@ -99,19 +102,14 @@ class LiveSums:
             state.rest_pivot = torch.where(torch.isfinite(mean), mean, 0.0).to(torch.float32)
             state.rest_move = -state.rest_pivot[:, None, :]
         turned = unrotation.moved(state.rest_move, chosen)
-        _add_product(state.before, turned.transpose(1, 2), turned)
+        squares = state.before.to(turned.dtype)  # itself, unless the vectors are float64
+        torch.baddbmm(squares, turned.transpose(1, 2), turned, out=squares)
+        if squares is not state.before:
+            state.before.copy_(squares)
         for group, members in unrotation.members:
-            _add_product(state.drift[:, group], members.expand(len(turned), -1, -1), turned)
+            arithmetic.add_product(state.drift[:, group], members, turned)
         state.rest_counts += unrotation.spaced.counts
 
     def to_host(self) -> LayerMoments:
         """For each kind as numpy, packed."""
         return self.state.to_host()
-
-
-def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a batched product, in its own precision."""
-    if right.dtype == target.dtype:
-        torch.baddbmm(target, left, right, out=target)
-    else:
-        target.copy_(torch.baddbmm(target.to(right.dtype), left, right))

@@ -41,6 +41,14 @@ class DeviceArithmetic:
             total = of_whole if total is None else total + of_whole
         state.flag = total
 
+    @staticmethod
+    def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add (a, b) times each of (heads, b, c), in one call where both are of one precision."""
+        if target.dtype == right.dtype:
+            torch.baddbmm(target, left.expand(len(right), -1, -1), right, out=target)
+        else:
+            target.add_(torch.matmul(left, right))
+
     def _frame(self, state: State, placed: Placed, whole: Whole, activations: torch.dtype) -> _Frame:
         """Memory and indices for layers of one shape that see one batch; another batch has others."""
         if self._batch is not placed:

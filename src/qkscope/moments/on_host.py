@@ -48,6 +48,11 @@ class HostArithmetic:
                 _add_to_group(state, piece, plan, in_piece)
             tokens += piece.steps.size
 
+    @staticmethod
+    def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add (a, b) times each of (heads, b, c); the product apart, for BLAS adds to whole tensors only."""
+        target.add_(torch.matmul(left, right))
+
     def _centred(self, state: State, vectors: Mapping[Kind, Tensor], piece: Piece, seen: int) -> ProductPlan:
         """The plan, holding these vectors about the pivot."""
         chosen = [_chosen(vectors[kind], piece) for kind in state.heads]

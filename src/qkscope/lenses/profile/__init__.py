@@ -1,6 +1,31 @@
-"""Where queries and keys lie along position."""
+"""Where queries and keys lie, position by position: what r is a summary of."""
 
-from qkscope.lenses.base import Lens
-from qkscope.lenses.profile.table import BEND, PROFILE
+from qkscope.lenses.base import Figure, Lens, View, later
+from qkscope.lenses.profile.card import profile_card
+from qkscope.lenses.profile.table import BEND, BEND_FILE, PROFILE, PROFILE_FILE
 
-LENS = Lens(name="profile", title="Profile", question="How do queries and keys move?", tables=(PROFILE, BEND))
+LENS = Lens(
+    name="profile",
+    title="Profiles along position",
+    question="How do queries and keys move with position, and is that a line?",
+    tables=(PROFILE, BEND),
+    figures=(
+        Figure(
+            "profile",
+            later("qkscope.lenses.profile.figure:draw_profile"),
+            profile_card,
+            needs=(PROFILE_FILE, BEND_FILE),
+        ),
+    ),
+    views=(
+        View(
+            "curve",
+            "What no line explains of the variance between buckets",
+            ("bend_q", "bend_k"),
+            "Along PC0; means over heads.",
+            figure="profile",
+        ),
+        View("heatmap", "What no line explains of every head's queries along PC0", ("bend_q",)),
+        View("scatter", "How much position, and how bent", ("between_q", "bend_q")),
+    ),
+)

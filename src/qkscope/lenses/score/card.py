@@ -219,14 +219,16 @@ def _extremes(given: CardInput, entry: Entry) -> str:
     cells = table[(table["model"] == entry.name) & (table["layer_kind"] == EVERY_KIND)].dropna(subset=[share])
     if len(cells) < 2:
         return ""
-    high, low = cells.loc[cells[share].idxmax()], cells.loc[cells[share].idxmin()]
+    values = cells[share].to_numpy(dtype=float)
+    high, low = cells.iloc[int(values.argmax())], cells.iloc[int(values.argmin())]
 
     def told(cell: "pd.Series") -> str:
-        return (
-            f"{part_share(float(cell[share]), float(cell[error_name(share)]))} at {_words(axis.columns, cell['cell'])}"
-        )
+        value = part_share(float(cell[share]), float(cell[error_name(share)]))
+        return f"{_words(axis.columns, cell['cell'])} ({value})"
 
-    return sentence(f"{_place(given, entry)} position is the largest part, {told(high)}, and the smallest, {told(low)}")
+    return sentence(
+        f"{_place(given, entry)} the share of position is largest at {told(high)} and smallest at {told(low)}"
+    )
 
 
 def _words(columns: tuple[str, ...], cell: str) -> str:

@@ -110,7 +110,8 @@ def score_map(given: CardInput) -> Card:
     steps = [
         (
             "Selection",
-            "the head with the largest position_share, then, of those left, preference_share and query_share.",
+            "the head with the largest position_share; of those left, in turn, the largest position_share where early "
+            "keys win beyond two errors, the largest preference_share and the largest query_share.",
         ),
         ("Mean scores", "product of the mean query of a bucket and the mean key of a sixteenth of the window."),
     ]
@@ -121,8 +122,8 @@ def score_map(given: CardInput) -> Card:
 def _told(of: HeadMap) -> str:
     numbers = of.numbers
     error = float(numbers.get(error_name(ADVANTAGE), np.nan))
-    column = f"{of.part}_share"
+    part = "the query part" if of.part == "query" else of.part
     return (
-        f"Layer {of.layer} head {of.head}, the one with the largest share of {of.part}: {_share(numbers, column)} of "
-        f"its variance of scores. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
+        f"Layer {of.layer} head {of.head} ({of.why}): {_share(numbers, f'{of.part}_share')} of the variance of its "
+        f"scores is {part}. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
     )

@@ -14,7 +14,7 @@ from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.summaries import with_kind
 from qkscope.lenses.score.table import ADVANTAGE, POSITION, SHARES
 
-NAMED_HEADS = 40  # up to here every bar has the name of its head
+NAMED_HEADS = 64  # up to here every bar has the name of its head
 MOST_KINDS = 3
 
 
@@ -31,7 +31,8 @@ def draw_score_heads(at: AtWindow) -> Figure:
         rows = group.sort_values([POSITION, "layer", "head"], ascending=[False, True, True]).reset_index(drop=True)
         kind = style.plain(kinds[i]) + " layers, " if len(groups) > 1 else ""
         _draw_group(grid[2 * i], grid[2 * i + 1], rows, f"{kind}{len(rows):,} heads, most position first")
-    legend_beside(grid[0], errors=True)
+    errors = error_name(POSITION)
+    legend_beside(grid[0], errors in heads.columns and bool(heads[errors].notna().any()))
     return style.finish(figure)
 
 

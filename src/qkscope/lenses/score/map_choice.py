@@ -1,4 +1,4 @@
-"""Which heads have their map drawn: for each part of a score, the head that has most of it."""
+"""Which heads have their map drawn: those with the most position, late and early keys winning, and others."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,22 @@ import numpy.typing as npt
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import error_name
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
-from qkscope.lenses.score.table import FILE, POSITION, PREFERENCE, QUERY
+from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY
+from qkscope.stats.jackknife import ERRORS
 
 Array = npt.NDArray[np.float64]
 
-PARTS = ((POSITION, "position"), (PREFERENCE, "preference"), (QUERY, "query"))
+# What the map of a head is drawn for, the column that is largest in it, and the part that its title names.
+CHOICES = (
+    ("most position", POSITION, "position"),
+    ("most position where early keys win", POSITION, "position"),
+    ("most preference", PREFERENCE, "preference"),
+    ("most that depends on the query", QUERY, "query"),
+)
+EARLY = CHOICES[1][0]
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,8 @@ class HeadMap:
 
     layer: int
     head: int
-    part: str  # of which it has the most
+    why: str  # it was chosen
+    part: str  # that its title names
     numbers: pd.Series  # its row of `score.csv`
     edges: tuple[int, ...]  # of the query buckets
     cells: tuple[int, ...]  # of the parts of the keys
@@ -36,18 +46,26 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
     rows, heads = at.table(MAP_FILE), at.table(FILE)
     rows, heads = rows[rows["model"] == model], heads[heads["model"] == model]
     found: dict[tuple[int, int], HeadMap] = {}
-    for column, part in PARTS:
+    for why, column, part in CHOICES:
         left = heads[[(row.layer, row.head) not in found for row in heads.itertuples()]]
+        left = left[early_wins(left)] if why == EARLY else left
         if left[column].notna().any():
-            chosen = left.loc[left[column].idxmax()]
+            chosen = left.iloc[int(np.nanargmax(left[column].to_numpy(dtype=float)))]
             place = int(chosen["layer"]), int(chosen["head"])
             of_head = rows[(rows["layer"] == place[0]) & (rows["head"] == place[1])].sort_values("bucket")
             if len(of_head):
-                found[place] = _map(of_head, chosen, part)
+                found[place] = _map(of_head, chosen, why, part)
     return list(found.values())
 
 
-def _map(rows: pd.DataFrame, numbers: pd.Series, part: str) -> HeadMap:
+def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
+    """Which heads are won by early keys: beyond two errors where errors are known."""
+    error = error_name(ADVANTAGE)
+    errors = heads[error].fillna(0.0) if error in heads.columns else 0.0
+    return heads[ADVANTAGE] < -ERRORS * errors
+
+
+def _map(rows: pd.DataFrame, numbers: pd.Series, why: str, part: str) -> HeadMap:
     edges = (*(int(start) for start in rows["start"]), int(rows["end"].iloc[-1]))
     cells = key_cells(edges)
     scores = rows[[TO_FIRST, *TO_CELLS[: len(cells) - 1]]].to_numpy(dtype=float)
@@ -56,4 +74,4 @@ def _map(rows: pd.DataFrame, numbers: pd.Series, part: str) -> HeadMap:
         mean = np.where(weight > 0, weight * scores, 0.0).sum(axis=1) / weight.sum(axis=1)
         scores = (scores - mean[:, None]) / float(numbers["score_sd"])
     place = int(numbers["layer"]), int(numbers["head"])
-    return HeadMap(*place, part, numbers, edges, cells, scores[:, 0], scores[:, 1:])
+    return HeadMap(*place, why, part, numbers, edges, cells, scores[:, 0], scores[:, 1:])

@@ -1,5 +1,7 @@
 """Mean scores of a few heads by query position and key position: where position sends attention."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
@@ -19,8 +21,8 @@ def draw_score_map(at: AtWindow) -> Figure:
     """One panel per chosen head: keys across, queries up, colours from each row's mean in standard deviations."""
     maps = maps_of(at)
     model = at.names[-1]
-    headline = f"Mean Scores by Position, Three Heads of {style.plain(at.study.labels[model])}"
-    figure = canvas(at, 1.6 + 3.6 * len(maps), 4.4, headline, [model])
+    headline = f"Mean Scores by Position in {len(maps)} Heads of {style.plain(at.study.labels[model])}"
+    figure = canvas(at, 1.6 + 3.2 * len(maps), 4.4, headline, [model])
     panels = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
     largest = max((float(np.nanmax(np.abs(each.scores))) for each in maps), default=1.0)
     scale = Normalize(-largest, largest)
@@ -35,7 +37,7 @@ def draw_score_map(at: AtWindow) -> Figure:
 def _draw_map(axes: Axes, of: HeadMap, scale: Normalize) -> None:
     length = of.edges[-1]
     sink = SINK_WIDTH * length
-    options = {"cmap": COLOURS, "norm": scale, "linewidth": 0, "rasterized": True}
+    options: dict[str, Any] = {"cmap": COLOURS, "norm": scale, "linewidth": 0, "rasterized": True}
     axes.pcolormesh(of.cells, of.edges, of.scores, gid="scores", **options)
     if np.isfinite(of.first).any():
         axes.pcolormesh([-1.6 * sink, -0.6 * sink], of.edges, of.first[:, None], gid="first", **options)
@@ -48,5 +50,5 @@ def _draw_map(axes: Axes, of: HeadMap, scale: Normalize) -> None:
     axes.set_xlabel("key position")
     share, advantage = float(of.numbers[f"{of.part}_share"]), float(of.numbers[ADVANTAGE])
     axes.set_title(f"L{of.layer} H{of.head}: {100 * share:.0f}% {of.part}", fontsize=9.5, loc="left", pad=14)
-    lean = f"late keys win by {style.signed(advantage)} SD"
+    lean = f"{'late' if advantage > 0 else 'early'} keys win by {style.signed(abs(advantage))} SD"
     axes.text(1.0, 1.01, lean, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color=style.GREY)

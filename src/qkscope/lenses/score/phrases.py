@@ -32,7 +32,10 @@ FIXED = (
 
 def plus_minus(value: float, error: float) -> str:
     """`1.30 ± 0.10`; without an error where none is known."""
-    return number(value) if math.isnan(error) else f"{number(value)} ± {number(error)}"
+    if math.isnan(error):
+        return number(value)
+    extra = 0 if error >= 0.005 else 1
+    return f"{number(value, extra)} ± {number(error, extra)}"
 
 
 def lean(value: float, error: float) -> str:
@@ -81,8 +84,8 @@ def line_note(given: CardInput) -> str:
 
 
 def part_share(value: float, error: float) -> str:
-    """`33% ± 1%`, with a decimal where a whole percent would hide the error."""
+    """`33% ± 1%`, with the decimals that its error needs."""
     if math.isnan(error):
         return percent(value)
-    extra = 1 if error < 0.01 else 0
+    extra = 0 if error >= 0.01 else 1 if error >= 0.001 else 2
     return f"{percent(value, extra)} ± {100 * error:.{extra}f}%"

@@ -1,0 +1,98 @@
+"""The card of the profiles: what the drawn heads do along position, and where a line is the wrong shape."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.base import error_name
+from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.profile.choice import MOST_BENT, HeadProfile, profiles_of
+from qkscope.lenses.profile.table import BEND_FILE, FEWEST_BUCKETS, PROFILE_FILE
+from qkscope.lenses.score.phrases import part_share
+from qkscope.stats.findings import describe_curve, largest_contrast
+from qkscope.text import counted
+from qkscope.words.blocks import Block, bullet
+from qkscope.words.phrases import curve_course, label, listed, number, percent, ranking, sentence
+
+KINDS = (("q", "queries"), ("k", "keys"))
+MUCH, CURVED = 0.25, 0.5  # a line is the wrong shape where position is a quarter of the variance, and half of it bent
+
+
+def profile_card(given: CardInput) -> Card:
+    """Profiles of a few heads of the last entry, and how bent profiles are on average."""
+    last = given.checkpoints[-1]
+    heads = profiles_of(given.at)
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"Mean projection of the queries (blue circles) and keys (red squares) of each position bucket in "
+            f"{counted(len(heads), 'head')} of {label(last)}, with bands of ± 1 standard deviation over tokens: along "
+            "PC0 above, and below along the drift axis, the direction whose projection has the largest covariance with "
+            "position. r_q and r_k summarise the upper row by how well a line fits it. Position 0 is in the table and "
+            "not drawn. Thin bars, where errors are known, are ± 1 standard error of a mean over documents.",
+        ),
+        *(bullet(_told(head)) for head in heads),
+        *(_course(given, kind, name) for kind, name in KINDS),
+        wrong_shape(_bends(given, last.name)),
+    ]
+    steps = [
+        (
+            "Selection",
+            "of each category that occurs, the head whose PC0 explains the most variance; then, of those left, the "
+            "head with the largest bend × between of its queries or keys.",
+        ),
+        (
+            "Bend",
+            "of the variance between bucket means along PC0, the share that a least-squares line in position leaves "
+            f"over (empty with fewer than {FEWEST_BUCKETS} buckets). It depends on the number of buckets, so entries "
+            "are compared over their own contexts, which have equally many.",
+        ),
+    ]
+    takeaway = [wrong_shape(_bends(given, last.name)), *(_course(given, kind, name) for kind, name in KINDS)]
+    return Card(f"Queries and Keys by Position in {label(last)}", shows, PROFILE_FILE, steps, takeaway)
+
+
+def _bends(given: CardInput, model: str) -> pd.DataFrame:
+    table = given.at.table(BEND_FILE)
+    return table[table["model"] == model]
+
+
+def _told(head: HeadProfile) -> str:
+    numbers = head.numbers
+    bends = [
+        f"{name} {_share(numbers, f'bend_{kind}')}"
+        for kind, name in KINDS
+        if not math.isnan(float(numbers[f"bend_{kind}"]))
+    ]
+    why = "the most bent head" if head.why == MOST_BENT else f"the {head.why} head whose PC0 explains the most variance"
+    bent = f"; what no line explains of the variance between buckets: {listed(bends)}" if bends else ""
+    correlations = f"r_q {number(float(numbers['r_q']))} and r_k {number(float(numbers['r_k']))}"
+    return f"Layer {head.layer} head {head.head}, {why}: {correlations}{bent}."
+
+
+def _share(row: pd.Series, column: str) -> str:
+    return part_share(float(row[column]), float(row.get(error_name(column), np.nan)))
+
+
+def _course(given: CardInput, kind: str, name: str) -> str:
+    panel, column = given.at.panel_of(BEND_FILE), f"bend_{kind}"
+    words = f"The mean share of the variance of {name} between buckets that no line explains"
+    if not given.study.one_run and len(given.checkpoints) > 1:
+        return ranking(largest_contrast(panel, given.checkpoints, column), words, percent, given.noun)
+    return curve_course(describe_curve(panel, given.checkpoints, column), words, percent)
+
+
+def wrong_shape(bends: pd.DataFrame) -> str:
+    """In how many heads a line is the wrong shape for what is there."""
+    known = bends.dropna(subset=["bend_q", "bend_k"], how="all")
+    if known.empty:
+        return f"No head has the {FEWEST_BUCKETS} buckets that it takes to tell a bend from a line."
+    wrong = {
+        name: int(((known[f"between_{kind}"] > MUCH) & (known[f"bend_{kind}"] > CURVED)).sum()) for kind, name in KINDS
+    }
+    told = listed([f"the {name} of {count:,}" for name, count in wrong.items()])
+    return sentence(
+        f"Of {counted(len(known), 'head')}, {told} follow position along PC0 (it is more than {percent(MUCH)} of their "
+        f"variance) in a shape of which a line explains less than {percent(1 - CURVED)}"
+    )

@@ -1,0 +1,74 @@
+"""Which heads have their profile drawn: of each category the one whose PC0 explains most, and the most bent one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.categories import CATEGORIES, UNDEFINED
+from qkscope.lenses.profile.table import BEND_FILE, PROFILE_FILE
+
+MOST_BENT = "most bent"
+
+
+@dataclass(frozen=True)
+class HeadProfile:
+    """A head of the last entry: its rows of `profile.csv`, its numbers, and why it was chosen."""
+
+    layer: int
+    head: int
+    why: str  # its category, or that it is the most bent
+    numbers: pd.Series  # its row of `qk.csv` on PC0, with its columns of `bend.csv`
+    rows: pd.DataFrame  # by bucket
+
+    @property
+    def name(self) -> str:
+        """`L3 H5`."""
+        return f"L{self.layer} H{self.head}"
+
+
+def profiles_of(at: AtWindow) -> list[HeadProfile]:
+    """The chosen heads of the last entry, in the order of the categories."""
+    model = at.names[-1]
+    profiles, bends = (_of_model(at.table(file), model) for file in (PROFILE_FILE, BEND_FILE))
+    own = [name for name in bends.columns if name.startswith(("bend", "between"))]
+    heads = _of_model(at.heads, model).merge(bends[["layer", "head", *own]], on=["layer", "head"], how="inner")
+    found: list[HeadProfile] = []
+    for category in CATEGORIES:
+        inside = heads[(heads["category"] == category) & heads["explained_variance"].notna()]
+        if category != UNDEFINED and len(inside):
+            found.append(_profile(_first(inside, inside["explained_variance"]), profiles, category))
+    taken = [(each.layer, each.head) for each in found]
+    bent = most_bent(heads[[(row.layer, row.head) not in taken for row in heads.itertuples()]])
+    if bent is not None:
+        found.append(_profile(bent, profiles, MOST_BENT))
+    return [each for each in found if len(each.rows)]
+
+
+def most_bent(heads: pd.DataFrame) -> pd.Series | None:
+    """The head with the largest share of its queries' or keys' variance along PC0 that follows position, not a line."""
+    curved = pd.concat([heads["bend_q"] * heads["between_q"], heads["bend_k"] * heads["between_k"]], axis=1).max(axis=1)
+    return None if curved.isna().all() else _first(heads, curved)
+
+
+def _first(heads: pd.DataFrame, by: pd.Series) -> pd.Series:
+    """The head with the largest number."""
+    return heads.iloc[int(np.nanargmax(by.to_numpy(dtype=float)))]
+
+
+def _of_model(table: pd.DataFrame, model: str) -> pd.DataFrame:
+    return table[table["model"] == model].reset_index(drop=True)
+
+
+def _profile(numbers: pd.Series, profiles: pd.DataFrame, why: str) -> HeadProfile:
+    layer, head = int(numbers["layer"]), int(numbers["head"])
+    rows = profiles[(profiles["layer"] == layer) & (profiles["head"] == head)].sort_values("bucket")
+    return HeadProfile(layer, head, why, numbers, rows)
+
+
+def without_sink(rows: pd.DataFrame) -> pd.DataFrame:
+    """The buckets but position 0, where that is one by itself: it can lie far from all others."""
+    return rows[~((rows["start"] == 0) & (rows["end"] == 1) & (len(rows) > 1))]
