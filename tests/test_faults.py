@@ -25,9 +25,9 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def slow_study(world, tmp_path):
-    """Two hundred documents in ten shards: seconds of work in which something can happen."""
-    cut_documents(tmp_path / "docs", 200, every=100, length=300)
-    return lambda **changes: world(**{"shard_tokens": 6400, "batch_tokens": 64, **changes})
+    """A hundred documents in ten shards: seconds of work in which something can happen."""
+    cut_documents(tmp_path / "docs", 100, every=200, length=300)
+    return lambda **changes: world(**{"shard_tokens": 13 * 256, "batch_tokens": 64, **changes})
 
 
 RUN = ("run", "study.yaml", "--out", "out")

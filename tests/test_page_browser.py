@@ -281,6 +281,10 @@ def test_a_box_in_the_portrait_is_seen_in_all_views(visit, published_page):
     last = table[table["model"] == list(dict.fromkeys(table["model"]))[-1]]
     with visit(published_page / "report.html") as page:
         pixel = pixels(page)
+        for column in ("r_q", "r_k"):  # what a box says of its corners is where heads are drawn
+            for row in (last.loc[last[column].idxmin()], last.loc[last[column].idxmax()]):
+                page.mouse.move(*pixel(row["r_q"], row["r_k"]))
+                assert f"Layer {row['layer']}, head {row['head']}" in page.locator(".tooltip").inner_text()
         page.mouse.move(*pixel(0.5, -0.95))
         page.mouse.down()
         page.mouse.move(*pixel(0.8, -0.5), steps=3)
