@@ -7,6 +7,7 @@ wall time is beside it. The tap's own time is small beside what passes differ by
 directly as well, and so is what ending early saves.
 """
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from qkscope.moments.moments import Moments
 
 VARIANTS = ("plain", "sums", "sums, also at rest")
 PLAIN = 0
+THREADS = int(os.environ.get("QKSCOPE_BENCH_THREADS", "2"))  # one, where others are at work on the machine
 
 
 def now() -> np.ndarray:
@@ -163,7 +165,7 @@ def in_layers(ids: np.ndarray) -> Found:
 
 
 def ready(ids: np.ndarray):
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     model = load_model()
     with evaluation(model):
         run_backbone(model, torch.from_numpy(ids[:1, :256]))  # lazy initialisation is nobody's cost
@@ -199,7 +201,7 @@ def real_shape(quick: bool) -> Found:
 
     config = SmolLM3Config(num_hidden_layers=4, vocab_size=4096, pad_token_id=0)
     torch.manual_seed(0)
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     model = SmolLM3Model(config).to(torch.float32)
     tokens = 1024 if quick else 4096
     ids = np.random.default_rng(0).integers(0, 4096, (1 if quick else 4, tokens))

@@ -16,7 +16,8 @@ from qkscope.capture.blueprint import blueprint
 from qkscope.cli.estimate import cost_rows, duration, scaled, verdict
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import Estimate, estimate
-from qkscope.cost.work import EIGEN, CheckpointWork, described_weights, shard_documents
+from qkscope.cost.tables import EIGEN
+from qkscope.cost.work import CheckpointWork, described_weights, shard_documents
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW
 from qkscope.moments.sizes import predict_sizes
@@ -39,7 +40,7 @@ class Case:
     then: str  # what the figures say
 
 
-def work(name, found, config, context, documents, window, *, shard_tokens=None, heads=None):
+def work(name, found, config, context, documents, window, *, shard_tokens=None, heads=None, detail=True):
     """One checkpoint with the defaults of a study file."""
     every = sum(facts.q_heads for facts in found.probe.layers)
     return CheckpointWork(
@@ -52,6 +53,7 @@ def work(name, found, config, context, documents, window, *, shard_tokens=None, 
         heads=min(every, heads or every),
         components=DEFAULTS["components"],
         common_window=window,
+        detail=detail,
     )
 
 
@@ -131,7 +133,7 @@ def sweep() -> Case:
         dtype=torch.float16,
     )
     found = blueprint(config)
-    works = [work(f"step-{i}", found, config, 2048, 256, 2048) for i in range(1000)]
+    works = [work(f"step-{i}", found, config, 2048, 256, 2048, detail=False) for i in range(1000)]
     layout = capture_layout(2048, buckets=4, groups=4)
     slim = predict_sizes(layout, found.probe.layers).file * len(works)
     return Case(
@@ -223,7 +225,7 @@ For L layers, h query and g key heads of width d, context T, n documents, B buck
 | sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token: an upper bound; {precision} |
 | sums, memory | 8 · (h + g) · ((B + G) · (¾d² + 2d) + d) bytes per layer, whatever the number of tokens |
 | moments file | (h + g) · (B · 8 · (s + 3) + G · (4s + 24) + 8d) bytes per layer, s = d(d+1)/2 + 2d; and a header |
-| tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling: each once); a core takes whole layers |
+| tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling), at the first two also for each group |
 | disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, tables, downloads |
 | downloads | each checkpoint once; with `--evict` those of two checkpoints for each worker are there |
 
@@ -269,8 +271,8 @@ def assumptions() -> str:
         f"- weights read at {scaled(it.disk_bandwidth)}B/s by each worker; results at {scaled(it.storage_bandwidth)}B/"
         f"s and downloads at {scaled(it.download)}B/s by all together;",
         f"- on one core {scaled(it.tokenize)} tokens/s tokenized, {scaled(it.checksum)}B/s of moments files with their "
-        f"checksums; {scaled(it.host_flops)}FLOP/s and {scaled(it.lines)}lines/s in tables "
-        f"on each of {it.cores} cores.",
+        f"checksums; {scaled(it.host_flops)}FLOP/s and {scaled(it.table_numbers)}numbers/s in tables "
+        f"on each of {it.cores} cores, and {it.table_start:g} s until a further process makes some.",
     ])  # fmt: skip
 
 

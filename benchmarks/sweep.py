@@ -20,15 +20,15 @@ MOST = 1000
 
 MEASURED = """
 import os, resource, sys, time
+from pathlib import Path
+from qkscope.report.write import write_report
+from qkscope.run.events import Events
+from qkscope.tables.from_moments import analyze_folder
 folder, what = sys.argv[1:]
 begun = time.perf_counter()
 if what == "tables":
-    from qkscope.run.events import Events
-    from qkscope.tables.from_moments import analyze_folder
-    from pathlib import Path
     analyze_folder(Path(folder), Events(), "analyze")
 else:
-    from qkscope.report.write import write_report
     write_report(folder)
 seconds = time.perf_counter() - begun
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -36,6 +36,9 @@ used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAG
 own = next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), own, used[1].ru_maxrss / 1024)
 """
+
+
+STARTED = "from qkscope.tables import makers"
 
 
 def sweep(quick: bool) -> Found:
@@ -63,7 +66,8 @@ def estimated(count: int) -> float:
     """Seconds that an estimate gives for the tables of so many checkpoints, with rates taken from three of them."""
     from qkscope.cost.cluster import Cluster
     from qkscope.cost.estimate import estimate
-    from qkscope.cost.work import CheckpointWork, Weights, eigen_flops, table_lines
+    from qkscope.cost.tables import eigen_flops, table_amounts
+    from qkscope.cost.work import CheckpointWork, Weights
     from qkscope.lenses.registry import head_tables
     from qkscope.lenses.rows import RowSettings, checkpoint_rows
     from qkscope.moments.moments import Moments
@@ -82,12 +86,13 @@ def estimated(count: int) -> float:
     read, solved, written = (float(np.median(times[1:])) for times in spent.values())
     weights = Weights(1, 0, 1, 1, 1, 2, 1, "none", remote=False)
     facts = tuple(moments.layers.values())
-    work = CheckpointWork("m", facts, moments.layout, weights, (1,), CONTEXT, LAYERS * HEADS, settings.components)
+    work = CheckpointWork("m", facts, moments.layout, weights, (8,), CONTEXT, LAYERS * HEADS, settings.components)
     cores = os.cpu_count() or 1
     rates = {
         "checksum": work.sizes.file / read,
         "host_flops": eigen_flops(work) / (solved * cores),  # its layers were shared by all cores
-        "lines": table_lines(work) / written,
+        "table_numbers": table_amounts(work).numbers / written,
+        "table_start": seconds_of(lambda: subprocess.run([sys.executable, "-c", STARTED], check=True)),
         "storage_bandwidth": 1e30,
     }
     return estimate([work] * count, Cluster(devices=1, cores=cores, **rates)).seconds["tables"]

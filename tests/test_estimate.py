@@ -21,11 +21,12 @@ from qkscope.capture.blueprint import blueprint
 from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.capture.probe import probe_model
 from qkscope.cli.estimate import add_cluster_options, cluster_of, estimate_lines, quantity
+from qkscope.cost import tables as cost_tables
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import ADVICE, estimate, estimate_plan
 from qkscope.cost.makespan import Item, schedule
+from qkscope.cost.tables import EIGEN, eigen_flops, table_amounts
 from qkscope.cost.work import (
-    EIGEN,
     CheckpointWork,
     Products,
     Weights,
@@ -33,7 +34,6 @@ from qkscope.cost.work import (
     attention_flops,
     described_weights,
     device_memory,
-    eigen_flops,
     linear_flops,
     planned_work,
     shard_documents,
@@ -44,11 +44,12 @@ from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses import rows
 from qkscope.lenses.registry import head_tables
-from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.layout import Layout, bucket_edges, capture_layout
 from qkscope.moments.placing import PIECE_TOKENS
 from qkscope.moments.state import State
+from qkscope.results.csv_files import csv_text
 from qkscope.results.folder import shard_path
-from qkscope.results.schema import QK_FILES
+from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, QK_FILES
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
@@ -105,6 +106,10 @@ def test_flops_by_hand():
     # Windows of 2 and 4 tokens, of which 4 is the own context: 2 eigenproblems of 25 x 64 for each of 4 heads.
     assert eigen_flops(work()) == 2 * 4 * 25 * 64
     assert eigen_flops(work(common_window=3)) == 3 * 4 * 25 * 64
+    # Four documents in four groups: at the own context four more, at a common window of its own another four.
+    grouped = Layout(bucket_edges(4, 2), 4)
+    assert eigen_flops(work(layout=grouped)) == (2 + 4) * 4 * 25 * 64
+    assert eigen_flops(work(layout=grouped, common_window=2)) == (2 + 2 * 4) * 4 * 25 * 64
 
 
 def test_bytes_by_hand():
@@ -282,14 +287,15 @@ def test_the_share_of_float64_products_is_that_of_a_real_shard():
     assert planned.float64 / planned.total <= share <= planned.float64 / planned.total + PIECE_TOKENS / 8192
 
 
+@pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("common", [16, 48, 20])  # a doubling, the own context, neither
-def test_tables_solve_as_many_eigenproblems_as_the_estimate_says(monkeypatch, common):
-    layout = Layout(bucket_edges(LENGTH, 6, also=[common]), 1)
+def test_tables_solve_as_many_eigenproblems_as_the_estimate_says(monkeypatch, common, groups):
+    layout = Layout(bucket_edges(LENGTH, 6, also=[common]), groups, common=common)
     model = tiny("llama")
-    batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 0, 0], list("abc"), [0, 1, 2])
+    batch = make_batch(list(tokens(4, LENGTH).numpy()), [n % groups for n in range(4)], list("abcd"), list(range(4)))
     moments = collect_moments(model, [batch], layout)
     planned = real_work(
-        model, layout=layout, common_window=common, heads=sum(f.q_heads for f in moments.layers.values())
+        model, documents=4, layout=layout, common_window=common, heads=sum(f.q_heads for f in moments.layers.values())
     )
     solved, eigh = [], np.linalg.eigh
     monkeypatch.setattr(np.linalg, "eigh", lambda stack: (solved.append(len(stack)), eigh(stack))[1])
@@ -305,7 +311,7 @@ def test_tables_take_as_many_cores_as_the_estimate_says(monkeypatch):
     together = threading.Barrier(3, timeout=60)
     rows.over_layers(lambda layer: together.wait(), range(3))
     layers = tuple(LayerFacts(number, 2, 1, 4) for number in range(3))
-    slow = {"storage_bandwidth": 1e30, "checksum": 1e30, "lines": 1e30, "host_flops": 10.0}
+    slow = {"storage_bandwidth": 1e30, "checksum": 1e30, "table_numbers": 1e30, "host_flops": 10.0}
     one, three, four = (
         estimate([work(layers=layers)], Cluster(cores=cores, **slow)).seconds["tables"] for cores in (1, 3, 4)
     )
@@ -315,21 +321,48 @@ def test_tables_take_as_many_cores_as_the_estimate_says(monkeypatch):
     assert two == pytest.approx(2 * three)
 
 
-def test_tables_are_made_beside_the_capture_and_the_rest_by_all_cores():
-    """Ten checkpoints; 2 x 4 heads and 2 windows of one component are 16 lines each, at one line per second."""
+def test_tables_are_made_beside_the_capture_and_the_rest_by_all_cores(monkeypatch):
+    """Ten checkpoints, at one number per second; a process more is worth its start, and takes two seconds for it."""
+    monkeypatch.setattr(cost_tables, "WORTH_SEVERAL", 1)
     free = {"storage_bandwidth": 1e30, "checksum": 1e30, "host_flops": 1e30, "tokenize": 1e30, "disk_bandwidth": 1e30}
     works = [work((4,), heads=4, components=1) for _ in range(10)]
-    given = {"devices": 1, "lines": 1.0, "download": 1e30, "flops": 1e30, "flops32": 1e30, "flops64": 1e30, **free}
-    lines = 4 * (2 + len(works[0].layout.windows()))
+    rates = {"devices": 1, "table_numbers": 1.0, "table_start": 2.0, "download": 1e30}
+    given = {**rates, "flops": 1e30, "flops32": 1e30, "flops64": 1e30, **free}
+    numbers = table_amounts(works[0]).numbers
     at_once = Cluster(cores=5, memory_bandwidth=1e30, **given)  # the capture takes no time: five cores share ten
-    assert estimate(works, at_once).seconds["tables"] == pytest.approx(10 * lines / 5)
+    assert estimate(works, at_once).seconds["tables"] == pytest.approx(2 + 10 * numbers / 5)
     traffic = sum(sums_traffic(each) for each in works)
-    half = traffic / (5 * lines) / at_once.utilization  # the capture lasts as long as the tables of five
-    assert estimate(works, dataclasses.replace(at_once, memory_bandwidth=half)).seconds["tables"] == pytest.approx(
-        5 * lines / 5
-    )
+    half = traffic / (5 * numbers) / at_once.utilization  # the capture lasts as long as the tables of five
+    half_left = dataclasses.replace(at_once, memory_bandwidth=half)
+    assert estimate(works, half_left).seconds["tables"] == pytest.approx(2 + 5 * numbers / 5)
     slow = dataclasses.replace(at_once, memory_bandwidth=half / 10)
-    assert estimate(works, slow).seconds["tables"] == pytest.approx(lines)  # of the last checkpoint
+    assert estimate(works, slow).seconds["tables"] == pytest.approx(numbers)  # of the last checkpoint
+    # Where moments files are so small that one process is as soon through with them, it goes on alone.
+    monkeypatch.setattr(cost_tables, "WORTH_SEVERAL", 10**9)
+    assert estimate(works, at_once).seconds["tables"] == pytest.approx(10 * numbers)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("common", [16, 48])
+def test_lines_numbers_and_bytes_are_those_of_every_registered_table(common, groups):
+    """Whatever lenses there are: one more is counted by being there."""
+    layout = capture_layout(LENGTH, buckets=6, groups=groups, common=common)
+    model = tiny("llama")
+    batch = make_batch(list(tokens(4, LENGTH).numpy()), [n % groups for n in range(4)], list("abcd"), list(range(4)))
+    moments = collect_moments(model, [batch], layout)
+    heads = sum(f.q_heads for f in moments.layers.values())
+    planned = real_work(model, documents=4, layout=layout, common_window=common, heads=heads, components=7)
+    settings = rows.RowSettings(common=common, components=7)
+    made = rows.checkpoint_rows(moments, head_tables(), settings, model="step-0007")
+    facts = {*IDENTITY_COLUMNS, *LAYER_COLUMNS}
+    found = table_amounts(planned)
+    # Lines of what is undefined are left out of the means, which is not known beforehand.
+    assert found.lines == pytest.approx(sum(map(len, made.values())), rel=0.05)
+    numbers = sum(len(each) * len(set(each.columns) - facts) for each in made.values())
+    assert found.numbers == pytest.approx(numbers, rel=0.05)
+    digits = {table.file: 6 if table.detail else None for table in head_tables()}
+    written = sum(len(csv_text(each, digits.get(name))) for name, each in made.items())
+    assert found.bytes == pytest.approx(written, rel=0.2)
 
 
 def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
@@ -417,7 +450,7 @@ def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
     assert found.disk.moments == sum(map(without_header, files.values()))
     # The checkpoint with most shards is the last, so that the bound is reached.
     assert watched.peak == found.disk.moments + found.disk.shards
-    tables = sum((out / name).stat().st_size for name in ("qk.csv", "qk_common.csv", "qk_windows.csv"))
+    tables = sum(path.stat().st_size for path in out.glob("*.csv"))
     assert found.disk.tables == pytest.approx(tables, rel=0.25)
 
 

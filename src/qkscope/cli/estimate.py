@@ -51,7 +51,8 @@ OPTIONS = (
     ("--tokenize", "tokenize", quantity, "TOKENS", "tokenized per second by one worker"),
     ("--checksum", "checksum", quantity, "BYTES", "of moments files written or read by one core, per second"),
     ("--host-flops", "host_flops", quantity, "X", "FLOP/s of each core of the machine that makes the tables"),
-    ("--table-lines", "lines", quantity, "LINES", "lines of tables written by one core, per second"),
+    ("--table-numbers", "table_numbers", quantity, "NUMBERS", "of tables written by one core, per second"),
+    ("--table-start", "table_start", float, "SECONDS", "until a process that makes tables has started"),
     ("--cores", "cores", int, "N", "cores of the machine that makes the tables"),
 )
 

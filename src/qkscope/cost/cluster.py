@@ -28,7 +28,8 @@ class Cluster:
     tokenize: float = 300e3  # tokens/s of a worker: one core, a fast tokenizer
     checksum: float = 500e6  # bytes/s at which one core reads or writes a moments file with its checksum
     host_flops: float = 15e9  # of each core of the machine that makes the tables
-    lines: float = 40e3  # lines of tables per second that one core makes of its results and writes
+    table_numbers: float = 800e3  # of tables per second that one core makes of its results and writes
+    table_start: float = 3.0  # seconds until a process that makes tables has started
     cores: int = 16  # of that machine
     evict: bool = False  # whether a checkpoint's downloads go when its sums are safe
 

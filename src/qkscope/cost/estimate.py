@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING
 
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.makespan import Item, schedule
+from qkscope.cost.tables import eigen_flops, eigen_turns, processes, table_amounts
 from qkscope.cost.work import (
     CheckpointWork,
     DeviceMemory,
     attention_flops,
     device_memory,
-    eigen_flops,
-    eigen_turns,
     host_memory,
     linear_flops,
     planned_work,
     sums_flops,
     sums_traffic,
-    table_bytes,
-    table_lines,
 )
 
 if TYPE_CHECKING:
@@ -177,7 +174,7 @@ def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: 
     return Disk(
         moments=sum(work.sizes.file for work in works),
         shards=sum(nlargest(workers, (len(work.shards) * work.added_up * work.sizes.file for work in works))),
-        tables=sum(map(table_bytes, works)),
+        tables=round(sum(table_amounts(work).bytes for work in works)),
         weights=sum(nlargest(2 * workers, fetched.values()) if evict else fetched.values()),
     )
 
@@ -221,19 +218,22 @@ def _seconds(
 def _tables(works: Sequence[CheckpointWork], cluster: Cluster, capture: float) -> float:
     """What is left of the tables when the capture ends: the last checkpoint's at least.
 
-    Beside the capture one process makes one checkpoint's after the other, and shares only the layers over the cores;
-    afterwards each core has checkpoints of its own.
+    Beside the capture one process makes one checkpoint's after the other, and shares only the layers over the cores.
+    Afterwards it goes on so, or, where that is worth their start, several processes have checkpoints of their own.
     """
     alone = [_table(work, cluster, eigen_turns(work, cluster.cores)) for work in works]
-    shared = sum(_table(work, cluster, 1.0) for work in works) / cluster.cores
     left = max(0.0, 1.0 - capture / sum(alone))
-    return max(*alone, left * shared)
+    several = processes(works, left, cluster.cores)
+    rest = left * sum(alone)
+    if several > 1:
+        rest = cluster.table_start + left * sum(_table(work, cluster, 1.0) for work in works) / several
+    return max(*alone, rest)
 
 
 def _table(work: CheckpointWork, cluster: Cluster, share: float) -> float:
     """Seconds of a checkpoint's tables where one core makes this share of the eigenproblems."""
     eigen = eigen_flops(work) * share / cluster.host_flops
-    return _file(work, cluster) + eigen + table_lines(work) / cluster.lines
+    return _file(work, cluster) + eigen + table_amounts(work).numbers / cluster.table_numbers
 
 
 def _stretch(seconds: dict[str, float], shared: str, needed: float) -> None:

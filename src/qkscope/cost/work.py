@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from qkscope.run.plan import CheckpointPlan
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ROW_BYTES = 275  # of a line of qk.csv, errors included, and its share of the other head tables
-EIGEN = 25  # FLOPs of an eigendecomposition with its vectors, in units of width³
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ class CheckpointWork:
     heads: int  # query heads that the tables show
     components: int
     common_window: int | None = None  # the own context by default
+    detail: bool = True  # whether tables with many rows per head are made
 
     @property
     def context(self) -> int:
@@ -105,6 +104,7 @@ def planned_work(plan: CheckpointPlan) -> CheckpointWork:
         heads=every if study.heads == "all" else min(every, study.heads.sample),
         components=study.components,
         common_window=study.window_in_common(),
+        detail=study.in_detail(),
     )
 
 
@@ -215,31 +215,6 @@ def sums_traffic(work: CheckpointWork) -> float:
 
 def _summed_tokens(work: CheckpointWork) -> float:
     return work.documents * (work.context - work.layout.skip_positions) * work.layout.rate
-
-
-def eigen_flops(work: CheckpointWork) -> float:
-    """FLOPs of the tables: one eigenproblem for each head and window (own, common, and every doubling, each once)."""
-    context = work.context
-    windows = len({*work.layout.windows(), context, min(work.common_window or context, context)})
-    every = sum(facts.q_heads for facts in work.layers)
-    cubes = sum(facts.q_heads * facts.head_dim**3 for facts in work.layers) / every
-    return EIGEN * cubes * work.heads * windows
-
-
-def eigen_turns(work: CheckpointWork, cores: int) -> float:
-    """The share of the tables' FLOPs that one core makes when layers are shared out, a whole layer to a core."""
-    layers = len(work.layers)
-    return ceil(layers / cores) / layers
-
-
-def table_lines(work: CheckpointWork) -> int:
-    """This checkpoint's lines in the three tables."""
-    return work.heads * (2 * work.components + len(work.layout.windows()))
-
-
-def table_bytes(work: CheckpointWork) -> int:
-    """Bytes of these lines."""
-    return ROW_BYTES * table_lines(work)
 
 
 # -- memory ------------------------------------------------------------------------------------------------
