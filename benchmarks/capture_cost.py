@@ -60,17 +60,24 @@ class Capture:
         self._marks.append(now())
         return np.diff(self._marks, axis=0)
 
+    def moments(self, variant: int) -> Moments:
+        """The sums of a variant."""
+        return self._collectors[variant].moments
+
     def by_layer(self, batch, shift: int) -> tuple[np.ndarray, np.ndarray]:
         """One pass whose layers take turns; the variant of each layer, and the times of all parts."""
+        variants = (np.arange(self.last + 1) + shift) % len(VARIANTS)
+        return variants, self.in_parts(batch, variants)
+
+    def in_parts(self, batch, variants: np.ndarray) -> np.ndarray:
+        """The times of all parts of one pass."""
         hooks = [layer.register_forward_pre_hook(self._mark) for layer in self.model.layers]
         hooks.append(self.model.layers[-1].register_forward_hook(self._mark))
-        variants = (np.arange(self.last + 1) + shift) % len(VARIANTS)
         try:
-            times = self.run(batch, lambda layer: variants[layer])
+            return self.run(batch, lambda layer: variants[layer])
         finally:
             for hook in hooks:
                 hook.remove()
-        return variants, times
 
     def _mark(self, *_) -> None:
         self._marks.append(now())

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from qkscope.lenses.measures.table import measures
 from qkscope.lenses.pca import HeadComponents, head_components, matched_components, pooled_eigen
+from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.moments.second import SecondMoments, Statistics
@@ -20,12 +22,18 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS, CONTEXT = 48, 512
 GROUPS = 8  # as a study has
 LAYERS = range(0, 30, 3)
-BOOTSTRAPS, SPLITS = 200, 10
+BOOTSTRAPS, SPLITS, DEALS = 200, 10, 20  # DEALS: of the documents into GROUPS groups
 NAMES = ("r_q", "r_k", "explained_variance")
+MEASURES = tuple(f"{name}_{kind}" for name in ("decode", "share", "shape") for kind in "qk")
 
 
-def captured() -> Moments:
-    """The sums of every document, each a group of its own. Position 0 is not apart: so all replicates are exact."""
+def captured(kept: Path | None = None) -> Moments:
+    """The sums of every document, each a group of its own. Position 0 is not apart: so all replicates are exact.
+
+    They are read from the file `kept`, or written there.
+    """
+    if kept and kept.exists():
+        return Moments.load(kept)
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -40,7 +48,11 @@ def captured() -> Moments:
     rows = list(_documents(tokenizer))
     batches = (make_batch([row], [i], [f"document {i}"], [i]) for i, row in enumerate(rows))
     layout = Layout(bucket_edges(CONTEXT, 16), groups=DOCUMENTS)
-    return collect_moments(model, batches, layout, stage="post_rope", provenance={})
+    moments = collect_moments(model, batches, layout, stage="post_rope", provenance={})
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        moments.save(kept)
+    return moments
 
 
 def _documents(tokenizer) -> Iterator[list[int]]:
@@ -91,15 +103,19 @@ class Layer:
         found: HeadComponents = matched_components(q, k, self._whole, pooled_eigen(q, k))
         return np.stack([getattr(found, name)[:, 0] for name in NAMES])
 
-    def jackknife(self, times: np.ndarray, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers over these documents, correlations on Fisher's scale, and their errors from these groups."""
+    def jackknife(self, times: np.ndarray, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The numbers over these documents, correlations on Fisher's scale, their errors from these groups, their bias.
+
+        Groups are of one size. The bias is the jackknife's: how far replicates lie aside on average, times G - 1.
+        """
         without = []
         for group in groups:
             left = times.copy()
             left[group] = 0
             without.append(_fisher(self.of(left)))
         whole = _fisher(self.of(times))
-        return whole, jackknife_error(whole, np.stack(without), [times[group].sum() for group in groups])
+        error = jackknife_error(whole, np.stack(without), [times[group].sum() for group in groups])
+        return whole, error, (len(groups) - 1) * (np.mean(without, axis=0) - whole)
 
 
 def _fisher(numbers: np.ndarray) -> np.ndarray:
@@ -107,27 +123,55 @@ def _fisher(numbers: np.ndarray) -> np.ndarray:
 
 
 def measured(moments: Moments) -> dict[str, dict[str, float]]:
-    """For each number: jackknife errors over bootstrap errors, and the spread of standardised differences of halves."""
+    """For each number, over all heads: jackknife errors over bootstrap errors, differences of halves, and the bias."""
+    parts = []
+    for number in LAYERS:
+        parts.append(of_layer(Layer(moments, number)))
+        middle = {name: np.median(part, axis=1).round(2).tolist() for name, part in parts[-1].items()}
+        print(f"layer {number}: {middle}", flush=True)
+    every = {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+    return {
+        name: {
+            "one document each": float(np.median(every["one document each"][i])),
+            "8 groups": float(np.median(every["8 groups"][i])),
+            "halves": float(np.sqrt(np.mean(every["halves"][i] ** 2))),
+            "bias": float(np.median(np.abs(every["bias"][i]))),
+            "largest bias": float(np.abs(every["bias"][i]).max()),
+        }
+        for i, name in enumerate(NAMES)
+    }
+
+
+def measures_bias(moments: Moments) -> dict[str, dict[str, float]]:
+    """The bias, in errors, of the measures that are fitted in all dimensions at once; each document is a group."""
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in MEASURES}
+    for number in LAYERS:
+        sums = layer_sums(moments, number, range(moments.layers[number].q_heads))
+        whole, without = measures(sums), [measures(replicate) for replicate in sums.replicates]
+        for name, found in parts.items():
+            values = np.stack([part[name] for part in without])
+            bias = (DOCUMENTS - 1) * (values.mean(axis=0) - whole[name])
+            found.append(bias / jackknife_error(whole[name], values, np.ones(DOCUMENTS)))
+    every = {name: np.abs(np.concatenate(found)) for name, found in parts.items()}
+    return {name: {"bias": float(np.median(b)), "largest bias": float(b.max())} for name, b in every.items()}
+
+
+def of_layer(layer: Layer) -> dict[str, np.ndarray]:
+    """(numbers, heads) of one layer; of the halves (numbers, heads times splits)."""
     rng = np.random.default_rng(1)
     samples = [rng.multinomial(DOCUMENTS, np.full(DOCUMENTS, 1 / DOCUMENTS)).astype(float) for _ in range(BOOTSTRAPS)]
     splits = [rng.permutation(DOCUMENTS) for _ in range(SPLITS)]
-    every, alone = np.ones(DOCUMENTS), [np.array([i]) for i in range(DOCUMENTS)]
-    ratio, ratio_grouped, apart = [], [], []
-    for number in LAYERS:
-        layer = Layer(moments, number)
-        bootstrap = np.std([_fisher(layer.of(times)) for times in samples], axis=0, ddof=1)
-        ratio.append(layer.jackknife(every, alone)[1] / bootstrap)
-        grouped = [np.arange(DOCUMENTS)[group::GROUPS] for group in range(GROUPS)]
-        ratio_grouped.append(layer.jackknife(every, grouped)[1] / bootstrap)
-        apart.append(np.stack([_standardised(layer, order) for order in splits], axis=-1))
-        print(f"layer {number}: {np.median(ratio[-1], axis=1)}, {apart[-1].std(axis=(1, 2))}", flush=True)
+    deals = [rng.permutation(DOCUMENTS) for _ in range(DEALS)]
+    every = np.ones(DOCUMENTS)
+    bootstrap = np.std([_fisher(layer.of(times)) for times in samples], axis=0, ddof=1)
+    _, alone, bias = layer.jackknife(every, [np.array([i]) for i in range(DOCUMENTS)])
+    # One deal's error is itself uncertain by a quarter, alike for all heads: they have their documents in common.
+    grouped = [layer.jackknife(every, [order[group::GROUPS] for group in range(GROUPS)])[1] for order in deals]
     return {
-        name: {
-            "one document each": float(np.median(np.concatenate([part[i] for part in ratio]))),
-            "8 groups": float(np.median(np.concatenate([part[i] for part in ratio_grouped]))),
-            "halves": float(np.sqrt(np.mean(np.concatenate([part[i] for part in apart]) ** 2))),
-        }
-        for i, name in enumerate(NAMES)
+        "one document each": alone / bootstrap,
+        "8 groups": np.sqrt(np.mean(np.square(grouped), axis=0)) / bootstrap,
+        "halves": np.concatenate([_standardised(layer, order) for order in splits], axis=1),
+        "bias": bias / alone,
     }
 
 
@@ -138,5 +182,5 @@ def _standardised(layer: Layer, order: np.ndarray) -> np.ndarray:
         times = np.zeros(DOCUMENTS)
         times[half] = 1
         found.append(layer.jackknife(times, [np.array([i]) for i in half]))
-    (one, error), (other, other_error) = found
+    (one, error, _), (other, other_error, _) = found
     return (one - other) / np.hypot(error, other_error)

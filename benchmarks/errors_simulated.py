@@ -1,162 +1,213 @@
-"""Do 95 % intervals cover what they should? A population of documents whose true numbers are known.
+"""Do 95 % intervals cover what they should? Samples of documents from a population whose true numbers are known.
 
-Tokens of one document resemble each other: every document has its own mean and its own drift with position (random
-effects), and neighbouring tokens are correlated (AR). Documents differ in length. Two checkpoints read the same
-documents. Their vectors go the whole way of a study: Moments, tables with errors, draws, HeadPanel. The truth is what
-the same way gives for very many documents.
+Every sample is a study of its own: its documents are drawn anew, their vectors go through Moments, tables with errors,
+draws and HeadPanel, and each interval is compared with the truth. Samples are made in blocks, which are kept, so that a
+run that was stopped goes on where it was.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
+import errors_population as population
 import numpy as np
 import pandas as pd
-from scipy.signal import lfilter
+from errors_population import (
+    CHECKPOINTS,
+    COMMON,
+    CONTEXT,
+    HEADS,
+    KEY_HEADS,
+    SHORT,
+    STRONG,
+    WEAK,
+    WIDTH,
+    ZERO,
+    Documents,
+)
 
 from qkscope.layers import LayerFacts
-from qkscope.lenses.categories import POSITION_DOMINATED as DOMINATED
+from qkscope.lenses.categories import MIXED, POSITION_DOMINATED
+from qkscope.lenses.concordance.table import with_concordance
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.position.table import OWN, REPLICATES
+from qkscope.lenses.position import table as position
+from qkscope.lenses.position.changes import head_changes
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.taxonomy.table import with_category
-from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.stats.jackknife import quantile
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.jackknife import interval
+from qkscope.stats.noise import HeadPanel
 
-CONTEXT, WIDTH, KEY_HEADS = 32, 6, 8
-HEADS = 2 * KEY_HEADS
 DOCUMENTS, GROUPS = 32, 8
-MANY = 24_000  # documents that stand for all
-AT_ONCE = 50  # samples that are measured together
-STRONG, WEAK, ZERO = 0, 1, 2  # heads by their r_q
-TARGETS = np.array([0.9, 0.25, 0.0, *np.linspace(0.4, 0.92, HEADS - 3)])  # r_q of each head, about
-KEY_TARGETS = np.linspace(0.75, 0.95, KEY_HEADS) * np.where(np.arange(KEY_HEADS) % 3 == 0, -1, 1)
-LATER = 1.15  # the second checkpoint drifts so many times as much
-IN_COMMON = 0.8  # the share of a token's noise that both checkpoints see
-SCALES = np.geomspace(1.0, 0.3, WIDTH)
-MEAN_SPREAD, DRIFT_SPREAD, MEMORY = 0.4, 0.5, 0.7  # of documents' means and drifts; of AR
-COVERAGE = 0.95
-Documents = tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]
-
-ROWS = ("r, strong", "r, weak", "r, zero", "mean r over heads", "share of heads", "difference of two checkpoints")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number on the scale of its interval, with its error."""
-
-    value: float
-    error: float
+BLOCK = 50  # samples that are kept together
+SEED = 20_000
+TABLES = (position.OWN, position.COMMON, position.DOUBLINGS, position.REPLICATES)
+BEFORE, AFTER = CHECKPOINTS
+CHOSEN = {"strong": STRONG, "weak": WEAK, "zero": ZERO}
+MEANS = {
+    "mean r_q over heads": "r_q",
+    "mean r_k over heads": "r_k",
+    "fraction position-dominated": POSITION_DOMINATED,
+    "fraction mixed": MIXED,
+    "fraction discordant": "discordant",
+}
+# Heads whose sign is not sure are not called discordant, and more documents make more of them sure: there is no truth
+# for all numbers of documents, and samples are compared with their own mean.
+MOVING = ("fraction discordant", "change of fraction discordant")
+EACH = "r_q of each head"  # all heads in one row
+WINDOWS = {CONTEXT: "", COMMON: ", common window", SHORT: ", other window (covariances fixed)"}
+Number = tuple[float, float]  # its value and its error, correlations on Fisher's scale
 
 
-def _drift(r: np.ndarray) -> np.ndarray:
-    """The slope over the whole context that gives about this correlation."""
-    noise = 1.0 + MEAN_SPREAD**2 + DRIFT_SPREAD**2 / 12
-    return r / np.sqrt(1 - r**2) * np.sqrt(12 * noise)
+# --- one sample --------------------------------------------------------------------------------------
 
 
-def _noise(rng: np.random.Generator, documents: int, heads: int) -> np.ndarray:
-    """(documents, heads, tokens, width): each document's own mean and drift, and tokens that remember the last one."""
-    fresh = rng.standard_normal((documents, heads, CONTEXT, WIDTH))
-    fresh[:, :, 0] /= np.sqrt(1 - MEMORY**2)  # as far from 0 as all later ones
-    tokens = lfilter([np.sqrt(1 - MEMORY**2)], [1.0, -MEMORY], fresh, axis=2)
-    own = rng.standard_normal((2, documents, heads, 1, WIDTH))
-    return SCALES * (tokens + MEAN_SPREAD * own[0] + DRIFT_SPREAD * own[1] * _time())
+def tables(parts: Iterable[Documents], groups: int = GROUPS) -> dict[str, pd.DataFrame]:
+    """The head tables of both checkpoints, by file name."""
+    facts = LayerFacts(layer=0, q_heads=HEADS, kv_heads=KEY_HEADS, head_dim=WIDTH)
+    layout = capture_layout(CONTEXT, buckets=4, groups=groups, common=COMMON)
+    both = {name: Moments(layout, [facts], way="device") for name in CHECKPOINTS}
+    for documents in parts:
+        of_rows = [i % groups for i in range(len(documents.positions))]
+        for name, moments in both.items():
+            moments.add(0, *documents.vectors[name], positions=documents.positions, groups=of_rows)
+    settings = RowSettings(common=COMMON, components=1)
+    made = [checkpoint_rows(moments, TABLES, settings, model=name) for name, moments in both.items()]
+    return {table.file: pd.concat([part[table.file] for part in made], ignore_index=True) for table in TABLES}
 
 
-def _time() -> np.ndarray:
-    return ((np.arange(CONTEXT) + 0.5) / CONTEXT - 0.5)[:, None]
+def derived(heads: pd.DataFrame) -> pd.DataFrame:
+    """The heads with their categories and concordance."""
+    return with_concordance(with_category(heads))
 
 
-def drawn_documents(rng: np.random.Generator, documents: int, samples: int = 1) -> Documents:
-    """Positions of the tokens (-1: the document has ended), and queries and keys of both checkpoints.
-
-    Samples lie side by side as heads: measured together they cost little more than one.
-    """
-    lengths = rng.integers(CONTEXT // 2, CONTEXT + 1, size=documents)
-    places = np.arange(CONTEXT)
-    positions = np.where(places < lengths[:, None], places, -1)
-    checkpoints: list[list[np.ndarray]] = [[], []]
-    for targets in (np.tile(TARGETS, samples), np.tile(KEY_TARGETS, samples)):
-        first, other = (_noise(rng, documents, len(targets)) for _ in range(2))
-        second = np.sqrt(IN_COMMON) * first + np.sqrt(1 - IN_COMMON) * other
-        for made, noise, factor in zip(checkpoints, (first, second), (1.0, LATER), strict=True):
-            noise[..., 0] += factor * _drift(targets)[:, None] * _time()[:, 0]
-            made.append(noise)
-    return positions, [(q, k) for q, k in checkpoints]
-
-
-def tables(parts: Iterable[Documents], samples: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Component 0 of every head of both checkpoints with its errors, and the replicates; a sample is a `layer`."""
-    facts = LayerFacts(layer=0, q_heads=samples * HEADS, kv_heads=samples * KEY_HEADS, head_dim=WIDTH)
-    both = [Moments(Layout(bucket_edges(CONTEXT, 4), GROUPS), [facts], way="device") for _ in range(2)]
-    for positions, checkpoints in parts:
-        groups = [i % GROUPS for i in range(len(positions))]
-        for moments, (q, k) in zip(both, checkpoints, strict=True):
-            moments.add(0, q, k, positions=positions, groups=groups)
-    settings = RowSettings(components=1)
-    made = [checkpoint_rows(m, [OWN, REPLICATES], settings, model=name) for m, name in zip(both, "ab", strict=True)]
-    heads, replicates = (pd.concat([part[t.file] for part in made], ignore_index=True) for t in (OWN, REPLICATES))
-    return tuple(t.assign(layer=t["head"] // HEADS, head=t["head"] % HEADS) for t in (heads, replicates))
+def numbers(found: dict[str, pd.DataFrame]) -> dict[str, Number]:
+    """What is checked, by name."""
+    heads, replicates = found[position.OWN.file], found[position.REPLICATES.file]
+    replicates = replicates[replicates["window"] == CONTEXT].reset_index(drop=True)
+    panel = HeadPanel(derived(heads), True, [derived(d) for d in drawn_heads(heads, replicates)], sampled=False)
+    rows = {
+        CONTEXT: heads,
+        COMMON: found[position.COMMON.file],
+        SHORT: found[position.DOUBLINGS.file].query(f"window == {SHORT}"),
+    }
+    made: dict[str, Number] = {}
+    for window, words in WINDOWS.items():
+        before = rows[window][rows[window]["model"] == BEFORE]
+        r, error = (before[name].to_numpy(float) for name in ("r_q", "r_q_se"))
+        z = np.arctanh(r), error / (1 - r**2)
+        made |= {f"r_q, {name}{words}": (z[0][head], z[1][head]) for name, head in CHOSEN.items()}
+        made |= {f"{EACH}{words} {head}": (z[0][head], z[1][head]) for head in range(HEADS)}
+    strong = heads.iloc[STRONG]
+    made["explained variance"] = (strong["explained_variance"], strong["explained_variance_se"])
+    made |= {words: (panel.mean(name, BEFORE), panel.error(name, BEFORE)) for words, name in MEANS.items()}
+    made |= _changes(panel, heads, replicates)
+    return made
 
 
-def estimates(heads: pd.DataFrame, replicates: pd.DataFrame) -> list[dict[str, Estimate]]:
-    """What is checked, by its name in ROWS, for each sample."""
-    draws = [with_category(draw) for draw in drawn_heads(heads, replicates)]
-    panel = HeadPanel(with_category(heads), True, draws, same_documents=True, sampled=False)
-    found = []
-    for sample in range(heads["layer"].max() + 1):
-        part = Part(layer=sample)
-        r, error = panel.values("r_q", "a", part), panel.values("r_q_se", "a", part)
-        change = panel.change("r_q", "a", "b", part)
-        numbers = [
-            *(Estimate(np.arctanh(r[head]), error[head] / (1 - r[head] ** 2)) for head in (STRONG, WEAK, ZERO)),
-            *(Estimate(panel.mean(name, "a", part), panel.error(name, "a", part)) for name in ("r_q", DOMINATED)),
-            Estimate(change.difference, change.error),
-        ]
-        found.append(dict(zip(ROWS, numbers, strict=True)))
+def _changes(panel: HeadPanel, heads: pd.DataFrame, replicates: pd.DataFrame) -> dict[str, Number]:
+    """Paired differences: of single heads, and of means and fractions over heads."""
+    single = head_changes(heads, replicates, [BEFORE, AFTER])
+    assert single is not None
+    steps = single.set_index("head")[["r_q_change", "r_q_change_se"]]
+    made = {f"change of r_q, {name}": tuple(steps.loc[head]) for name, head in CHOSEN.items()}
+    for words, name in MEANS.items():
+        change = panel.change(name, BEFORE, AFTER)
+        made[f"change of {words}"] = (change.difference, change.error)
+    return made
+
+
+def truth() -> dict[str, float]:
+    """The same numbers of the population."""
+    parts = {(name, window): population.truth(name, window) for name in CHECKPOINTS for window in WINDOWS}
+    heads = {
+        name: derived(_heads(name, parts[name, CONTEXT].r_q, parts[name, CONTEXT].r_k)).mean(numeric_only=True)
+        for name in CHECKPOINTS
+    }
+    step = parts[AFTER, CONTEXT].r_q - parts[BEFORE, CONTEXT].r_q
+    found = {"explained variance": float(parts[BEFORE, CONTEXT].explained_variance[STRONG])}
+    for window, words in WINDOWS.items():
+        z = np.arctanh(parts[BEFORE, window].r_q)
+        found |= {f"r_q, {name}{words}": z[head] for name, head in CHOSEN.items()}
+        found |= {f"{EACH}{words} {head}": z[head] for head in range(HEADS)}
+    found |= {f"change of r_q, {name}": step[head] for name, head in CHOSEN.items()}
+    found |= {words: heads[BEFORE][name] for words, name in MEANS.items()}
+    found |= {f"change of {words}": heads[AFTER][name] - heads[BEFORE][name] for words, name in MEANS.items()}
     return found
 
 
-def truth(documents: int = MANY) -> dict[str, Estimate]:
-    """The same for documents so many that they are the population."""
-    rng = np.random.default_rng(2**31)
-    parts = (drawn_documents(rng, 1000) for _ in range(documents // 1000))
-    (found,) = estimates(*tables(parts))
-    return {**found, "r, zero": Estimate(0.0, 0.0)}  # by construction; a measured r_q is never below 0
+def _heads(model: str, r_q: population.Array, r_k: population.Array) -> pd.DataFrame:
+    return pd.DataFrame({"model": model, "head": np.arange(HEADS), "r_q": r_q, "r_k": r_k, "sign_sure": 1.0})
 
 
-def some_samples(seed: int, samples: int = AT_ONCE) -> list[dict[str, Estimate]]:
-    """Samples of documents, all of the same lengths."""
-    return estimates(*tables([drawn_documents(np.random.default_rng(seed), DOCUMENTS, samples)], samples))
+# --- many samples ------------------------------------------------------------------------------------
 
 
-def many_samples(count: int, processes: int = 1) -> list[dict[str, Estimate]]:
-    """Samples of documents, on several processes."""
-    seeds = range(-(-count // AT_ONCE))
+def sample(number: int) -> dict[str, Number]:
+    """One study of its own; samples of other numbers are independent of it."""
+    rng = np.random.default_rng((SEED, number))
+    return numbers(tables([population.drawn_documents(rng, DOCUMENTS)]))
+
+
+def block(number: int, folder: Path | None = None) -> pd.DataFrame:
+    """BLOCK samples: a row for each, a column for each number's value and error. Read where it is kept already."""
+    kept = folder and folder / f"samples-{number:03}.csv"
+    if kept and kept.exists():
+        return pd.read_csv(kept, header=[0, 1], index_col=0)
+    places = range(number * BLOCK, (number + 1) * BLOCK)
+    made = pd.DataFrame([_flat(sample(place)) for place in places], index=places)
+    made.columns = pd.MultiIndex.from_tuples(made.columns)
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(".part")
+        made.to_csv(unfinished)
+        unfinished.replace(kept)
+    return made
+
+
+def _flat(found: dict[str, Number]) -> dict[tuple[str, str], float]:
+    return {(name, part): value for name, pair in found.items() for part, value in zip(PARTS, pair, strict=True)}
+
+
+PARTS = ("value", "error")
+
+
+def many_samples(count: int, processes: int = 1, folder: Path | None = None) -> pd.DataFrame:
+    """So many samples, or a few more to fill a block, on several processes."""
+    blocks, one = range(-(-count // BLOCK)), partial(block, folder=folder)
     if processes == 1:
-        return [sample for seed in seeds for sample in some_samples(seed)]
+        return pd.concat([one(number) for number in blocks])
+    made = []
     with get_context("spawn").Pool(processes) as pool:
-        return [sample for samples in pool.imap(some_samples, seeds) for sample in samples]
+        for part in pool.imap(one, blocks):
+            made.append(part)
+            print(f"{sum(map(len, made))} samples", flush=True)
+    return pd.concat(made)
 
 
-def coverage(samples: list[dict[str, Estimate]], true: dict[str, Estimate]) -> pd.DataFrame:
-    """For each number: its truth, the spread of its estimates, the errors they claim, and how often intervals cover."""
-    reach = quantile(GROUPS, COVERAGE)
-    rows = []
-    for name in ROWS:
-        values, errors = (np.array([getattr(sample[name], part) for sample in samples]) for part in ("value", "error"))
-        aside = values - true[name].value
-        rows.append(
-            {
-                "number": name,
-                "truth": true[name].value,
-                "bias": aside.mean(),
-                "spread": np.sqrt((aside**2).mean()) if name == "r, zero" else aside.std(ddof=1),
-                "error": np.sqrt((errors**2).mean()),
-                "covered": float((np.abs(aside) <= reach * errors).mean()),
-            }
-        )
-    return pd.DataFrame(rows).set_index("number")
+def coverage(samples: pd.DataFrame, true: dict[str, float]) -> pd.DataFrame:
+    """For each number: its truth, bias and spread of its estimates, the errors they claim, how often intervals hold."""
+    values, errors = (samples.xs(part, axis=1, level=1) for part in PARTS)
+    low, high = interval(values, errors, GROUPS)
+    true = true | {name: float(values[name].mean()) for name in MOVING}
+    of_truth = np.array([true[name] for name in values.columns])
+    inside = pd.DataFrame((low <= of_truth) & (of_truth <= high), values.index, values.columns)
+    aside = values - of_truth
+    rows = {}
+    for name in values.columns:
+        if name.startswith(EACH):
+            continue
+        folded = ", zero" in name and not name.startswith("change")  # a measured r_q is never much below 0
+        rows[name] = {
+            "truth": true[name],
+            "bias": np.nan if folded else aside[name].mean(),
+            "spread": np.sqrt((aside[name] ** 2).mean()) if folded else aside[name].std(ddof=1),
+            "error": np.sqrt((errors[name] ** 2).mean()),
+            "covered": inside[name].mean(),
+        }
+    for words in WINDOWS.values():
+        columns = [f"{EACH}{words} {head}" for head in range(HEADS)]
+        rows[EACH + words] = {"covered": inside[columns].mean(axis=None)}
+    return pd.DataFrame.from_dict(rows, orient="index")

@@ -42,6 +42,9 @@ class Watcher:
     def __init__(self, model) -> None:
         self.sums = [(RunningSums(), RunningSums()) for _ in model.layers]
         self._angles, self._query = None, None
+        self.open(model)
+
+    def open(self, model) -> None:
         self._hooks = [model.rotary_emb.register_forward_hook(self._turn)]
         for number, layer in enumerate(model.layers):
             attention = layer.self_attn

@@ -55,8 +55,9 @@ def main() -> None:
         best = f"{1000 * min(seconds):.2f} ms of processor time (best of {options.rounds})"
         print(f"{name}: one layer's queries and keys: {best}, {torch.get_num_threads()} threads")
         if options.table:
+            moments = started(layout) if options.first else kept
             with profile(activities=[ProfilerActivity.CPU]) as found:
-                one_document(started(layout))
+                one_document(moments)
             print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=14, max_name_column_width=30))
 
 

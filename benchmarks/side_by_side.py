@@ -19,17 +19,7 @@ OTHERS = {
     "transformer-lens": "(b) TransformerLens",
     "nnsight": "(b) nnsight",
 }
-DOCUMENTS, ROUNDS = 4, 3
 NO_PHASE = ("total", "processor", "beyond", "disk_mb")
-
-
-def by_hand(quick: bool) -> Found:
-    """qkscope and hooks written by hand: neither needs more than the model, so this is soon over."""
-    found, ids = Found(), document_ids(8, 2048)[: 1 if quick else DOCUMENTS]
-    results = in_turn(found, ["plain", "qkscope", "hooks"], ids, 1 if quick else ROUNDS)
-    compare_paths(found, results, len(ids))
-    compare_answers(found, [variant for variant in results if variant not in ("plain", "qkscope")])
-    return found
 
 
 def paths(quick: bool) -> Found:

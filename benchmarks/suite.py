@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from by_hand import by_hand
 from capture_cost import capture, capture_layers, capture_long, capture_long_layers, real_shape
 from common import (
     WORK,
@@ -21,7 +22,7 @@ from common import (
     spread,
 )
 from gpu import gpu
-from side_by_side import by_hand, more_documents, paths
+from side_by_side import more_documents, paths
 from sweep import sweep
 from torch import Tensor
 from whole_run import whole_run

@@ -21,6 +21,7 @@ import shared
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
+LONGEST = ("test_demo_effect", "test_pretrained", "test_types")  # half a minute of a core, or more
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.stem not in LONGEST))
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +97,7 @@ def visit(chromium):
         page.goto(address + fragment)
         page.wait_for_selector("html[data-ready]")
         yield page
-        page.wait_for_timeout(50)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")  # all is drawn
         assert problems == []
         assert [u for u in requests if not u.startswith(("data:", "blob:"))] == [address]
         place.close()
@@ -223,34 +224,19 @@ def published_page(published_folder):
     return shared.once("published page", make)
 
 
-@contextmanager
-def sketched(*drawn: str):
-    """Each figure of a report is one line, except for those that are `drawn`.
+@pytest.fixture
+def sketches(monkeypatch):
+    """Each figure is one line: for tests of which files a report writes and what it says, not of what is drawn.
 
-    For tests of which files a report writes and what it says. Drawing every figure takes seconds, most of it for the
-    places of labels; `test_cards.py` writes a whole report.
+    Drawing every figure takes seconds, most of it for the places of labels. `test_lenses.py` draws a whole report of a
+    real run, `test_cards.py` one of a table.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from qkscope.report import figures
-
-    whole = figures.draw
-
-    def sketch(entry, at) -> Figure:
-        if entry.name in drawn:
-            return whole(entry, at)
+    def sketch(_entry, _at) -> Figure:
         figure = Figure(figsize=(1, 1))
         figure.add_artist(Line2D([0, 1], [0, 1]))
         return figure
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "draw", sketch)
-        yield
-
-
-@pytest.fixture
-def sketches():
-    """Figures are `sketched` while the test runs."""
-    with sketched():
-        yield
+    monkeypatch.setattr("qkscope.report.figures.draw", sketch)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from qkscope.draw import style
 from qkscope.results.read import load_results
 
 STEP = 0.02
@@ -69,3 +70,27 @@ def write_known(folder: Path, *, errors: bool = True, windows: bool = False):
     entries = [{"name": model, "label": model.title()} for model in MODELS]
     (folder / "provenance.json").write_text(json.dumps({"study": {"title": "Known"}, "checkpoints": entries}))
     return load_results(folder)
+
+
+def write_layer_means(folder: Path, tables, names, step: float = 0.01):
+    """`layer_means.csv`: means of columns of lenses' tables (by the stem of their file) over the heads of each layer.
+
+    Four groups of documents move them up, down, up, down by `step`: the error of a mean over heads is sqrt(3) steps.
+    """
+    rows = []
+    for stem, table in tables.items():
+        for (model, layer, window), heads in table.groupby(["model", "layer", "window"]):
+            who = {"model": model, "window": window, "layer": layer}
+            tokens = {"table": "", "column": "tokens", "heads": len(heads), "mean": 400}
+            rows.append({**who, **tokens, **{f"without_{group}": 300 for group in range(4)}})
+            for name in names:
+                mean, known = heads[name].mean(), int(heads[name].notna().sum())
+                without = {f"without_{group}": mean + way * step for group, way in enumerate(WAYS)}
+                rows.append({**who, "table": stem, "column": name, "heads": known, "mean": mean, **without})
+    pd.DataFrame(rows).to_csv(folder / "layer_means.csv", index=False)
+
+
+def legend_leaves_room(figure) -> bool:
+    """Whether a legend in the header does not cover the longest note that there is."""
+    longest = "each checkpoint at its own context, 65,536 to 131,072 tokens"
+    return figure.legends[0].get_window_extent().x0 > 0.12 * style.DPI + style.text_size(figure, longest, 8.5)[0]

@@ -404,7 +404,7 @@ def test_foreign_files_beside_the_checkpoints_are_left_alone(small):
 
 
 @pytest.mark.slow
-def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, capsys):
+def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, capsys, sketches):
     """With the tiny model; `test_demo_effect.py` trains the real one."""
     monkeypatch.setattr("qkscope.demo.settings.DemoSettings", lambda seed: dataclasses.replace(TINY, seed=seed))
     command = ["demo", "--steps", "1", "--out", str(tmp_path / "demo")]

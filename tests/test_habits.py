@@ -1,5 +1,6 @@
 """What the project promises about itself: typed, citable, its markers and its lowest versions."""
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -49,7 +50,8 @@ def test_every_requirement_claims_a_lowest_version_and_what_is_installed_is_not_
 
 def test_tests_are_marked_by_the_fixtures_that_they_use(tmp_path):
     """A folder of tests with the project's conftest: what uses a browser, Ray or weights can be left out."""
-    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    for name in ("conftest.py", "shared.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
     (tmp_path / "test_x.py").write_text(
         "import pytest\n"
         "@pytest.fixture\ndef weights(): pass\n"

@@ -376,9 +376,12 @@ def test_what_is_averaged_follows_from_the_columns():
     columns = {"alpha_k": np.array([-4.0, 1.0]), "alpha_q": np.array([2.0, np.nan])}
     columns |= {"r_q_a": np.array([-0.5, 0.5]), "r_k_a": np.array([0.1, -0.1]), "alpha_k_window": np.array([-8.0, 2.0])}
     columns |= {"bias_strength": np.array([-2.0, 3.0]), "bias_total": np.array([1.0, np.nan])}
+    columns |= {"r_q_own": np.array([0.6, 0.6]), "r_k_own": np.array([0.5, 0.9])}
     found = averaged(columns)
     np.testing.assert_allclose(found["slope_ratio_log2"], [1, np.nan])
     np.testing.assert_allclose(found["r_q_a_abs"], [0.5, 0.5])
+    np.testing.assert_allclose(found["r_a_gap"], [-0.4, -0.4])
+    np.testing.assert_allclose(found["r_own_gap"], [-0.1, 0.3])
     np.testing.assert_allclose(found["bias_positive"], [0, 1])
     np.testing.assert_allclose(found["bias_total_positive"], [1, np.nan])
     np.testing.assert_allclose(found["alpha_k_per_1000"], [4000, 1000])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from conftest import sketched, small_world
+from conftest import small_world
 from qkscope.api import capture_moments
 from qkscope.lenses.base import Column, Figure, HeadTable, Lens, Summary, View
 from qkscope.lenses.catalogue import catalogue
@@ -36,7 +36,7 @@ LENS = Lens(
 def with_norms(tmp_path_factory, checkpoints):
     """A study that is run and reported with the lens; nothing of the package knows it."""
     folder = tmp_path_factory.mktemp("norms")
-    with with_lens(LENS), sketched("query_norm"):
+    with with_lens(LENS):
         out = run_study(small_world(folder, checkpoints)(), folder / "out")
         write_report(out)
     return out

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from known_errors import legend_leaves_room, write_layer_means
 from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
@@ -288,6 +289,7 @@ def with_measures_file(folder, checkpoints=3, **study):
     last = (table["model"] == results.study.names[-1]) & (table["head"] == 0)
     table.loc[last, ["best_pc", "best_is_pc0"]] = [2.0, 0.0]
     table.to_csv(folder / FILE, index=False)
+    write_layer_means(folder, {"measures": table}, TABLE.names)
     return table, build_tables(load_results(folder))
 
 
@@ -299,6 +301,9 @@ def test_the_figure_draws_the_means_of_the_table(tmp_path):
         for name in ("decode", "share", "shape"):
             (line,) = [line for line in axes.lines if line.get_gid() == f"{name}_{kind}"]
             np.testing.assert_allclose(line.get_ydata(), means[f"{name}_{kind}"])
+            (bars,) = [each for each in axes.collections if each.get_gid() == f"{name}_{kind} error"]
+            assert [np.ptp(part[:, 1]) for part in bars.get_segments()] == pytest.approx([2 * np.sqrt(3) * 0.01] * 3)
+    assert legend_leaves_room(figure)
     write_figure(EVERY_FIGURE["measures"], tables, tables.own, tmp_path / "figures")
 
 

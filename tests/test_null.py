@@ -1,11 +1,11 @@
 """The null of shifted positions: against raw vectors, by hand, and for heads without any position."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from known_errors import legend_leaves_room, write_layer_means
 from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
@@ -226,19 +226,6 @@ def test_where_covariances_are_fixed_the_null_still_has_an_error():
 # --- the figure and its card ----------------------------------------------------------------------
 
 
-def write_layer_means(folder, table, step=0.01):
-    """Means over the heads of each layer without each of four groups of documents: up, down, up, down by `step`."""
-    rows = []
-    for (model, layer, window), heads in table.groupby(["model", "layer", "window"]):
-        who = {"model": model, "window": window, "layer": layer, "heads": len(heads)}
-        rows.append({**who, "table": "", "column": "tokens", "mean": 400, **{f"without_{g}": 300 for g in range(4)}})
-        for name in TABLE.names:
-            mean = heads[name].mean()
-            without = {f"without_{group}": mean + way * step for group, way in enumerate((1, -1, 1, -1))}
-            rows.append({**who, "table": "null", "column": name, "mean": mean, **without})
-    pd.DataFrame(rows).to_csv(folder / "layer_means.csv", index=False)
-
-
 def study_with_null(folder, shifts_of=(15, 15, 15), **study):
     """An invented study with a null of about 0.2; the last checkpoint has all heads beyond it, the first half."""
     results, _ = invented(folder, len(shifts_of), heads=4, **study)
@@ -252,7 +239,7 @@ def study_with_null(folder, shifts_of=(15, 15, 15), **study):
     own = [name for name in TABLE.names if name != "null_shifts"]
     table.loc[table["null_shifts"] == 0, own] = np.nan
     table.to_csv(folder / FILE, index=False)
-    write_layer_means(folder, table)
+    write_layer_means(folder, {"null": table}, TABLE.names)
     return table, build_tables(load_results(folder))
 
 
@@ -273,6 +260,7 @@ def test_the_figure_draws_the_means_of_both_and_the_share_beyond(tmp_path):
         assert [np.ptp(part[:, 1]) for part in errors.get_segments()] == pytest.approx([2 * np.sqrt(3)] * 3)
         (chance,) = [each for each in axes.collections if each.get_gid() == "chance"]
         assert [part[0, 1] for part in chance.get_segments()] == pytest.approx([6.25] * 3)
+    assert legend_leaves_room(figure)
     write_figure(EVERY_FIGURE["null"], tables, tables.own, tmp_path / "figures")
 
 

@@ -72,16 +72,28 @@ def set_slider(page, value):
     )
 
 
-def pixel(page, r_q, r_k):
-    """Where a pair of correlations is drawn in the portrait, on the screen: the margins of portrait.js."""
-    page.locator("#view-portrait").scroll_into_view_if_needed()
-    page.evaluate("document.querySelector('#view-portrait').scrollIntoView({block: 'center'})")
-    page.wait_for_timeout(80)
+CENTRED = """() => new Promise((done) => {
+    document.querySelector("#view-portrait").scrollIntoView({block: "center", behavior: "instant"});
+    requestAnimationFrame(() => requestAnimationFrame(done));
+})"""
+
+
+def pixels(page):
+    """Where correlations are in the portrait, on the screen: a box that is drawn says what its corners mean."""
+    page.evaluate(CENTRED)
     box = page.locator("#view-portrait canvas").bounding_box()
-    left, right, top, bottom = 44, box["width"] - 12, 12, box["height"] - 40
-    x = left + (r_q + 0.06) / 1.12 * (right - left)
-    y = bottom - (r_k + 1.06) / 2.12 * (bottom - top)
-    return box["x"] + x, box["y"] + y
+    xs = [box["x"] + share * box["width"] for share in (0.3, 0.7)]
+    ys = [box["y"] + share * box["height"] for share in (0.3, 0.7)]
+    page.mouse.move(xs[0], ys[0])
+    page.mouse.down()
+    page.mouse.move(xs[1], ys[1], steps=3)
+    page.mouse.up()
+    drawn = state(page)["brush"]
+    page.get_by_role("button", name="Clear box").click()
+    page.evaluate(CENTRED)
+    right = np.polyfit(drawn["r_q"], xs, 1)
+    up = np.polyfit(drawn["r_k"], ys[::-1], 1)
+    return lambda r_q, r_k: (float(np.polyval(right, r_q)), float(np.polyval(up, r_k)))
 
 
 # --- moving through training ------------------------------------------------------------------------
@@ -195,7 +207,7 @@ def test_summaries_agree_with_the_tables(visit, published_page, choice):
 def test_hover_tells_and_click_keeps_a_head(visit, tiny):
     with visit(tiny / "report.html") as page:
         (layer, head), (r_q, r_k, _) = max(dots(page).items(), key=lambda item: item[1][0])
-        page.mouse.move(*pixel(page, r_q, r_k))
+        page.mouse.move(*pixels(page)(r_q, r_k))
         told = page.locator(".tooltip").inner_text()
         found = state(page)["hover"]
         assert found is not None
@@ -268,10 +280,11 @@ def test_a_box_in_the_portrait_is_seen_in_all_views(visit, published_page):
     table = rows(published_page)
     last = table[table["model"] == list(dict.fromkeys(table["model"]))[-1]]
     with visit(published_page / "report.html") as page:
-        page.mouse.move(*pixel(page, 0.5, -0.95))
+        pixel = pixels(page)
+        page.mouse.move(*pixel(0.5, -0.95))
         page.mouse.down()
-        page.mouse.move(*pixel(page, 0.8, -0.5), steps=3)
-        page.mouse.move(*pixel(page, 1.0, -0.2), steps=3)
+        page.mouse.move(*pixel(0.8, -0.5), steps=3)
+        page.mouse.move(*pixel(1.0, -0.2), steps=3)
         page.mouse.up()
         box = state(page)["brush"]
         assert box["r_q"] == pytest.approx([0.5, 1.0], abs=0.02)
@@ -563,12 +576,12 @@ def test_print_is_light_and_without_controls(visit, published_page):
     with visit(published_page / "report.html", "#head=4.3", color_scheme="dark") as page:
         assert page.locator("#head svg.small-chart [fill='#2c343f']").count() > 0
         page.emulate_media(media="print")
-        page.wait_for_timeout(100)
-        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+        drawn = "[...document.querySelectorAll('svg.surface')].every((node) => node.childElementCount > 10)"
+        page.wait_for_function(drawn)  # also what was never scrolled to
+        dark = "document.querySelector('#head svg.small-chart [fill=\"#2c343f\"]')"
+        page.wait_for_function(f"{dark} === null")  # nor the dark theme's columns
         assert not page.locator(".bar").is_visible()
-        drawn = page.locator("svg.surface").evaluate_all("nodes => nodes.map((node) => node.childElementCount)")
-        assert min(drawn) > 10  # also what was never scrolled to
-        assert page.locator("#head svg.small-chart [fill='#2c343f']").count() == 0  # nor the dark theme's columns
         assert page.pdf()[:5] == b"%PDF-"
 
 

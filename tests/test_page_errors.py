@@ -1,6 +1,7 @@
 """Errors on the page: what the tables say, packed and in a real browser; none where the tables have none."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from known_errors import FAR, HEADS, write_known
@@ -45,7 +46,7 @@ def test_errors_and_flags_are_packed_by_head(tmp_path):
         "explained_variance_se": [FAR] * 4,
         "unstable": [0, 1, 0, 0],
         "category_share": [0.5, 1, 1, 1],
-        "turnable": [0, 0, 0, 0],
+        "sign_unknown": [0, 0, 0, 0],
         "undecided": [1, 0, 0, 0],  # r_q = 0.71 is within two errors, 0.034, of 0.7
     }
     for name, values in expected.items():
@@ -145,3 +146,39 @@ def test_means_have_their_error_until_a_filter_chooses_heads(visit, known):
 def test_replicates_are_not_a_lens_of_their_own(visit, known):
     with visit(known / "report.html", "#head=0.0") as page:
         assert page.locator(".lens-facts").count() == 0
+
+
+def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
+    tables = build_tables(load_results(known)).own
+    with visit(known / "report.html") as page:
+        depth = page.locator("#view-depth-rq")
+        depth.scroll_into_view_if_needed()
+        depth.locator("svg text", has_text="layer").first.wait_for()
+        box = depth.locator("svg").bounding_box()
+        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 20)  # layer 0 of the first checkpoint
+        error = float(tables.table("depth_rq")["layer_0_se"].iloc[0])
+        assert f"± {error:.2g}" in page.locator(".tooltip").inner_text()
+        stack = page.locator("#view-stack")
+        stack.scroll_into_view_if_needed()
+        stack.locator("svg path[stroke-width='1.2']").first.wait_for(state="attached")
+        # Two categories of each checkpoint change with the documents: position-dominated and mixed.
+        assert stack.locator("svg path[stroke-width='1.2']").count() == 4
+        rows = dict(
+            row.split("\t", 1) for row in page.locator("#view-compare table tbody tr").all_inner_texts() if "\t" in row
+        )
+        r_q = float(tables.table("trajectory")["r_q_se"].iloc[0])
+        assert rows["mean r_q"].count(f"± {r_q:.2g}") == 2
+        assert f"± {np.sqrt(2) * r_q:.2g}" in rows["mean r_q"]
+
+
+def test_heads_of_unknown_sign_can_be_left_out(visit, tmp_path):
+    write_known(tmp_path)
+    table = pd.read_csv(tmp_path / "qk.csv")
+    table.loc[(table["layer"] == 0) & (table["head"] == 1), "sign_sure"] = 0.0
+    table.to_csv(tmp_path / "qk.csv", index=False)
+    write_report(tmp_path, figures=False)
+    with visit(tmp_path / "report.html") as page:
+        page.locator("#filters summary").click()
+        page.get_by_label("unknown sign of r_k").uncheck()
+        assert shown(page) == set(HEADS) - {(0, 1)}
+        assert "without sign unknown heads" in page.locator("#selection").inner_text()

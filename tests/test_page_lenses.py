@@ -5,6 +5,7 @@ import json
 import math
 import xml.etree.ElementTree as ElementTree
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -178,6 +179,17 @@ def test_a_table_with_components_keeps_them(tables):
     assert np.allclose(dense[:, 1], dense[:, 0] / 2)
 
 
+def test_a_large_study_has_half_precision_where_that_is_enough(tables):
+    pack = Pack()
+    add_lenses(pack, GRID, [LENS], tables, {}, large=True)
+    types = {name.split(".")[-1]: entry["type"] for name, entry in pack.index.items()}
+    # `size` is at most 9e-6, of which half precision would leave nothing; `reach` is up to 1,055 tokens.
+    assert types == {"tilt": "float16", "tilt_se": "float16", "share": "float16", "size": "float32", "reach": "float16"}
+    stored = unpack(pack.text(), pack.index, "lens.tilt.own.tilt")
+    values = tables["tilt.csv"]["own"]["tilt"].to_numpy().reshape(stored.shape)
+    np.testing.assert_allclose(stored, values, rtol=1e-3)
+
+
 def test_without_any_table_there_is_no_lens():
     pack = Pack()
     assert add_lenses(pack, GRID, [LENS], {}, {}) == []
@@ -307,7 +319,8 @@ def test_a_column_with_components_follows_the_component_switch(visit, tmp_path, 
     own = tables["tilt.csv"]["own"]
     both = {"tilt.csv": {"own": pd.concat([own.assign(pc=0), own.assign(pc=1, tilt=own["tilt"] / 2)])}}
     row = head(own, "three", 1, 2)
-    with visit(write_study(tmp_path, (LENS,), both, components=2)) as page:
+    by_component = replace(LENS, tables=(replace(TILT, across="pc"), *LENS.tables[1:]))
+    with visit(write_study(tmp_path, (by_component,), both, components=2)) as page:
         assert number(hover_cell(page, 2, 1, 2)[1], "tilt ") == row["tilt"]
         page.locator("#component").select_option("1")
         assert number(hover_cell(page, 2, 1, 2)[1], "tilt ") == pytest.approx(row["tilt"] / 2)
@@ -325,14 +338,30 @@ def test_means_by_checkpoint_follow_the_filters(visit, report, tables, place):
                 page.get_by_label("First layer").press("Tab")
             said = hover_column(page, place, 1)
             assert said[0] == "Two"
-            mean, spread = number_and_error(said[1], "mean tilt ")
-            assert mean == pytest.approx(rows["tilt"].mean(), rel=1e-3)
-            assert spread == pytest.approx(rows["tilt"].std(), rel=0.05)
-            error = number(said[2], "mean standard error of a head ")
-            assert error == pytest.approx(rows["tilt_se"].mean(), rel=0.05)
+            # No replicates of means here: the error of a mean is at most the mean of its heads' errors.
+            mean, error = said[1].split(" ± at most ")
+            assert number(mean, "mean tilt ") == pytest.approx(rows["tilt"].mean(), rel=1e-3)
+            assert number(error) == pytest.approx(rows["tilt_se"].mean(), rel=0.05)
+            assert number(said[2], "SD over heads ") == pytest.approx(rows["tilt"].std(), rel=0.05)
             assert said[3] == f"undefined for 1 of {len(rows)} heads"
             assert number(said[4], "mean share ") == pytest.approx(rows["share"].mean(), rel=1e-3)
             assert said[-1] == f"{len(rows)} heads"
+
+
+def test_means_of_all_heads_have_the_error_that_documents_give(visit, tmp_path, tables):
+    """Four groups of documents move the mean up, down, up, down by 0.02: another sample is sqrt(3) times as far."""
+    rows = []
+    for (model, layer, window), heads in tables["tilt.csv"]["own"].groupby(["model", "layer", "window"]):
+        who = {"model": model, "layer": layer, "window": window, "heads": int(heads["tilt"].notna().sum())}
+        rows.append({**who, "table": "", "column": "tokens", "mean": 400, **{f"without_{g}": 300 for g in range(4)}})
+        mean = heads["tilt"].mean()
+        without = {f"without_{group}": mean + way * 0.02 for group, way in enumerate((1, -1, 1, -1))}
+        rows.append({**who, "table": "tilt", "column": "tilt", "mean": mean, **without})
+    pd.DataFrame(rows).to_csv(tmp_path / "layer_means.csv", index=False)
+    with visit(write_study(tmp_path, (LENS,), {"tilt.csv": {"own": tables["tilt.csv"]["own"]}})) as page:
+        said = hover_column(page, 0, 1)
+        assert number_and_error(said[1], "mean tilt ")[1] == pytest.approx(np.sqrt(3) * 0.02, rel=0.02)
+        assert "± 1 SE over documents" in view_of(page, 0).locator("svg").text_content()
 
 
 def test_the_scatter_by_pointer_and_by_keyboard(visit, report, tables):

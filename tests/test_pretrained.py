@@ -38,8 +38,20 @@ def weights() -> Iterator[Path]:
         yield found[0]
 
 
+def keeping(patch, loader):
+    """What `loader.from_pretrained` has given: reading the file takes transformers ten seconds each time."""
+    kept, load = [], loader.from_pretrained
+
+    def from_pretrained(*given, **options):
+        kept.append(load(*given, **options))
+        return kept[-1]
+
+    patch.setattr(loader, "from_pretrained", from_pretrained)
+    return kept
+
+
 @pytest.mark.slow
-def test_smollm2_against_the_reference(weights, tmp_path):
+def test_smollm2_against_the_reference(weights, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     library = Path(sysconfig.get_paths()["stdlib"])
     for name in DOCUMENTS:
@@ -50,11 +62,13 @@ def test_smollm2_against_the_reference(weights, tmp_path):
         "checkpoints": [{"name": "smollm2", "model": str(weights), "context": CONTEXT}],
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    models, tokenizers = (keeping(monkeypatch, loader) for loader in (AutoModel, AutoTokenizer))
     table = pd.read_csv(run_study(tmp_path / "study.yaml", tmp_path / "out") / "qk.csv")
     assert len(table) == 30 * 9 * 10
     assert set(table["rotary_dims"]) == {64}
 
-    vectors = raw_vectors(weights, [tmp_path / f"docs/{name}.txt" for name in DOCUMENTS])
+    assert {weight.dtype for weight in models[-1].parameters()} == {torch.float32}
+    vectors = raw_vectors(models[-1], tokenizers[-1], [tmp_path / f"docs/{name}.txt" for name in DOCUMENTS])
     t = np.tile(np.arange(float(CONTEXT)), len(DOCUMENTS))
     worst = {"explained_variance": 0.0, "r_q": 0.0, "r_k": 0.0}
     for layer in range(30):
@@ -69,11 +83,8 @@ def test_smollm2_against_the_reference(weights, tmp_path):
     assert table.loc[table["pc"] == 0, "r_q"].max() > 0.5
 
 
-def raw_vectors(weights, paths):
+def raw_vectors(model, tokenizer, paths):
     """Every head's vectors, kept whole in float64, document after document."""
-    source = {"gguf_file": weights.name}
-    model = AutoModel.from_pretrained(weights.parent, dtype=torch.float32, **source)
-    tokenizer = AutoTokenizer.from_pretrained(weights.parent, **source)
     kept = {}
     for path in paths:
         ids = tokenizer(path.read_text(), add_special_tokens=False)["input_ids"][:CONTEXT]

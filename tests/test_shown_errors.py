@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from known_errors import FAR, HEADS, MODELS, moved, write_known
-from qkscope.draw import style
+from known_errors import FAR, HEADS, MODELS, legend_leaves_room, moved, write_known
 from qkscope.lenses.at_window import build_tables, write_tables
 from reports import card_text, drawing
 
 SINGLE = 1e-5  # draws are kept in single precision
 KEY = "± 1 SE over documents"
-LONG_NOTE = "each checkpoint at its own context, 65,536 to 131,072 tokens"
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +111,7 @@ def test_a_mean_is_drawn_with_one_standard_error_to_each_side(known, bare, name,
     drawn = bars(figure.axes[panel], gid)
     np.testing.assert_allclose(drawn, np.stack([[0, 1], middle - error, middle + error], axis=1), atol=1e-12)
     assert legends(figure).count(KEY) == 1
-    note_ends = 0.12 * style.DPI + style.text_size(figure, LONG_NOTE, 8.5)[0]
-    assert figure.legends[0].get_window_extent().x0 > note_ends  # the legend leaves room for the note beside it
+    assert legend_leaves_room(figure)
     without = drawing(bare, name)
     assert bars(without.axes[panel], gid) == []
     assert KEY not in legends(without)
@@ -158,3 +155,27 @@ def test_windows_have_an_error_bar_where_it_is_known(known):
 def test_cards_say_once_what_the_bars_are(known, bare, name):
     assert card_text(known, name).count("± 1 standard error over documents") == 1
     assert "standard error over documents" not in card_text(bare, name)
+
+
+def test_every_head_of_a_portrait_has_its_errors(known, bare):
+    axes = drawing(known, "rq_rk_scatter_grid").axes[0]
+    (crosses,) = axes.containers
+    ends = [part.get_segments() for part in crosses[2]]
+    wide = sorted(float(np.ptp(segment[:, 0])) for segment in ends[0])
+    assert wide == pytest.approx(sorted(2 * (1 - r_q**2) * FAR for r_q, *_ in HEADS.values()))
+    assert not drawing(bare, "rq_rk_scatter_grid").axes[0].containers
+    assert "Faint crosses are ± 1 standard error" in card_text(known, "rq_rk_scatter_grid")
+
+
+def test_heatmaps_say_how_sure_their_cells_are(known, bare):
+    errors = [by_hand(0, [place for place in HEADS if place[0] == layer]) for layer in (0, 1)]
+    median, largest = f"{np.mean(errors):.3f} (median)", f"{max(errors):.3f} (largest)"
+    label = drawing(known, "layer_heatmap_rq").axes[0].get_xlabel()
+    assert median in label
+    assert largest in label
+    assert drawing(bare, "layer_heatmap_rq").axes[0].get_xlabel() == "layer"
+    assert f"{max(errors):.3f} at most" in card_text(known, "layer_heatmap_rq")
+
+
+def test_cards_give_means_with_their_errors(known):
+    assert f"(Standard error over documents: {by_hand(0):.3f}.)" in card_text(known, "position_signal")

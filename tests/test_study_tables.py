@@ -21,10 +21,8 @@ from qkscope.results.read import load_results
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_folder
 
-STEPS = StudyTable(
-    "steps.csv", (Column("tokens", "Tokens more."), Column("r_q", "Mean r_q.")), ("windows", "from_model", "to_model"),
-    ("windows", "from_model", "to_model"),
-)  # fmt: skip
+WHO = ("windows", "from_model", "to_model")
+STEPS = StudyTable("steps.csv", (Column("tokens", "More.", error=None), Column("r_q", "Mean r_q.")), WHO, WHO)
 HEADS = StudyTable("steps_heads.csv", STEPS.columns, STEPS.key, STEPS.texts, detail=True)
 
 
@@ -35,6 +33,7 @@ def steps(study):
     rows = [
         {
             "windows": choice, "from_model": one.name, "to_model": two.name, "r_q": heads["r_q"].mean(),
+            "r_q_se": np.nan,
             "tokens": rest[1] - rest[0] + windows[1],
         }
         for choice, windows in study.windows()
@@ -51,7 +50,7 @@ def test_a_table_of_the_study_is_written_and_read_at_its_choice_of_windows(finis
         out = analyze_folder(finished(), Events(), "analyze", out=tmp_path / "out")
         table = pd.read_csv(out / STEPS.file)
         tables = build_tables(load_results(out))
-    assert list(table.columns) == ["windows", "from_model", "to_model", "tokens", "r_q"]
+    assert list(table.columns) == ["windows", "from_model", "to_model", "tokens", "r_q", "r_q_se"]
     one, two = (Moments.load(finished() / f"moments/{name}.safetensors") for name in ("one", "two"))
     more = sum(each.layer_moments(0)["q"].unrotated.n.sum() * sign for each, sign in ((two, 1), (one, -1)))
     assert dict(zip(table["windows"], table["tokens"], strict=True)) == {"own": more + 256, "common": more + 64}

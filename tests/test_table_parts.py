@@ -43,7 +43,11 @@ def all_at_once(folder, names, window):
     found = [Moments.load(folder / f"moments/{name}.safetensors") for name in names]
     settings = RowSettings(None, window)
     rows = [checkpoint_rows(m, head_tables(), settings, model=n) for n, m in zip(names, found, strict=True)]
-    return {file: csv_text(pd.concat([each[file] for each in rows], ignore_index=True)).encode() for file in rows[0]}
+    digits = {table.file: parts.DETAIL_DIGITS for table in head_tables() if table.detail}
+    return {
+        file: csv_text(pd.concat([each[file] for each in rows], ignore_index=True), digits.get(file)).encode()
+        for file in rows[0]
+    }
 
 
 def test_tables_are_the_rows_of_all_checkpoints_in_study_order(finished):

@@ -15,7 +15,7 @@ import pytest
 
 import qkscope
 from qkscope.cli.arguments import build_parser
-from qkscope.lenses.registry import head_tables
+from qkscope.lenses.registry import head_tables, study_builds
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +82,8 @@ def columns_block() -> str:
     for table in head_tables():
         files[table.columns].append(f"`{table.file}`")
     lines = []
+    for table in (table for each in study_builds() for table in each.tables):
+        files[table.columns].append(f"`{table.file}`")
     for columns, where in files.items():
         lines += ["", f"{', '.join(where)}:", "", "| column | unit | definition |", "|---|---|---|"]
         lines += [f"| `{column.name}` | {column.unit} | {column.definition} |" for column in columns]

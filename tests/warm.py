@@ -1,8 +1,8 @@
 """Real processes that start in a moment: forked off a server which has imported what takes seconds to import.
 
 A process of its own is what signals, working folders, exit codes and the variables of huggingface_hub need; importing
-torch again each time is not. Nothing that reads the environment when it is imported (huggingface_hub, transformers,
-qkscope itself) is imported by the server, so a process sees the variables that it is started with.
+torch again each time is not. huggingface_hub and whoever imports it read variables when they are imported: a process
+that is started with others than the server's forgets them, and imports them once more.
 """
 
 import contextlib
@@ -18,8 +18,11 @@ from multiprocessing.connection import Connection
 
 PRELOADED = [
     "numpy", "pandas", "yaml", "pydantic", "rich.progress", "pyarrow.parquet", "safetensors.torch", "scipy.optimize",
-    "sympy", "torch", "torch._dynamo", "torch.distributed.tensor",
+    "sympy", "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.smollm3.modeling_smollm3",
+    "qkscope.cli.commands", "qkscope.cli.progress", "qkscope.run.execute", "qkscope.run.engines.worker",
 ]  # fmt: skip
+READ_WHEN_IMPORTED = ("HF_", "HUGGING", "TRANSFORMERS_", "DATASETS_", "HOME", "XDG_")  # variables that begin so, by
+READERS = ("huggingface_hub", "transformers", "datasets", "qkscope")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOADED)
 
@@ -39,6 +42,10 @@ def _run(
         os.dup2(end.fileno(), number)
         end.close()
     os.chdir(folder)
+    names = [name for name in {*os.environ, *environment} if name.startswith(READ_WHEN_IMPORTED)]
+    if any(os.environ.get(name) != environment.get(name) for name in names):
+        for module in [module for module in sys.modules if module.split(".")[0] in READERS]:
+            del sys.modules[module]
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)

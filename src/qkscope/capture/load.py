@@ -77,10 +77,12 @@ def choose_dtype(dtype: str, device: str, config: Any) -> Any:
     return getattr(config, "dtype", None) or torch.float32
 
 
-def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", device: str = "auto") -> Any:
-    """The model without its language-model head, in evaluation mode; several GPUs share its layers."""
+def load_backbone(
+    source: ModelSource, config: Any, *, dtype: str = "auto", device: str = "auto", head: bool = False
+) -> Any:
+    """The model in evaluation mode, without its language-model head unless asked; several GPUs share its layers."""
     import torch
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoModelForCausalLM
 
     chosen = choose_device(device)
     if source.kind == "hub":  # a local folder was checked when it was found
@@ -88,7 +90,7 @@ def load_backbone(source: ModelSource, config: Any, *, dtype: str = "auto", devi
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
         with panics_raised(), parsed_once(source.gguf_file):
-            model = AutoModel.from_pretrained(
+            model = (AutoModelForCausalLM if head else AutoModel).from_pretrained(
                 source.location,
                 config=config,
                 dtype=choose_dtype(dtype, chosen, config),

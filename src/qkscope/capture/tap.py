@@ -106,6 +106,10 @@ class Tap:
         if self.last is not None and self.last <= self._seen.keys():
             raise Enough
 
+    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        """What the model gets back from its kernel: a tap that only watches hands on what the kernel returned."""
+        return output
+
     def _layer_of(self, module: nn.Module) -> int:
         layer = getattr(module, "layer_idx", None)
         if layer is not None:
@@ -144,6 +148,17 @@ class Tap:
                 f"layer {layer}: {query.shape[1]} query heads of width {query.shape[3]} do not fit "
                 f"{key.shape[1]} key heads of width {key.shape[3]}"
             )
+
+
+ORDER = ("query", "key", "value", "attention_mask")  # of a kernel's arguments behind the module
+
+
+def argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """One of a kernel's first arguments, however it was given; None where it was not."""
+    if name in kwargs:
+        return kwargs[name]
+    place = ORDER.index(name) - sum(before in kwargs for before in ORDER[: ORDER.index(name)])
+    return args[place] if place < len(args) else None
 
 
 @dataclass(frozen=True)
@@ -200,12 +215,11 @@ class _Lookup:
         @functools.wraps(kernel)
         def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             tap = self._taps.get(id(module))
-            if tap is not None:
-                query = kwargs["query"] if "query" in kwargs else args[0]
-                key = kwargs["key"] if "key" in kwargs else args[1 if "query" not in kwargs else 0]
-                name = getattr(kernel, "__name__", type(kernel).__name__)
-                tap.see(module, query, key, name, kwargs)
-            return kernel(module, *args, **kwargs)
+            if tap is None:
+                return kernel(module, *args, **kwargs)
+            query, key = argument("query", args, kwargs), argument("key", args, kwargs)
+            tap.see(module, query, key, getattr(kernel, "__name__", type(kernel).__name__), kwargs)
+            return tap.returned(module, args, kwargs, kernel(module, *args, **kwargs))
 
         return observed
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
 from qkscope._version import __version__
+from qkscope.cli.ablate import add_ablate
+from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
 from qkscope.kinds import KINDS
 
@@ -26,6 +27,7 @@ start here:
   qkscope run STUDY                  capture and analyze into results/<study>/; run it again to continue
   qkscope status RESULTS             how far a run is, and how long it will take
   qkscope report RESULTS             draw the figures, write their cards, make the interactive page
+  qkscope ablate STUDY               take position away from heads and measure what the model loses
   qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
 
 `qkscope COMMAND --help` explains a command and shows an example.
@@ -53,37 +55,11 @@ def build_parser() -> argparse.ArgumentParser:
         _add_shard,
         _add_capture,
         _add_analyze,
+        add_ablate,
         _add_demo,
     ):
         add(commands)
     return parser
-
-
-def _command(
-    commands: Any, name: str, run: str, summary: str, description: str, epilog: str = ""
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
-    parser.set_defaults(command=_later(run))
-    return parser
-
-
-def _later(function: str) -> Callable[[argparse.Namespace], int]:
-    """Import the command's module only when it runs."""
-
-    def run(options: argparse.Namespace) -> int:
-        from qkscope.cli import commands
-
-        result: int = getattr(commands, function)(options)
-        return result
-
-    return run
 
 
 def _add_run(commands: Any) -> None:
@@ -320,7 +296,8 @@ def _add_analyze(commands: Any) -> None:
         "examples:\n  qkscope analyze results/demo\n"
         "  qkscope analyze results/demo --skip-positions 1 --out without-sinks\n"
         "  qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables\n"
-        "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables",
+        "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables\n"
+        "  qkscope analyze results/demo --plasticity-pairs 1000   # of a run that kept --vectors",
     )
     parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
     parser.add_argument(
@@ -360,6 +337,13 @@ def _add_analyze(commands: Any) -> None:
         type=_positive,
         metavar="TOKENS",
         help="of --vectors: qk.csv is over the first so many positions (default: all of them)",
+    )
+    parser.add_argument(
+        "--plasticity-pairs",
+        type=_positive,
+        metavar="N",
+        help="of a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to N "
+        "pairs of real keys per part of the window, and by the published protocol",
     )
     parser.add_argument(
         "--kind",

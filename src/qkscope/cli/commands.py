@@ -207,6 +207,7 @@ def analyze(options: argparse.Namespace) -> int:
     """`qkscope analyze`."""
     from qkscope.cli.progress import progress
     from qkscope.tables.from_moments import analyze_files, analyze_folder
+    from qkscope.tables.sampled_pairs import require_vectors
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
@@ -218,8 +219,12 @@ def analyze(options: argparse.Namespace) -> int:
         raise InputError(
             f"--window is for --vectors; the window at which moments are compared is --common-window {options.window}"
         )
+    one_folder = len(inputs) == 1 and inputs[0].is_dir()
+    if options.plasticity_pairs and not one_folder:
+        raise InputError("--plasticity-pairs needs a results folder, which has moments and vectors of one run")
+    if options.plasticity_pairs:
+        require_vectors(inputs[0])
     with progress() as events:
-        one_folder = len(inputs) == 1 and inputs[0].is_dir()
         analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
         folder = analyze_inputs(
             events,
@@ -231,8 +236,25 @@ def analyze(options: argparse.Namespace) -> int:
             detail=options.detail,
             kind=options.kind,
         )
+        if options.plasticity_pairs:
+            draw_plasticity_pairs(options, inputs[0], folder, events)
     print(f"results: {folder}/")
     return 0
+
+
+def draw_plasticity_pairs(options: argparse.Namespace, folder: Path, out: Path, events: Events) -> None:
+    """`qkscope analyze RESULTS --plasticity-pairs`."""
+    from qkscope.lenses.plasticity.sampled import PairRequest
+    from qkscope.tables.sampled_pairs import write_sampled_pairs
+
+    write_sampled_pairs(
+        folder,
+        events,
+        PairRequest(options.plasticity_pairs),
+        out=out,
+        common_window=options.common_window,
+        skip_positions=options.skip_positions,
+    )
 
 
 def analyze_vectors_command(options: argparse.Namespace, out: Path | None) -> int:
@@ -241,6 +263,8 @@ def analyze_vectors_command(options: argparse.Namespace, out: Path | None) -> in
     from qkscope.tables.from_vectors import analyze_vectors
     from qkscope.vectors.read import Reading
 
+    if options.plasticity_pairs:
+        raise InputError("--plasticity-pairs is for a results folder that has vectors: qkscope analyze RESULTS")
     if options.inputs or out is None:
         raise InputError("analyze --vectors takes datasets only, and needs --out, the folder for the tables")
     if options.common_window is not None:
@@ -290,6 +314,8 @@ def inspect(options: argparse.Namespace) -> int:
 
 def demo(options: argparse.Namespace) -> int:
     """`qkscope demo`."""
+    from qkscope.ablate.study import ablate_study
+    from qkscope.cli.ablate import demo_ablation
     from qkscope.cli.progress import progress, training_progress
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
@@ -303,6 +329,7 @@ def demo(options: argparse.Namespace) -> int:
     with progress() as events:
         # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
         run_study(study, folder, events, command=command_line(), options=CaptureOptions(overwrite=True))
+        ablate_study(study, folder, demo_ablation(study), events, command_line())
     print(f"results: {folder}/")
     draw_report(folder)
     return 0

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout
-from qkscope.moments.placing import PIECE_TOKENS
-from qkscope.moments.sizes import FLOAT32, FLOAT64, Sizes, predict_sizes
+from qkscope.moments.sizes import FLOAT32, FLOAT64, Sizes, predict_sizes, workspace_bytes
 
 if TYPE_CHECKING:
     from qkscope.capture.blueprint import Blueprint
@@ -274,15 +273,13 @@ def device_memory(work: CheckpointWork, devices: int) -> DeviceMemory:
 
 
 def _activations(work: CheckpointWork) -> int:
-    """About what one layer of a forward pass holds, and the tap's own copy: rough, and not divided by devices."""
+    """About what one layer of a forward pass holds, and what its sums need beside it: rough, not divided by devices."""
     weights = work.weights
     tokens = work.rows * work.context
     widest = max(work.layers, key=lambda f: (f.q_heads + f.kv_heads) * f.head_dim)
     vectors = (widest.q_heads + 2 * widest.kv_heads) * widest.head_dim
     layer = tokens * weights.loaded_width * (3 * weights.hidden + 2 * vectors + 3 * weights.inner)
-    piece = min(tokens, max(PIECE_TOKENS, work.rows))
-    tap = widest.q_heads * widest.head_dim * FLOAT64 * (piece + widest.head_dim * work.layout.buckets)
-    return layer + tap + _mask(work)
+    return layer + workspace_bytes(work.layout, widest, tokens, weights.loaded_width) + _mask(work)
 
 
 def _mask(work: CheckpointWork) -> int:

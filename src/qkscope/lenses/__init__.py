@@ -4,13 +4,17 @@ A new analysis is a folder here and a line below.
 """
 
 from qkscope.lenses import (
+    ablation,
     concordance,
     depth,
     layer_kinds,
     measures,
+    norms,
     null,
+    plasticity,
     position,
     profile,
+    rope,
     rotation,
     score,
     taxonomy,
@@ -18,5 +22,23 @@ from qkscope.lenses import (
 )
 from qkscope.lenses.registry import register
 
-for room in (position, concordance, taxonomy, layer_kinds, depth, windows, measures, profile, score, rotation, null):
+ROOMS = (
+    position,
+    concordance,
+    taxonomy,
+    layer_kinds,
+    depth,
+    windows,
+    measures,
+    profile,
+    score,
+    rotation,
+    rope,
+    plasticity,
+    norms,
+    null,
+    ablation,
+)
+
+for room in ROOMS:
     register(room.LENS)

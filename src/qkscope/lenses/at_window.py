@@ -7,7 +7,7 @@ There are one or two such choices: each entry's own context, and, where contexts
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from qkscope.results.read import Entries, Results, read_head_table, read_study_t
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.noise import HeadPanel
+from qkscope.words.blocks import Block
 
 COMMON_SUFFIX = "_common"
 RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
@@ -40,18 +41,22 @@ class AtWindow:
         *,
         common: bool = False,
         windows: pd.DataFrame | None = None,
+        window_replicates: pd.DataFrame | None = None,
         head_tables: Mapping[str, pd.DataFrame] | None = None,
     ) -> None:
         present = set(heads["model"])
         self.study = study.only([name for name in study.names if name in present])
         self.heads = _derived(heads, lenses)  # component 0, one row per head
         self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
+        self._window_replicates = window_replicates  # at every window
         self.common = common
         self._lenses = lenses
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
+        self._window_panels: dict[str, HeadPanel] = {}
+        self._cards: dict[str, list[Block]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,6 +69,25 @@ class AtWindow:
         draws = [_numbers_of(_derived(draw, self._lenses)) for draw in drawn_heads(self.heads, self.replicates)]
         one_run, same = self.study.one_run, self.study.same_documents
         return HeadPanel(self.heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
+
+    def window_panel(self, name: str) -> HeadPanel:
+        """One entry's heads at each of its windows, ready to be compared: `256` is the name of a window."""
+        if name not in self._window_panels:
+            self._window_panels[name] = self._window_panel(name)
+        return self._window_panels[name]
+
+    def _window_panel(self, name: str) -> HeadPanel:
+        if self.windows is None:
+            raise KeyError("these results carry no table of windows")
+        rows = _by_window(self.windows, name)
+        draws: list[pd.DataFrame] = []
+        if self._window_replicates is not None:
+            without = _by_window(self._window_replicates, name)
+            known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
+            known = known[known["model"].isin(set(rows["model"]))]
+            there = rows[rows["model"].isin(set(known["model"]))]
+            draws = [_numbers_of(_derived(draw, self._lenses)) for draw in drawn_heads(there, known)]
+        return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
 
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
@@ -81,6 +105,12 @@ class AtWindow:
         declared = [table for lens in self._lenses for table in lens.tables if table.file == file]
         return with_averaged(declared[0], {name: heads[name] for name in heads.columns}) if declared else {}
 
+    def card(self, name: str, write: Callable[[], list[Block]]) -> list[Block]:
+        """A figure's card, written once: the folder of the figure and the page show the same."""
+        if name not in self._cards:
+            self._cards[name] = write()
+        return self._cards[name]
+
     @property
     def replicates(self) -> pd.DataFrame | None:
         """Component 0 without each group of documents in turn; None where results have no errors."""
@@ -90,7 +120,7 @@ class AtWindow:
     def files_by_head(self) -> list[str]:
         """The lenses' tables that say something of a head in one row, or in one row per component."""
         declared = [table for lens in self._lenses for table in lens.tables]
-        one = [t.file for t in declared if t.per == "head" and t.across in (None, "pc")]
+        one = [t.file for t in declared if t.per == "head" and t.across in (None, "pc") and not t.replicated]
         return [file for file in one if file in self.head_tables]
 
     def find(self, name: str) -> pd.DataFrame | None:
@@ -161,7 +191,10 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
         common = AtWindow(study, results.common, used, common=True, head_tables=of_common)
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
     of_own |= _read_study_tables(results, used, "own")
-    own = AtWindow(study, results.heads, used, windows=results.windows, head_tables=of_own)
+    replicates = tables.get(REPLICATES_CSV)
+    own = AtWindow(
+        study, results.heads, used, windows=results.windows, window_replicates=replicates, head_tables=of_own
+    )
     return StudyTables(results, own, common)
 
 
@@ -192,6 +225,17 @@ def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
     """A table's rows at the windows over which these heads were measured."""
     windows = heads.groupby("model")["window"].max()
     return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)
+
+
+def window_names(windows: pd.Series[float]) -> pd.Series[str]:
+    """Windows as the names of what is compared: `256`."""
+    return windows.astype(int).astype(str)
+
+
+def _by_window(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """One entry's rows, its windows in the place of entries."""
+    rows = table[table["model"] == name]
+    return rows.assign(model=window_names(rows["window"])).reset_index(drop=True)
 
 
 def summary_file(name: str, common: bool) -> str:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from qkscope.lenses.sums import LayerSums
     from qkscope.stats.jackknife import Scale
 
-# At which windows a table has rows: each checkpoint's own context, the window that all share, both, or every doubling.
-Windows = Literal["own", "common", "own and common", "doublings"]
+# At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
+# to the own context, or all of these.
+Windows = Literal["own", "common", "own and common", "doublings", "every"]
 ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
@@ -54,7 +55,7 @@ class HeadTable:
 
     file: str
     columns: tuple[Column, ...]
-    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]]
+    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]] | None  # None: another command writes the file
     windows: Windows = "own and common"
     across: str | None = None  # the second axis, and the column with the place on it: pc, bucket, plane
     per: Literal["head", "layer"] = "head"
@@ -87,8 +88,7 @@ class HeadTable:
     @property
     def written(self) -> tuple[str, ...]:
         """The names of all that it writes: columns, each followed by its error, and what is judged."""
-        with_errors = [(c.name, error_name(c.name)) if c.error else (c.name,) for c in self.columns]
-        return (*(name for names in with_errors for name in names), *(column.name for column in self.judged))
+        return (*_with_errors(self.columns), *(column.name for column in self.judged))
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,10 @@ def error_name(column: str) -> str:
     return f"{column}_se"
 
 
+def _with_errors(columns: tuple[Column, ...]) -> list[str]:
+    return [name for c in columns for name in ((c.name, error_name(c.name)) if c.error else (c.name,))]
+
+
 @dataclass(frozen=True)
 class StudyTable:
     """A file whose rows are about several entries at once, such as each step from one checkpoint to the next.
@@ -113,10 +117,15 @@ class StudyTable:
     """
 
     file: str
-    columns: tuple[Column, ...]  # numbers
+    columns: tuple[Column, ...]  # numbers; those with an error have it beside them, as in head tables
     key: tuple[str, ...]  # the columns that tell its rows apart
     texts: tuple[str, ...]  # columns that are words; those that name entries end in `model`
     detail: bool = False  # as for head tables
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The names of all that it writes."""
+        return (*dict.fromkeys((*self.key, *self.texts)), *_with_errors(self.columns))
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,17 @@ def tell_curve(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
     said = [tell_short(given, quantity, name, fmt)]
     if given.study.one_run:
         said += jumps(given.curve(quantity), name[0].lower() + name[1:], fmt, given.windows)
-    return " ".join(said)
+    return " ".join([*said, *error_span(given, quantity, fmt)])
+
+
+def error_span(given: CardInput, quantity: str, fmt: Format, panel: HeadPanel | None = None) -> list[str]:
+    """How large the errors of a mean or share are, where they are known."""
+    errors = [(panel or given.panel).error(quantity, c.name) for c in given.checkpoints]
+    known = sorted(error for error in errors if math.isfinite(error))
+    if not known or known[-1] == 0:
+        return []
+    low, high = (fmt(error, 1) for error in (known[0], known[-1]))
+    return [f"(Standard error over documents: {low if low == high else f'{low} to {high}'}.)"]
 
 
 def tell_short(given: CardInput, quantity: str, name: str, fmt: Format) -> str:

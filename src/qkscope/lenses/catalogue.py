@@ -30,8 +30,12 @@ class Numbered:
 
     def card(self, tables: StudyTables, at: AtWindow) -> list[Block]:
         """What the figure shows, in words."""
-        given = CardInput(tables, at)
-        return card_blocks(self.figure, self.figure.card(given), given)
+
+        def write() -> list[Block]:
+            given = CardInput(tables, at)
+            return card_blocks(self.figure, self.figure.card(given), given)
+
+        return at.card(self.name, write)
 
 
 def catalogue(lenses: Sequence[Lens] | None = None) -> list[Numbered]:

@@ -3,9 +3,9 @@
 `replicates.csv` has r_q, r_k and explained variance of component 0 without each document group in turn. Leaving out a
 group moves a number by far less than another sample of all documents would; scaled up to that size, on Fisher's scale
 for correlations, each replicate is a draw. In another sample a head whose r_q is near 0 might have the other sign, and
-its r_k with it: draws are oriented by the published rule, as tables are. Whatever is computed from the heads (a mean, a
-share of a category, a difference between entries) is computed from every draw too, and their spread is its error: for
-means that is the jackknife's, and for shares, which jump, it is smoother.
+its r_k with it: draws are oriented by the published rule, and their signs judged sure or not, as in tables. Whatever is
+computed from the heads (a mean, a share of a category, a difference between entries) is computed from every draw too,
+and their spread is its error: for means that is the jackknife's, and for shares, which jump, it is smoother.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.pca import orientation
-from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations, scaled_replicates
+from qkscope.stats.jackknife import ERRORS, FEWEST_GROUPS, scaled_correlations, scaled_replicates
 
 KEY = ["model", "layer", "head"]
 Array = NDArray[np.float64]
@@ -40,7 +40,14 @@ def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterato
     drawn_q, drawn_k = drawn_correlations(r_q, r_k, sizes)
     shares = scaled_replicates(*explained, sizes)
     for number in range(len(groups)):
-        yield heads.assign(r_q=drawn_q[number], r_k=drawn_k[number], explained_variance=shares[number])
+        drawn = heads.assign(r_q=drawn_q[number], r_k=drawn_k[number], explained_variance=shares[number])
+        yield drawn.assign(sign_sure=_sign_sure(drawn)) if "sign_sure" in heads.columns else drawn
+
+
+def _sign_sure(drawn: pd.DataFrame) -> pd.Series[float]:
+    """Whose sign would be sure in a draw, by the rule of tables; errors are those of the whole."""
+    sure = drawn["r_q"].abs() > ERRORS * drawn["r_q_se"]
+    return sure.astype(float).where(drawn["r_q_se"].notna())
 
 
 def drawn_correlations(

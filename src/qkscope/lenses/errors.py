@@ -4,12 +4,18 @@ Both come from the panel of heads. They are columns of every summary that has me
 have no replicates, or too few documents or heads, to tell.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+
+if TYPE_CHECKING:
+    from qkscope.lenses.at_window import AtWindow
 
 
 def heads_error_name(column: str) -> str:
@@ -42,6 +48,18 @@ def with_mean_errors(
             errors[heads_error_name(name)] = [panel.head_error(name, model, part) for model, part in about]
         _insert_behind(found, name, errors)
     return found
+
+
+def column_means(at: AtWindow, file: str, columns: Sequence[str]) -> pd.DataFrame:
+    """By checkpoint the mean, standard deviation and error over documents of columns of a lens's table."""
+    names, panel = list(at.names), at.panel_of(file)
+    groups = at.table(file).groupby("model")
+    found: dict[str, object] = {"model": names}
+    for column in columns:
+        found[column] = groups[column].mean().reindex(names).to_numpy()
+        found[f"{column}_std"] = groups[column].std().reindex(names).to_numpy()
+        found[error_name(column)] = [panel.error(column, name) for name in names]
+    return pd.DataFrame(found)
 
 
 def _insert_behind(table: pd.DataFrame, column: str, errors: Mapping[str, list[float]]) -> None:

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qkscope.lenses.base import Column, Figure, HeadTable
-from qkscope.lenses.card import Card, CardInput, bands, rows, window_sentence
+from qkscope.lenses.card import Card, CardInput, bands, error_span, rows, window_sentence
+from qkscope.lenses.errors import column_means, has_errors
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.words.phrases import curve_course, jumps, ranking, sentence, significant
 
@@ -33,21 +34,21 @@ def mean_curve(table: HeadTable, column: str, *, name: str, title: str, leads: i
 
 
 def draw_mean_curve(file: str, column: Column, title: str, at: AtWindow) -> Drawing:
-    """Means over heads with their spread."""
-    import pandas as pd
-
+    """Means over heads with their spread and errors."""
     from qkscope.draw import style
-    from qkscope.draw.curves import band_key, draw_band_line
+    from qkscope.draw.curves import draw_band_line, spread_keys
     from qkscope.lenses.canvas import canvas
 
-    study, groups = at.study, at.table(file).groupby("model")[column.name]
-    table = pd.DataFrame({"mean": groups.mean(), "mean_std": groups.std()}).reindex(list(study.names)).reset_index()
+    study, table = at.study, column_means(at, file, [column.name])
     figure = canvas(at, 9.0, 4.0, f"{title} {style.span_title(study)}")
     axes = figure.subplots()
-    draw_band_line(axes, table, "mean", colour=style.PURPLE, marker="o", label="mean over heads", joined=study.one_run)
+    draw_band_line(
+        axes, table, column.name, colour=style.PURPLE, marker="o", label="mean over heads", joined=study.one_run
+    )
     axes.set_ylabel(f"{column.name} ({column.unit})" if column.unit else column.name)
     style.checkpoint_axis(axes, study)
-    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], band_key(style.PURPLE)], 2)
+    keys = spread_keys(style.PURPLE, has_errors(table, [column.name]))
+    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], *keys], 1 + len(keys))
     return style.finish(figure)
 
 
@@ -65,7 +66,7 @@ def mean_card(file: str, column: Column, title: str, given: CardInput) -> Card:
     shows = [
         f"{column.name}: {sentence(column.definition)} The mean over heads for {rows(given)}, with {bands(given)} of "
         f"± 1 standard deviation over heads. {window_sentence(given)}",
-        " ".join([course, *steps]),
+        " ".join([course, *steps, *error_span(given, column.name, significant, panel)]),
     ]
     how = [("Aggregation", f"mean and standard deviation of {column.name} over the heads of each {given.noun}.")]
     headline = f"{title} {given.study.span.title()}{' at a Common Window' if given.at.common else ''}"

@@ -149,13 +149,20 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def pooled_eigen(q: Statistics, k: Statistics) -> Eigen:
-    """Eigenvectors of the covariance of queries and keys about their common mean; heads without tokens stay NaN."""
+def pooled_covariance(q: Statistics, k: Statistics) -> Array:
+    """The covariance of queries and keys about their common mean: (heads, d, d)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         share = (q.n / (q.n + k.n))[:, None, None]
     gap = q.mean_x - k.mean_x
-    between = gap[:, :, None] * gap[:, None, :]
-    pool = share * q.cov_xx + (1 - share) * k.cov_xx + share * (1 - share) * between
+    pool = np.asarray(share * q.cov_xx)
+    pool += (1 - share) * k.cov_xx
+    pool += share * (1 - share) * gap[:, :, None] * gap[:, None, :]
+    return pool
+
+
+def pooled_eigen(q: Statistics, k: Statistics) -> Eigen:
+    """Eigenvectors of the covariance of queries and keys about their common mean; heads without tokens stay NaN."""
+    pool = pooled_covariance(q, k)
     values, vectors = np.full(pool.shape[:2], np.nan), np.full(pool.shape, np.nan)
     known = np.isfinite(pool).all(axis=(1, 2))
     if known.any():

@@ -39,8 +39,8 @@ def registered() -> tuple[Lens, ...]:
 
 
 def head_tables() -> tuple[HeadTable, ...]:
-    """The head tables of all lenses, in order."""
-    return tuple(table for lens in registered() for table in lens.tables)
+    """The head tables of all lenses that are made from sums, in order."""
+    return tuple(table for lens in registered() for table in lens.tables if table.rows is not None)
 
 
 def study_builds() -> tuple[StudyBuild, ...]:

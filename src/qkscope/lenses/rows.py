@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import cpu_count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ class RowSettings:
     layers: LayerChoice = "all"
     skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
     detail: bool = True  # whether tables with many rows per head are made
+    vectors: Path | None = None  # where a sample of the checkpoint's vectors is kept, if one is
 
 
 def checkpoint_rows(
@@ -60,7 +62,9 @@ def checkpoint_rows(
     def of_layer(layer: int) -> dict[tuple[str, int], Columns]:
         parts: dict[tuple[str, int], Columns] = {}
         for window in every:
-            sums = layer_sums(moments, layer, chosen[layer], window, settings.components, settings.skip)
+            sums = layer_sums(
+                moments, layer, chosen[layer], window, settings.components, settings.skip, settings.vectors
+            )
             means = [tokens_row(sums)]
             for table in tables:
                 if window in wanted[table.file]:
@@ -91,14 +95,21 @@ def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> li
     """The windows at which a table has rows of a checkpoint."""
     own = settings.own or layout.context
     common = own if settings.common is None else settings.common
-    if table.windows == "doublings":
-        return [*(window for window in layout.windows() if window < own), own]
-    windows = {"own": [own], "common": [common], "own and common": [own, common]}[table.windows]
-    return list(dict.fromkeys(windows))
+    doublings = [*(window for window in layout.windows() if window < own), own]
+    windows = {
+        "own": [own],
+        "common": [common],
+        "own and common": [own, common],
+        "doublings": doublings,
+        "every": [*doublings, common],
+    }
+    return list(dict.fromkeys(windows[table.windows]))
 
 
 def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
     """The lens's own columns of one layer: exactly those that it declares."""
+    if table.rows is None:
+        raise ValueError(f"{table.file} is not made from sums")
     found = {name: np.asarray(values) for name, values in table.rows(sums).items()}
     if set(found) != set(table.names):
         odd = sorted(set(found) ^ set(table.names))[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -83,6 +84,8 @@ class LayerSums:
     source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
     left_out: int | None = None  # of a replicate: the document group that it lacks
+    skip: int = 0  # leading positions that are left out
+    vectors: Path | None = None  # where a sample of the checkpoint's own vectors is kept, if one is
 
     @property
     def kv_heads(self) -> list[int]:
@@ -192,8 +195,12 @@ def layer_sums(
     window: int | None = None,
     components: int = 1,
     skip: int = 0,
+    vectors: Path | None = None,
 ) -> LayerSums:
-    """One layer of `moments` over its first `window` positions (all by default), without the first `skip`."""
+    """One layer of `moments` over its first `window` positions (all by default), without the first `skip`.
+
+    `vectors` is where a sample of the same checkpoint's vectors is kept.
+    """
     facts, scale = moments.layers[layer], moments.layout.scale
     cells = moments.cells(window, skip)
     chosen: dict[Kind, NDArray[np.intp]] = {
@@ -223,6 +230,8 @@ def layer_sums(
         replication=replication,
         leave_out=None if replication.method == "none" else partial(leave_out),
         source=WindowSource(moments, layer, window, skip),
+        skip=skip,
+        vectors=vectors,
     )
 
 

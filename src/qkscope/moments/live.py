@@ -85,27 +85,30 @@ class LiveSums:
         arithmetic = scratch.arithmetic(state.device)
         if state.pivot is None:
             state.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
-        gathered = arithmetic.add(state, vectors, placed)
+        arithmetic.add(state, vectors, placed)
         state.counts += placed.counts
         if state.unrotated and len(spaced.positions):
-            chosen = arithmetic.spaced(vectors, placed, gathered)
-            self._add_unrotated(chosen, placed, scratch.unrotation(self._rotation, spaced, chosen))
+            unrotation = scratch.unrotation(self._rotation, spaced, next(iter(vectors.values())))
+            self._add_unrotated(vectors, unrotation, arithmetic)
 
-    def _add_unrotated(self, chosen: Tensor, placed: Placed, unrotation: Unrotation) -> None:
-        """Add (heads, tokens, width) vectors, turned back."""
-        state, before = self.state, self.state.before
+    def _add_unrotated(
+        self, vectors: Mapping[Kind, Tensor], unrotation: Unrotation, arithmetic: HostArithmetic | DeviceArithmetic
+    ) -> None:
+        """Add some of these vectors, turned back."""
+        state, chosen = self.state, unrotation.chosen(vectors)
         if state.rest_pivot is None:
             none = torch.zeros(chosen.shape[0], 1, chosen.shape[2], dtype=torch.float32, device=chosen.device)
-            mean = unrotation.about(none, chosen).mean(dim=1)
+            mean = unrotation.moved(none, chosen).mean(dim=1)
             state.rest_pivot = torch.where(torch.isfinite(mean), mean, 0.0).to(torch.float32)
-        turned = unrotation.about(state.rest_pivot[:, None, :].to(chosen.device), chosen)
-        squares = before.to(turned.dtype) if turned.dtype != before.dtype else before
+            state.rest_move = -state.rest_pivot[:, None, :]
+        turned = unrotation.moved(state.rest_move, chosen)
+        squares = state.before.to(turned.dtype)  # itself, unless the vectors are float64
         torch.baddbmm(squares, turned.transpose(1, 2), turned, out=squares)
-        if squares is not before:
-            before.copy_(squares)
+        if squares is not state.before:
+            state.before.copy_(squares)
         for group, members in unrotation.members:
-            state.drift[:, group].add_(torch.matmul(members, turned))
-        state.rest_counts += placed.spaced.counts
+            arithmetic.add_product(state.drift[:, group], members, turned)
+        state.rest_counts += unrotation.spaced.counts
 
     def to_host(self) -> LayerMoments:
         """For each kind as numpy, packed."""

@@ -3,7 +3,8 @@
 All blocks of all buckets are multiplied in one batched product for each half of the square. Products are float32
 (float64 for float64 activations) over at most an eighth of a bucket; blocks are added up in float64, or, on devices
 without it, in float32 with the rounding of each addition carried along. Whether all was finite is written to one number
-on the device, which is read after the pass. Memory: `workspace_bytes` in sizes.py.
+on the device, which is read after the pass. Long batches are centred half of the heads at a time, in the same memory.
+What that takes is `workspace_bytes` in sizes.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from torch import Tensor
 
 from qkscope.moments.placing import Placed, Whole
 from qkscope.moments.second import Kind
-from qkscope.moments.state import State, cell_size
+from qkscope.moments.sizes import cell_size
+from qkscope.moments.state import State
+from qkscope.moments.turns import Turn, turns_of
+
+FEW_RUNS = 3  # copies of whole runs of buckets; a gather takes as many calls
 
 
 class DeviceArithmetic:
@@ -27,24 +32,22 @@ class DeviceArithmetic:
         self._frames: dict[tuple[object, ...], _Frame] = {}
         self._batch: Placed | None = None
 
-    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> Tensor | None:
-        """Add (rows, heads, tokens, width) of each kind; returns the gathered vectors where one gather took all."""
-        gathered = total = None
+    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+        """Add (rows, heads, tokens, width) of each kind."""
+        total = None
         for whole in placed.wholes:
             frame = self._frame(state, placed, whole, next(iter(vectors.values())).dtype)
-            gathered = frame.gather(vectors)
-            of_whole = frame.add(state, gathered)
+            of_whole = frame.add(state, vectors)
             total = of_whole if total is None else total + of_whole
         state.flag = total
-        return gathered if len(placed.wholes) == 1 else None
 
-    def spaced(self, vectors: Mapping[Kind, Tensor], placed: Placed, gathered: Tensor | None) -> Tensor:
-        """The tokens that are summed before rotation, of all heads: (heads, tokens, width)."""
-        frames = [frame for frame in self._frames.values() if frame.whole in placed.wholes]
-        if gathered is not None and frames:
-            return gathered.index_select(1, frames[0].spaced_index(placed))
-        rows, tokens = (torch.from_numpy(part).to(self._device) for part in (placed.spaced.rows, placed.spaced.tokens))
-        return torch.cat([x.permute(1, 0, 2, 3)[:, rows, tokens] for x in vectors.values()])
+    @staticmethod
+    def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add (a, b) times each of (heads, b, c), in one call where both are of one precision."""
+        if target.dtype == right.dtype:
+            torch.baddbmm(target, left.expand(len(right), -1, -1), right, out=target)
+        else:
+            target.add_(torch.matmul(left, right))
 
     def _frame(self, state: State, placed: Placed, whole: Whole, activations: torch.dtype) -> _Frame:
         """Memory and indices for layers of one shape that see one batch; another batch has others."""
@@ -63,60 +66,81 @@ class _Frame:
 
     def __init__(self, state: State, whole: Whole, dtype: torch.dtype) -> None:
         self.whole = whole
-        width, half, device = state.width, state.half, state.device
-        self._heads, self._width = sum(state.heads.values()), width
-        self._cells, blocks = whole.buckets.stop - whole.buckets.start, whole.blocks
-        self._index = [torch.from_numpy(part).to(device) for part in (whole.rows, whole.tokens)]
-        self._weights = torch.from_numpy(whole.weights).to(device, dtype)[:, None]
-        self._columns = torch.empty(self._heads, len(whole.rows), width + 2, dtype=dtype, device=device)
-        self._columns[..., width] = self._weights[:, 0]
+        width, device, cells = state.width, state.device, whole.buckets.stop - whole.buckets.start
+        tokens, count = len(whole.rows), sum(state.heads.values())
+        self._width = width
+        self._turns = turns_of(state.heads, tokens * (width + 2) * dtype.itemsize)
+        # Zero, and zero it stays where blocks are filled up.
+        self._columns = torch.zeros(
+            max(turn.size for turn in self._turns), tokens, width + 2, dtype=dtype, device=device
+        )
+        self._columns[..., width] = torch.from_numpy(whole.weights).to(device, dtype)
         self._columns[..., width + 1] = torch.from_numpy(whole.steps).to(device, dtype)
-        self._products = torch.empty(self._heads, self._cells, blocks, cell_size(width), dtype=dtype, device=device)
-        by_block = self._columns.view(-1, whole.block, width + 2)
-        flat = self._products.view(-1, cell_size(width))
-        a, rest, x = by_block[..., :half], by_block[..., half:], by_block[..., :width]
-        corner = flat[:, : half * half].view(-1, half, half)
-        lower = flat[:, half * half :].view(-1, width - half + 2, width)
-        self._factors = [(a.transpose(1, 2), a, corner), (rest.transpose(1, 2), x, lower)]
-        spans = torch.zeros(len(state.layout.spans), self._cells, dtype=state.squares.dtype)
-        for number, span in enumerate(state.layout.spans):
-            inside = slice(max(0, span.start - whole.buckets.start), max(0, span.stop - whole.buckets.start))
-            spans[number, inside] = 1.0
-        self._spans = spans.to(device).expand(self._heads, -1, -1)
-        self._spaced: Tensor | None = None
+        self._products = torch.empty(count, cells, whole.blocks, cell_size(width), dtype=dtype, device=device)
+        self._index: list[Tensor] = []  # rows and tokens to gather, and the places that are none of them
+        if not 0 < len(whole.runs) <= FEW_RUNS:
+            fillers = (whole.weights == 0).nonzero()[0]
+            self._index = [torch.from_numpy(each).to(device) for each in (whole.rows, whole.tokens, fillers)]
+        self._spans = _span_matrix(state, whole, dtype)
 
-    def gather(self, vectors: Mapping[Kind, Tensor]) -> Tensor:
-        """(heads, tokens, width) of all kinds, in the order of the blocks."""
-        rows, tokens = self._index
-        return torch.cat([x.permute(1, 0, 2, 3)[:, rows, tokens] for x in vectors.values()])
-
-    def add(self, state: State, gathered: Tensor) -> Tensor:
-        """Multiply and add up; returns a number that is finite if all of this is."""
+    def add(self, state: State, vectors: Mapping[Kind, Tensor]) -> Tensor:
+        """Centre, multiply and add up; returns a number that is finite if all of this is."""
+        for turn in self._turns:
+            pivots = state.pivots(self._columns.dtype, joined=True)[0][turn.heads]
+            for part in turn.parts:
+                target = self._columns[part.columns, :, : self._width]
+                self._centre(vectors[part.kind][:, part.heads], pivots[part.columns], target)
+            self._multiply(state.half, turn)
         whole, first = self.whole, 2 * self._width
-        centred = self._columns[..., : self._width]
-        torch.sub(gathered, state.pivots(centred.dtype, joined=True)[0], out=centred)
-        centred.mul_(self._weights)
-        with _no_rounding():
-            for left, right, product in self._factors:
-                torch.bmm(left, right, out=product)
         cells = self._products.sum(dim=2, dtype=state.squares.dtype)
         _add(state, whole.buckets, cells)
-        in_spans = torch.bmm(self._spans, cells[..., :-first])
-        state.groups[:, whole.group].add_(in_spans)
+        self._add_spans(state)
         state.crossed[:, whole.group, whole.buckets].add_(cells[..., -first:])
         return cells.sum()
 
-    def spaced_index(self, placed: Placed) -> Tensor:
-        """Where the tokens that are summed before rotation lie in what was gathered."""
-        if self._spaced is None:
-            length, spaced = placed.positions.shape[1], placed.spaced
-            place = torch.full((placed.positions.size,), 0, dtype=torch.int64)
-            real = self.whole.weights > 0
-            flat = torch.from_numpy((self.whole.rows * length + self.whole.tokens)[real])
-            place[flat] = torch.arange(len(real))[torch.from_numpy(real)]
-            wanted = torch.from_numpy(spaced.rows * length + spaced.tokens)
-            self._spaced = place[wanted].to(self._columns.device)
-        return self._spaced
+    def _centre(self, vectors: Tensor, pivot: Tensor, target: Tensor) -> None:
+        """Lay out (rows, heads, tokens, width) about a pivot (heads, 1, width)."""
+        whole, by_head = self.whole, vectors.transpose(0, 1)
+        if self._index:
+            rows, tokens, fillers = self._index
+            torch.sub(by_head[:, rows, tokens], pivot, out=target)
+            if len(fillers):
+                target.index_fill_(1, fillers, 0.0)
+            return
+        rows_of = by_head.shape[1]
+        by_bucket = torch.unflatten(target, 1, (-1, whole.blocks * whole.block))
+        for first, last, start, count in whole.runs:
+            stop = start + (last - first) * count
+            source = torch.unflatten(by_head[:, :, start:stop], 2, (last - first, count)).transpose(1, 2)
+            into = by_bucket[:, first - whole.buckets.start : last - whole.buckets.start, : rows_of * count]
+            torch.sub(source, pivot[:, None, None], out=torch.unflatten(into, 2, (rows_of, count)))
+
+    def _multiply(self, half: int, turn: Turn) -> None:
+        by_block = self._columns[: turn.size].view(-1, self.whole.block, self._width + 2)
+        products = self._products[turn.heads].view(-1, self._products.shape[-1])
+        a, rest, x = by_block[..., :half], by_block[..., half:], by_block[..., : self._width]
+        with _no_rounding():
+            torch.bmm(a.transpose(1, 2), a, out=torch.unflatten(products[:, : half * half], 1, (half, half)))
+            torch.bmm(rest.transpose(1, 2), x, out=torch.unflatten(products[:, half * half :], 1, (-1, self._width)))
+
+    def _add_spans(self, state: State) -> None:
+        """Squares of the group over each span of buckets, from the blocks themselves: in float32, as they are kept."""
+        squares = self._products.flatten(1, 2)[..., : -2 * self._width]
+        target = state.groups[:, self.whole.group]
+        with _no_rounding():
+            if squares.dtype == target.dtype:
+                torch.baddbmm(target, self._spans, squares, out=target)
+            else:
+                target.add_(torch.bmm(self._spans, squares))
+
+
+def _span_matrix(state: State, whole: Whole, dtype: torch.dtype) -> Tensor:
+    """(heads, spans, buckets × blocks): 1 where a block lies in a span."""
+    spans = torch.zeros(len(state.layout.spans), whole.buckets.stop - whole.buckets.start, whole.blocks, dtype=dtype)
+    for number, span in enumerate(state.layout.spans):
+        inside = slice(max(0, span.start - whole.buckets.start), max(0, span.stop - whole.buckets.start))
+        spans[number, inside] = 1.0
+    return spans.flatten(1).to(state.device).expand(sum(state.heads.values()), -1, -1)
 
 
 def _add(state: State, buckets: slice, cells: Tensor) -> None:

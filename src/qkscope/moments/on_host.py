@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,15 +48,10 @@ class HostArithmetic:
                 _add_to_group(state, piece, plan, in_piece)
             tokens += piece.steps.size
 
-    def spaced(self, vectors: Mapping[Kind, Tensor], placed: Placed, gathered: Tensor | None) -> Tensor:
-        """The tokens that are summed before rotation, of all heads: (heads, tokens, width)."""
-        rows, tokens = placed.spaced.rows, placed.spaced.tokens
-        apart = int(tokens[1] - tokens[0]) if len(tokens) > 1 else 1
-        if apart > 0 and (rows == rows[0]).all() and (np.diff(tokens) == apart).all():  # a document by itself
-            chosen = slice(int(tokens[0]), int(tokens[-1]) + 1, apart)
-            return torch.cat([x[int(rows[0]), :, chosen] for x in vectors.values()])
-        by_row, by_token = torch.from_numpy(rows), torch.from_numpy(tokens)
-        return torch.cat([x.permute(1, 0, 2, 3)[:, by_row, by_token] for x in vectors.values()])
+    @staticmethod
+    def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add (a, b) times each of (heads, b, c); the product apart, for BLAS adds to whole tensors only."""
+        target.add_(torch.matmul(left, right))
 
     def _centred(self, state: State, vectors: Mapping[Kind, Tensor], piece: Piece, seen: int) -> ProductPlan:
         """The plan, holding these vectors about the pivot."""

@@ -18,10 +18,11 @@ from qkscope.moments.layout import PADDING, Layout
 
 PIECE_TOKENS = 2048  # tokens centred at once: bounds the host's own memory, whatever the context
 
-
 # On an accelerator a bucket is cut into so many blocks at most, none shorter than this: what bounds the memory of the
 # products, and the tokens over which float32 adds up.
 MOST_BLOCKS, SHORTEST_BLOCK = 8, 128
+
+Run = tuple[int, int, int, int]  # first bucket, the one behind the last, first token, tokens of a row in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +95,20 @@ class Placed:
         rows, tokens, positions, buckets = self._listed
         of_group = np.asarray(self.groups)[rows]
         return [
-            _whole(self.layout, group, *(part[of_group == group] for part in (rows, tokens, positions, buckets)))
+            _whole(
+                self.layout,
+                group,
+                self._runs_of(group),
+                *(part[of_group == group] for part in (rows, tokens, positions, buckets)),
+            )
             for group in sorted(set(of_group.tolist()))
         ]
+
+    def _runs_of(self, group: int) -> list[Run]:
+        """The buckets of a batch whose rows are all of this group and all whole; none of any other."""
+        alone = all(each == group for each in self.groups) and all(_is_prefix(row) for row in self.positions)
+        length = self.positions.shape[1]
+        return list(_runs(self.layout, length, widest=length)) if alone else []
 
     @cached_property
     def spaced(self) -> Spaced:
@@ -134,7 +146,10 @@ class Spaced:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """All tokens of a batch that are of one group, as equal blocks: (buckets, blocks, block) of each."""
+    """All tokens of a batch that are of one group, as equal blocks: (buckets, blocks, block) of each.
+
+    Where the batch is nothing but whole rows of that group, `runs` says which tokens go where in other words.
+    """
 
     group: int
     buckets: slice
@@ -144,11 +159,13 @@ class Whole:
     tokens: NDArray[np.intp]
     weights: NDArray[np.float32]  # 0 where a block is filled up
     steps: NDArray[np.float32]  # positions from the bucket's middle, 0 where the weight is
+    runs: tuple[Run, ...] = ()
 
 
 def _whole(
     layout: Layout,
     group: int,
+    runs: Sequence[Run],
     rows: NDArray[np.intp],
     tokens: NDArray[np.intp],
     positions: NDArray[np.int64],
@@ -175,6 +192,7 @@ def _whole(
         tokens[flat],
         weights.ravel(),
         steps.astype(np.float32).ravel(),
+        tuple(runs),
     )
 
 
@@ -220,16 +238,15 @@ def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> 
             yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
 
 
-def _runs(layout: Layout, length: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first bucket, last bucket, first token, tokens per bucket) of consecutive equally filled buckets."""
+def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[Run]:
+    """Consecutive buckets that are equally filled; a bucket wider than `widest` is cut."""
     run: list[int] | None = None
     for bucket, (left, right) in enumerate(pairwise(layout.edges)):
         start, stop = max(left, layout.skip_positions), min(right, length)
         if start >= stop:
             continue
-        # A bucket wider than a piece is cut, so that memory stays bounded at long contexts.
-        for begin in range(start, stop, PIECE_TOKENS):
-            width = min(PIECE_TOKENS, stop - begin)
+        for begin in range(start, stop, widest):
+            width = min(widest, stop - begin)
             if run and run[3] == width and run[1] == bucket and begin == run[2] + (run[1] - run[0]) * width:
                 run[1] = bucket + 1
                 continue

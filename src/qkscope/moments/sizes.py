@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout
-from qkscope.moments.placing import MOST_BLOCKS
+from qkscope.moments.placing import MOST_BLOCKS, SHORTEST_BLOCK
+from qkscope.moments.turns import turns_of
 
 FLOAT64, FLOAT32, FLOAT16 = 8, 4, 2
 
@@ -50,17 +51,30 @@ def head_sizes(layout: Layout, width: int, unrotated: bool) -> Sizes:
     return Sizes(memory, file)
 
 
+def cell_size(width: int) -> int:
+    """Numbers in one cell of the sums: Σaaᵀ, Σbxᵀ, Σx and Σxs."""
+    half = width // 2
+    return half * half + (width - half + 2) * width
+
+
 def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: int = 2) -> int:
     """Memory that an accelerator needs beside the sums while one layer's batch of `tokens` is added: an upper bound.
 
-    Every bucket is filled up to the fullest; vectors are gathered twice in their own precision (`activation` bytes) and
-    centred in float32; each block's product is float32, their sum over a bucket float64.
+    Every bucket is filled up to the fullest. The heads of one turn are gathered in their own precision (`activation`
+    bytes) and centred in float32; every block's product is float32, and their sum over a bucket float64. What is summed
+    before rotation is taken in its own precision, then three times in float32, when the gathered vectors are gone.
     """
     heads, width = facts.q_heads + facts.kv_heads, facts.head_dim
-    fullest = max(right - left for left, right in pairwise(layout.edges)) / layout.context
-    filled = layout.buckets * (max(1, round(fullest * tokens)) + MOST_BLOCKS)
-    vectors = filled * (2 * activation * width + FLOAT32 * (2 * width + 2))
-    half = width // 2
-    cell = half * half + (width - half + 2) * width
-    products = layout.buckets * cell * (MOST_BLOCKS * FLOAT32 + 2 * FLOAT64)
-    return heads * (vectors + products)
+    longest = -(-tokens * max(right - left for left, right in pairwise(layout.edges)) // layout.context)
+    blocks = min(MOST_BLOCKS, -(-longest // SHORTEST_BLOCK))
+    filled = layout.buckets * blocks * -(-longest // blocks)
+    column = filled * (width + 2) * FLOAT32
+    at_once = max(turn.size for turn in turns_of({"q": facts.q_heads, "k": facts.kv_heads}, column))
+    cell = cell_size(width)
+    kept = at_once * column + heads * layout.buckets * cell * blocks * FLOAT32
+    index = 3 * FLOAT64 * filled
+    gathered = at_once * filled * width * activation
+    summed = heads * layout.buckets * cell * FLOAT64
+    spaced = tokens // max(1, layout.unrotated_every) + 1 if layout.unrotated_every else 0
+    turned = heads * spaced * width * (activation + 3 * FLOAT32) + spaced * FLOAT32 * (2 * width + layout.buckets)
+    return kept + index + max(gathered, 2 * summed, turned)

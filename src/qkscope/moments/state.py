@@ -28,6 +28,7 @@ from torch import Tensor
 from qkscope.moments.held import FirstMoments, KindMoments, LayerMoments, Unrotated
 from qkscope.moments.layout import Layout
 from qkscope.moments.second import Array, Kind, SecondMoments, triangle
+from qkscope.moments.sizes import cell_size
 
 
 class State:
@@ -56,6 +57,7 @@ class State:
         self.before = zeros(summed, width, width)
         self.drift = zeros(summed, layout.groups, layout.buckets, width)
         self.rest_pivot: Tensor | None = None  # of the vectors before rotation
+        self.rest_move = zeros(summed, 1, width)  # the same, as it is added: (heads, 1, width) with the other sign
         self.rest_counts = np.zeros((layout.groups, layout.buckets))
 
     def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
@@ -122,12 +124,6 @@ class State:
             x=np.ascontiguousarray(_numpy(self.drift[heads], np.float32).swapaxes(1, 2)),
             xx=np.ascontiguousarray(before[:, rows, columns]),
         )
-
-
-def cell_size(width: int) -> int:
-    """Numbers in one cell of `squares`: Σaaᵀ, Σbxᵀ, Σx and Σxs."""
-    half = width // 2
-    return half * half + (width - half + 2) * width
 
 
 def _numpy(tensor: Tensor, dtype: type = np.float64) -> NDArray[Any]:

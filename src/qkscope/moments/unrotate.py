@@ -6,6 +6,7 @@ the coordinates in the other order, by sines. What a family multiplies into both
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from qkscope.layers import Rotation
 from qkscope.moments.placing import Spaced
+from qkscope.moments.second import Kind
 
 FEW_RUNS = 4  # of consecutive partners: halves that change places are two, with coordinates that do not turn three
 
@@ -26,6 +28,8 @@ class Unrotation:
         self, rotation: Rotation | None, width: int, spaced: Spaced, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.spaced = spaced
+        self._evenly = _evenly(spaced)
+        self._index = [] if self._evenly else [torch.from_numpy(of).to(device) for of in (spaced.rows, spaced.tokens)]
         # For each document group (buckets, tokens): 1 where a token is in the bucket.
         self.members = [(g, torch.from_numpy(of).to(device, dtype)) for g, of in spaced.members.items()]
         self.cosines: Tensor | None = None  # (tokens, width)
@@ -37,12 +41,20 @@ class Unrotation:
         self.cosines = torch.from_numpy(cosines).to(device, dtype)
         self.sines = torch.from_numpy(sines).to(device, dtype)
 
-    def about(self, pivot: Tensor, vectors: Tensor) -> Tensor:
-        """(heads, tokens, width) vectors turned back, minus the pivots (heads, 1, width)."""
+    def chosen(self, vectors: Mapping[Kind, Tensor]) -> Tensor:
+        """The tokens that are summed before rotation, of all heads: (heads, tokens, width)."""
+        if self._evenly is not None:  # a view is cheaper than a gather
+            by_row, apart = self._evenly
+            return torch.cat([x[by_row, :, apart].transpose(0, 1) for x in vectors.values()]).flatten(1, 2)
+        rows, at = self._index
+        return torch.cat([x.transpose(0, 1)[:, rows, at] for x in vectors.values()])
+
+    def moved(self, by: Tensor, vectors: Tensor) -> Tensor:
+        """(heads, tokens, width) vectors turned back, plus (heads, 1, width): the pivots with the other sign."""
         if self.cosines is None:
-            return vectors - pivot
+            return vectors + by
         crossed = self._crossed(vectors)
-        return torch.addcmul(-pivot, vectors, self.cosines).addcmul_(crossed, self.sines)
+        return torch.addcmul(by, vectors, self.cosines).addcmul_(crossed, self.sines)
 
     def _crossed(self, vectors: Tensor) -> Tensor:
         """Each coordinate replaced by its partner."""
@@ -50,6 +62,18 @@ class Unrotation:
             return vectors.index_select(-1, self._partner)
         # Most families pair the halves of a head: copies of whole runs take a fifth of what single numbers take.
         return torch.cat([vectors[..., run] for run in self._runs], dim=-1)
+
+
+def _evenly(spaced: Spaced) -> tuple[slice, slice] | None:
+    """The rows and tokens as slices, where they are: the same evenly spaced tokens of consecutive rows."""
+    rows, counts = np.unique(spaced.rows, return_counts=True)
+    if not len(rows) or (np.diff(rows) != 1).any() or (counts != counts[0]).any():
+        return None
+    tokens = spaced.tokens.reshape(len(rows), -1)  # row by row, as they are listed
+    apart = int(tokens[0, 1] - tokens[0, 0]) if counts[0] > 1 else 1
+    if apart < 1 or (np.diff(tokens, axis=1) != apart).any() or (tokens != tokens[0]).any():
+        return None
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(tokens[0, 0]), int(tokens[0, -1]) + 1, apart)
 
 
 def _runs(partner: NDArray[np.int64]) -> list[slice]:

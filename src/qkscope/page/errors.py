@@ -5,18 +5,22 @@ Errors of heads are packed in half precision, which is more digits than an error
 has none of these arrays, and the page shows none.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, undecided
+from qkscope.lenses.depth.table import depth_axis
 from qkscope.lenses.position.summaries import MEASURES
 from qkscope.lenses.signs import sign_unsure
+from qkscope.lenses.windows.table import ESTIMATED, FEWEST_DOCUMENTS, FEWEST_TOKENS
 from qkscope.page.arrays import STATISTICS, Floats, Grid, column
 from qkscope.page.pack import Pack
 
-FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and `turnable` follow from others
+FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and `sign_unknown` follow from others
 # Where the errors of means and shares are: table, and its columns.
 MEANS = {"trajectory": MEASURES, "concordance": ("concordant", "discordant"), "taxonomy_fractions": CATEGORIES}
 
@@ -26,6 +30,33 @@ def add_errors(pack: Pack, grid: Grid, tables: StudyTables) -> None:
     for choice, at in zip(("own", "common"), tables.choices(), strict=False):
         _add_heads(pack, grid, choice, at.heads)
         _add_means(pack, grid, choice, at)
+        _add_depth(pack, grid, choice, at)
+
+
+def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[int]]) -> dict[str, int]:
+    """How sure the numbers at each (checkpoint, window) of `pairs` are; returns what is enough for a window.
+
+    `windows.enough` is 1 or 0, NaN where that is not known; `windows.<quantity>_se` are errors of means and shares over
+    all heads; `windows.sign_sure` is by head.
+    """
+    enough = {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS}
+    if not len(pairs) or own.windows is None:
+        return enough
+    places = pd.MultiIndex.from_tuples([(grid.names[index], size) for index, size in pairs], names=["model", "window"])
+    means = own.table("window_dependence").set_index(["model", "window"]).reindex(places)
+    pack.add("windows.enough", means["enough"].to_numpy(dtype=np.float64), "float16")
+    for name, quantity in ESTIMATED.items():
+        errors = means[error_name(name)].to_numpy(dtype=np.float64)
+        if np.isfinite(errors).any():
+            pack.add(f"windows.{error_name(quantity)}", errors, "float64")
+    rows = own.windows
+    line = places.get_indexer(pd.MultiIndex.from_arrays([rows["model"], rows["window"].astype(np.int64)]))
+    head = pd.MultiIndex.from_tuples(grid.heads).get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]]))
+    sure, there = np.full((len(places), len(grid.heads)), np.nan), (line >= 0) & (head >= 0)
+    sure[line[there], head[there]] = column(rows, "sign_sure")[there]
+    if np.isfinite(sure).any():
+        pack.add("windows.sign_sure", sure, "float16")
+    return enough
 
 
 def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None:
@@ -34,10 +65,19 @@ def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None
     found = {error_name(name): column(known, error_name(name)) for name in STATISTICS}
     found |= {name: column(known, name) for name in FLAGS}
     found["undecided"] = _undecided(known)
-    found["turnable"] = np.where(np.isfinite(found["sign_sure"]), sign_unsure(known).astype(float), np.nan)
+    found["sign_unknown"] = np.where(np.isfinite(found["sign_sure"]), sign_unsure(known).astype(float), np.nan)
     for name, values in found.items():
         if np.isfinite(values).any():
             pack.add(f"{choice}.{name}", flat.spread(known, values, np.nan)[:, 0], "float16")
+
+
+def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
+    """Errors of means by depth: `<choice>.depth.<statistic>_se`, checkpoint x cell."""
+    cells = [error_name(name) for name in depth_axis(at).columns]
+    for statistic, table in (("r_q", "depth_rq"), ("r_k", "depth_rk")):
+        errors = at.table(table).set_index("model")[cells].reindex(list(grid.names)).to_numpy(dtype=np.float64)
+        if np.isfinite(errors).any():
+            pack.add(f"{choice}.depth.{error_name(statistic)}", errors, "float16")
 
 
 def _undecided(heads: pd.DataFrame) -> Floats:

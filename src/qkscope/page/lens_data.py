@@ -21,6 +21,7 @@ from qkscope.results.schema import QK_FILES
 
 CHOICES = ("own", "common")  # as the page calls each checkpoint's own context and the common window
 ERROR = "_se"  # a column of this ending is the standard error of the column before it
+HALF = (0.01, 6e4)  # how large the largest value of a column may be for half precision
 MOST_SERIES = 4  # lines or bars that can be told apart
 # How many columns a view of each kind has: at least, at most.
 COLUMNS = {"curve": (1, MOST_SERIES), "bars": (1, MOST_SERIES), "heatmap": (1, 1), "scatter": (2, 2)}
@@ -29,15 +30,41 @@ LensTables = Mapping[str, Mapping[str, pd.DataFrame]]  # file of a table: choice
 
 
 def add_lenses(
-    pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: LensTables, shown: Mapping[str, bool]
+    pack: Pack,
+    grid: Grid,
+    lenses: Sequence[Lens],
+    tables: LensTables,
+    shown: Mapping[str, bool],
+    *,
+    large: bool = False,
 ) -> list[dict[str, Any]]:
     """Put the columns of all lenses into the pack; returns what the page must know to show them.
 
     `tables` has, for each head table that there is, its rows by choice ("own", "common"); `shown` says which figures
-    have a card on the page. Raises ValueError where a lens declares what cannot be drawn.
+    have a card on the page; a `large` study gives up digits. Raises ValueError where a lens declares what cannot be
+    drawn.
     """
-    described = [_lens(pack, grid, lens, tables, shown) for lens in lenses]
+    described = [_lens(pack, grid, lens, tables, shown, large) for lens in lenses]
     return [lens for lens in described if lens["columns"]]
+
+
+def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: StudyTables) -> None:
+    """Errors over documents of means over all heads, of columns that are shown as curves or bars, by checkpoint.
+
+    They are `lens.<table>.<choice>.<column>.mean_se`. A selection of heads has none: its replicates are not kept.
+    """
+    for choice, at in zip(CHOICES, tables.choices(), strict=False):
+        for lens in lenses:
+            drawn = {name for view in lens.views if view.kind in ("curve", "bars") for name in view.columns}
+            for table in _head_tables(lens):
+                if not at.has(table.file) or not table.has_row_per_head:
+                    continue
+                for name in (name for name in table.names if name in drawn):
+                    known = [at.panel_of(table.file).error(name, m) if m in at.names else math.nan for m in grid.names]
+                    if np.isfinite(known).any():
+                        pack.add(
+                            f"lens.{PurePath(table.file).stem}.{choice}.{name}.mean{ERROR}", np.array(known), "float64"
+                        )
 
 
 def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
@@ -50,13 +77,15 @@ def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
     }
 
 
-def _lens(pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping[str, bool]) -> dict[str, Any]:
+def _lens(
+    pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping[str, bool], large: bool
+) -> dict[str, Any]:
     homes = _homes(lens)
     for view in lens.views:
         _check(lens, view, homes)
     columns: dict[str, Any] = {}
     for table in _head_tables(lens):
-        columns |= _add_table(pack, grid, table, tables.get(table.file, {}))
+        columns |= _add_table(pack, grid, table, tables.get(table.file, {}), large)
     return {
         "name": lens.name,
         "title": lens.title,
@@ -100,7 +129,15 @@ def _check(lens: Lens, view: View, homes: Mapping[str, str]) -> None:
         raise ValueError(f"{where}: a {view.kind} shows {wanted} columns, not {len(view.columns)}")
 
 
-def _add_table(pack: Pack, grid: Grid, table: HeadTable, choices: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+def _precision(values: np.ndarray[Any, np.dtype[np.float64]], large: bool) -> str:
+    """Half precision is enough to draw a large study: three digits, and steps of 6e-8 near 0."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+    return "float16" if large and HALF[0] <= largest <= HALF[1] else "float32"
+
+
+def _add_table(
+    pack: Pack, grid: Grid, table: HeadTable, choices: Mapping[str, pd.DataFrame], large: bool
+) -> dict[str, Any]:
     """Pack a table's columns and their standard errors; describes those that are there."""
     described: dict[str, Any] = {}
     packed: set[str] = set()
@@ -112,7 +149,8 @@ def _add_table(pack: Pack, grid: Grid, table: HeadTable, choices: Mapping[str, p
             for name in (declared.name, declared.name + ERROR):
                 key = f"lens.{PurePath(table.file).stem}.{choice}.{name}"
                 if name in rows.columns and key not in packed:
-                    pack.add(key, _dense(grid, rows, name), "float32")
+                    values = _dense(grid, rows, name)
+                    pack.add(key, values, _precision(values, large))
                     packed.add(key)
             if declared.name in rows.columns:
                 entry = described.setdefault(declared.name, _column(table, declared))

@@ -20,9 +20,9 @@ from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW
 from qkscope.page.arrays import add_tables, page_grid
 from qkscope.page.assemble import assemble
-from qkscope.page.errors import add_errors
+from qkscope.page.errors import add_errors, add_windows
 from qkscope.page.facts import facts
-from qkscope.page.lens_data import add_lenses, lens_tables
+from qkscope.page.lens_data import add_lenses, add_mean_errors, lens_tables
 from qkscope.page.pack import Pack
 from qkscope.results.folder import REPORT_HTML, results_file
 from qkscope.results.read import Entry, Results
@@ -50,7 +50,9 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     shown = {card.figure: True for card in cards}
     grid = page_grid(results.study, data)
     add_errors(pack, grid, tables)
-    lens_data = add_lenses(pack, grid, registered(), lens_tables(tables), shown)
+    enough = add_windows(pack, grid, tables.own, data["windows"])
+    lens_data = add_lenses(pack, grid, registered(), lens_tables(tables), shown, large=data["precision"] == "float32")
+    add_mean_errors(pack, grid, registered(), tables)
     pack.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
     about = {
         "format": FORMAT,
@@ -65,6 +67,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "unmeasured": list(results.unmeasured),
         "categories": [{"name": name, "colour": CATEGORY_COLOURS[name]} for name in CATEGORIES],
         "thresholds": {"high": HIGH, "low": LOW, "concordance": CONCORDANCE},
+        "enough": enough,
         "depth": {"byLayer": axis.layers is not None, "columns": list(axis.columns)},
         "colours": {
             "blue": palette.BLUE,

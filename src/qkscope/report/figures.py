@@ -1,5 +1,8 @@
 """Draw what a study carries into `figures/<nn>_<name>/`, each figure with its card beside it."""
 
+import multiprocessing
+import os
+import threading
 from pathlib import Path
 
 import matplotlib
@@ -14,6 +17,7 @@ from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
 
 RETIRED = ("08_rope_vs_nope",)  # folders of earlier versions; our files in them are taken away
+WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 
 
 def draw(entry: Numbered, at: AtWindow) -> Drawing:
@@ -32,11 +36,37 @@ def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Pat
 
 def write_figures(tables: StudyTables, folder: Path) -> list[Path]:
     """Draw every figure that the study carries; files of an earlier run that no longer apply are removed."""
-    written, drawn = [], set()
-    for entry, at in drawable(tables):
-        written += write_figure(entry, tables, at, folder)
-        drawn.add(entry.folder(at.common))
+    wanted = list(drawable(tables))
+    for entry, at in wanted:
+        entry.card(tables, at)  # here, so that all summaries are built once, and the page finds the cards
+    written = [path for paths in _drawn(wanted, tables, folder) for path in paths]
+    drawn = {entry.folder(at.common) for entry, at in wanted}
     possible = {entry.folder(common) for entry in catalogue() for common in (False, True)}
     for name in sorted((possible | set(RETIRED)) - drawn):
         remove_figure(folder, name)
     return written
+
+
+_work: tuple[list[tuple[Numbered, AtWindow]], StudyTables, Path] | None = None  # what forked processes share
+
+
+def _drawn(wanted: list[tuple[Numbered, AtWindow]], tables: StudyTables, folder: Path) -> list[list[Path]]:
+    """What each figure wrote, in order; drawn on all cores where processes can be forked."""
+    global _work
+    cores = os.cpu_count() or 1
+    # A fork has a copy of all tables for nothing. Other threads might hold a lock that nobody in the copy would free.
+    if cores == 1 or len(wanted) < WORTH_SHARING or not hasattr(os, "fork") or threading.active_count() > 1:
+        return [write_figure(entry, tables, at, folder) for entry, at in wanted]
+    _work = wanted, tables, folder
+    try:
+        with multiprocessing.get_context("fork").Pool(min(cores, 8)) as pool:
+            return pool.map(_write_numbered, range(len(wanted)), chunksize=1)
+    finally:
+        _work = None
+
+
+def _write_numbered(number: int) -> list[Path]:
+    assert _work is not None
+    wanted, tables, folder = _work
+    entry, at = wanted[number]
+    return write_figure(entry, tables, at, folder)

@@ -19,6 +19,7 @@ QK_COMMON_CSV = "qk_common.csv"
 QK_WINDOWS_CSV = "qk_windows.csv"
 REPLICATES_CSV = "replicates.csv"
 LAYER_MEANS_CSV = "layer_means.csv"
+ABLATION_CSV, ABLATION_JSON = "ablation.csv", "ablation.json"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
@@ -32,6 +33,8 @@ FILES = (
     QK_WINDOWS_CSV,
     REPLICATES_CSV,
     LAYER_MEANS_CSV,
+    ABLATION_CSV,
+    ABLATION_JSON,
     PROVENANCE_JSON,
     PLAN_JSON,
     STUDY_YAML,
@@ -42,6 +45,7 @@ FILES = (
 )
 
 MOMENTS, SHARDS, VECTORS, TOKENS, PARTS = "moments", ".shards", "vectors", ".tokens", ".parts"
+ABLATION = ".ablation"
 FIGURES, TABLES, COMPARISON = "figures", "tables", "comparison"
 MOMENTS_SUFFIX, PART_SUFFIX = ".safetensors", ".lines"
 
@@ -131,6 +135,16 @@ def parts_folder(folder: Path) -> Path:
 def parts_path(folder: Path, checkpoint: str) -> Path:
     """A checkpoint's lines of all head tables."""
     return _within(folder, PARTS, f"{_name(checkpoint)}{PART_SUFFIX}")
+
+
+def ablation_folder(folder: Path, checkpoint: str) -> Path:
+    """Where what edits did to each document of a checkpoint is kept, so that an ablation can go on where it stopped."""
+    return _within(folder, ABLATION, _name(checkpoint))
+
+
+def ablation_path(folder: Path, checkpoint: str, document: int) -> Path:
+    """What edits did to one document."""
+    return _within(folder, ABLATION, _name(checkpoint), f"{document:06d}.json")
 
 
 def vectors_path(folder: Path, checkpoint: str) -> Path:

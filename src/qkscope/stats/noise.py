@@ -21,7 +21,7 @@ import pandas as pd
 
 from qkscope.stats.series import Direction, Shape, shape_of
 
-STANDARD_ERRORS = 2.0  # about one chance in twenty for a single comparison
+STANDARD_ERRORS = 2.0  # by chance, one comparison in twelve is beyond with 8 document groups, one in twenty with many
 FEWEST_HEADS = 3  # with fewer, a standard error says nothing
 SMALLEST = 0.001  # a smaller change is not spoken of: words print at most three decimals, so no reader could see it
 

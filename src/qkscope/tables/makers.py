@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -23,7 +23,7 @@ from qkscope.lenses.base import HeadTable
 from qkscope.lenses.heads import HeadSample, LayerChoice, head_sample, layer_choice
 from qkscope.lenses.registry import head_tables
 from qkscope.lenses.rows import COMPONENTS, RowSettings
-from qkscope.results.folder import parts_path
+from qkscope.results.folder import MOMENTS, parts_path, vectors_path
 from qkscope.results.remove import remove_parts
 from qkscope.study.schema import Checkpoint, Study
 from qkscope.tables.memory import free_memory
@@ -107,13 +107,21 @@ class TableParts:
         return made or make_part(self._request(name, path), self._tables)
 
     def _request(self, name: str, moments: Path) -> PartRequest:
-        place = parts_path(self._folder, name)
-        return PartRequest(name, moments.resolve(), self._named(name), self._settings.rows(), place.absolute())
+        place, settings = parts_path(self._folder, name), replace(self._settings.rows(), vectors=_kept(moments, name))
+        return PartRequest(name, moments.resolve(), self._named(name), settings, place.absolute())
 
     def _named(self, name: str) -> Checkpoint | None:
         """The study's checkpoint of that name, resolved."""
         found = [each for each in self._study.checkpoints if each.name == name] if self._study else []
         return self._study.resolved(found[0]) if self._study and found else None
+
+
+def _kept(moments: Path, name: str) -> Path | None:
+    """Where the results folder that has these moments keeps a sample of the checkpoint's vectors."""
+    if moments.parent.name != MOMENTS:
+        return None
+    folder = vectors_path(moments.parent.parent, name)
+    return folder.resolve() if folder.is_dir() else None
 
 
 def _processes(sizes: Sequence[int]) -> int:

@@ -55,9 +55,7 @@ def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
     found = {}
     for table in wanted:
         if table.file in made and not made[table.file].empty:
-            columns = [*table.texts, *(name for name in table.key if name not in table.texts)]
-            columns += [column.name for column in table.columns if column.name not in columns]
-            found[table.file] = made[table.file][columns]
+            found[table.file] = made[table.file][list(table.written)]
     return found
 
 

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
+from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening, rows, table_file, undefined_sentence
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
 from qkscope.lenses.depth.table import DepthAxis, depth_axis
@@ -66,6 +68,7 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
             f"a hatched cell has no head with a value.{column}",
         ),
         _range_sentence(given, known),
+        _errors_sentence(means, axis),
         _gradient_sentence(given, known, kind),
         _step_by_depth(given, kind),
         _kinds_sentence(given, kind),
@@ -89,6 +92,18 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
 
 def _cell(axis: DepthAxis) -> str:
     return "depth bin" if axis.layers is None else "layer"
+
+
+def _errors_sentence(means: pd.DataFrame, axis: DepthAxis) -> str:
+    """How sure the cells are."""
+    errors = means[[error_name(name) for name in axis.columns]].to_numpy(dtype=float)
+    known = errors[np.isfinite(errors)]
+    if not known.size:
+        return ""
+    return (
+        f"The standard error of a cell over documents is {number(float(np.median(known)), 1)} in the median and "
+        f"{number(float(known.max()), 1)} at most."
+    )
 
 
 def _range_sentence(given: CardInput, known: list[DepthProfile]) -> str:

@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
 from qkscope.results.read import Entries, phase_segments
@@ -64,7 +65,7 @@ def _heatmap(at: AtWindow, means: pd.DataFrame, colours: str, headline: str, lab
     colourmap = matplotlib.colormaps[colours].with_extremes(under=NEGATIVE[colours], bad=(1.0, 1.0, 1.0, 0.0))
     image = axes.imshow(values, cmap=colourmap, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest", gid="means")
     _print_cells(axes, values, colourmap)
-    _label_axes(axes, study, axis)
+    _label_axes(axes, study, axis, _error_words(means[[error_name(name) for name in axis.columns]]))
     bar = figure.colorbar(
         image, ax=axes, shrink=min(1.0, 3.0 / height), pad=0.055 if colours == "Reds" else 0.02, aspect=18,
         extend="min" if bool(np.nanmin(np.append(values, 0.0)) < 0) else "neither",
@@ -93,16 +94,25 @@ def _print_cells(axes: Axes, values: np.ndarray, colourmap: Colormap) -> None:
         )  # fmt: skip
 
 
-def _label_axes(axes: Axes, study: Entries, axis: DepthAxis) -> None:
+def _error_words(errors: pd.DataFrame) -> str:
+    """How sure the printed means are: there is no room for an error in every cell."""
+    known = errors.to_numpy(dtype=float)
+    known = known[np.isfinite(known)]
+    if not known.size:
+        return ""
+    return f"; standard error of a mean over documents: {np.median(known):.3f} (median), {known.max():.3f} (largest)"
+
+
+def _label_axes(axes: Axes, study: Entries, axis: DepthAxis, errors: str) -> None:
     rows = len(study.checkpoints)
     labels = [style.plain(c.label, LABEL_CHARACTERS) for c in study.checkpoints]
     axes.set_yticks(range(rows), labels, fontsize=_text_points(rows))
     if axis.layers is None:
         axes.set_xticks(np.arange(N_BINS + 1) - 0.5, [f"{edge / N_BINS:.1f}" for edge in range(N_BINS + 1)])
-        axes.set_xlabel("normalised depth (0 = first layer, 1 = last)")
+        axes.set_xlabel(f"normalised depth (0 = first layer, 1 = last){errors}")
     else:
         axes.set_xticks(range(axis.layers), [str(layer) for layer in range(axis.layers)])
-        axes.set_xlabel("layer")
+        axes.set_xlabel(f"layer{errors}")
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -1,6 +1,6 @@
 """The card of the measures that need no component."""
 
-from qkscope.lenses.card import Card, CardInput, bands, opening, rows
+from qkscope.lenses.card import Card, CardInput, bands, error_span, opening, rows
 from qkscope.lenses.measures.table import FILE
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import HeadPanel
@@ -13,7 +13,7 @@ KINDS = (("q", "queries"), ("k", "keys"))
 
 def measures_card(given: CardInput) -> Card:
     """How much position can be read from queries and keys, and how much of them is position."""
-    panel = HeadPanel(given.at.table(FILE), same_heads=given.study.one_run)
+    panel = given.at.panel_of(FILE)
     shows: list[Block | str] = [
         opening(
             given,
@@ -42,6 +42,7 @@ def _told(given: CardInput, panel: HeadPanel, kind: str, name: str) -> str:
     for measure in ("decode", "shape", "share"):
         column = f"{measure}_{kind}"
         said.append(_course(given, panel, column, _name(measure, name)))
+        said += error_span(given, column, percent, panel)
         if given.study.one_run and measure != "shape":
             curve = describe_curve(panel, given.checkpoints, column)
             said += jumps(curve, f"mean {measure} of {name}", percent, given.windows)

@@ -1,18 +1,18 @@
 """Means over heads of the measures that need no component: queries on the left, keys on the right."""
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.draw.curves import band_key, draw_band_line
+from qkscope.draw.curves import draw_band_line, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.errors import column_means, has_errors
 from qkscope.lenses.measures.table import FILE
 
 LINES = (
-    ("decode", style.PURPLE, "o", "position that can be read out"),
-    ("shape", style.AMBER, "D", "variance that follows position"),
-    ("share", style.BLUE, "s", "variance linear in position"),
+    ("decode", style.PURPLE, "o", "position read out"),
+    ("shape", style.AMBER, "D", "follows position"),
+    ("share", style.BLUE, "s", "linear in position"),
 )
 BESIDE = 0.12  # where no line tells measures apart, their bars stand beside each other
 
@@ -20,14 +20,12 @@ BESIDE = 0.12  # where no line tells measures apart, their bars stand beside eac
 def draw_measures(at: AtWindow) -> Figure:
     """decode, shape and share of queries and of keys at each entry, with their spread over heads."""
     study = at.study
-    groups = at.table(FILE).groupby("model")
+    table = column_means(at, FILE, [f"{measure}_{kind}" for measure, *_ in LINES for kind in ("q", "k")])
     figure = canvas(at, 9.0, 4.6, f"Position without Components {style.span_title(study)}")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, kind, name in zip(panels, ("q", "k"), ("queries", "keys"), strict=True):
         for place, (measure, colour, marker, label) in enumerate(LINES, start=-1):
             column = f"{measure}_{kind}"
-            means = {column: groups[column].mean(), f"{column}_std": groups[column].std()}
-            table = pd.DataFrame(means).reindex(list(study.names))
             places = [i + (0.0 if study.one_run else BESIDE * place) for i in range(len(table))]
             draw_band_line(
                 axes, table, column, colour=colour, marker=marker, label=label, x=places, joined=study.one_run
@@ -36,5 +34,6 @@ def draw_measures(at: AtWindow) -> Figure:
         axes.set_ylim(-0.02, 1.02)
         style.checkpoint_axis(axes, study, phase_names=False)
     panels[0].set_ylabel("share, mean over heads")
-    style.header_legend(figure, [*panels[0].get_legend_handles_labels()[0], band_key(style.GREY)], 2)
+    keys = spread_keys(style.GREY, has_errors(table, [f"{measure}_q" for measure, *_ in LINES]))
+    style.header_legend(figure, [*panels[0].get_legend_handles_labels()[0], *keys], 3 if len(keys) > 1 else 2)
     return style.finish(figure)

@@ -34,7 +34,7 @@ LENS = Lens(
             "bars",
             "Heads whose r exceeds that of every shift",
             ("beyond_null_q", "beyond_null_k"),
-            "Share of heads. Without position it would be 1 in as many as there are shifts, and one.",
+            "Share of heads. Of heads without position, 1 in 16 would exceed all 15 shifts of 16 buckets by chance.",
         ),
         View("heatmap", "Null of every head's queries", ("null_r_q",)),
     ),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkscope.lenses.plasticity.grid import Array, Cells, Index, PartGrid, cells_of
+from qkscope.lenses.plasticity.grid import FEWEST, Array, Cells, Index, PartGrid, buckets_of, cells_of
+from qkscope.lenses.plasticity.turning import turning
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second import Statistics
 
@@ -68,7 +69,9 @@ class CellValues:
     cells: Cells
     ap: Array  # (heads, cells)
     content: Array  # (heads, cells), without the drift of keys
+    same_position: Array  # (heads, cells), for queries at one exact position; NaN where that is unknown
     n_q: Array  # (heads, parts)
+    buckets: int  # of the window
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Fixed:
     q: Spreads
     k: Spreads
     traces: Array  # (heads, parts, parts): tr(Σ_b S_c)
+    turned: Array  # (heads, cells): the part of the variance over queries that comes of where in b they are
 
 
 def cell_values(sums: LayerSums) -> CellValues:
@@ -93,19 +97,39 @@ def _cell_values(sums: LayerSums) -> CellValues:
     rest, drift = _preferences(queries.mean, fixed.k, which, grid)  # (heads, parts b, parts c)
     gap = queries.mean @ keys.mean[which].swapaxes(1, 2)  # (heads, parts b, parts c)
     apart = _apart(keys.mean, fixed.q, which, grid)  # (heads, parts b, parts c, parts c)
+    decided = _of_differences(fixed.traces, apart, cells)
     b, c, d = cells.b, cells.c, cells.d
-    decided = fixed.traces[:, b, c] + fixed.traces[:, b, d] + apart[:, b, c, c] + apart[:, b, d, d]
-    decided = np.clip(decided - 2 * apart[:, b, c, d], 0.0, None)
     content = np.clip(rest[:, b, c] + rest[:, b, d], 0.0, None)
+    preferred = content + drift[:, b, c] + drift[:, b, d]
     between = np.where(c == d, 0.0, gap[:, b, c] - gap[:, b, d])
-    ap = plasticity_of(between, content + drift[:, b, c] + drift[:, b, d], decided)
-    return CellValues(cells, ap, plasticity_of(np.zeros_like(between), content, decided), queries.n)
+    if buckets_of(sums.edges) < FEWEST:
+        between[:] = np.nan
+    return CellValues(
+        cells,
+        plasticity_of(between, preferred, decided),
+        plasticity_of(0.0 * between, content, decided),
+        plasticity_of(between, preferred + fixed.turned, np.clip(decided - fixed.turned, 0.0, None)),
+        queries.n,
+        buckets_of(sums.edges),
+    )
 
 
 def _fixed(whole: LayerSums) -> Fixed:
-    grid = cells_of(whole.edges, whole.facts.attention, whole.facts.attention_window).grid
+    cells = cells_of(whole.edges, whole.facts.attention, whole.facts.attention_window)
+    grid, which = cells.grid, whole.distinct_keys[1]
     q, k = part_spreads(whole.q_buckets, grid), part_spreads(whole.k_buckets, grid)
-    return Fixed(q, k, _traces(q, k, whole.distinct_keys[1], grid))
+    turned, moves = np.full((len(q.slope), len(cells.b)), np.nan), turning(whole, q.slope, q.var_t)
+    if moves is not None:
+        about = _about_centre(part_means(whole.k_buckets, grid).mean)[which]
+        turned = _of_differences(_traces_with(moves, k, which, grid), _apart_by(moves, about), cells)
+    return Fixed(q, k, _traces(q, k, which, grid), turned)
+
+
+def _of_differences(traces: Array, apart: Array, cells: Cells) -> Array:
+    """tr(Σ_b (S_c + S_d)) + (m_c − m_d)' Σ_b (m_c − m_d) of each cell: the variance of q·(k − k') over queries."""
+    b, c, d = cells.b, cells.c, cells.d
+    means = apart[:, b, c, c] + apart[:, b, d, d] - 2 * apart[:, b, c, d]
+    return np.asarray(np.clip(traces[:, b, c] + traces[:, b, d] + means, 0.0, None))
 
 
 # --- parts ------------------------------------------------------------------------------------------
@@ -181,21 +205,25 @@ def _pooled(buckets: Statistics, cells: slice, squares: bool) -> Statistics:
 
 def _traces(q: Spreads, k: Spreads, which: Index, grid: PartGrid) -> Array:
     """tr(Σ_b S_c) of every head, for all parts b and c."""
-    heads, sources, d = q.slope.shape
-    flat = q.cov.reshape(heads, sources, d * d)
-    traces = np.empty((heads, sources, sources))
-    for key, of_key in enumerate(k.cov.reshape(len(k.cov), sources, d * d)):
-        traces[which == key] = flat[which == key] @ of_key.T
-    traces = traces[:, grid.source][:, :, grid.source]
+    traces = _traces_with(q.cov, k, which, grid)[:, grid.source]
     if not grid.divided.any():
-        return traces
-    keys = k.take(which)
-    of_keys = _quadratic(q.cov, keys.slope).swapaxes(1, 2)  # (heads, sources of queries, sources of keys)
-    of_queries = _on_keys(k.cov, q.slope, which)
-    lines = (q.slope @ keys.slope.swapaxes(1, 2)) ** 2
-    of_keys, of_queries, lines = (each[:, grid.source][:, :, grid.source] for each in (of_keys, of_queries, lines))
-    more_b, more_c = q.excess(grid)[:, :, None], keys.excess(grid)[:, None, :]
-    return np.asarray(traces + more_c * of_keys + more_b * of_queries + more_b * more_c * lines)
+        return np.asarray(traces)
+    more_c, lines = k.excess(grid)[which][:, None, :], (q.slope @ k.slope[which].swapaxes(1, 2)) ** 2
+    of_slopes = _on_keys(k.cov, q.slope, which)[:, :, grid.source] + more_c * lines[:, :, grid.source]
+    return np.asarray(traces + q.excess(grid)[:, :, None] * of_slopes[:, grid.source])
+
+
+def _traces_with(matrices: Array, k: Spreads, which: Index, grid: PartGrid) -> Array:
+    """tr(M S_c) of every head, for each of its matrices (heads, matrices, d, d) and all parts c."""
+    heads, count, d, _ = matrices.shape
+    flat, traces = matrices.reshape(heads, count, d * d), np.empty((heads, count, k.cov.shape[1]))
+    for key, of_key in enumerate(k.cov.reshape(len(k.cov), -1, d * d)):
+        traces[which == key] = flat[which == key] @ of_key.T
+    traces = traces[:, :, grid.source]
+    if not grid.divided.any():
+        return np.asarray(traces)
+    lines = _quadratic(matrices, k.slope[which]).swapaxes(1, 2)
+    return np.asarray(traces + k.excess(grid)[which][:, None, :] * lines[:, :, grid.source])
 
 
 def _preferences(queries: Array, k: Spreads, which: Index, grid: PartGrid) -> tuple[Array, Array]:
@@ -209,19 +237,29 @@ def _preferences(queries: Array, k: Spreads, which: Index, grid: PartGrid) -> tu
 
 def _apart(keys: Array, q: Spreads, which: Index, grid: PartGrid) -> Array:
     """k_c' Σ_b k_d for the means of all parts b, c and d; about their centre, since only differences count."""
-    known = np.isfinite(keys).all(axis=2, keepdims=True)
-    centre = np.where(known, keys, 0.0).sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)
-    about = (keys - centre)[which]  # (heads, parts, d)
-    found = ((about[:, None] @ q.cov) @ about.swapaxes(1, 2)[:, None])[:, grid.source]  # (heads, parts b, c, d)
+    about = _about_centre(keys)[which]  # (heads, parts, d)
+    found = _apart_by(q.cov, about)[:, grid.source]  # (heads, parts b, c, d)
     if not grid.divided.any():
-        return found
+        return np.asarray(found)
     line = (q.slope @ about.swapaxes(1, 2))[:, grid.source]  # (heads, parts b, parts c)
     return np.asarray(found + q.excess(grid)[..., None, None] * line[..., :, None] * line[..., None, :])
 
 
+def _apart_by(matrices: Array, about: Array) -> Array:
+    """k_c' M k_d of every head, for each of its matrices."""
+    return np.asarray((about[:, None] @ matrices) @ about.swapaxes(1, 2)[:, None])
+
+
+def _about_centre(keys: Array) -> Array:
+    """Means of parts (key heads, parts, d) about their centre: large common means would cost digits."""
+    known = np.isfinite(keys).all(axis=2, keepdims=True)
+    total = np.where(known, keys, 0.0).sum(axis=1, keepdims=True)
+    return np.asarray(keys - total / np.maximum(known.sum(axis=1, keepdims=True), 1))
+
+
 def _quadratic(matrices: Array, vectors: Array) -> Array:
     """x_p' M_g x_p of every row: (rows, p, g)."""
-    return np.einsum("rgpd,rpd->rpg", vectors[:, None] @ matrices, vectors)
+    return np.asarray(np.einsum("rgpd,rpd->rpg", vectors[:, None] @ matrices, vectors))
 
 
 def _on_keys(matrices: Array, vectors: Array, which: Index) -> Array:

@@ -23,6 +23,8 @@ Index = NDArray[np.intp]
 
 PARTS = 16  # as many as the published maps have
 DIVIDED = 1.5  # a bucket so many times wider than a part should be is divided
+FEWEST = 4  # buckets in a window, without position 0: with fewer, parts that lie on a line are too far off
+FEWEST_FOR_ENDS = 8  # for its first and last fifth: the beginning of documents follows no line
 END = 0.2  # the first and the last fifth of the positions, as published
 SAME = 1e-9
 
@@ -61,6 +63,11 @@ class PartGrid:
     def merged(self) -> bool:
         """Whether any buckets are put together."""
         return any(last - first > 1 for first, last in self.sources)
+
+
+def buckets_of(edges: tuple[int, ...]) -> int:
+    """How many buckets a window has, without that of position 0."""
+    return len(edges) - 1 - (edges[:2] == (0, 1))
 
 
 @lru_cache(maxsize=64)
@@ -107,13 +114,12 @@ class Cells:
     @cached_property
     def near(self) -> NDArray[np.bool_]:
         """Both keys are of one part."""
-        return self.c == self.d
+        return np.asarray(self.c == self.d)
 
     @cached_property
     def key_class(self) -> Index:
         """How many parts the two keys are apart."""
-        apart = self.grid.middle[self.d] - self.grid.middle[self.c]
-        return np.floor(apart / self.grid.step + 0.5).astype(np.intp)
+        return distance_class(self.grid.middle[self.d] - self.grid.middle[self.c], self.grid.step)
 
     @cached_property
     def query_class(self) -> Index:
@@ -129,15 +135,26 @@ class Cells:
     @cached_property
     def ends(self) -> tuple[Array, Array] | None:
         """Which share of each part is in the first and in the last fifth of what is reached; None of a single part."""
-        if len(self.reached) < 2:
-            return None
-        low, high = self.grid.low[self.reached[0]], self.grid.high[self.reached[-1]]
-        span = END * (high - low)
-        return self._overlap(low, low + span), self._overlap(high - span, high)
+        return fifths(self.grid.low, self.grid.high, self.reached)
 
-    def _overlap(self, low: float, high: float) -> Array:
-        inside = np.minimum(self.grid.high, high) - np.maximum(self.grid.low, low)
-        return np.asarray(np.clip(inside, 0.0, None) / self.grid.width)
+
+def fifths(low: Index, high: Index, reached: Index) -> tuple[Array, Array] | None:
+    """Which share of each interval is in the first and in the last fifth of those `reached`; None of a single one."""
+    if len(reached) < 2:
+        return None
+    start, stop = low[reached[0]], high[reached[-1]]
+    span = END * (stop - start)
+
+    def overlap(begin: float, end: float) -> Array:
+        inside = np.minimum(high, end) - np.maximum(low, begin)
+        return np.asarray(np.clip(inside, 0.0, None) / (high - low))
+
+    return overlap(start, start + span), overlap(stop - span, stop)
+
+
+def distance_class(apart: Array, step: float) -> Index:
+    """How many parts of `step` positions two keys are apart."""
+    return np.floor(apart / step + 0.5).astype(np.intp)
 
 
 @lru_cache(maxsize=64)
@@ -158,14 +175,20 @@ def cells_of(edges: tuple[int, ...], attention: AttentionKind = "full", reach: i
     return Cells(grid, b, c, d, pairs)
 
 
+def first_seen(t: Array, attention: AttentionKind, reach: int | None) -> Array:
+    """The first position that a query at each of these sees."""
+    if attention == "full" or reach is None:
+        return 0.0 * t
+    return t - t % reach if attention == "chunked" else np.maximum(t - reach + 1, 0.0)
+
+
 def _seen(grid: PartGrid, attention: AttentionKind, reach: int | None) -> list[Array]:
     """For each part, the keys of every part that its queries see: (queries, parts), one row where all see the same."""
     if attention == "full" or reach is None:
         return [np.where(grid.high <= low, grid.width, 0)[None].astype(float) for low in grid.low]
     found = []
     for low, high in zip(grid.low, grid.high, strict=True):
-        t = np.arange(low, high)
-        back = t - t % reach if attention == "chunked" else t - reach + 1
+        back = first_seen(np.arange(low, high, dtype=float), attention, reach)
         seen = np.minimum(grid.high, low)[None] - np.maximum(grid.low[None], back[:, None])
         found.append(np.clip(seen, 0, None).astype(float))
     return found

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.plasticity.closed_form import CellValues, cell_values
-from qkscope.lenses.plasticity.grid import Array, Index
+from qkscope.lenses.plasticity.grid import FEWEST_FOR_ENDS, Array, Index, buckets_of
 from qkscope.lenses.sums import LayerSums
 
 FILE, PROFILE_FILE, MAP_FILE = "plasticity.csv", "plasticity_profile.csv", "plasticity_map.csv"
@@ -32,7 +32,13 @@ COLUMNS = (
         limits=SHARE,
     ),
     Column("ap_content", "The same if no mean of keys depended on position: only keys' content is left.", limits=SHARE),
-    Column("ap_near", "The same for two keys of one position bucket.", limits=SHARE),
+    Column("ap_near", "ap for two keys of one position bucket.", limits=SHARE),
+    Column(
+        "ap_same_position",
+        "ap for two queries at exactly one position: how queries turn with position within a bucket is not taken for "
+        "disagreement.",
+        limits=SHARE,
+    ),
     Column("ap_first", "ap over the first fifth of the positions that have one.", limits=SHARE),
     Column("ap_last", "ap over the last fifth.", limits=SHARE),
     Column("ap_drop", "ap_first minus ap_last.", limits=DIFFERENCE),
@@ -49,8 +55,8 @@ COLUMNS = (
     ),
     Column(
         "ap_buckets",
-        "Position buckets in the window, without that of position 0; where they are fewer than 16, parts of a bucket "
-        "lie on its line.",
+        "Position buckets in the window, without that of position 0. Fewer than 8 leave the fifths and drops empty, "
+        "fewer than 4 all numbers.",
         limits=COUNT,
         error=None,
     ),
@@ -59,7 +65,8 @@ PROFILE_COLUMNS = (
     Column("position", "Mean position of the queries.", "tokens", COUNT, error=None),
     Column("ap", "Attention plasticity of queries in this part of the window.", limits=SHARE),
     Column("ap_content", "The same if no mean of keys depended on position.", limits=SHARE),
-    Column("ap_near", "The same for two keys of one part of the window.", limits=SHARE),
+    Column("ap_near", "ap for two keys of one part of the window.", limits=SHARE),
+    Column("ap_same_position", "ap for two queries at exactly one position.", limits=SHARE),
     Column("n_q", "Queries in this part of the window.", "tokens", COUNT, error=None),
 )
 MAP_COLUMNS = (
@@ -118,7 +125,8 @@ def by_class(values: Array, classes: Index, count: int) -> Array:
 
 
 def _ratio(above: Array, below: Array, otherwise: float = 0.0) -> Array:
-    return np.divide(above, below, out=np.full(np.broadcast(above, below).shape, otherwise), where=below > 0)
+    blank = np.full(np.broadcast(above, below).shape, otherwise)
+    return np.asarray(np.divide(above, below, out=blank, where=below > 0))
 
 
 def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
@@ -126,21 +134,21 @@ def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     values = cell_values(sums)
     weighed = Weighed(values)
     ap, content = weighed.mean(values.ap), weighed.mean(values.content)
-    buckets = len(sums.edges) - 1 - (sums.edges[:2] == (0, 1))
-    return {
+    found = {
         "ap": ap,
         "ap_content": content,
         "ap_near": weighed.mean(values.ap, weighed.near),
+        "ap_same_position": weighed.mean(values.same_position),
         **_ends(weighed),
         "loss_not_position": _ratio(1.0 - content, np.nan_to_num(1.0 - ap), np.nan),
-        "ap_buckets": np.full(len(ap), float(buckets)),
     }
+    return {**found, "ap_buckets": np.full(len(ap), float(buckets_of(sums.edges)))}
 
 
 def _ends(weighed: Weighed) -> dict[str, Array]:
-    """The first and the last fifth, and what is between them; NaN where all queries are in one part."""
+    """The first and the last fifth, and what is between them; NaN where buckets are too few to tell."""
     cells, ap = weighed.values.cells, weighed.values.ap
-    if cells.ends is None:
+    if cells.ends is None or weighed.values.buckets < FEWEST_FOR_ENDS:
         return dict.fromkeys(("ap_first", "ap_last", "ap_drop", "ap_drop_matched"), np.full(len(ap), np.nan))
     early, late = (weighed.all * share[cells.b] for share in cells.ends)
     first, last = weighed.mean(ap, early), weighed.mean(ap, late)
@@ -163,6 +171,7 @@ def profile(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
         "ap": weighed.by(cells.b, parts, values.ap)[0],
         "ap_content": weighed.by(cells.b, parts, values.content)[0],
         "ap_near": weighed.by(cells.b, parts, values.ap, weighed.near)[0],
+        "ap_same_position": weighed.by(cells.b, parts, values.same_position)[0],
         "n_q": values.n_q,
     }
 

@@ -68,6 +68,11 @@ def _draw_panel(axes: Axes, heads: pd.DataFrame, looks: Mapping[str, KindLook]) 
             gid="heads",
             clip_on=False,  # r_q may lie on the left limit
         )
+    if heads[["r_q_se", "r_k_se"]].notna().any(axis=None):
+        axes.errorbar(
+            heads["r_q"], heads["r_k"], xerr=heads["r_q_se"], yerr=heads["r_k_se"], fmt="none", ecolor=style.GREY,
+            elinewidth=0.5, alpha=0.35, zorder=2,
+        )  # fmt: skip
     for threshold in (LOW, HIGH):
         axes.axvline(threshold, color=style.LINE, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
         for level in (threshold, -threshold):

@@ -4,6 +4,7 @@ from qkscope.lenses.card import (
     Card,
     CardInput,
     context_takeaway,
+    error_bars,
     opening,
     table_file,
     tell_short,
@@ -29,7 +30,8 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
             f"Each point is one head with its r_q (across) and r_k (up) on PC0, for "
             f"{counted(len(chosen), given.noun)} of {len(given.checkpoints)}. Dashed lines are the thresholds of the "
             "taxonomy at 0.3 and 0.7, above and below zero for r_k; the solid line is r_k = 0. All panels share "
-            f"their axes.{_marks(given)}",
+            f"their axes.{_marks(given)}"
+            + error_bars(given, "portraits", ("r_q", "r_k"), "Faint crosses"),
         ),
         *(bullet(*_panel(given, chosen, i)) for i in range(len(chosen))),
         undefined_sentence(given),

@@ -13,7 +13,7 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.errors import with_mean_errors
 
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
-PORTRAIT_COLUMNS = ["model", "layer", "head", "rotary", "layer_kind", "r_q", "r_k", "category"]
+PORTRAIT_COLUMNS = ["model", "layer", "head", "rotary", "layer_kind", "r_q", "r_q_se", "r_k", "r_k_se", "category"]
 
 
 def with_measures(heads: pd.DataFrame) -> pd.DataFrame:
@@ -50,5 +50,6 @@ def trajectory_at(at: AtWindow) -> pd.DataFrame:
 
 def portraits_at(at: AtWindow) -> pd.DataFrame:
     """The heads of the selected checkpoints."""
-    chosen = [at.heads.loc[at.heads["model"] == name, PORTRAIT_COLUMNS] for name in at.study.selected]
-    return pd.concat(chosen) if chosen else at.heads.loc[[], PORTRAIT_COLUMNS]
+    heads = at.heads.reindex(columns=PORTRAIT_COLUMNS)  # errors are empty where there are none
+    chosen = [heads[heads["model"] == name] for name in at.study.selected]
+    return pd.concat(chosen) if chosen else heads.loc[[]]

@@ -120,6 +120,7 @@ REPLICATES = HeadTable(
     REPLICATES_CSV,
     tuple(replace(column, error=None) for column in COLUMNS if column.name in _KEPT),
     _kept,
+    "every",
     replicated=_KEPT,
 )
 DOUBLINGS = replace(OWN, file=QK_WINDOWS_CSV, windows="doublings", rows=leading_component)

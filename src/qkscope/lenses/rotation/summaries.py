@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -47,7 +49,7 @@ def _row(panel: HeadPanel, model: str, kind: str, part: Part, window: float) -> 
         low, high = _quantiles(values, (0.25, 0.75))
         mean, error = panel.mean(name, model, part), panel.error(name, model, part)
         row |= {name: mean, f"{name}_se": error, f"{name}_p25": low, f"{name}_p75": high}
-    row["slope_ratio_median"] = 2.0 ** _quantiles(panel.values("slope_ratio_log2", model, part), (0.5,))[0]
+    (row["slope_ratio_median"],) = _quantiles(2.0 ** panel.values("slope_ratio_log2", model, part), (0.5,))
     (row["reach_median"],) = _quantiles(panel.values("reach", model, part), (0.5,))
     return row
 
@@ -91,6 +93,12 @@ def relation_at(at: AtWindow) -> pd.DataFrame | None:
         heads = table[table["model"] == model]
         rows.append({"model": model, **correlation_over_layers(heads, "separation_strength", "bias_strength")})
     return pd.DataFrame(rows)
+
+
+def relations(at: AtWindow) -> dict[str, dict[str, float]]:
+    """The same, by entry."""
+    rows = cast("list[dict[str, Any]]", at.table("rotation_relation").to_dict("records"))
+    return {str(row["model"]): {name: float(row[name]) for name in row if name != "model"} for row in rows}
 
 
 def correlation_over_layers(heads: pd.DataFrame, one: str, other: str) -> dict[str, float]:

@@ -222,6 +222,8 @@ def averaged(columns: Mapping[str, Any]) -> Mapping[str, Any]:
         "bias_per_1000": THOUSAND * columns["bias_strength"],
         "bias_total_per_1000": THOUSAND * columns["bias_total"],
         "slope_ratio_log2": ratio,
+        "r_a_gap": np.abs(columns["r_k_a"]) - np.abs(columns["r_q_a"]),
+        "r_own_gap": columns["r_k_own"] - columns["r_q_own"],
         "bias_positive": _positive(columns["bias_strength"]),
         "bias_total_positive": _positive(columns["bias_total"]),
     }

@@ -13,7 +13,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import undecided
-from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, REPLICATES_CSV
+from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
 KEY = ["model", "layer", "head"]
 WHO = ("model", "label", "window", "layer", "depth", "head", "kv_head", "layer_kind")
@@ -23,7 +23,7 @@ CATEGORY = ("category", "category_share", "undecided", "became", "category_first
 
 def heads_at(at: AtWindow) -> pd.DataFrame:
     """The heads of a study at one choice of windows, with all that other lenses say of them."""
-    tables = {file: at.head_tables[file] for file in at.files_by_head if file != REPLICATES_CSV}
+    tables = {file: at.head_tables[file] for file in at.files_by_head}
     return joined_heads(at.heads, at.study.labels, tables, one_run=at.study.one_run)
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from qkscope.lenses.card import Card, CardInput, error_bars, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
+from qkscope.lenses.windows.table import enough_words, is_shown, smallest_enough
 from qkscope.results import schema
 from qkscope.results.read import Entry
-from qkscope.stats.noise import HeadPanel
 from qkscope.stats.series import Shape, Trend
-from qkscope.text import counted
+from qkscope.text import are, counted
 from qkscope.words.phrases import Format, course_words, label, listed, number, percent, sentence, shown, tokens
 
 QUANTITIES: tuple[tuple[str, str, Format], ...] = (
@@ -17,6 +17,7 @@ QUANTITIES: tuple[tuple[str, str, Format], ...] = (
     ("r_k", "mean r_k", number),
     (POSITION_DOMINATED, "the share of position-dominated heads", percent),
 )
+FIXED = "jackknife, covariances fixed"  # how `errors` calls those that are not exact
 _COUNTED = {
     Trend.LEVEL: "does not change beyond noise",
     Trend.RISES: "rises with the window",
@@ -48,17 +49,55 @@ def window_effects(given: CardInput) -> list[WindowEffect]:
     windows = given.own.windows
     if windows is None:
         return []
-    effects = []
+    effects, too_short = [], _too_short(given)
     for checkpoint in given.study.checkpoints:
         here = windows[windows["model"] == checkpoint.name]
-        sizes = sorted({int(w) for w in here["window"]})
+        sizes = sorted({int(w) for w in here["window"]} - too_short.get(checkpoint.name, set()))
         if len(sizes) < 2:
             continue
-        panel = HeadPanel(here.assign(model=here["window"].astype(int).astype(str)), same_heads=True)
+        panel = given.own.window_panel(checkpoint.name)
         names = [str(size) for size in sizes]
         shapes = {quantity: panel.series(quantity, names) for quantity, _, _ in QUANTITIES}
         effects.append(WindowEffect(checkpoint, tuple(sizes), shapes))
     return effects
+
+
+def _too_short(given: CardInput) -> dict[str, set[int]]:
+    """By checkpoint the windows that have neither enough tokens nor an error: nothing is said of them."""
+    table = given.own.table("window_dependence")
+    rows = table[~is_shown(table, "r_q")]
+    return {str(model): {int(w) for w in group["window"]} for model, group in rows.groupby("model")}
+
+
+def _enough(given: CardInput) -> str:
+    """The smallest window with enough tokens, and what became of shorter ones."""
+    table, left_out = given.table("window_dependence"), sum(len(each) for each in _too_short(given).values())
+    if not table["enough"].notna().any():
+        return "How many tokens and documents are behind each window is not recorded."
+    found = smallest_enough(table)
+    if not found:
+        said = f"No window has {enough_words()}."
+    else:
+        low, high = min(found), max(found)
+        span = tokens(low) if low == high else f"{low:,} to {tokens(high)}, depending on the {given.noun}"
+        said = f"The smallest window with {enough_words()} is {span}."
+        if len(found) < table["model"].nunique():
+            lacking = table["model"].nunique() - len(found)
+            said += f" {counted(lacking, given.noun)} {'has' if lacking == 1 else 'have'} none."
+    if left_out:
+        where = counted(left_out, f"window of a {given.noun}", f"windows of {given.noun}s")
+        return f"{said} {where} with fewer and without an error {are(left_out)} not drawn."
+    return f"{said} Shorter ones are drawn with their errors." if (table["enough"] == 0).any() else said
+
+
+def _methods(given: CardInput) -> str:
+    """Which errors are exact."""
+    if not set(given.table("window_dependence")["errors"].astype(str)) & {FIXED}:
+        return ""
+    return (
+        "Errors at the own context and at the common window are exact; at other windows the components, and the spread "
+        "along them, are held fixed."
+    )
 
 
 def window_dependence(given: CardInput) -> Card:
@@ -68,7 +107,8 @@ def window_dependence(given: CardInput) -> Card:
         "Mean r_q, mean r_k, the share of position-dominated heads and the share of discordant heads on PC0 "
         "against the window, that is how many leading tokens of each document are analysed (log axis). One line for "
         f"each of {rows(given)}; along a line the weights do not change. A filled marker is the {given.noun}'s own "
-        "context." + error_bars(given, "window_dependence", ("r_q", "r_k"), "Thin bars at own contexts"),
+        "context." + error_bars(given, "window_dependence", ("r_q", "r_k"), "Thin bars"),
+        " ".join(text for text in (_enough(given), _methods(given)) if text),
         *_effects(given, effects),
         *_counted(given, effects),
     ]

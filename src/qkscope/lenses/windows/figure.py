@@ -1,5 +1,7 @@
 """Figure 9: the same weights at several windows. Each line is one checkpoint, each point a prefix window."""
 
+import math
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.windows.table import enough_words, is_shown, smallest_enough
 from qkscope.results.read import Entries, one_line, phase_segments
 
 PANELS = (
@@ -25,7 +28,9 @@ LISTED = 12  # more lines than this share the colour scale, and the legend names
 def draw_window_dependence(at: AtWindow) -> Figure:
     """Figure 9: four measures against window length on a log axis; full markers are the own context."""
     study, table = at.study, at.table("window_dependence")
-    note = f"the same weights measured over prefix windows; a filled marker is the {study.noun}'s own context"
+    long_enough = smallest_enough(table)
+    note = f"the same weights over prefix windows; filled: the {study.noun}'s own context"
+    note += f"; dotted: {enough_words()}" if long_enough else ""
     figure = style.new_figure(9.6, 6.2, study, "Dependence on the Window", note)
     panels = figure.subplots(2, 2, sharex=True)
     looks = _looks(study)
@@ -34,21 +39,30 @@ def draw_window_dependence(at: AtWindow) -> Figure:
         scale = 100.0 if measure in ("position_dominated", "discordant") else 1.0
         for model in study.names:
             if model in lines:
-                rows = lines[model]
+                rows = lines[model][is_shown(lines[model], measure)]
                 _draw_line(axes, rows["window"], scale * rows[measure], looks[model], at.window_of(model), study, model)
                 draw_errors(axes, rows["window"], scale * rows[measure], scale * rows[f"{measure}_se"], gid=model)
         axes.set_title(title, fontsize=9.5, loc="left")
-        highest = scale * float(table[measure].max())
-        lowest = scale * float(table[measure].min())
-        axes.set_ylim(
-            lowest - 0.06 if lowest < 0 else 0.0, 1.0 if scale == 1.0 else min(100.0, max(10.0, 1.15 * highest))
-        )
-        axes.yaxis.set_major_locator(MaxNLocator(6, integer=scale != 1.0))
-        if lowest < 0:
-            axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+        _value_axis(axes, table[is_shown(table, measure)], measure, scale)
+        if long_enough:
+            axes.axvline(max(long_enough), color=style.LINE, linestyle=(0, (1, 2)), zorder=0.5, gid="enough")
     _window_axis(list(panels[1]), table)
     _list_checkpoints(figure, panels.flat[0], study)
     return style.finish(figure)
+
+
+def _value_axis(axes: Axes, drawn: pd.DataFrame, measure: str, scale: float) -> None:
+    """From 0, or below what is negative, to 1; shares as far as they and their errors reach."""
+    error = drawn[f"{measure}_se"].fillna(0.0)
+    low, high = (drawn[measure] - error).min(), (drawn[measure] + error).max()
+    lowest, highest = (scale * (0.0 if math.isnan(end) else float(end)) for end in (low, high))
+    if scale == 1.0:
+        axes.set_ylim(lowest - 0.06 if lowest < 0 else 0.0, 1.0)
+    else:
+        axes.set_ylim(0.0, min(100.0, max(10.0, 1.15 * highest)))
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=scale != 1.0))
+    if scale == 1.0 and lowest < 0:
+        axes.axhline(0.0, color=style.GREY, linewidth=0.8)
 
 
 def _looks(study: Entries) -> dict[str, tuple[tuple[float, float, float, float], str]]:

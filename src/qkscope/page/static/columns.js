@@ -6,11 +6,12 @@ const ERROR = "_se";
 
 class LensColumn {
   constructor(data, name, spec, array) {
-    Object.assign(this, { data, name, ...spec, values: {}, errors: {} });
+    Object.assign(this, { data, name, ...spec, values: {}, errors: {}, meanErrors: {} });
     for (const choice of Object.keys(data.choices)) {
       const key = `lens.${spec.table}.${choice}.${name}`;
       this.values[choice] = array(key);
       this.errors[choice] = spec.error ? array(`${key}${ERROR}`) : null;
+      this.meanErrors[choice] = array(`${key}.mean${ERROR}`);
     }
     // Over all checkpoints and windows, so that axes and colours stay when the slider moves.
     this.range = Object.values(this.values).reduce((range, values) => extent(values ?? [], range), null);
@@ -38,6 +39,11 @@ class LensColumn {
 
   errorAt({ choice, component }, checkpoint, head) {
     return this.#read(this.errors[choice], component, checkpoint, head);
+  }
+
+  // The error over documents of the mean over all heads; NaN where Python did not compute it.
+  meanErrorAt({ choice }, checkpoint) {
+    return this.meanErrors[choice]?.[checkpoint] ?? NaN;
   }
 
   // A value, its error and its unit.

@@ -6,6 +6,7 @@ import { categoryPaint } from "./colours.js";
 import { correlation, difference, percent, shorten } from "./format.js";
 import { dotRadius, drawDots, drawFrame, portraitFrame } from "./portrait.js";
 import { element, named, select } from "./dom.js";
+import { significant } from "./numbers.js";
 
 function positions(app, checkpoint) {
   const { data, store } = app;
@@ -49,7 +50,7 @@ function draw(g) {
     g.pen.text(title, frame.left, box.y - 4, { size: 13, weight: 650, fill: g.theme.ink });
     drawFrame(g, frame);
     if (i === 2) drawMoves(g, frame);
-    else drawDots(g, frame, { ...positions(app, compare[i]), mask: app.selection.mask(compare[i]), checkpoint: compare[i], radius: dotRadius(app.data.nHeads, box.w) * 0.8 });
+    else drawDots(g, frame, { ...positions(app, compare[i]), mask: app.selection.mask(compare[i]), checkpoint: compare[i], radius: dotRadius(app.data.nHeads, box.w) * 0.8, errors: true });
   });
 }
 
@@ -57,25 +58,37 @@ function draw(g) {
 export function comparisonRows(app) {
   const [a, b] = app.store.state.compare.map((c) => app.summaries.at(c));
   const { choice, compare } = app.store.state;
-  const means = [["mean r_q", "r_q"], ["mean r_k", "r_k"], ["mean |r_k|", "r_k_abs"], ["mean explained variance", "explained_variance"]].map(([text, key]) => [text, a[key].mean, b[key].mean, "mean"]);
-  const shares = app.data.categories.map((category, i) => [category.name, a.shares[i], b.shares[i], "share"]);
+  const means = [["mean r_q", "r_q"], ["mean r_k", "r_k"], ["mean |r_k|", "r_k_abs"], ["mean explained variance", "explained_variance"]].map(([text, key]) => [text, a[key].mean, b[key].mean, "mean", key]);
+  const shares = app.data.categories.map((category, i) => [category.name, a.shares[i], b.shares[i], "share", category.name]);
   return [
     ["window", ...compare.map((c) => app.data.window(choice, c)), "count"],
     ["heads", a.heads, b.heads, "count"],
     ...means,
-    ["concordant", a.concordant, b.concordant, "share"],
-    ["discordant", a.discordant, b.discordant, "share"],
+    ["concordant", a.concordant, b.concordant, "share", "concordant"],
+    ["discordant", a.discordant, b.discordant, "share", "discordant"],
     ...shares.filter(([, one, other]) => one || other),
   ];
+}
+
+// Errors over documents at A and at B; NaN where they are not known, as for a selection of heads.
+function errorsOf(app, key) {
+  return app.store.state.compare.map((c) => (key ? app.summaries.error(c, key) : NaN));
+}
+
+function plusMinus(kind, error) {
+  if (!Number.isFinite(error)) return "";
+  return kind === "share" ? ` ± ${percent(error, 1)}` : ` ± ${significant(error, 2)}`;
 }
 
 function fillTable(app, body) {
   const format = { mean: (v) => correlation(v, 3), share: (v) => percent(v, 1), count: (v) => (Number.isFinite(v) ? v.toLocaleString("en-US") : "not recorded") };
   const delta = { mean: (v) => difference(v, 3), share: (v) => (Number.isFinite(v) ? `${difference(100 * v, 1)} points` : "undefined"), count: (v) => (Number.isFinite(v) ? `${v > 0 ? "+" : ""}${v.toLocaleString("en-US")}` : "") };
   body.replaceChildren(
-    ...comparisonRows(app).map(([text, one, other, kind]) =>
-      element("tr", {}, element("th", { scope: "row" }, text), element("td", {}, format[kind](one)), element("td", {}, format[kind](other)), element("td", {}, delta[kind](other - one))),
-    ),
+    ...comparisonRows(app).map(([text, one, other, kind, key]) => {
+      const [before, after] = errorsOf(app, key);
+      const cells = [format[kind](one) + plusMinus(kind, before), format[kind](other) + plusMinus(kind, after), delta[kind](other - one) + plusMinus(kind, Math.hypot(before, after))];
+      return element("tr", {}, element("th", { scope: "row" }, text), ...cells.map((cell) => element("td", {}, cell)));
+    }),
   );
 }
 
@@ -98,7 +111,8 @@ export function compareView(app) {
       return Math.ceil(last.y + last.h);
     },
     draw,
-    table: () => ({ columns: ["measure", "A", "B", "difference"], rows: comparisonRows(app).map(([text, one, other]) => [text, one, other, other - one]) }),
+    table: () => ({ columns: ["measure", "A", "B", "difference", "A_se", "B_se"], rows: comparisonRows(app).map(([text, one, other, , key]) => [text, one, other, other - one, ...errorsOf(app, key)]) }),
+    note: () => (data.hasErrors ? "± is one standard error over documents; that of a difference is as if A and B had read different documents, and smaller where they read the same." : ""),
     label: () => `Portraits of ${store.state.compare.map((c) => data.checkpoints[c].label).join(" and ")}; the table below has the numbers.`,
   });
   view.node.append(

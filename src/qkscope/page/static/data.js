@@ -47,8 +47,9 @@ class Choice {
     }
     // How sure component 0 is, by checkpoint and head; null where the tables have no errors.
     this.errors = Object.fromEntries(["explained_variance", "r_q", "r_k"].map((name) => [name, array(`${key}.${name}_se`)]));
-    this.flags = Object.fromEntries(["unstable", "sign_sure", "category_share", "undecided", "turnable"].map((name) => [name, array(`${key}.${name}`)]));
+    this.flags = Object.fromEntries(["unstable", "sign_sure", "category_share", "undecided", "sign_unknown"].map((name) => [name, array(`${key}.${name}`)]));
     const means = ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...categories.map((c) => c.name)];
+    this.depthErrors = Object.fromEntries(["r_q", "r_k"].map((name) => [name, array(`${key}.depth.${name}_se`)]));
     this.meanErrors = Object.fromEntries(means.map((name) => [name, array(`${key}.mean.${name}_se`)]));
   }
 }
@@ -82,8 +83,10 @@ export class Data {
     }
     this.windows = about.data.windows.map(([checkpoint, size], row) => ({ checkpoint, size, row }));
     this.windowValues = {};
+    this.windowErrors = {};
     if (this.windows.length) {
-      for (const name of ["explained_variance", "r_q", "r_k", "category"]) this.windowValues[name] = array(`windows.${name}`);
+      for (const name of ["explained_variance", "r_q", "r_k", "category", "enough", "sign_sure"]) this.windowValues[name] = array(`windows.${name}`);
+      for (const name of ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...about.categories.map((c) => c.name)]) this.windowErrors[name] = array(`windows.${name}_se`);
     }
     this.provenance = text("provenance");
     this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));
@@ -119,7 +122,7 @@ export class Data {
     return this.#sure(this.choices[choice].errors[name], component, checkpoint, head);
   }
 
-  // How sure a head is: unstable, sign_sure, undecided, turnable (1 or 0), category_share; NaN where that is not known.
+  // How sure a head is: unstable, sign_sure, undecided, sign_unknown (1 or 0), category_share; NaN where that is not known.
   flag(name, { choice, component }, checkpoint, head) {
     return this.#sure(this.choices[choice].flags[name], component, checkpoint, head);
   }

@@ -3,6 +3,7 @@
 import { View } from "./view.js";
 import { correlation, percent, shorten } from "./format.js";
 import { correlationColour, readableOn } from "./colours.js";
+import { estimate } from "./numbers.js";
 import { phaseRuns } from "./axis.js";
 import { textWidth } from "./pen.js";
 
@@ -54,7 +55,7 @@ function drawDepth(statistic) {
         const layers = layersOfBin(data, c, bin);
         const range = layers ? `layers ${layers[0]} to ${layers[1]}` : "no layer in this bin";
         const place = byLayer ? `layer ${bin}` : `depth ${percent(bin / bins)} to ${percent((bin + 1) / bins)} (${range})`;
-        hits.push({ x, y, w: across, h: down, lines: [data.checkpoints[c].label, place, Number.isFinite(value) ? `mean ${statistic} ${correlation(value, 3)}` : "no heads", "click: keep these layers"], click: () => layers && store.set({ checkpoint: c, layers }) });
+        hits.push({ x, y, w: across, h: down, lines: [data.checkpoints[c].label, place, Number.isFinite(value) ? `mean ${statistic} ${estimate(value, summaries.depthError(c, statistic, bin), 3)}` : "no heads", "click: keep these layers"], click: () => layers && store.set({ checkpoint: c, layers }) });
       });
     });
     for (const [, first] of phaseRuns(data, checkpoints).slice(1)) pen.line([[0, TOP + first * down], [g.width, TOP + first * down]], { stroke: theme.line, width: 1, dash: [3, 3] });

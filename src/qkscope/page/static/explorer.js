@@ -34,7 +34,7 @@ function draw(g) {
   const { checkpoint } = store.state;
   const frame = portraitFrame(app, { x: 0, y: 0, w: g.width, h: g.height });
   const mask = selection.mask(checkpoint);
-  const scene = { mask, x: motion.x, y: motion.y, checkpoint, radius: dotRadius(data.nHeads, g.width) };
+  const scene = { mask, x: motion.x, y: motion.y, checkpoint, radius: dotRadius(data.nHeads, g.width), errors: !motion.moving };
   drawFrame(g, frame);
   drawTrails(g, frame, scene);
   drawDots(g, frame, scene);

@@ -1,7 +1,7 @@
 // Columns of a lens over the checkpoints, as means over the shown heads: lines with bands, or bars.
 
 import { axisOf, extent, significant } from "./numbers.js";
-import { checkpointAxis, columnHits, currentColumn, scale, valueAxis } from "./axis.js";
+import { checkpointAxis, columnHits, currentColumn, drawErrors, scale, valueAxis } from "./axis.js";
 import { curveFrame, drawBand, drawCurve } from "./curves.js";
 import { meanAndSpread } from "./stats.js";
 import { plural, shorten } from "./format.js";
@@ -12,14 +12,16 @@ const MARKS = ["circle", "square", "triangle", "circle"];
 const LETTERS = 20; // of a column's name beside its line
 const LINE = 15; // pixels between two such names
 
-// Mean and spread of a column over the shown heads, how many have no value, and the mean of their standard errors.
+// Mean and spread of a column over the shown heads, and how many have no value; of all heads together the mean's error
+// over documents, of a selection the mean of the heads' own errors, which the mean's cannot exceed.
 function overHeads(app, column, checkpoint) {
   const { store, selection } = app;
   const mask = selection.mask(checkpoint);
   const heads = Array.from(mask.keys()).filter((h) => mask[h]);
   const all = meanAndSpread(heads.map((h) => column.at(store.state, checkpoint, h)));
-  const error = meanAndSpread(heads.map((h) => column.errorAt(store.state, checkpoint, h))).mean;
-  return { ...all, error, heads: heads.length };
+  const exact = selection.allHeads ? column.meanErrorAt(store.state, checkpoint) : NaN;
+  const atMost = meanAndSpread(heads.map((h) => column.errorAt(store.state, checkpoint, h))).mean;
+  return { ...all, error: Number.isFinite(exact) ? exact : atMost, exact: Number.isFinite(exact), heads: heads.length };
 }
 
 function seriesOf(app, columns) {
@@ -27,7 +29,7 @@ function seriesOf(app, columns) {
   const checkpoints = app.selection.checkpoints();
   return columns.filter((column) => column.isAt(app.store.state)).map((column, i) => {
     const all = checkpoints.map((c) => overHeads(app, column, c));
-    return { column, colour: [blue, red, purple, amber][i], mark: MARKS[i], all, means: all.map((s) => s.mean), spreads: all.map((s) => s.spread) };
+    return { column, colour: [blue, red, purple, amber][i], mark: MARKS[i], all, means: all.map((s) => s.mean), spreads: all.map((s) => s.spread), errors: all.map((s) => s.error) };
   });
 }
 
@@ -42,12 +44,12 @@ function valueAxisOf(series, zero) {
 
 function tooltipLines(s, i) {
   const { column } = s;
-  const { mean, spread, count, heads, error } = s.all[i];
+  const { mean, spread, count, heads, error, exact } = s.all[i];
   const unit = column.unit && Number.isFinite(mean) ? ` ${column.unit}` : "";
-  const spreadText = Number.isFinite(spread) ? ` ± ${significant(spread, 2)}` : "";
+  const errorText = Number.isFinite(error) ? ` ± ${exact ? "" : "at most "}${significant(error, 2)}` : "";
   return [
-    `mean ${column.name} ${significant(mean)}${spreadText}${unit}`,
-    ...(Number.isFinite(error) ? [`mean standard error of a head ${significant(error, 2)}`] : []),
+    `mean ${column.name} ${significant(mean)}${errorText}${unit}`,
+    ...(Number.isFinite(spread) ? [`SD over heads ${significant(spread, 2)}`] : []),
     ...(count < heads ? [`undefined for ${heads - count} of ${plural(heads, "head")}`] : []),
   ];
 }
@@ -66,7 +68,8 @@ function drawSeries(columns, { bars, draw }) {
     const left = 16 + Math.max(...axis.ticks.map((tick) => textWidth(axis.text(tick), 11.5)));
     const units = new Set(series.map((s) => s.column.unit));
     const unit = units.size === 1 && series[0].column.unit ? ` (${series[0].column.unit})` : "";
-    const key = bars ? [...series.map((s) => ({ text: `mean ${s.column.name}${unit}`, fill: s.colour, alpha: 0.85 })), { text: "± 1 SD over heads", colour: g.theme.ink }] : [{ text: `mean over heads${unit}, band ± 1 SD`, fill: g.theme.line }];
+    const key = bars ? [...series.map((s) => ({ text: `mean ${s.column.name}${unit}`, fill: s.colour, alpha: 0.85 })), { text: "± 1 SD over heads", fill: g.theme.line }] : [{ text: `mean over heads${unit}, band ± 1 SD`, fill: g.theme.line }];
+    if (series.some((s) => s.errors.some(Number.isFinite))) key.push({ text: series.some((s) => s.all.some((a) => Number.isFinite(a.error) && !a.exact)) ? "± 1 SE over documents, at most" : "± 1 SE over documents", bar: true });
     const beside = bars ? 12 : 30 + Math.max(...series.map((s) => textWidth(shorten(s.column.name, LETTERS), 12)));
     const { frame, layout } = curveFrame(g, checkpoints, key, { left: Math.max(44, left), right: g.width - beside });
     const y = scale([axis.low, axis.high], [frame.bottom, frame.top]);
@@ -97,6 +100,7 @@ function drawCurves(g, where) {
   const connected = g.app.data.oneRun;
   for (const s of series) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [axis.low, axis.high]);
   for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
+  for (const s of series) drawErrors(g, x, y, s.means, s.errors, [axis.low, axis.high]);
   drawNames(g, where);
 }
 
@@ -113,7 +117,8 @@ function drawBars(g, { series, axis, x, y, step }) {
         return;
       }
       g.pen.rect(left + 0.5, Math.min(base, y(mean)), Math.max(1, wide - 1), Math.abs(y(mean) - base), { fill: s.colour, alpha: 0.85 });
-      if (Number.isFinite(s.spreads[i])) g.pen.line([[middle, inside(mean - s.spreads[i])], [middle, inside(mean + s.spreads[i])]], { stroke: g.theme.ink, width: 1, alpha: 0.7 });
+      if (Number.isFinite(s.spreads[i])) g.pen.line([[middle, inside(mean - s.spreads[i])], [middle, inside(mean + s.spreads[i])]], { stroke: g.theme.line, width: Math.min(5, wide / 3), alpha: 0.7 });
+      if (Number.isFinite(s.errors[i])) g.pen.line([[middle, inside(mean - s.errors[i])], [middle, inside(mean + s.errors[i])]], { stroke: g.theme.ink, width: 1.2 });
     });
   });
 }
@@ -122,9 +127,9 @@ function seriesTable(app, columns) {
   const { data, selection, store } = app;
   const rows = selection.checkpoints().map((c) => {
     const all = columns.map((column) => overHeads(app, column, c));
-    return [data.checkpoints[c].name, data.window(store.state.choice, c), ...all.flatMap((s) => [s.mean, s.spread, s.count])];
+    return [data.checkpoints[c].name, data.window(store.state.choice, c), ...all.flatMap((s) => [s.mean, s.spread, s.count, s.exact ? s.error : NaN])];
   });
-  return { columns: ["model", "window", ...columns.flatMap(({ name }) => [name, `${name}_std`, `${name}_heads`])], rows };
+  return { columns: ["model", "window", ...columns.flatMap(({ name }) => [name, `${name}_std`, `${name}_heads`, `${name}_se`])], rows };
 }
 
 function spoken(app, columns) {

@@ -93,7 +93,7 @@ export function drawTrails(g, frame, { mask, x, y }) {
 }
 
 // The marks themselves; heads that are not meant stay as a faint ground.
-export function drawDots(g, frame, { mask, x, y, checkpoint, radius }) {
+export function drawDots(g, frame, { mask, x, y, checkpoint, radius, errors = false }) {
   const { pen, theme, app } = g;
   const { data, store } = app;
   const { component, choice, head, hover } = store.state;
@@ -113,9 +113,17 @@ export function drawDots(g, frame, { mask, x, y, checkpoint, radius }) {
   for (const [h, width] of named) {
     if (h === null || !Number.isFinite(x[h]) || !Number.isFinite(y[h])) continue;
     const kind = markOf(data.kind("layer_kind", checkpoint, h));
+    if (errors) drawCross(g, frame, [x[h], y[h]], ["r_q", "r_k"].map((name) => data.error(name, store.state, checkpoint, h)));
     pen.mark(kind, frame.x(x[h]), frame.y(y[h]), radius + 1, { ...paintOf(h), stroke: theme.ink, width });
     drawName(g, frame, data.name(h), frame.x(x[h]), frame.y(y[h]), radius);
   }
+}
+
+// One standard error over documents to either side.
+function drawCross(g, frame, [q, k], [dq, dk]) {
+  const style = { stroke: g.theme.ink, width: 1.2 };
+  if (Number.isFinite(dq)) g.pen.line([[frame.x(q - dq), frame.y(k)], [frame.x(q + dq), frame.y(k)]], style);
+  if (Number.isFinite(dk)) g.pen.line([[frame.x(q), frame.y(k - dk)], [frame.x(q), frame.y(k + dk)]], style);
 }
 
 function drawName(g, frame, name, x, y, radius) {

@@ -105,7 +105,7 @@ export class Selection {
     const said = [];
     if (layers) said.push(layers[0] === layers[1] ? `layer ${layers[0]}` : `layers ${layers[0]} to ${layers[1]}`);
     for (const [what, noun] of [["category", ""], ["rotary", ""], ["attention", " attention"], ["unsure", " heads"], ["phase", ""]]) {
-      if (hidden[what].length) said.push(`without ${hidden[what].map((name) => name || "unnamed").join(", ")}${noun}`);
+      if (hidden[what].length) said.push(`without ${hidden[what].map((name) => (what === "unsure" ? name.replaceAll("_", " ") : name || "unnamed")).join(", ")}${noun}`);
     }
     if (brush) said.push(this.brushWords(brush));
     return said.join("; ");

@@ -34,6 +34,15 @@ function shareLines(app, c) {
   return app.data.categories.map((category, i) => [s.counts[i], `${category.name} ${percent(s.shares[i])}${known(category.name)} (${s.counts[i]})`]).filter(([n]) => n).map(([, line]) => line);
 }
 
+// ± 1 standard error over documents at the upper end of a block (of the highest, at its lower end), each in a place of
+// its own so that neighbours do not overlap.
+function drawShareError(g, checkpoint, code, [x, y], [low, high]) {
+  const error = g.app.summaries.error(checkpoint, g.app.data.categories[code].name);
+  const end = high > 1 - 1e-9 ? low : high;
+  if (!(error > 0)) return;
+  g.pen.line([[x, y(Math.max(0, end - error))], [x, y(Math.min(1, end + error))]], { stroke: g.theme.ink, width: 1.2 });
+}
+
 function drawStack(g) {
   const { app } = g;
   const checkpoints = app.selection.checkpoints();
@@ -49,6 +58,7 @@ function drawStack(g) {
       if (high <= low) return;
       const style = wide > 8 ? blockStyle(g, code) : categoryPaint(app.data, code, g.theme);
       g.pen.rect(x(i) - wide / 2, y(high), wide, y(low) - y(high), style);
+      drawShareError(g, c, code, [x(i) - wide / 2 + (wide * (code + 1)) / (counts.length + 1), y], [low, high]);
       if (wide >= 30 && y(low) - y(high) > 13) g.pen.text(percent(shares[code]), x(i), (y(low) + y(high)) / 2 + 4, { size: 11, anchor: "middle", fill: code === app.data.undefinedCode ? g.theme.ink : readableOn(style.fill) });
     });
   });

@@ -18,8 +18,9 @@ export function meanAndSpread(values) {
   return { mean, spread: count > 1 ? Math.sqrt(squares / (count - 1)) : NaN, count };
 }
 
-// What is known about one line of heads. `source` holds arrays that start at `start`.
-export function summarise(data, source, start, mask) {
+// What is known about one line of heads. `source` holds arrays that start at `start`. A head whose sign is not sure is
+// neither concordant nor discordant.
+export function summarise(data, source, start, mask, signUnsure = () => false) {
   const chosen = [];
   for (let h = 0; h < data.nHeads; h += 1) {
     if (mask[h] && source.category[start + h] !== data.absent) chosen.push(start + h);
@@ -29,9 +30,10 @@ export function summarise(data, source, start, mask) {
   for (const i of chosen) counts[source.category[i]] += 1;
   const { concordance } = data.about.thresholds;
   const keys = pick("r_k");
-  const share = (test) => (chosen.length ? keys.filter(test).length / chosen.length : NaN);
+  const sure = chosen.filter((i) => !signUnsure(i - start)).map((i) => source.r_k[i]);
+  const share = (test) => (chosen.length ? sure.filter(test).length / chosen.length : NaN);
   const defined = keys.filter(Number.isFinite);
-  const part = (test) => (defined.length ? defined.filter(test).reduce((a, b) => a + b, 0) / defined.length : NaN);
+  const part = (test) => (defined.length ? sure.filter(test).reduce((a, b) => a + b, 0) / defined.length : NaN);
   return {
     heads: chosen.length,
     r_q: meanAndSpread(pick("r_q")),
@@ -63,7 +65,8 @@ export class Summaries {
     const key = `${choice} ${component} ${checkpoint} ${kind}`;
     if (!this.kept.has(key)) {
       const mask = this.#only(this.selection.mask(checkpoint), checkpoint, kind);
-      this.kept.set(key, summarise(this.data, this.data.choices[choice], this.data.row(checkpoint, component), mask));
+      const unsure = (h) => this.data.flag("sign_sure", { choice, component }, checkpoint, h) === 0;
+      this.kept.set(key, summarise(this.data, this.data.choices[choice], this.data.row(checkpoint, component), mask, unsure));
     }
     return this.kept.get(key);
   }
@@ -81,7 +84,23 @@ export class Summaries {
 
   window(entry) {
     const start = entry.row * this.data.nHeads;
-    return summarise(this.data, this.data.windowValues, start, this.selection.mask(entry.checkpoint));
+    const { sign_sure: sure } = this.data.windowValues;
+    return summarise(this.data, this.data.windowValues, start, this.selection.mask(entry.checkpoint), (h) => sure?.[start + h] === 0);
+  }
+
+  // The error over documents of a mean by depth; NaN for a selection, as above, and where depth has other cells.
+  depthError(checkpoint, statistic, cell) {
+    const { data, state } = this;
+    const errors = data.choices[state.choice].depthErrors[statistic];
+    const cells = data.about.depth.columns.length;
+    if (!errors || errors.length !== cells * data.checkpoints.length || !this.selection.allHeads || data.components[state.component] !== 0) return NaN;
+    return errors[checkpoint * cells + cell];
+  }
+
+  // The error over documents at one window; NaN for a selection, as above.
+  windowError(entry, name) {
+    const errors = this.data.windowErrors[name];
+    return errors && this.selection.allHeads ? errors[entry.row] : NaN;
   }
 
   // Heads that went from each category to each: counts[from][to], over heads that both checkpoints have.

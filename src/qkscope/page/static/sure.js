@@ -12,7 +12,7 @@ export function estimates(data, state, checkpoint, head) {
 }
 
 // What a filter can leave out: the flag, and what it is called.
-export const UNSURE = [["unstable", "unstable component"], ["undecided", "undecided category"]];
+export const UNSURE = [["unstable", "unstable component"], ["undecided", "undecided category"], ["sign_unknown", "unknown sign of r_k"]];
 
 // What another sample of documents might change about a head; empty where nothing, or where errors are not known.
 export function unsure(data, state, checkpoint, head) {
@@ -28,7 +28,7 @@ export function unsure(data, state, checkpoint, head) {
 export function cameFrom(data, state, from, to, head) {
   const { r_q: q, r_k: k } = data.choices[state.choice];
   const [a, b] = [data.at(from, state.component, head), data.at(to, state.component, head)];
-  const turnable = [from, to].some((c) => data.flag("turnable", state, c, head) === 1);
+  const turnable = [from, to].some((c) => data.flag("sign_unknown", state, c, head) === 1);
   return turnable && k[a] * k[b] < 0 ? [-q[a], -k[a]] : [q[a], k[a]];
 }
 

@@ -18,12 +18,33 @@ function measureOf(app) {
   return MEASURES.find(([key]) => key === app.store.state.windowMeasure);
 }
 
+// Whether a window has enough tokens and documents: 1, 0, or NaN where that is not known.
+function enough(app, entry) {
+  return app.data.windowValues.enough?.[entry.row] ?? NaN;
+}
+
+// One line per checkpoint. A window that is too short is drawn with its error or not at all.
 function lines(app) {
-  const value = measureOf(app)[2];
+  const [key, , value] = measureOf(app);
+  const point = (entry) => ({ ...entry, value: value(app.summaries.window(entry)), error: app.summaries.windowError(entry, key), enough: enough(app, entry) });
   return app.selection.checkpoints().map((c) => ({
     checkpoint: c,
-    points: app.data.windows.filter((entry) => entry.checkpoint === c).map((entry) => ({ ...entry, value: value(app.summaries.window(entry)) })),
+    points: app.data.windows.filter((entry) => entry.checkpoint === c).map(point).filter((p) => p.enough !== 0 || Number.isFinite(p.error)),
   }));
+}
+
+// What is said below the chart about windows that are too short.
+function note(app) {
+  const { data } = app;
+  const { tokens, documents } = data.about.enough;
+  const known = data.windows.filter((entry) => Number.isFinite(enough(app, entry)));
+  if (!known.length) return "How many tokens and documents are behind each window is not recorded.";
+  const rule = `at least ${whole(tokens)} tokens per head and ${documents} documents`;
+  const first = data.checkpoints.map((_, c) => Math.min(...known.filter((entry) => entry.checkpoint === c && enough(app, entry) === 1).map((entry) => entry.size))).filter(Number.isFinite);
+  const said = first.length ? `Smallest window with ${rule}: ${[...new Set([Math.min(...first), Math.max(...first)])].map(whole).join(" to ")} tokens.` : `No window has ${rule}.`;
+  const short = known.some((entry) => enough(app, entry) === 0);
+  const shorter = app.selection.allHeads && data.hasErrors ? "Shorter ones are drawn with their errors." : "Shorter ones have no errors here and are left out.";
+  return short ? `${said} ${shorter}` : said;
 }
 
 function draw(g) {
@@ -57,10 +78,10 @@ function draw(g) {
     if (known.length > 1) pen.line(known.map((p) => [x(p.size), y(p.value)]), { stroke, width: current ? 2.6 : 1.1, alpha: current ? 1 : 0.7 });
     for (const p of known) {
       const own = p.size === data.window("own", checkpoint);
-      const error = own ? app.summaries.error(checkpoint, store.state.windowMeasure, { choice: "own", component: 0 }) : NaN;
+      const { error } = p;
       pen.mark("circle", x(p.size), y(p.value), current ? 4 : 2.6, { fill: own ? stroke : theme.paper, stroke, width: 1.2 });
       drawErrors(g, () => x(p.size), y, [p.value], [error], [-1, 1]);
-      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (own context)" : ""}`, shares ? percent(p.value, 1) + (Number.isFinite(error) ? ` ± ${percent(error, 1)}` : "") : estimate(p.value, error, 3)], click: () => store.set({ checkpoint }) });
+      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (own context)" : ""}${p.enough === 0 ? ", few tokens or documents" : ""}`, shares ? percent(p.value, 1) + (Number.isFinite(error) ? ` ± ${percent(error, 1)}` : "") : estimate(p.value, error, 3)], click: () => store.set({ checkpoint }) });
     }
     if (current && known.length) {
       const end = known[known.length - 1];
@@ -72,11 +93,11 @@ function draw(g) {
 
 function table(app) {
   const { data, summaries } = app;
-  const columns = ["model", "window", "heads", "r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", "position_dominated"];
+  const columns = ["model", "window", "heads", "r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", "position_dominated", "enough", "r_q_se", "r_k_se", "discordant_se", "position_dominated_se"];
   const shown = new Set(app.selection.checkpoints());
   const rows = data.windows.filter((entry) => shown.has(entry.checkpoint)).map((entry) => {
     const s = summaries.window(entry);
-    return [data.checkpoints[entry.checkpoint].name, entry.size, s.heads, s.r_q.mean, s.r_k.mean, s.r_k_abs.mean, s.explained_variance.mean, s.concordant, s.discordant, s.shares[0]];
+    return [data.checkpoints[entry.checkpoint].name, entry.size, s.heads, s.r_q.mean, s.r_k.mean, s.r_k_abs.mean, s.explained_variance.mean, s.concordant, s.discordant, s.shares[0], enough(app, entry), ...["r_q", "r_k", "discordant", "position-dominated"].map((name) => summaries.windowError(entry, name))];
   });
   return { columns, rows };
 }
@@ -93,6 +114,7 @@ export function windowView(app) {
     height: () => 340,
     draw,
     table,
+    note: () => note(app),
     label: () => `${measureOf(app)[1]} against the window, one line per ${app.data.noun}, ${app.data.checkpoints[app.store.state.checkpoint].label} highlighted.`,
   });
 }

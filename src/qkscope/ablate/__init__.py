@@ -1,0 +1,1 @@
+"""Take position away from a head and measure what the model loses."""

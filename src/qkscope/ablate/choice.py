@@ -1,0 +1,131 @@
+"""Which heads are edited together, and which others show what any heads would have done.
+
+A unit is one head, or a group of heads that are edited at the same time. Controls are groups of other heads, drawn at
+random with as many in each layer as the chosen ones, so that "these heads matter more" is a comparison.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from qkscope.errors import InputError
+
+Head = tuple[int, int]  # layer, query head
+Role = Literal["head", "chosen", "control"]
+NAME = re.compile(r"L(\d{1,5})H(\d{1,5})")
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Heads that are edited at the same time."""
+
+    name: str
+    role: Role
+    heads: tuple[Head, ...]
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """What the user asks for: names, a category, or the top n by a column; alone or together."""
+
+    names: tuple[str, ...] = ()  # L5H3, …, a category, or `all`
+    top: int | None = None
+    by: str = "r_q"  # a column of tables/heads.csv
+    together: bool = False  # edit them as one group, against controls
+    controls: int = 4  # groups drawn at random
+    seed: int = 0
+
+
+def head_name(head: Head) -> str:
+    """`L5H3`."""
+    return f"L{head[0]}H{head[1]}"
+
+
+def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
+    """The units of one checkpoint, from its rows of tables/heads.csv."""
+    chosen = chosen_heads(choice, heads)
+    if not choice.together:
+        return [Unit(head_name(head), "head", (head,)) for head in chosen]
+    everyone = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
+    drawn = matched_controls(chosen, everyone, choice.controls, choice.seed)
+    controls = [Unit(f"control {number + 1}", "control", group) for number, group in enumerate(drawn)]
+    return [Unit("chosen", "chosen", tuple(chosen)), *controls]
+
+
+def chosen_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:
+    """The heads that are asked for, by layer and head; an unknown one is refused with what there is."""
+    everyone = {(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)}
+    found: set[Head] = set()
+    for name in choice.names:
+        found |= _named(name, heads, everyone)
+    if choice.top is not None:
+        found |= _top(choice.top, choice.by, heads[_among(heads, found)] if choice.names else heads)
+        if choice.names:  # the top n of those that were named
+            found &= _top(choice.top, choice.by, heads[_among(heads, found)])
+    if not choice.names and choice.top is None:
+        found = everyone
+    if not found:
+        raise InputError(f"no head is {' or '.join(choice.names)}: there is nothing to edit")
+    return sorted(found)
+
+
+def _among(heads: pd.DataFrame, some: set[Head]) -> list[bool]:
+    return [(int(layer), int(head)) in some for layer, head in zip(heads["layer"], heads["head"], strict=True)]
+
+
+def _named(name: str, heads: pd.DataFrame, everyone: set[Head]) -> set[Head]:
+    if name == ALL:
+        return everyone
+    written = NAME.fullmatch(name)
+    if written:
+        head = (int(written[1]), int(written[2]))
+        if head not in everyone:
+            last = max(everyone)
+            raise InputError(f"there is no head {name}; heads go from {head_name(min(everyone))} to {head_name(last)}")
+        return {head}
+    categories = sorted(set(heads["category"].dropna())) if "category" in heads.columns else []
+    if name not in categories:
+        raise InputError(
+            f"{name!r} is neither a head (L5H3), nor `all`, nor a category that occurs here: {', '.join(categories)}"
+        )
+    rows = heads[heads["category"] == name]
+    return {(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)}
+
+
+def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
+    """The heads with the largest absolute values."""
+    if by not in heads.columns or not pd.api.types.is_numeric_dtype(heads[by].dtype):
+        near = get_close_matches(by, [str(name) for name in heads.columns], 3)
+        raise InputError(f"tables/heads.csv has no numbers {by!r}" + (f"; is it {' or '.join(near)}?" if near else ""))
+    known = heads[heads[by].notna()]
+    order = known[by].abs().sort_values(ascending=False, kind="stable").index[:count]
+    return {(int(heads.loc[i, "layer"]), int(heads.loc[i, "head"])) for i in order}
+
+
+def matched_controls(chosen: Sequence[Head], everyone: Sequence[Head], draws: int, seed: int) -> list[tuple[Head, ...]]:
+    """Groups of other heads with as many in each layer; where a layer has too few others, the rest is of its own.
+
+    The same seed gives the same groups, whatever else is asked for.
+    """
+    per_layer = Counter(layer for layer, _ in chosen)
+    groups = []
+    for draw in range(draws):
+        group: list[Head] = []
+        for layer, count in sorted(per_layer.items()):
+            rng = np.random.default_rng([seed, draw, layer])
+            others = sorted(set(everyone) - set(chosen))
+            others = [head for head in others if head[0] == layer]
+            own = sorted(head for head in chosen if head[0] == layer)
+            order = [others[i] for i in rng.permutation(len(others))] + [own[i] for i in rng.permutation(len(own))]
+            group += order[:count]
+        groups.append(tuple(sorted(group)))
+    return groups

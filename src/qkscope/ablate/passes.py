@@ -1,0 +1,168 @@
+"""Passes of a language model with and without edits: the loss of every token.
+
+An edit in layer L leaves all layers before L as they were. Their outputs are kept from the pass without an edit, where
+memory allows, so that a pass with an edit begins at L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from qkscope.ablate.tap import CheckTap, Edits, EditTap
+from qkscope.capture.backbone import evaluation, forward_signature, input_device, text_backbone
+from qkscope.errors import CaptureError, InputError
+
+MOST_KEPT = 2 * 2**30  # bytes of layer outputs of one document
+ROWS = 512  # tokens whose logits over the vocabulary are held at once in float32
+
+Losses = NDArray[np.float64]
+
+
+class Ablation:
+    """A language model whose heads can be edited, on one document at a time. Use it as a context manager."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._backbone = model, text_backbone(model)
+        if getattr(model, "get_output_embeddings", lambda: None)() is None:
+            raise InputError(f"{type(model).__name__} has no language-model head, so no loss; load it with its head")
+        self._tap = EditTap(self._backbone)
+        self._layers = decoder_layers(self._backbone)
+        self._kept: dict[int, Any] = {}  # layer: its output in the pass without edits
+        self._ids: Tensor | None = None
+
+    def __enter__(self) -> Ablation:
+        self._held = evaluation(self._model)
+        self._held.__enter__()
+        self._tap.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._kept.clear()
+        self._tap.__exit__(*error)
+        self._held.__exit__(*error)
+
+    def check(self, ids: NDArray[np.int64]) -> dict[int, str]:
+        """The layers that cannot be edited, and why; found by computing every head of one document explicitly."""
+        self._tap.__exit__(None, None, None)
+        tap = CheckTap(self._backbone)
+        try:
+            with tap:
+                self._forward(self._tokens(ids))
+        finally:
+            self._tap.__enter__()
+        if not tap.calls:
+            raise CaptureError("no attention call arrived from this model, so none of its heads can be edited")
+        return tap.refused
+
+    def begin(self, ids: NDArray[np.int64]) -> Losses:
+        """Take up a document: the loss of each token but the first, without edits."""
+        self._ids, self._tap.edits = self._tokens(ids), {}
+        self._kept.clear()
+        with self._keeping():
+            return self._losses()
+
+    def edited(self, edits: Edits) -> Losses:
+        """The losses of the same document with edits."""
+        if self._ids is None:
+            raise InputError("take up a document with `begin` before editing")
+        self._tap.edits = edits
+        try:
+            with self._beginning_at(min((layer for layer in edits if edits[layer]), default=0)):
+                return self._losses()
+        finally:
+            self._tap.edits = {}
+
+    def _tokens(self, ids: NDArray[np.int64]) -> Tensor:
+        return torch.as_tensor(np.asarray(ids), dtype=torch.long)[None].to(input_device(self._backbone))
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        arguments: dict[str, Any] = {"input_ids": ids}
+        if "use_cache" in forward_signature(self._model).parameters:
+            arguments["use_cache"] = False
+        logits: Tensor = self._model(**arguments).logits
+        return logits
+
+    def _losses(self) -> Losses:
+        ids = self._ids
+        assert ids is not None
+        logits, targets = self._forward(ids)[0, :-1], ids[0, 1:]
+        parts = [
+            functional.cross_entropy(rows.float(), of.to(rows.device), reduction="none")
+            for rows, of in zip(torch.split(logits, ROWS), torch.split(targets, ROWS), strict=True)
+        ]
+        return torch.cat(parts).double().cpu().numpy()
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Keep each layer's output, as long as there is room for it."""
+        room = MOST_KEPT
+
+        def keep(layer: int, output: Any) -> None:
+            nonlocal room
+            room -= sum(each.nbytes for each in _tensors(output))
+            if room >= 0:
+                self._kept[layer] = output
+
+        hooks = [
+            module.register_forward_hook(lambda _m, _i, output, layer=layer: keep(layer, output))
+            for layer, module in self._layers.items()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def _beginning_at(self, first: int) -> Iterator[None]:
+        """Layers before `first` return what they returned without edits; they are not computed."""
+        skipped = [layer for layer in self._layers if layer < first and layer in self._kept]
+        replaced: list[nn.Module] = []
+        try:
+            for layer in skipped:
+                module = self._layers[layer]
+                module.forward = _returning(self._kept[layer])
+                replaced.append(module)
+            yield
+        finally:
+            for module in replaced:
+                del module.forward
+
+
+def _returning(output: Any) -> Any:
+    return lambda *args, **kwargs: output
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [each for each in (output if isinstance(output, tuple | list) else [output]) if isinstance(each, Tensor)]
+
+
+def decoder_layers(backbone: nn.Module) -> dict[int, nn.Module]:
+    """The blocks that are run one after the other, by number; none where that cannot be told."""
+    lists = [module for module in backbone.children() if isinstance(module, nn.ModuleList) and len(module)]
+    if len(lists) != 1:
+        return {}
+    blocks = dict(enumerate(lists[0]))
+    plain = all("forward" not in vars(block) and not hasattr(block, "_hf_hook") for block in blocks.values())
+    return blocks if plain else {}
+
+
+def repeats(ids: NDArray[np.int64], length: int = 3) -> NDArray[np.bool_]:
+    """Which tokens, of all but the first, end a run of `length` tokens that the document has had before."""
+    tokens = [int(token) for token in ids]
+    seen: set[tuple[int, ...]] = set()
+    found = np.zeros(max(len(tokens) - 1, 0), dtype=bool)
+    for end in range(length - 1, len(tokens)):
+        run = tuple(tokens[end - length + 1 : end + 1])
+        if end > 0:
+            found[end - 1] = run in seen
+        seen.add(run)
+    return found

@@ -1,0 +1,142 @@
+"""The card of norms and scores: what grows beyond its error, and how large a score can be."""
+
+import math
+from typing import Any, cast
+
+from qkscope.lenses.card import Card, CardInput, bands, opening, rows
+from qkscope.lenses.norms.summary import NAME
+from qkscope.lenses.norms.table import FILE
+from qkscope.lenses.tell import errors_said, joined, plus_minus, tell
+from qkscope.results.read import Entry
+from qkscope.stats.noise import HeadPanel
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Strong, paragraph
+from qkscope.words.phrases import label, listed, shown, significant
+
+WATCHED = (
+    ("rms_q", "the length of queries"),
+    ("rms_k", "the length of keys"),
+    ("score_std", "the standard deviation of scores"),
+)
+RANKS = (("effective_rank", "the effective rank"),)
+
+
+def norms_card(given: CardInput) -> Card:
+    """Whether anything grows that training teams watch."""
+    panel = given.at.panel_of(FILE)
+    table = {str(row["model"]): row for row in cast("list[dict[str, Any]]", given.table(NAME).to_dict("records"))}
+    last = given.checkpoints[-1]
+    verdict = growth(given, panel)
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"For {rows(given)}: the root mean square length of queries (blue) and keys (red); the standard deviation "
+            "of the score of a query and a key drawn independently; how many dimensions queries and keys together "
+            "use, as exp of the entropy of their eigenvalues and as participation ratio; and how large a score is. "
+            f"Lines are means over heads with {bands(given)} of ± 1 standard deviation over heads, thin bars ± 1 "
+            "standard error over documents, dotted lines the head with the largest value, whose thin bars are its own "
+            "error.",
+        ),
+        paragraph(Strong("Growth."), " ", verdict),
+        paragraph(Strong("Lengths."), " ", joined(_lengths(given, panel, table, last))),
+        paragraph(Strong("Scores."), " ", joined(_scores(given, panel, table, last))),
+        paragraph(Strong("Rank."), " ", tell(given, panel, "effective_rank", "The mean effective rank", significant)),
+        paragraph(Strong("Largest score."), " ", joined(_largest(given, table, last))),
+        errors_said(given.table(FILE), "covariances over the window are those of the documents that are left"),
+    ]
+    steps = [
+        ("Scores", "mean and variance of q·k for independent queries and keys, from means and covariances."),
+        ("Effective rank", "of the pooled covariance of each head's queries and keys."),
+        ("Aggregation", f"means over the heads of each {given.noun}."),
+    ]
+    headline = f"Norms and Scores {given.study.span.title()}{' at a Common Window' if given.at.common else ''}"
+    return Card(headline, shows, FILE, steps, [verdict, *_largest(given, table, last)[:1]])
+
+
+def growth(given: CardInput, panel: HeadPanel) -> str:
+    """What grows beyond its error over the whole run and over its last step; for others, how far they are apart."""
+    entries = given.checkpoints
+    if not given.study.one_run:
+        return joined([tell(given, panel, q, f"{name[0].upper()}{name[1:]}", significant) for q, name in WATCHED])
+    if len(entries) < 2:
+        return f"There is one {given.noun} only, so that nothing can be seen to grow."
+    spans = [(entries[0], entries[-1]), (entries[-2], entries[-1])][: len(entries) - 1]
+    return joined([_between(panel, *span) for span in spans])
+
+
+def _between(panel: HeadPanel, before: Entry, after: Entry) -> str:
+    """What grows and what shrinks from one checkpoint to another, mean over heads."""
+    place = f"From {label(before)} to {label(after)}"
+    ways: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    for quantity, name in (*WATCHED, *RANKS):
+        change = panel.change(quantity, before.name, after.name)
+        one, two = shown(significant, change.before, change.after)
+        ways[change.direction].append(f"{name} ({one} to {two})" if change.direction else name)
+    said = [f"{listed(ways[way])} {_verb(ways[way], verb)}" for way, verb in ((1, "grow"), (-1, "fall")) if ways[way]]
+    if not said:
+        return f"{place} nothing of {listed(ways[0])} changes by more than its error."
+    rest = f"; {listed(ways[0])} {_verb(ways[0], 'stay')} within the error" if ways[0] else ""
+    return f"{place}, {'; '.join(said)}{rest}."
+
+
+def _verb(subjects: list[str], verb: str) -> str:
+    return verb if len(subjects) > 1 else f"{verb}s"
+
+
+def _lengths(given: CardInput, panel: HeadPanel, table: dict[str, Any], last: Entry) -> list[str]:
+    said = [
+        tell(given, panel, f"rms_{kind}", f"The mean length of {name}", significant, steps=True)
+        for kind, name in (("q", "queries"), ("k", "keys"))
+    ]
+    row = table[last.name]
+    parts = [plus_minus(100 * row[f"mean_part_{kind}"], 100 * row[f"mean_part_{kind}_se"]) for kind in "qk"]
+    said.append(
+        f"At {label(last)}, {parts[0]} % of the mean squared length of queries and {parts[1]} % of that of keys is "
+        f"their mean, the same for every token. The longest queries are in {_whose(row, 'rms_q')}, the longest keys in "
+        f"{_whose(row, 'rms_k')}."
+    )
+    return said
+
+
+def _scores(given: CardInput, panel: HeadPanel, table: dict[str, Any], last: Entry) -> list[str]:
+    row = table[last.name]
+    said = [tell(given, panel, "score_std", "The mean standard deviation of a score", significant, steps=True)]
+    if not math.isnan(row["logit_std"]):
+        softmax = plus_minus(row["logit_std"], row["logit_std_se"])
+        said.append(f"Times the model's own scale, softmax sees {softmax} at {label(last)}, mean over heads.")
+    else:
+        said.append(f"What {label(last)} multiplies scores by is not recorded.")
+    said.append(f"The largest is that of {_whose(row, 'score_std')}.")
+    return said
+
+
+def _largest(given: CardInput, table: dict[str, Any], last: Entry) -> list[str]:
+    """What bounds the largest score, and what a sample of pairs has."""
+    row = table[last.name]
+    value = plus_minus(row["score_level_max"], row["score_level_max_se"])
+    level = (
+        f"At {label(last)} at most one in {int(row['window']):,} pairs of a query and a key, on average one key per "
+        f"query, can have a raw score larger in size than {value} in any head ({_place(row, 'score_level')} has the "
+        "largest; this level grows with the square root of the window)"
+    )
+    if math.isnan(row["score_max_sampled_max"]):
+        return [
+            f"{level}. Sums hold no maxima, and no vectors were kept (qkscope run --vectors), so that how large scores "
+            "really become is not known."
+        ]
+    scaled = f" ({significant(row['score_max_sampled_max'] * row['score_scale'])} as softmax sees it)"
+    return [
+        f"{level}; the largest of {counted(int(row['pairs_sampled']), 'sampled pair')} that attention can form, over "
+        f"all heads, is {significant(row['score_max_sampled_max'])}{'' if math.isnan(row['score_scale']) else scaled}, "
+        f"in {_place(row, 'score_max_sampled')}.",
+        "A sample's largest value is a lower limit of the true one, and has no error.",
+    ]
+
+
+def _whose(row: dict[str, Any], name: str) -> str:
+    return f"{_place(row, name)} ({plus_minus(row[f'{name}_max'], row[f'{name}_max_se'])})"
+
+
+def _place(row: dict[str, Any], name: str) -> str:
+    layer, head = row[f"{name}_max_layer"], row[f"{name}_max_head"]
+    return "no head" if math.isnan(layer) else f"layer {int(layer)}, head {int(head)}"

@@ -1,0 +1,114 @@
+"""What takes plasticity from queries, and how it falls along the window, over the entries of a study."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from qkscope.draw import style
+from qkscope.draw.curves import draw_errors, error_keys
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
+from qkscope.lenses.errors import has_errors
+from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, kinds_of
+
+DECIDED, BY_POSITION, BY_PREFERENCE = style.PURPLE, style.AMBER, style.FAINT
+FIRST, LAST = "#0f766e", "#9d174d"
+WIDTH = 0.72
+
+
+def draw_plasticity(at: AtWindow) -> Figure:
+    """One bar per entry: what queries decide, what position takes, what a fixed preference among keys takes."""
+    table = at.table(MEANS)
+    kinds = kinds_of(table)
+    figure = canvas(
+        at, max(7.2, 4.6 * len(kinds)), 4.6, f"What Takes Plasticity from Queries {style.span_title(at.study)}"
+    )
+    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, kinds, strict=True):
+        _draw_bars(axes, _of_kind(table, kind, at))
+        axes.set_title("all heads" if kind == ALL else f"{style.plain(kind)} layers", fontsize=9.5, loc="left")
+        axes.set_ylim(0.0, 1.0)
+        style.checkpoint_axis(axes, at.study, phase_names=False)
+    panels[0].set_ylabel("mean over heads")
+    keys = [
+        Patch(facecolor=DECIDED, label="plasticity (AP)"),
+        Patch(facecolor=BY_POSITION, label="lost to position"),
+        Patch(facecolor=BY_PREFERENCE, label="lost to a fixed preference"),
+        Line2D([], [], color=style.INK, marker="D", markersize=4, linestyle="none", label="AP at one exact position"),
+        *error_keys(has_errors(table, ("ap", "ap_content"))),
+    ]
+    style.header_legend(figure, keys, 3)
+    return style.finish(figure)
+
+
+def _of_kind(table: pd.DataFrame, kind: str, at: AtWindow) -> pd.DataFrame:
+    """The rows of one kind of layers, one per entry in order; empty where an entry has none."""
+    return table[table["layer_kind"] == kind].set_index("model").reindex(list(at.names)).reset_index()
+
+
+def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
+    x = np.arange(len(rows))
+    ap, content = (rows[name].to_numpy(dtype=float) for name in ("ap", "ap_content"))
+    known = np.isfinite(ap)
+    for low, high, colour, name in (
+        (0.0 * ap, ap, DECIDED, "ap"),
+        (ap, content, BY_POSITION, "position"),
+        (content, np.ones_like(ap), BY_PREFERENCE, "preference"),
+    ):
+        axes.bar(x[known], (high - low)[known], WIDTH, low[known], color=colour, linewidth=0, gid=name)
+    for name in ("ap", "ap_content"):
+        draw_errors(axes, x, rows[name], rows[f"{name}_se"], gid=name)
+    axes.plot(
+        x, rows["ap_same_position"], color=style.INK, marker="D", markersize=4, linestyle="none",
+        markeredgecolor="white", markeredgewidth=0.6, zorder=5, gid="ap_same_position",
+    )  # fmt: skip
+    if len(rows) <= 12:
+        for place, value in zip(x[known], ap[known], strict=True):
+            axes.text(place, 0.025, f"{value:.2f}", ha="center", va="bottom", fontsize=7.5, color="white", gid="value")
+    for place in x[~known]:
+        axes.text(place, 0.02, "too few\nbuckets", ha="center", va="bottom", fontsize=6.5, color=style.GREY)
+
+
+def draw_drops(at: AtWindow) -> Figure:
+    """Left, plasticity in the first and in the last fifth; right, the drop, and what is left at equal distances."""
+    table = at.table(DROPS)
+    kinds = kinds_of(table)
+    figure = canvas(at, 10.0, 0.9 + 3.4 * len(kinds), f"Plasticity Along the Window {style.span_title(at.study)}")
+    grid = figure.subplots(len(kinds), 2, squeeze=False, sharex=True)
+    for (left, right), kind in zip(grid, kinds, strict=True):
+        rows, name = _of_kind(table, kind, at), "" if kind == ALL else f", {style.plain(kind)} layers"
+        _draw_line(left, at, rows, "ap_first", FIRST, "o", "first fifth of the window", -1)
+        _draw_line(left, at, rows, "ap_last", LAST, "s", "last fifth", 1)
+        _draw_line(right, at, rows, "ap_drop", style.PURPLE, "o", "drop: first minus last fifth", -1)
+        _draw_line(right, at, rows, "ap_drop_matched", style.AMBER, "D", "the same at equal distances between keys", 1)
+        left.set_title(f"plasticity (AP){name}", fontsize=9.5, loc="left")
+        right.set_title(f"drop of plasticity{name}", fontsize=9.5, loc="left")
+        left.set_ylim(0.0, 1.0)
+        right.axhline(0.0, color=style.GREY, linewidth=0.8)
+        for axes in (left, right):
+            axes.legend(loc="best", fontsize=7.5)
+            style.checkpoint_axis(axes, at.study, phase_names=False)
+    low, high = (float(f(table[["ap_drop", "ap_drop_matched"]].to_numpy())) for f in (np.nanmin, np.nanmax))
+    room = 0.12 * max(high - min(low, 0.0), 0.05)
+    for axes in grid[:, 1]:
+        axes.set_ylim(min(low, 0.0) - room, max(high, 0.0) + 2.5 * room)
+    style.header_legend(figure, error_keys(has_errors(table, ("ap_drop",))), 1)
+    return style.finish(figure)
+
+
+def _draw_line(
+    axes: Axes, at: AtWindow, rows: pd.DataFrame, name: str, colour: str, marker: str, label: str, side: int
+) -> None:
+    """A mean over heads at each entry: a line over one run, points beside each other otherwise."""
+    joined = at.study.one_run
+    x = np.arange(len(rows)) + (0.0 if joined else 0.08 * side)
+    axes.plot(
+        x, rows[name], color=colour, marker=marker, linestyle="-" if joined else "none", linewidth=1.8,
+        markersize=style.marker_size(len(rows)), label=label, zorder=3, gid=name,
+    )  # fmt: skip
+    draw_errors(axes, x, rows[name], rows[f"{name}_se"], gid=name)

@@ -1,0 +1,62 @@
+"""Means over heads of plasticity, for all heads of an entry and for each kind of its layers, with errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.errors import with_mean_errors
+from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.plasticity.table import FILE
+from qkscope.stats.noise import EVERY_HEAD, Part
+
+MEANS, DROPS = "plasticity_means", "plasticity_drops"
+ALL = "all"  # the rows of `layer_kind` that are about every head
+LEVELS = ("ap", "ap_content", "ap_near", "ap_same_position", "loss_not_position")
+ENDS = ("ap_first", "ap_last", "ap_drop", "ap_drop_matched")
+
+
+def means_at(at: AtWindow) -> pd.DataFrame | None:
+    """How plastic heads are; None where no entry has enough buckets to tell."""
+    return _summary(at, LEVELS)
+
+
+def drops_at(at: AtWindow) -> pd.DataFrame | None:
+    """How plasticity falls along the window; None where no entry has enough buckets to tell."""
+    return _summary(at, ENDS)
+
+
+def _summary(at: AtWindow, quantities: Sequence[str]) -> pd.DataFrame | None:
+    if FILE not in at.head_tables or at.table(FILE)[quantities[0]].isna().all():
+        return None
+    panel, rows, parts = at.panel_of(FILE), [], []
+    for model in at.names:
+        for kind, part in parts_of(at, model).items():
+            values = {name: panel.values(name, model, part) for name in quantities}
+            rows.append(
+                {
+                    "model": model,
+                    "layer_kind": kind,
+                    "window": at.window_of(model),
+                    "heads": int(np.isfinite(values[quantities[0]]).sum()),
+                    **{name: panel.mean(name, model, part) for name in quantities},
+                }
+            )
+            parts.append(part)
+    return with_mean_errors(pd.DataFrame(rows), panel, quantities, parts=parts, over_heads=True)
+
+
+def parts_of(at: AtWindow, model: str) -> dict[str, Part]:
+    """All heads of an entry, and those of each kind of layer where it has several."""
+    heads = at.heads
+    kinds = kinds_in_order(heads.loc[heads["model"] == model, "layer_kind"].dropna())
+    named = {kind: Part(layer_kind=kind) for kind in kinds} if len(kinds) > 1 else {}
+    return {ALL: EVERY_HEAD, **named}
+
+
+def kinds_of(table: pd.DataFrame) -> list[str]:
+    """The groups of heads that a figure shows: kinds of layers where any entry has several, else all heads."""
+    return kinds_in_order(set(table["layer_kind"]) - {ALL}) or [ALL]

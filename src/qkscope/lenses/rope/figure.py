@@ -1,0 +1,167 @@
+"""Measured against RoPE alone: a dot per head, and the means over the entries with what exceeds the prediction."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from qkscope.draw import style
+from qkscope.draw.curves import draw_errors, error_keys
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
+from qkscope.lenses.rope.summaries import EVERY, beside_measured
+from qkscope.results.read import Entries
+
+KINDS = (("r_q", style.BLUE, "$r_q$"), ("r_k", style.RED, "$r_k$"))
+MOST_PANELS = 4
+FEW = 80  # heads up to which each dot gets its error bar
+BESIDE = 0.14  # where nothing joins entries, queries and keys stand beside each other
+
+
+def draw_rope_alone(at: AtWindow) -> Figure:
+    """Measured r_q and r_k of every head against what RoPE alone predicts."""
+    rows, names = beside_measured(at), shown_entries(at.study)
+    names = [name for name in names if (rows["model"] == name).any()]
+    width = 2.75 * len(names) + 1.0 if len(names) > 1 else 7.4
+    figure = canvas(at, width, 6.1 if len(names) > 1 else 4.2, "Does RoPE Alone Predict It?", names)
+    shape = (2, len(names)) if len(names) > 1 else (1, 2)
+    panels = np.atleast_2d(figure.subplots(*shape, sharex=True, sharey="row"))
+    for column, name in enumerate(names):
+        here = rows[rows["model"] == name]
+        for row, (measure, colour, symbol) in enumerate(KINDS):
+            axes = panels[row, column] if len(names) > 1 else panels[0, row]
+            _scatter(axes, here, measure, colour)
+            _note(axes, at, name, measure)
+            if column == 0:
+                axes.set_ylabel(f"measured {symbol}")
+            if row == 1 or len(names) == 1:
+                axes.set_xlabel(f"{symbol if len(names) == 1 else 'r'} that RoPE alone predicts")
+            if row == 0 and len(names) > 1:
+                axes.set_title(style.plain(at.study.labels[name]), fontsize=9.5, loc="left")
+    still = bool((rows["prediction"] == 1).any())
+    style.header_legend(figure, _keys(still), 2 if width < 8 else 3)
+    return style.finish(figure)
+
+
+def shown_entries(study: Entries) -> list[str]:
+    """The entries that have a panel: of a run the first, the last and those between that phases end with."""
+    names = list(study.selected) if study.one_run else list(study.names)
+    if len(names) <= MOST_PANELS:
+        return names
+    return [names[round(i)] for i in np.linspace(0, len(names) - 1, MOST_PANELS)]
+
+
+def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str) -> None:
+    lowest = float(min(rows[measure].min(), rows[f"{measure}_rope"].min(), 0.0))
+    low = -1.05 if lowest < -0.4 else -0.45 if lowest < -0.08 else -0.1
+    axes.plot([low, 1.05], [low, 1.05], color=style.GREY, linewidth=0.9, zorder=1, gid="diagonal")
+    for still, look in ((False, {"c": colour}), (True, {"facecolors": "none", "edgecolors": style.AMBER})):
+        part = rows[(rows["prediction"] == 1) == still]
+        size = 16 if len(rows) <= FEW else 7
+        axes.scatter(
+            part[f"{measure}_rope"], part[measure], s=size, alpha=0.9 if still else 0.6, linewidths=0.8 if still else 0,
+            marker="^" if still else "o", zorder=3, gid=f"{measure} {'still' if still else 'rotary'}", **look,
+        )  # fmt: skip
+        error = f"{measure}_excess_se"
+        if len(rows) <= FEW and error in part.columns:
+            draw_errors(axes, part[f"{measure}_rope"], part[measure], part[error], gid=measure)
+    axes.set_xlim(low, 1.05)
+    axes.set_ylim(low, 1.05)
+    axes.set_aspect("equal", adjustable="box")
+
+
+def _note(axes: Axes, at: AtWindow, model: str, measure: str) -> None:
+    """In the panel's corner: how the prediction does for the heads that rotate."""
+    table = at.table("rope_alone")
+    here = table[(table["model"] == model) & (table["layer_kind"] == EVERY)]
+    if here.empty:
+        return
+    row = here.iloc[0]
+    lines = [f"correlation {row[f'corr_{measure}']:.2f}"] if np.isfinite(row[f"corr_{measure}"]) else []
+    error = row[f"{measure}_excess_se"]
+    excess = f"mean excess {style.signed(row[f'{measure}_excess'])}"
+    lines.append(f"{excess} ± {error:.3f}" if np.isfinite(error) else excess)
+    axes.text(
+        0.97, 0.04, "\n".join(lines), transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, color=style.INK,
+        gid="note",
+    )  # fmt: skip
+
+
+def _keys(still: bool) -> list[Line2D]:
+    dots = {"marker": "o", "linestyle": "none", "markersize": 4.5}
+    keys = [
+        Line2D([], [], color=style.BLUE, label="queries", **dots),
+        Line2D([], [], color=style.RED, label="keys", **dots),
+        Line2D([], [], color=style.GREY, linewidth=0.9, label="RoPE alone"),
+    ]
+    if still:
+        dots = {"marker": "^", "linestyle": "none", "markersize": 4.5, "markerfacecolor": "none"}
+        keys.insert(2, Line2D([], [], color=style.AMBER, label="NoPE heads, predicted 0", **dots))
+    return keys
+
+
+# --- over the entries -------------------------------------------------------------------------------
+
+
+def draw_rope_excess(at: AtWindow) -> Figure:
+    """Mean r_q and r_k as measured and as RoPE alone predicts, and the difference with its error."""
+    table, study = at.table("rope_alone"), at.study
+    kinds = [kind for kind in dict.fromkeys(table["layer_kind"]) if kind != EVERY] or [EVERY]
+    shown = kinds[:3]
+    figure = canvas(at, 10.4, 3.2 + 1.25 * len(shown), f"What RoPE Alone Leaves {style.span_title(study)}")
+    panels = figure.subplots(len(shown), 2, sharex=True, squeeze=False)
+    for row, kind in zip(panels, shown, strict=True):
+        here = table[table["layer_kind"] == kind].set_index("model").reindex(list(study.names)).reset_index()
+        _draw_means(row[0], here, study)
+        _draw_excess(row[1], here, study)
+        name = "all heads" if kind == EVERY else f"{style.plain(kind)} heads"
+        row[0].set_ylabel(f"{name}\nmean over heads")
+        for axes in row:
+            style.checkpoint_axis(axes, study, labels=row is panels[-1], phase_names=row is panels[0])
+    panels[0][0].set_title("measured, and RoPE alone", fontsize=9.5, loc="left", pad=14)
+    panels[0][1].set_title("excess: measured minus RoPE alone", fontsize=9.5, loc="left", pad=14)
+    known = bool(table["r_q_excess_se"].notna().any())
+    keys = [
+        Line2D([], [], color=style.BLUE, marker="o", label="queries"),
+        Line2D([], [], color=style.RED, marker="s", label="keys"),
+        Line2D([], [], color=style.GREY, linestyle="--", label="RoPE alone"),
+        *error_keys(known),
+    ]
+    style.header_legend(figure, keys, 4)
+    return style.finish(figure)
+
+
+def _places(study: Entries, number: int) -> Sequence[float]:
+    aside = 0.0 if study.one_run else BESIDE * (number - 0.5)
+    return [i + aside for i in range(len(study.names))]
+
+
+def _draw_means(axes: Axes, here: pd.DataFrame, study: Entries) -> None:
+    size = style.marker_size(len(here))
+    for number, (measure, colour, _) in enumerate(KINDS):
+        x, marker, line = _places(study, number), "os"[number], "-" if study.one_run else "none"
+        axes.plot(x, here[measure], color=colour, marker=marker, linestyle=line, markersize=size, zorder=3, gid=measure)
+        draw_errors(axes, x, here[measure], here[f"{measure}_se"], gid=measure)
+        look = {"linestyle": "--"} if study.one_run else {"linestyle": "none", "marker": "_", "markersize": 14}
+        axes.plot(x, here[f"{measure}_rope"], color=colour, alpha=0.8, zorder=2, gid=f"{measure}_rope", **look)
+        if study.one_run:
+            axes.fill_between(x, here[measure], here[f"{measure}_rope"], color=colour, alpha=0.14, linewidth=0)
+    values = here[["r_q", "r_k", "r_q_rope", "r_k_rope"]].to_numpy(dtype=np.float64)
+    lowest = float(np.nanmin(values)) if np.isfinite(values).any() else 0.0
+    axes.set_ylim(min(-0.05, lowest - 0.05), 1.02)
+    axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+
+
+def _draw_excess(axes: Axes, here: pd.DataFrame, study: Entries) -> None:
+    size = style.marker_size(len(here))
+    for number, (measure, colour, _) in enumerate(KINDS):
+        x, marker, line = _places(study, number), "os"[number], "-" if study.one_run else "none"
+        name = f"{measure}_excess"
+        axes.plot(x, here[name], color=colour, marker=marker, linestyle=line, markersize=size, zorder=3, gid=name)
+        draw_errors(axes, x, here[name], here[f"{name}_se"], gid=name)
+    axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+    reach = float(np.nanmax(np.abs(here[["r_q_excess", "r_k_excess"]].to_numpy(dtype=np.float64)), initial=0.0))
+    axes.set_ylim(-max(0.06, 1.3 * reach), max(0.06, 1.3 * reach))

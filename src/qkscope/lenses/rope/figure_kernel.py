@@ -1,0 +1,189 @@
+"""Positional kernels: of a few heads with the planes that carry them, and of all heads as a heatmap."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from qkscope.draw import style
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
+from qkscope.lenses.rope import kernel, planes
+
+Array = NDArray[np.float64]
+HEADS = 3  # with a panel of their own
+FINE = 600  # points of a curve
+CURVE, PLANES = style.PURPLE, "#4c1d95"
+LABELLED_LAYERS = 12
+
+
+@dataclass(frozen=True)
+class HeadKernel:
+    """One head's kernel, by its planes and by the table's distances."""
+
+    model: str
+    layer: int
+    head: int
+    window: float
+    rows: pd.DataFrame  # of rope_kernel.csv
+    planes: pd.DataFrame  # of rope_planes.csv
+
+    @property
+    def scale(self) -> float:
+        """What softmax multiplies scores with; 1 where that is not known."""
+        ratio = (self.rows["kernel_scaled"] / self.rows["kernel"]).to_numpy(dtype=np.float64)
+        known = ratio[np.isfinite(ratio)]
+        return float(np.median(known)) if len(known) else 1.0
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of a score, mean over the window's distances."""
+        inside = self.rows[self.rows["distance"] <= self.window]
+        return self.scale * float(inside["kernel_sd"].mean())
+
+    def curve(self, distance: Array) -> Array:
+        """The kernel, each point the mean over its share of the axis: planes that turn faster than that are gone."""
+        theta = 2 * np.pi / self.planes["wavelength"].to_numpy(dtype=np.float64)[:, None]
+        amplitude, phase = (self.planes[n].to_numpy(dtype=np.float64)[:, None] for n in ("amplitude", "phase"))
+        width = np.gradient(distance)
+        waves = amplitude * np.cos(theta * distance - phase) * np.sinc(theta * width / (2 * np.pi))
+        at_zero = float((amplitude * np.cos(phase)).sum())
+        still = float(self.rows.loc[self.rows["distance"] == 0, "kernel"].iloc[0]) - at_zero
+        return self.scale * (waves.sum(axis=0) + still)
+
+
+def draw_rope_kernel(at: AtWindow) -> Figure:
+    """A few heads' kernels with their planes, and every head of one entry against distance."""
+    heads = chosen_heads(at)
+    model = heads[0].model
+    note_of = [each.model for each in heads]
+    figure = canvas(at, 12.0, 6.6, "Which Distances Do Heads Prefer?", list(dict.fromkeys(note_of)))
+    outer = figure.add_gridspec(2, len(heads) + 1, height_ratios=[2.6, 1.0], width_ratios=[*[1.0] * len(heads), 1.5])
+    first: Axes | None = None
+    for column, each in enumerate(heads):
+        top = figure.add_subplot(outer[0, column])
+        bottom = figure.add_subplot(outer[1, column], sharex=top, sharey=first)
+        first = first or bottom
+        _draw_curve(top, each, at)
+        _draw_planes(bottom, each)
+        if column == 0:
+            top.set_ylabel("mean score")
+            bottom.set_ylabel("share of kernel")
+    _draw_heatmap(figure, figure.add_subplot(outer[:, len(heads)]), at, model)
+    style.header_legend(figure, _keys(), 3)
+    return style.finish(figure)
+
+
+def chosen_heads(at: AtWindow) -> list[HeadKernel]:
+    """The heads whose kernel moves most, in spreads of their scores: of the last checkpoint, or of each model."""
+    found: list[HeadKernel] = []
+    entries = [at.names[-1]] if at.study.one_run or len(at.names) == 1 else list(at.names[-HEADS:])
+    for model in entries:
+        ranked = strengths(at, model)
+        taken: set[int] = set()
+        for layer, head in ranked.index:
+            if len(taken) < (HEADS if len(entries) == 1 else 1) and layer not in taken:
+                taken.add(int(layer))
+                found.append(_head(at, model, int(layer), int(head)))
+    return found[:HEADS]
+
+
+def strengths(at: AtWindow, model: str) -> pd.Series:
+    """Each head's kernel within the window: its standard deviation over distances in those of a score, falling."""
+    table = at.table(kernel.FILE)
+    here = table[(table["model"] == model) & (table["distance"] <= at.window_of(model)) & table["kernel"].notna()]
+    groups = here.groupby(["layer", "head"])
+    ratio = groups["kernel"].std() / groups["kernel_sd"].mean()
+    return ratio[ratio > 0].sort_values(ascending=False, kind="stable")
+
+
+def _head(at: AtWindow, model: str, layer: int, head: int) -> HeadKernel:
+    def of(file: str) -> pd.DataFrame:
+        table = at.table(file)
+        return table[(table["model"] == model) & (table["layer"] == layer) & (table["head"] == head)]
+
+    return HeadKernel(model, layer, head, at.window_of(model), of(kernel.FILE), of(planes.FILE))
+
+
+def _draw_curve(axes: Axes, each: HeadKernel, at: AtWindow) -> None:
+    end = float(each.rows["distance"].max())
+    distance = np.geomspace(1.0, end, FINE)
+    axes.plot(distance, each.curve(distance), color=CURVE, linewidth=1.6, zorder=3, gid="kernel")
+    checked = each.rows[each.rows["measured"].notna()]
+    for name, look in (("averaged", {"facecolors": "white"}), ("measured", {"color": style.INK})):
+        axes.scatter(checked["distance"], each.scale * checked[name], s=17 if name == "averaged" else 7, linewidths=0.9,
+                     edgecolors=style.INK, zorder=4, gid=name, **look)  # fmt: skip
+    axes.axvspan(each.window, end, color=style.FAINT, alpha=0.35, linewidth=0, zorder=0)
+    axes.text(each.window, 0.985, " not run", transform=axes.get_xaxis_transform(), fontsize=7, color=style.GREY,
+              va="top")  # fmt: skip
+    low, high = axes.get_ylim()
+    if np.isfinite(each.spread) and each.spread > 0:
+        middle, room = (low + high) / 2, 1.25 * max(high - low, each.spread)
+        axes.set_ylim(middle - room / 2, middle + room / 2)
+        axes.plot([1.35, 1.35], [middle - each.spread / 2, middle + each.spread / 2], color=style.GREY, linewidth=2.2,
+                  solid_capstyle="butt", gid="spread")  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlim(1.0, end)
+    label = "" if at.study.one_run or len(at.names) == 1 else f"{style.plain(at.study.labels[each.model])}: "
+    axes.set_title(f"{label}layer {each.layer}, head {each.head}", fontsize=9.5, loc="left")
+    axes.tick_params(labelbottom=False)
+
+
+def _draw_planes(axes: Axes, each: HeadKernel) -> None:
+    axes.vlines(each.planes["wavelength"], 0.0, each.planes["kernel_share"], color=PLANES, linewidth=2.2, gid="planes")
+    axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+    axes.axvspan(each.window, float(each.rows["distance"].max()), color=style.FAINT, alpha=0.35, linewidth=0, zorder=0)
+    axes.set_xlabel("distance; wavelength (tokens)")
+
+
+def _draw_heatmap(figure: Figure, axes: Axes, at: AtWindow, model: str) -> None:
+    """Every head's kernel about its mean over the window, in standard deviations of its scores."""
+    table = at.table(kernel.FILE)
+    here = table[(table["model"] == model) & table["measured"].isna() & (table["distance"] > 0)]
+    grid = here.pivot_table(index=["layer", "head"], columns="distance", values="kernel", dropna=False)
+    spread = here.groupby(["layer", "head"])["kernel_sd"].mean()
+    window = at.window_of(model)
+    inside = grid.loc[:, [distance for distance in grid.columns if distance <= window]]
+    values = grid.sub(inside.mean(axis=1), axis=0).div(spread, axis=0).to_numpy(dtype=np.float64)
+    reach = float(np.nanquantile(np.abs(values), 0.98)) if np.isfinite(values).any() else 1.0
+    edges, reach = _edges(grid.columns.to_numpy(dtype=np.float64)), max(reach, 1e-6)
+    norm = TwoSlopeNorm(0.0, -reach, reach)
+    mesh = axes.pcolormesh(edges, np.arange(len(grid) + 1), values, cmap="PuOr_r", norm=norm, rasterized=True)
+    axes.set_xscale("log")
+    axes.axvline(window, color=style.INK, linewidth=1.0, linestyle=(0, (4, 3)))
+    _layer_ticks(axes, grid.index.get_level_values("layer").to_numpy())
+    axes.set_ylim(len(grid), 0)
+    axes.set_ylabel("heads, by layer")
+    axes.set_xlabel("distance (tokens)")
+    axes.set_title(f"all heads of {style.plain(at.study.labels[model])}", fontsize=9.5, loc="left")
+    bar = figure.colorbar(mesh, ax=axes, pad=0.02, fraction=0.05)
+    bar.set_label("kernel, in SDs of the head's scores", fontsize=8)
+
+
+def _edges(centres: Array) -> Array:
+    """The edges of cells on a logarithmic axis."""
+    logs = np.log(centres)
+    middles = (logs[1:] + logs[:-1]) / 2
+    return np.exp(np.concatenate([[2 * logs[0] - middles[0]], middles, [2 * logs[-1] - middles[-1]]]))
+
+
+def _layer_ticks(axes: Axes, layers: NDArray[np.int64]) -> None:
+    starts = np.flatnonzero(np.diff(layers, prepend=-1))
+    kept = starts[:: max(1, int(np.ceil(len(starts) / LABELLED_LAYERS)))]
+    axes.set_yticks(kept, [str(layers[start]) for start in kept])
+
+
+def _keys() -> list[Line2D]:
+    ink = {"color": style.INK, "linestyle": "none"}
+    return [
+        Line2D([], [], color=CURVE, linewidth=1.6, label="kernel"),
+        Line2D([], [], marker="o", markersize=3.0, label="measured, pairs of buckets", **ink),
+        Line2D([], [], marker="o", markersize=4.5, markerfacecolor="white", label="kernel, the same pairs", **ink),
+        Line2D([], [], color=PLANES, linewidth=2.2, label="plane, at its wavelength"),
+        Line2D([], [], color=style.GREY, linewidth=2.2, label="1 SD of the head's scores"),
+    ]  # fmt: skip

@@ -1,0 +1,195 @@
+"""The way from checkpoint to checkpoint as a waterfall: what window, RoPE base and weights add, and what is left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from qkscope.draw import style
+from qkscope.draw.curves import draw_errors, error_keys
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.canvas import canvas
+from qkscope.lenses.rope.split_table import EVERY, FILE, R_K, R_Q
+from qkscope.results.read import Entries
+
+# Far apart in lightness, and hatched where hue would have to tell them apart.
+LOOKS = {
+    "window": ("#0f766e", ""),
+    "base": ("#c4b5fd", "////"),
+    "weights": ("#f59e0b", ""),
+    "unexplained": ("#e5e7eb", "...."),
+}
+WORDS = {"window": "window", "base": "RoPE base", "weights": "weights", "unexplained": "unexplained"}
+ROWS = ((R_Q, style.BLUE, "mean $r_q$"), (R_K, style.RED, "mean $r_k$"))
+MOST_STEPS = 16  # more are too narrow to read: then those with a new window or base, and the largest
+GAP = 0.6  # between steps that do not follow each other
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A step and where it begins on the axis."""
+
+    row: pd.Series
+    x: float
+
+
+def draw_rope_split(at: AtWindow) -> Figure:
+    """Each step of a run from measured to measured, in floating bars; at the right, from the first to the last."""
+    study, table = at.study, split_rows(at)
+    steps, whole = consecutive(table, study), whole_way(table, study)
+    heads_of = "" if set(table["heads_of"]) == {EVERY} else " (Rotary Heads)"
+    shown = drawn_steps(steps)
+    width = min(12.5, 3.6 + 0.95 * len(shown) + (2.6 if whole is not None else 0.0))
+    figure = canvas(at, max(width, 6.6), 6.4, f"What Changed r{heads_of}?")
+    ratios = [max(len(shown), 2.5), 3.0] if whole is not None else [1.0]
+    panels = figure.subplots(2, len(ratios), width_ratios=ratios, squeeze=False, sharex="col", sharey="row")
+    marked = False
+    for row, (quantity, colour, title) in zip(panels, ROWS, strict=True):
+        marked |= _draw_steps(row[0], _places(shown, quantity, steps), colour)
+        row[0].set_ylabel(title)
+        if whole is not None:
+            marked |= _draw_whole(row[1], whole[quantity], study, colour)
+            row[1].tick_params(axis="y", length=0)
+    _axis(panels[-1][0], panels[0][0], shown, steps, study)
+    if marked:
+        note = "† the order in which window and base change decides about their parts; their sum is safer"
+        figure.supxlabel(note, fontsize=8, color=style.GREY, x=0.01, ha="left")
+    known = bool(table["change_se"].notna().any())
+    style.header_legend(figure, [*_keys(), *error_keys(known)], 5 if width > 9 else 3)
+    return style.finish(figure)
+
+
+def split_rows(at: AtWindow) -> pd.DataFrame:
+    """The split's rows of rotary heads, or of all where there are no others."""
+    table = at.table(FILE)
+    kinds = set(table["heads_of"])
+    return table[table["heads_of"] == ("rotary" if "rotary" in kinds else EVERY)]
+
+
+Steps = list[dict[str, pd.Series]]  # by quantity
+
+
+def consecutive(table: pd.DataFrame, study: Entries) -> Steps:
+    """Each step from one checkpoint to the next, in order."""
+    pairs = list(zip(study.names, study.names[1:], strict=False))
+    found = [_of_pair(table, *pair) for pair in pairs]
+    return [each for each in found if each]
+
+
+def whole_way(table: pd.DataFrame, study: Entries) -> dict[str, pd.Series] | None:
+    """From the first checkpoint to the last, where others lie between."""
+    found = _of_pair(table, study.names[0], study.names[-1]) if len(study.names) > 2 else {}
+    return found or None
+
+
+def _of_pair(table: pd.DataFrame, before: str, after: str) -> dict[str, pd.Series]:
+    here = table[(table["from_model"] == before) & (table["to_model"] == after)]
+    return {str(row["quantity"]): row for _, row in here.iterrows()}
+
+
+def drawn_steps(steps: Steps) -> list[int]:
+    """Which steps are drawn: all, or of many those with a new window or base, and the largest."""
+    if len(steps) <= MOST_STEPS:
+        return list(range(len(steps)))
+
+    def weight(i: int) -> tuple[bool, float]:
+        row = steps[i][R_Q]
+        return new_rotation(row) or row["from_window"] != row["to_window"], abs(float(row["change"]))
+
+    return sorted(sorted(range(len(steps)), key=weight, reverse=True)[:MOST_STEPS])
+
+
+def new_rotation(row: pd.Series) -> bool:
+    """Whether the base explains anything, or can: it is another, or its part is not 0."""
+    same = row["from_base"] == row["to_base"] or (np.isnan(row["from_base"]) and np.isnan(row["to_base"]))
+    return not same or row["base"] != 0.0
+
+
+def order_matters(row: pd.Series) -> bool:
+    """Whether the orders differ by more than the parts of window or base are large."""
+    sizes = [(abs(row[part]), row[f"{part}_spread"]) for part in ("window", "base")]
+    return any(spread > max(size, 0.005) for size, spread in sizes)
+
+
+def _places(shown: Sequence[int], quantity: str, steps: Steps) -> list[_Place]:
+    found, x = [], 0.0
+    for number, step in enumerate(shown):
+        if number:
+            x += 1.0 if shown[number - 1] == step - 1 else 1.0 + GAP
+        found.append(_Place(steps[step][quantity], x))
+    return found
+
+
+def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> bool:
+    marked = False
+    for place in places:
+        row, parts = place.row, [part for part in LOOKS if place.row[part] != 0.0]
+        width = 0.72 / max(len(parts), 2)
+        level = float(row["before"])
+        for number, part in enumerate(parts):
+            x = place.x + 0.5 + (number - (len(parts) - 1) / 2) * width
+            level = _bar(axes, x, level, row, part, 0.92 * width)
+        ends = [place.x, place.x + 1.0]
+        axes.plot(ends, [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
+        if order_matters(row):
+            axes.annotate("†", (place.x + 0.5, max(row["before"], row["after"])), (0, 9), ha="center",
+                          textcoords="offset points", fontsize=9, gid="order")  # fmt: skip
+            marked = True
+    axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+    axes.margins(y=0.12)
+    return marked
+
+
+def _bar(axes: Axes, x: float, level: float, row: pd.Series, part: str, width: float) -> float:
+    """A floating bar from the level so far to the next one, with its error; returns the next level."""
+    colour, hatch = LOOKS[part]
+    value = float(row[part])
+    axes.bar(x, value, width, bottom=level, color=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.6, zorder=3,
+             gid=part)  # fmt: skip
+    axes.plot([x - 0.8 * width, x + 0.8 * width], [level, level], color=style.LINE, linewidth=0.8, zorder=2)
+    draw_errors(axes, [x], [level + value], [row.get(f"{part}_se", np.nan)], gid=part)
+    return level + value
+
+
+def _draw_whole(axes: Axes, row: pd.Series, study: Entries, colour: str) -> bool:
+    """From the first checkpoint to the last, with the numbers at the bars."""
+    level = float(row["before"])
+    for number, part in enumerate(LOOKS):
+        before = level
+        level = _bar(axes, number + 1.0, level, row, part, 0.8)
+        error = row.get(f"{part}_se", np.nan)
+        text = f"{row[part]:+.2f}".replace("-", "−") + (f"\n± {error:.3f}" if np.isfinite(error) else "")
+        axes.annotate(text, (number + 1.0, max(before, level)), (0, 4), textcoords="offset points", ha="center",
+                      va="bottom", fontsize=7.5, gid=f"{part} value")  # fmt: skip
+    axes.plot([0.0, 5.0], [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
+    axes.set_xlim(-0.6, 5.6)
+    axes.set_xticks([0.0, 5.0], [style.plain(study.labels[str(row[end])]) for end in ("from_model", "to_model")],
+                    rotation=45, ha="right", rotation_mode="anchor")  # fmt: skip
+    axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+    axes.set_title("from the first to the last", fontsize=8.5, color=style.GREY)
+    return order_matters(row)
+
+
+def _axis(bottom: Axes, top: Axes, shown: Sequence[int], steps: Steps, study: Entries) -> None:
+    """Checkpoints below their dots; dashed lines between phases where no step is left out."""
+    if len(shown) == len(study.names) - 1:
+        style.checkpoint_axis(bottom, study, phase_names=False)
+        style.checkpoint_axis(top, study, labels=False)
+        bottom.set_xlim(-0.5, len(shown) + 0.5)
+        return
+    ticks: dict[float, str] = {}
+    for place in _places(shown, R_Q, steps):
+        for x, end in ((place.x, "from_model"), (place.x + 1.0, "to_model")):
+            ticks[x] = style.plain(study.labels[str(place.row[end])])
+    bottom.set_xticks(list(ticks), list(ticks.values()), rotation=45, ha="right", rotation_mode="anchor")
+
+
+def _keys() -> list[Patch]:
+    return [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.6, label=WORDS[part])
+        for part, (colour, hatch) in LOOKS.items()
+    ]

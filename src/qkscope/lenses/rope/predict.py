@@ -1,0 +1,160 @@
+"""What RoPE alone predicts of a head over a window: its components, and what r_q and r_k are along the first.
+
+The pool of queries and keys as the rotation would make it is analysed exactly as the measured one is (`lenses/pca.py`),
+the published sign rule included, so that prediction and measurement are the same statistic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.lenses.categories import CATEGORIES, classify
+from qkscope.lenses.pca import Array, head_components
+from qkscope.lenses.rope.at_rest import KindAtRest, LayerAtRest
+from qkscope.lenses.rope.krylov import followed
+from qkscope.lenses.rope.positions import Positions
+from qkscope.lenses.rope.turning import Turning, turned_drift, turned_mean, turning
+
+
+@dataclass(frozen=True)
+class RopeWindow:
+    """Where tokens are, and which share of a head's pool are queries."""
+
+    q: Positions
+    k: Positions
+    share: Array  # (heads,)
+
+    @classmethod
+    def plain(cls, stop: int, start: int, heads: int) -> RopeWindow:
+        """Every position of a window, as often for queries as for keys."""
+        positions = Positions.window(stop, start)
+        return cls(positions, positions, np.full(heads, 0.5))
+
+    def same_as(self, other: RopeWindow) -> bool:
+        """Whether both have their tokens in the same places."""
+        return (self.q, self.k) == (other.q, other.k) and np.array_equal(self.share, other.share)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Component 0 of a layer's heads under RoPE alone; arrays are (heads,), or (samples, heads)."""
+
+    r_q: Array
+    r_k: Array
+    explained: Array
+    alpha: Array
+    beta: Array
+    bias: Array  # by how much the mean score rises per token of key position
+    directions: Array  # (…, d), oriented, in the order of the planes
+
+    def sample(self, number: int) -> Predicted:
+        """One of several samples."""
+        return Predicted(*(getattr(self, name)[number] for name in self.__dataclass_fields__))
+
+
+def predict(rest: LayerAtRest, window: RopeWindow) -> Predicted:
+    """The prediction for the first sample, which is all documents; oriented by the published rule."""
+    # Tokens in the right proportion, and enough of them: whether there are was asked before.
+    tokens = rest.q.planes.width / np.minimum(window.share, 1 - window.share)
+    q = rest.q.turned(window.q, tokens * window.share)
+    k = rest.k.turned(window.k, np.ones(len(rest.k.cov))).take(rest.keys)
+    k = replace(k, n=tokens * (1 - window.share))
+    found = head_components(q, k, 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bias = (q.mean_x * k.cov_xt).sum(axis=1) / k.var_t
+    return Predicted(
+        r_q=found.r_q[:, 0],
+        r_k=found.r_k[:, 0],
+        explained=found.explained_variance[:, 0],
+        alpha=found.alpha[:, 0],
+        beta=found.beta[:, 0],
+        bias=bias,
+        directions=found.directions[:, :, 0],
+    )
+
+
+def predict_samples(rest: LayerAtRest, window: RopeWindow, whole: Predicted) -> Predicted:
+    """The prediction for every sample, of the component that `whole` has: (samples, heads) each.
+
+    All samples share the covariances at rest, so only what turning makes of their means is added to those.
+    """
+    q, k = _Turned.of(rest.q, window.q), _Turned.of(rest.k, window.k, rest.keys)
+    gap, share = q.mean - k.mean, window.share[:, None]
+
+    def pooled(v: Array) -> Array:
+        """The covariance of queries and keys together, times vectors (heads, samples, d)."""
+        between = (share * (1 - share) * (gap * v).sum(axis=-1))[..., None] * gap
+        return np.asarray(share[..., None] * q.times(v) + (1 - share)[..., None] * k.times(v) + between)
+
+    start = np.broadcast_to(whole.directions[:, None, :], q.mean.shape)
+    known = np.asarray(np.isfinite(start).all(axis=(1, 2)) & np.isfinite(gap).all(axis=(1, 2)))[:, None]
+    values, v = followed(pooled, np.where(known[..., None], start, 0.0))
+    v = np.where(known[..., None], v, np.nan)
+    trace = share * q.trace + (1 - share) * k.trace + share * (1 - share) * (gap**2).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        (r_q, alpha), (r_k, beta) = q.against_position(v), k.against_position(v)
+        bias = (q.mean * k.drift).sum(axis=-1) / k.by.positions.variance
+        explained = np.where(known, values / trace, np.nan)
+    return Predicted(
+        r_q=np.where(np.isfinite(whole.r_q), r_q.T, np.nan),
+        r_k=np.where(np.isfinite(whole.r_k), r_k.T, np.nan),
+        explained=explained.T,
+        alpha=alpha.T,
+        beta=beta.T,
+        bias=bias.T,
+        directions=v.swapaxes(0, 1),
+    )
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """Queries or keys of several samples, turned over a window; arrays are (heads, samples, …)."""
+
+    by: Turning
+    cov: Array  # (heads, d, d), at rest and turned, shared by the samples
+    rest: Array  # means at rest
+    mean: Array
+    drift: Array
+
+    @classmethod
+    def of(cls, kind: KindAtRest, positions: Positions, index: NDArray[np.intp] | None = None) -> _Turned:
+        by = turning(kind.planes, positions)
+        cov, rest = kind.turned_cov(by), kind.mean.swapaxes(0, 1)
+        if index is not None:
+            cov, rest = cov[index], rest[index]
+        return cls(by, cov, rest, turned_mean(rest, by), turned_drift(rest, by))
+
+    def times(self, v: Array) -> Array:
+        """The covariance over the window, times vectors (heads, samples, d)."""
+        planes = self.by.planes
+        z, w = planes.complex(self.rest), planes.complex(v)
+        turned = (z.conj() * w) @ self.by.spread_minus.T + (z * w.conj()) @ self.by.spread_plus.T
+        found: Array = v @ self.cov  # symmetric
+        found[..., : planes.count] += 0.5 * (z * turned).real
+        found[..., planes.count : 2 * planes.count] += 0.5 * (z * turned).imag
+        return found
+
+    @property
+    def trace(self) -> Array:
+        """The variance in all directions together."""
+        own = np.trace(self.cov, axis1=1, axis2=2)[:, None]
+        z = self.by.planes.complex(self.rest)
+        return np.asarray(own + (np.abs(z) ** 2 * np.diagonal(self.by.spread_minus).real).sum(axis=-1))
+
+    def against_position(self, v: Array) -> tuple[Array, Array]:
+        """Correlation with position of projections on `v`, and their slope per token."""
+        variance, covariance = (v * self.times(v)).sum(axis=-1), (v * self.drift).sum(axis=-1)
+        return (
+            np.clip(covariance / np.sqrt(variance * self.by.positions.variance), -1.0, 1.0),
+            covariance / self.by.positions.variance,
+        )
+
+
+def category_codes(r_q: Array, r_k: Array) -> Array:
+    """Each head's category as its place in CATEGORIES; undefined is empty."""
+    places = {name: float(place) for place, name in enumerate(CATEGORIES)}
+    codes = np.vectorize(places.__getitem__, otypes=[np.float64])(classify(r_q, r_k))
+    return np.where(np.isnan(r_q) | np.isnan(r_k), np.nan, codes)

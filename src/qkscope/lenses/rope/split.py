@@ -1,0 +1,91 @@
+"""What of a change between two checkpoints is the window's, the RoPE base's and the weights' doing.
+
+A prediction needs vectors at rest (the weights' part), a rotation (the base's part) and positions (the window's part).
+Taken from either checkpoint, that makes eight predictions, and six orders in which one goes over into the other. A
+part's share of the change is its mean over the orders (Shapley); how far the orders differ says how much the parts work
+together. What the measured change is beside the predicted one stays unexplained.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.lenses.categories import POSITION_DOMINATED, classify
+
+Array = NDArray[np.float64]
+PARTS = ("window", "base", "weights")
+ORDERS = tuple(itertools.permutations(range(len(PARTS))))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Each part's share of a change (parts, …), and how far the orders differ about it."""
+
+    shares: Array
+    spread: Array
+
+
+def shapley(predictions: Array) -> Shares:
+    """Shares of the change from predictions[0, 0, 0] to predictions[1, 1, 1], which they add up to.
+
+    `predictions` is (2, 2, 2, …): window, base and weights before (0) or after (1).
+    """
+    found = np.empty((len(ORDERS), len(PARTS), *predictions.shape[3:]))
+    for number, order in enumerate(ORDERS):
+        at = [0, 0, 0]
+        for part in order:
+            before = predictions[tuple(at)]
+            at[part] = 1
+            found[number, part] = predictions[tuple(at)] - before
+    return Shares(found.mean(axis=0), found.max(axis=0) - found.min(axis=0))
+
+
+def together(predictions: Array) -> Shares:
+    """The share of window and base, changed at once, beside that of the weights: (2, …) from two orders.
+
+    A longer window and a larger base often undo each other. Then their two shares are large and depend on the order,
+    and only what they do together is well defined.
+    """
+    both = np.stack([predictions[0, 0], predictions[1, 1]])  # (2, 2, …): window and base, weights
+    first, last = both[1, 0] - both[0, 0], both[1, 1] - both[0, 1]
+    share = (first + last) / 2
+    rest = both[1, 1] - both[0, 0] - share
+    return Shares(np.stack([share, rest]), np.abs(np.stack([last - first, last - first])))
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A change of one quantity: measured before and after, and its parts; arrays are (…), parts (parts, …)."""
+
+    before: Array
+    after: Array
+    parts: Array
+    spread: Array
+    joint: Array  # of window and base at once
+    joint_spread: Array
+
+    @property
+    def change(self) -> Array:
+        """What was measured."""
+        return self.after - self.before
+
+    @property
+    def unexplained(self) -> Array:
+        """What the parts leave of it."""
+        return np.asarray(self.change - self.parts.sum(axis=0))
+
+
+def explained(before: Array, after: Array, predictions: Array) -> Explained:
+    """A measured change and its parts."""
+    found, joint = shapley(predictions), together(predictions)
+    return Explained(before, after, found.shares, found.spread, joint.shares[0], joint.spread[0])
+
+
+def dominated(r_q: Array, r_k: Array) -> Array:
+    """1 where a head is position-dominated, else 0; NaN where it has no category."""
+    unknown = np.isnan(r_q) | np.isnan(r_k)
+    return np.where(unknown, np.nan, classify(r_q, r_k) == POSITION_DOMINATED)

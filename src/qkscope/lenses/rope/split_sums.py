@@ -1,0 +1,136 @@
+"""The eight predictions of every step between checkpoints, layer by layer, with those of other samples of documents."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.layers import LayerFacts, Rotation
+from qkscope.lenses.rope.at_rest import Basis, KindAtRest, LayerAtRest, basis_of
+from qkscope.lenses.rope.positions import Positions
+from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
+from qkscope.lenses.rope.turning import Planes
+from qkscope.lenses.study_sums import EntrySums
+from qkscope.moments.moments import KINDS
+from qkscope.moments.replicates import BeforeRotation, before_rotation
+from qkscope.moments.rest import RestLayer
+from qkscope.moments.second import Kind
+from qkscope.stats.jackknife import scaled_correlations
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EntryLayer:
+    """One layer of one entry over a window: its vectors at rest (all documents, then without each group), and where."""
+
+    rest: LayerAtRest | None  # None once predictions are made
+    rotation: Rotation | None
+    window: RopeWindow
+    sizes: tuple[float, ...]  # tokens of each group that is left out in turn
+
+
+def entry_layer(
+    entry: EntrySums, layer: int, heads: Sequence[int], window: int, skip: int, groups: Sequence[int]
+) -> EntryLayer | None:
+    """A layer as the split needs it; None where nothing can be predicted of it."""
+    facts, layout, sums = entry.file.layers[layer], entry.file.layout, entry.file.layer(layer)
+    cells = layout.buckets_within(window, skip)
+    if not sums.n:
+        return None
+    index = _index(facts, heads)
+    whole = {kind: before_rotation(sums.unrotated[kind], cells) for kind in KINDS}
+    if basis_of(facts, *whole.values()) > Basis.NOTHING_ROTATES:
+        return None
+    samples = {kind: _samples(sums, kind, whole[kind], cells, groups, index[kind]) for kind in KINDS}
+    where = {}
+    for kind in KINDS:
+        tokens = sums.n[kind][index[kind][0]][cells].sum(axis=1)
+        where[kind] = Positions.filled(layout.edges[cells.start : cells.stop + 1], tokens, layout.skip_positions)
+    q, k = where["q"], where["k"]
+    if q is None or k is None:
+        return None
+    n_q, n_k = (float(sums.n[kind][index[kind][0]][cells].sum()) for kind in KINDS)
+    keys = np.unique([facts.kv_head(head) for head in heads], return_inverse=True)[1]
+    window_at = RopeWindow(q, k, np.full(len(heads), n_q / (n_q + n_k)))
+    sizes = tuple(float(sums.n["q"][0][cells][:, group].sum()) for group in groups)
+    planes = Planes(facts.rotation, facts.head_dim)
+    rest = LayerAtRest(_at_rest(samples["q"], planes), _at_rest(samples["k"], planes), keys.astype(np.intp))
+    return EntryLayer(rest, facts.rotation, window_at, sizes)
+
+
+def _index(facts: LayerFacts, heads: Sequence[int]) -> dict[Kind, NDArray[np.intp]]:
+    """Which of a layer's entries are wanted: its query heads, and the distinct key heads that they read."""
+    keys = np.unique([facts.kv_head(head) for head in heads])
+    return {"q": np.array(heads, dtype=np.intp), "k": keys.astype(np.intp)}
+
+
+def _samples(
+    sums: RestLayer,
+    kind: Kind,
+    whole: BeforeRotation | None,
+    cells: slice,
+    groups: Sequence[int],
+    index: NDArray[np.intp],
+) -> list[BeforeRotation]:
+    """All documents, then those without each group."""
+    assert whole is not None  # a basis was found
+    parts = [before_rotation(sums.unrotated[kind], cells, group, whole.cov) for group in groups]
+    return [part.take(index) for part in (whole, *parts) if part is not None]
+
+
+def _at_rest(samples: list[BeforeRotation], planes: Planes) -> KindAtRest:
+    at = KindAtRest.of(samples[0], planes)
+    return at.with_means(np.stack([sample.mean[:, planes.order] for sample in samples]))
+
+
+class Predictions:
+    """Predictions of one layer with the weights, rotation and window of any entries; each is made once."""
+
+    def __init__(self, entries: Sequence[EntryLayer]) -> None:
+        self._entries = entries
+        self._turned: dict[tuple[int, Rotation | None], LayerAtRest] = {}
+        self._made: dict[object, tuple[Array, Array]] = {}
+
+    def of(self, window: int, base: int, weights: int) -> tuple[Array, Array]:
+        """(r_q, r_k), each (1 + groups, heads), with the window, rotation and vectors at rest of these entries.
+
+        All documents first, then draws: as far from that as another sample of documents would be.
+        """
+        rotation, at = self._entries[base].rotation, self._entries[window].window
+        key = (weights, rotation, at.q, at.k, at.share.tobytes())
+        if key not in self._made:
+            self._made[key] = self._predicted(weights, rotation, at)
+        return self._made[key]
+
+    def _predicted(self, weights: int, rotation: Rotation | None, at: RopeWindow) -> tuple[Array, Array]:
+        if (weights, rotation) not in self._turned:
+            own = self._entries[weights].rest
+            assert own is not None  # nothing is predicted after `let_go`
+            self._turned[weights, rotation] = own.under(rotation)
+        rest, sizes = self._turned[weights, rotation], self._entries[weights].sizes
+        whole = predict(rest, at)
+        if not sizes:
+            return whole.r_q[None], whole.r_k[None]
+        left = LayerAtRest(rest.q.with_means(rest.q.mean[1:]), rest.k.with_means(rest.k.mean[1:]), rest.keys)
+        samples = predict_samples(left, at, whole)
+        drawn = (
+            scaled_correlations(whole.r_q, samples.r_q, sizes),
+            scaled_correlations(whole.r_k, samples.r_k, sizes),
+        )
+        return np.concatenate([whole.r_q[None], drawn[0]]), np.concatenate([whole.r_k[None], drawn[1]])
+
+    def let_go(self) -> None:
+        """Keep what was predicted, and none of what it took."""
+        self._turned.clear()
+        self._entries = tuple(replace(each, rest=None) for each in self._entries)
+
+    def cube(self, before: int, after: int) -> tuple[Array, Array]:
+        """All eight predictions of a step, (2, 2, 2, 1 + groups, heads): window, base, weights before or after."""
+        found = [self.of(*((before, after)[each] for each in which)) for which in itertools.product((0, 1), repeat=3)]
+        r_q, r_k = (np.stack([each[i] for each in found]) for i in (0, 1))
+        return r_q.reshape(2, 2, 2, *r_q.shape[1:]), r_k.reshape(2, 2, 2, *r_k.shape[1:])

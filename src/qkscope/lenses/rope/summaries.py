@@ -1,0 +1,77 @@
+"""`rope_alone.csv`: each entry's heads, by kind of layer, as measured and as RoPE alone predicts them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import error_name
+from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
+from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.rope.table import FILE
+from qkscope.stats.noise import EVERY_HEAD, Part
+
+EVERY = "all"
+KEY = ["model", "layer", "head"]
+PREDICTED = ("r_q_rope", "r_k_rope", "r_q_excess", "r_k_excess")
+_CODE = float(CATEGORIES.index(POSITION_DOMINATED))
+
+
+def beside_measured(at: AtWindow) -> pd.DataFrame:
+    """The heads that have a prediction, with what was measured: component 0 and `rope.csv` in one row each."""
+    own = ["r_q", "r_k", "r_q_se", "r_k_se", "explained_variance", "layer_kind", POSITION_DOMINATED]
+    measured = at.heads[[*KEY, *(name for name in own if name in at.heads.columns)]]
+    rows = at.table(FILE).merge(measured, on=KEY, how="inner", validate="one_to_one")
+    return rows[rows["r_q_rope"].notna()].reset_index(drop=True)
+
+
+def kinds_of(rows: pd.DataFrame) -> list[str]:
+    """All heads together, then each kind of layer where there are several."""
+    kinds = kinds_in_order(rows["layer_kind"])
+    return [EVERY, *kinds] if len(kinds) > 1 else [EVERY]
+
+
+def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
+    """Means, correlations over heads and shares of each entry and kind of layer; None without predictions."""
+    if not at.has(FILE):
+        return None
+    rows = beside_measured(at)
+    found = []
+    for model in at.names:
+        here = rows[rows["model"] == model]
+        for kind in kinds_of(here):
+            part = here if kind == EVERY else here[here["layer_kind"] == kind]
+            if len(part):
+                found.append({"model": model, "layer_kind": kind, **_summary(at, model, kind, part)})
+    return pd.DataFrame(found) if found else None
+
+
+def _summary(at: AtWindow, model: str, kind: str, rows: pd.DataFrame) -> dict[str, float]:
+    where = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
+    panel = at.panel_of(FILE)
+    found: dict[str, float] = {"window": at.window_of(model), "heads": float(len(rows))}
+    for name in ("r_q", "r_k"):
+        found |= {name: float(rows[name].mean()), error_name(name): at.panel.error(name, model, where)}
+    for name in PREDICTED:
+        found |= {name: float(rows[name].mean()), error_name(name): panel.error(name, model, where)}
+    moves = rows[rows["prediction"] == 0]
+    for name in ("r_q", "r_k"):
+        found[f"corr_{name}"] = _correlation(moves[name], moves[f"{name}_rope"])
+    found["median_pc0_cos"] = float(rows["pc0_cos"].median())
+    found["position_dominated"] = float(rows[POSITION_DOMINATED].mean())
+    found["position_dominated_rope"] = float((rows["category_rope"] == _CODE).mean())
+    for name in ("r_q_excess", "r_k_excess"):
+        known = rows[rows[error_name(name)].notna()]
+        beyond = known[name].abs() > 2 * known[error_name(name)]
+        found[f"beyond_{name[:3]}"] = float(beyond.mean()) if len(known) else np.nan
+    return found
+
+
+def _correlation(one: pd.Series[float], other: pd.Series[float]) -> float:
+    """Over heads; NaN where fewer than three have both, or one does not vary."""
+    both = np.stack([one.to_numpy(dtype=np.float64), other.to_numpy(dtype=np.float64)])
+    both = both[:, np.isfinite(both).all(axis=0)]
+    if both.shape[1] < 3 or (both.std(axis=1) == 0).any():
+        return float("nan")
+    return float(np.corrcoef(both)[0, 1])

@@ -1,0 +1,161 @@
+"""`rope.csv`: what RoPE alone predicts of each head beside what was measured, and the difference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from qkscope.errors import QkscopeWarning
+from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.categories import CATEGORIES
+from qkscope.lenses.pca import Array
+from qkscope.lenses.rope.at_rest import Basis, LayerAtRest, at_rest
+from qkscope.lenses.rope.positions import Positions
+from qkscope.lenses.rope.predict import Predicted, RopeWindow, category_codes, predict, predict_samples
+from qkscope.lenses.sums import LayerSums
+from qkscope.moments.moments import KINDS
+from qkscope.moments.replicates import BeforeRotation
+from qkscope.text import counted
+
+FILE = "rope.csv"
+HELD = "covariances before rotation"
+SHARE, CORRELATION = (0.0, 1.0), (-1.0, 1.0)
+FISHER: Literal["fisher"] = "fisher"
+_CODES = ", ".join(f"{code} {name}" for code, name in enumerate(CATEGORIES[:-1]))
+
+COLUMNS = (
+    Column(
+        "r_q_rope", "The r_q of PC0 that RoPE alone predicts, from queries and keys at rest.", "", CORRELATION, FISHER
+    ),
+    Column("r_k_rope", "The r_k of PC0 that RoPE alone predicts.", "", CORRELATION, FISHER),
+    Column(
+        "r_q_excess", "Measured minus predicted r_q of PC0: position that RoPE alone does not give.", "", (-2.0, 2.0)
+    ),
+    Column("r_k_excess", "The same for r_k.", "", (-2.0, 2.0)),
+    Column("category_rope", f"The category that the predicted r_q and r_k give: {_CODES}.", "", (0, 4), error=None),
+    Column("explained_rope", "Share of the predicted variance of queries and keys together on PC0.", "", SHARE),
+    Column("pc0_cos", "Absolute cosine of the angle between the predicted and the measured PC0.", "", SHARE),
+    Column(
+        "pc0_agrees",
+        "1 if the sign rule orients both along each other, 0 if against; empty where r is 0.",
+        "",
+        SHARE,
+        error=None,
+    ),
+    Column("alpha_rope", "Predicted slope of the queries' projection on PC0.", "per token"),
+    Column("beta_rope", "Predicted slope of the keys' projection on PC0.", "per token"),
+    Column("bias_rope", "Predicted slope of the mean score in the position of the key.", "score per token"),
+    Column("bias_excess", "Measured minus predicted slope of the mean score in key position.", "score per token"),
+    Column("drift_rest_q", "Share of the variance of queries at rest that lies between position buckets.", "", SHARE),
+    Column("drift_rest_k", "The same for keys.", "", SHARE),
+    Column(
+        "prediction",
+        "0 from the measured rotation, 1 nothing rotates (r is 0); none: 2 rotation not measured, 3 nothing summed at "
+        "rest, 4 fewer tokens at rest than dimensions.",
+        error=None,
+    ),
+)
+
+
+def rope_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """One layer's heads under RoPE alone, beside what was measured."""
+    basis, found = sums.once(prediction_of)
+    rest, codes = sums.once(at_rest)[1], np.full(len(sums.heads), float(basis))
+    if found is None or rest is None:
+        return {**{column.name: np.full(len(codes), np.nan) for column in COLUMNS}, "prediction": codes}
+    measured = sums.principal
+    cosine = (measured.directions[:, rest.q.planes.order, 0] * found.directions).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bias = (sums.q.mean_x * sums.k.cov_xt).sum(axis=1) / sums.k.var_t
+    return {
+        "r_q_rope": found.r_q,
+        "r_k_rope": found.r_k,
+        "r_q_excess": measured.r_q[:, 0] - found.r_q,
+        "r_k_excess": measured.r_k[:, 0] - found.r_k,
+        "category_rope": category_codes(found.r_q, found.r_k),
+        "explained_rope": found.explained,
+        "pc0_cos": np.minimum(np.abs(cosine), 1.0),
+        "pc0_agrees": np.where(np.isnan(cosine) | (basis == Basis.NOTHING_ROTATES), np.nan, cosine >= 0),
+        "alpha_rope": found.alpha,
+        "beta_rope": found.beta,
+        "bias_rope": found.bias,
+        "bias_excess": bias - found.bias,
+        "drift_rest_q": drift_at_rest(sums.q_before),
+        "drift_rest_k": drift_at_rest(sums.k_before)[rest.keys],
+        "prediction": codes,
+    }
+
+
+def prediction_of(sums: LayerSums) -> tuple[Basis, Predicted | None]:
+    """A layer's prediction over the window of its sums; a replicate's component 0 is the whole's."""
+    if sums.whole is not None and sums.left_out is not None:
+        return sums.whole.once(prediction_of)[0], sums.whole.once(replicate_predictions).get(sums.left_out)
+    basis, rest = sums.once(at_rest)
+    window = window_of(sums)
+    if rest is None or window is None:
+        return (basis if rest is None else Basis.TOO_FEW_TOKENS), None
+    return basis, predict(rest, window)
+
+
+def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
+    """The predictions without each document group, by group; those with tokens in the same places together."""
+    whole, rest = sums.once(prediction_of)[1], sums.once(at_rest)[1]
+    left = {each.left_out: (window_of(each), each.once(at_rest)[1]) for each in sums.replicates}
+    waiting = {group: (window, at) for group, (window, at) in left.items() if group is not None and window and at}
+    found: dict[int, Predicted] = {}
+    if whole is None or rest is None:
+        return found
+    while waiting:
+        window = next(iter(waiting.values()))[0]
+        alike = [group for group, (other, _) in waiting.items() if window.same_as(other)]
+        parts = [waiting.pop(group)[1] for group in alike]
+        together = LayerAtRest(
+            rest.q.with_means(np.concatenate([part.q.mean for part in parts])),
+            rest.k.with_means(np.concatenate([part.k.mean for part in parts])),
+            rest.keys,
+        )
+        samples = predict_samples(together, window, whole)
+        found |= {group: samples.sample(number) for number, group in enumerate(alike)}
+    return found
+
+
+def window_of(sums: LayerSums) -> RopeWindow | None:
+    """Where the window's queries and keys are, as its buckets are filled; None where there are none."""
+    start = 0 if sums.source is None else sums.source.moments.layout.skip_positions
+    q, k = (Positions.filled(sums.edges, sums.bucket_means(kind).n[0], start) for kind in KINDS)
+    return None if q is None or k is None else RopeWindow(q, k, sums.q.n / (sums.q.n + sums.k.n))
+
+
+def drift_at_rest(before: BeforeRotation | None) -> Array:
+    """How far vectors at rest do depend on position, which the prediction leaves out; NaN with one bucket."""
+    if before is None:
+        return np.zeros(0)
+    weights = (before.bucket_n / np.maximum(before.bucket_n.sum(axis=1, keepdims=True), 1.0))[..., None]
+    means = np.where(before.bucket_n[..., None] == 0, 0.0, before.bucket_mean)
+    between = (weights * (means - (weights * means).sum(axis=1, keepdims=True)) ** 2).sum(axis=(1, 2))
+    trace = np.trace(before.cov, axis1=1, axis2=2)
+    several = (before.bucket_n > 0).sum(axis=1) > 1  # nothing lies between one bucket and itself
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(several & (trace > 0), np.minimum(between / trace, 1.0), np.nan)
+
+
+def warn_unknown(table: pd.DataFrame, model: str) -> None:
+    """Say which layers have no prediction, and why."""
+    unknown = table[table["prediction"] > Basis.NOTHING_ROTATES]
+    if unknown.empty:
+        return
+    first = unknown.iloc[0]
+    warnings.warn(
+        f"checkpoint {model!r}, window {first['window']}: {FILE} has no prediction for {len(unknown)} of "
+        f"{counted(len(table), 'head')}, first layer {first['layer']}: {Basis(int(first['prediction'])).words}",
+        QkscopeWarning,
+        stacklevel=3,
+    )
+
+
+TABLE = HeadTable(FILE, COLUMNS, rope_rows, holds_fixed=HELD, check=warn_unknown)

@@ -1,0 +1,253 @@
+"""Cards of the figures with bars: how queries and keys drift along a, and what that adds to a score."""
+
+from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.rotation.chosen import STABLE
+from qkscope.lenses.rotation.table import FILE
+from qkscope.lenses.tell import beyond_zero, errors_said, joined, mean_of, plus_minus, share_of, tell
+from qkscope.results.read import Entry
+from qkscope.stats.findings import context_changes
+from qkscope.stats.noise import Change, HeadPanel, unpaired_change
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Strong, paragraph
+from qkscope.words.phrases import label, number, percent, significant, tokens, went
+
+AXES = "both axes are found anew each time"
+BARS = (
+    "Bars are means over heads, thick grey lines the middle half of heads, thin lines ± 1 standard error over "
+    "documents, small marks the means of each kind of layer where there are several."
+)
+DOMINATED = "position-dominated"
+
+
+def drift_card(given: CardInput) -> Card:
+    """How closely queries and keys follow position along a, and what the plane of a and b holds."""
+    panel, last = given.at.panel_of(FILE), given.checkpoints[-1]
+    shows: list[Block | str] = [
+        opening(
+            given,
+            "Axis a is the direction in which queries and keys together drift most with position; axis b, at a right "
+            "angle to it, the one in which a query and a key differ most. Above, for "
+            f"{rows(given)}: mean |r| with position along a, of queries (blue) and keys (red), with a dash at the "
+            "correlation that each has along its own drift, and the share of the mean squared difference between a "
+            "query and a key that lies along b. Below: what share of the variance of queries and keys together lies "
+            "along a, along b and elsewhere, and the slope of keys over that of queries along a (bars are geometric "
+            f"means, diamonds medians; medians have no error). {BARS}",
+        ),
+        paragraph(Strong("Drift."), " ", joined(_drift(given, panel, steps=True))),
+        paragraph(Strong("Separation."), " ", tell(given, panel, "separation_strength", "Mean separation", percent)),
+        paragraph(Strong("Variance."), " ", joined(_variance(given, panel))),
+        paragraph(
+            Strong("Slopes."),
+            " ",
+            tell(given, panel, "slope_ratio_log2", "The slope of keys over that of queries", ratio),
+        ),
+        paragraph(Strong("What the axes miss."), " ", joined(_missed(given, panel, last))),
+        paragraph(Strong("Does it hold here?"), " ", _keys_more(panel, last)),
+        errors_said(given.table(FILE), AXES),
+    ]
+    steps = [
+        ("Axes", "a from the covariance of queries and keys with position; b the leading eigenvector beside it."),
+        ("Aggregation", f"means over the heads of each {given.noun}, |r| and slopes without sign."),
+    ]
+    headline = f"Drift along a, Separation along b {given.study.span.title()}{_at(given)}"
+    takeaway = [*_drift(given, panel), _keys_more(panel, last)]
+    return Card(headline, shows, FILE, steps, takeaway)
+
+
+def ratio(value: float, extra: int = 0) -> str:
+    """A ratio, given as its logarithm to base 2."""
+    return significant(2.0**value, extra)
+
+
+def _drift(given: CardInput, panel: HeadPanel, *, steps: bool = False) -> list[str]:
+    return [
+        tell(given, panel, f"r_{kind}_a_abs", f"Mean |r| of {name} along a", number, steps=steps)
+        for kind, name in (("q", "queries"), ("k", "keys"))
+    ]
+
+
+def _variance(given: CardInput, panel: HeadPanel) -> list[str]:
+    return [
+        tell(given, panel, "var_frac_a", "The share of variance along a", percent),
+        tell(given, panel, "var_frac_b", "The share along b", percent),
+    ]
+
+
+def _missed(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
+    """How much of each drift is elsewhere, whether drifts agree, and in how many heads a is no one direction."""
+    table = given.at.table(FILE)
+    said = [
+        f"At {label(last)} axis a misses {share_of(panel, 'off_axis_q', last)} of the queries' drift and "
+        f"{share_of(panel, 'off_axis_k', last)} of the keys', and {share_of(panel, 'offset_on_a', last)} of the "
+        "squared distance between mean query and mean key lies along it. The cosine between both drifts is "
+        f"{mean_of(panel, 'drift_cos', last)}, the mean over heads."
+    ]
+    if "a_stability" in table.columns:
+        known = table.loc[table["model"] == last.name, "a_stability"].dropna()
+        turned = int((known < STABLE).sum())
+        if len(known):
+            said.append(
+                f"In {turned} of {counted(len(known), 'head')} axis a turns by a cosine below {STABLE} when one group "
+                "of documents is left out: these heads hardly drift, and their axis means little."
+            )
+    return said
+
+
+def _keys_more(panel: HeadPanel, last: Entry) -> str:
+    """The published sentence, on axis a and on each kind's own direction."""
+    on_axis, own = beyond_zero(panel, "r_a_gap", last), beyond_zero(panel, "r_own_gap", last)
+    words = {1: "holds", -1: "is the other way round", 0: "is not decided: the difference is within two errors of 0"}
+    (keys, queries), (own_keys, own_queries) = (
+        [number(panel.mean(name, last.name)) for name in names]
+        for names in (("r_k_a_abs", "r_q_a_abs"), ("r_k_own", "r_q_own"))
+    )
+    return (
+        f"Keys follow position more closely than queries: along a this {words[on_axis]} at {label(last)} ({keys} "
+        f"against {queries}, difference {mean_of(panel, 'r_a_gap', last)}); each along its own drift it {words[own]} "
+        f"({own_keys} against {own_queries}, difference {mean_of(panel, 'r_own_gap', last)})."
+    )
+
+
+# --- bias ---------------------------------------------------------------------------------------------
+
+PARTS: tuple[tuple[str, str], ...] = (
+    ("mu_q_a", "The mean query along a"),
+    ("alpha_k_per_1000", "The slope of keys per 1,000 tokens"),
+    ("bias_per_1000", "The bias per 1,000 tokens"),
+)
+OVER: tuple[tuple[str, str], ...] = (
+    ("alpha_k_window_abs", "The drift of keys over the window"),
+    ("bias_strength_window", "The bias over the window"),
+    ("bias_effect", "The bias over the window in standard deviations of a score"),
+)
+
+
+def bias_card(given: CardInput) -> Card:
+    """What position adds to a score, per token and over the window, along a and in all directions."""
+    panel, last = given.at.panel_of(FILE), given.checkpoints[-1]
+    hidden = hidden_by_slopes(given)
+    shows: list[Block | str] = [
+        opening(
+            given,
+            "The bias is what the mean score q·k gains with the position of the key: the mean query times the slope of "
+            f"the keys. Above, for {rows(given)}, its two factors along a and their product, per token; below, the "
+            "same times the window, and in standard deviations of the score once lines in position are taken out. "
+            f"Dashes give the bias in all directions, not along a alone. {BARS} Above 0, later keys score higher.",
+        ),
+        paragraph(Strong("Per token."), " ", joined([tell(given, panel, q, name, significant) for q, name in PARTS])),
+        paragraph(Strong("Over the window."), " ", joined([tell(given, panel, q, n, significant) for q, n in OVER])),
+        paragraph(Strong("What a slope per token hides."), " ", joined(hidden)),
+        paragraph(Strong("Along a, and in all."), " ", joined(_totals(given, panel, last))),
+        paragraph(Strong("Does it hold here?"), " ", _dominated(given, last)),
+        errors_said(given.table(FILE), AXES),
+    ]
+    steps = [
+        (
+            "Bias",
+            "mean query along a times the keys' slope along a; in all directions, the mean query times the slope.",
+        ),
+        ("Unit", "raw q·k, before the model's own scale; standard deviations do not depend on it."),
+        ("Aggregation", f"means over the heads of each {given.noun}; slopes without sign, biases with theirs."),
+    ]
+    headline = f"What Position Adds to a Score {given.study.span.title()}{_at(given)}"
+    takeaway = [*hidden[:1], tell(given, panel, *OVER[2], significant), _sign(panel, last)]
+    return Card(headline, shows, FILE, steps, takeaway)
+
+
+def hidden_by_slopes(given: CardInput) -> list[str]:
+    """The same change per token, over the window, and at the common window, wherever the window changes."""
+    changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
+    if not changes:
+        return [f"Every {given.noun} has the same window, so that per token and over the window say the same."]
+    if not given.study.one_run:
+        panel = given.own.panel_of(FILE)
+        return [
+            "Windows differ, and a projection that keeps its spread and its r has a slope in proportion to 1 / window.",
+            tell(given, panel, "bias_per_1000", "The bias per 1,000 tokens", significant),
+            tell(given, panel, "bias_strength_window", "The bias over the window", significant),
+        ]
+    return [_one_hidden(given, before, after, windows) for before, after, *windows in changes[:3]]
+
+
+def _one_hidden(given: CardInput, before: Entry, after: Entry, windows: list[int]) -> str:
+    """What bias and slope do at one step."""
+    verb = "grows" if windows[1] > windows[0] else "shrinks"
+    place = f"From {label(before)} to {label(after)} the window {verb} from {windows[0]:,} to {tokens(windows[1])}"
+    bias = _three_ways(given, before, after, "bias_per_1000", "bias_strength_window")
+    slope = _three_ways(given, before, after, "alpha_k_per_1000", "alpha_k_window_abs")
+    return f"{place}. The bias per 1,000 tokens {bias}. The slope of keys per 1,000 tokens {slope}."
+
+
+def _three_ways(given: CardInput, before: Entry, after: Entry, per_token: str, over: str) -> str:
+    """A change per token, over the window, and per token at a window that both share."""
+    own = given.own.panel_of(FILE)
+    slope, window = (own.change(name, before.name, after.name) for name in (per_token, over))
+    said = f"{went(slope, significant)}{_times(slope)}; over the whole window it {went(window, significant)}"
+    if given.common is None or not {before.name, after.name} <= set(given.common.names):
+        return f"{said}; at one window for both it was not measured"
+    shared = given.common.panel_of(FILE).change(per_token, before.name, after.name)
+    common = tokens(given.common.window_of(before.name))
+    return f"{said}; over the first {common} of both, per 1,000 tokens, it {went(shared, significant)}{_times(shared)}"
+
+
+def _times(change: Change) -> str:
+    """`, 3.0 times less`, where both values are above 0 and the change is real."""
+    if not change.direction or not (change.before > 0 and change.after > 0):
+        return ""
+    factor = max(change.before, change.after) / min(change.before, change.after)
+    return f", {factor:.2g} times {'more' if change.direction > 0 else 'less'}" if factor >= 1.1 else ""
+
+
+def _totals(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
+    """How much of the bias lies along a, and how its sign is spread over heads."""
+    along, total = (panel.mean(name, last.name) for name in ("bias_strength_window", "bias_window"))
+    said = [
+        f"At {label(last)} the bias over the window is {mean_of(panel, 'bias_strength_window', last)} along a and "
+        f"{mean_of(panel, 'bias_window', last)} in all directions"
+        + (f": axis a has {percent(along / total)} of it." if total and 0 <= along / total <= 1 else ".")
+    ]
+    said.append(_sign(panel, last))
+    table = given.at.table(FILE)
+    opposed = table.loc[table["model"] == last.name, "interaction_total"].dropna()
+    if len(opposed):
+        said.append(
+            f"The slopes of queries and keys point against each other in {percent(float((opposed < 0).mean()))} of "
+            "heads (interaction_total below 0): there the bias weakens with the position of the query."
+        )
+    return said
+
+
+def _sign(panel: HeadPanel, last: Entry) -> str:
+    way = beyond_zero(panel, "bias_effect", last)
+    direction = {1: "later keys score higher", -1: "earlier keys score higher", 0: "neither late nor early keys win"}
+    return (
+        f"On the mean over heads {direction[way]}: from the first to the last key the score gains "
+        f"{mean_of(panel, 'bias_effect', last)} standard deviations at {label(last)}; "
+        f"{share_of(panel, 'bias_total_positive', last)} of heads favour later keys."
+    )
+
+
+def _dominated(given: CardInput, last: Entry) -> str:
+    """Whether position-dominated heads (by PC0) have the larger bias, as the published account has it."""
+    heads = given.at.heads
+    here = heads.loc[heads["model"] == last.name, ["layer", "head", "kv_head", "category"]]
+    table = given.at.table(FILE)
+    effects = table.loc[table["model"] == last.name, ["layer", "head", "bias_effect"]]
+    both = here.merge(effects, on=["layer", "head"], how="inner").dropna(subset=["bias_effect"])
+    inside = both["category"] == DOMINATED
+    claim = "Position-dominated heads are said to implement a bias by position. "
+    if inside.sum() < 3 or (~inside).sum() < 3:
+        return claim + f"At {label(last)} there are too few heads on one side to compare."
+    values = [both.loc[side, "bias_effect"].abs().to_numpy() for side in (~inside, inside)]
+    keys = [(both.loc[s, "layer"] * 100_000 + both.loc[s, "kv_head"]).to_numpy("int64") for s in (~inside, inside)]
+    change = unpaired_change(values[0], values[1], keys[0], keys[1])
+    verdict = {1: "It holds", -1: "It does not hold, on the contrary", 0: "That is not decided"}[change.direction]
+    return (
+        f"{claim}{verdict}: the mean |bias_effect| at {label(last)} is {significant(change.after)} in them and "
+        f"{significant(change.before)} in the others (difference {plus_minus(change.difference, change.error)}, an "
+        "error over key heads)."
+    )
+
+
+def _at(given: CardInput) -> str:
+    return " at a Common Window" if given.at.common else ""

@@ -1,0 +1,184 @@
+"""Cards of the figures of single heads: biases of all heads, maps by depth, and the plane of a few."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pandas as pd
+
+from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.depth.findings import EARLY, LATE
+from qkscope.lenses.layer_kinds.card import kinds_by_name
+from qkscope.lenses.rotation.chosen import RULE, chosen_heads
+from qkscope.lenses.rotation.planes import FILE as PLANES
+from qkscope.lenses.rotation.summaries import map_axis, relations
+from qkscope.lenses.rotation.table import FILE
+from qkscope.lenses.tell import errors_said, mean_of, plus_minus, share_of
+from qkscope.results.read import Entry
+from qkscope.stats.noise import HeadPanel, Part
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Strong, bullet, paragraph
+from qkscope.words.phrases import label, listed, number, shortened
+
+
+def heads_card(given: CardInput) -> Card:
+    """How biases are spread over heads, and whether bias goes with separation."""
+    chosen = [c for c in given.checkpoints if c.name in set(given.study.selected)]
+    relation = relations(given.at)
+    panel = given.at.panel_of(FILE)
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"For {counted(len(chosen), given.noun)} of {len(given.checkpoints)}, above: the bias along a of every "
+            "head (score per 1,000 tokens of key position), each with its own scale. Below: the same against "
+            "separation along b, a dot per head, with Pearson's r and, in brackets, the interval of 95 % "
+            "that leaving out one layer at a time gives; heads of one layer are alike, so layers count and not heads.",
+        ),
+        *(bullet(Strong(label(entry)), f": {_entry(panel, relation, entry)}") for entry in chosen),
+        _families(given),
+    ]
+    steps = [("Correlation", "Pearson's r over heads; its interval by a delete-one-layer jackknife on Fisher's scale.")]
+    which = "at Selected Checkpoints" if given.study.one_run else f"of Selected {given.noun.title()}s"
+    headline = f"Bias of Every Head {which}{_at(given)}"
+    last = chosen[-1] if chosen else given.checkpoints[-1]
+    return Card(headline, shows, FILE, steps, [f"At {label(last)}, {_entry(panel, relation, last)}"])
+
+
+def _entry(panel: HeadPanel, relation: Mapping[str, Mapping[str, float]], entry: Entry) -> str:
+    row = relation[entry.name]
+    share = f"{share_of(panel, 'bias_positive', entry)} of heads have a bias above 0"
+    if not math.isfinite(row["r"]):
+        return f"{share}; its correlation with separation is undefined."
+    if not math.isfinite(row["r_low"]):
+        few = counted(int(row["layers"]), "layer")
+        return f"{share}; r with separation is {number(row['r'])}, without an interval ({few}, fewer than four)."
+    interval = f"{number(row['r'])} ({number(row['r_low'])} to {number(row['r_high'])})"
+    if row["r_low"] > 0 or row["r_high"] < 0:
+        way = "more" if row["r"] > 0 else "less"
+        return f"{share}; heads that separate more are {way} biased, r = {interval}."
+    return f"{share}; bias does not go with separation beyond chance, r = {interval}."
+
+
+def _families(given: CardInput) -> str:
+    if given.study.one_run:
+        return ""
+    return f"Each {given.noun} has its own r: pooling them would mix differences between {given.noun}s into it."
+
+
+CLAIM = "Early layers are said to carry position."
+
+# --- by depth -------------------------------------------------------------------------------------------
+
+
+def depth_card(given: CardInput) -> Card:
+    """Where in depth keys drift, and where scores are biased."""
+    panel, last = given.at.panel_of(FILE), given.checkpoints[-1]
+    cells = "layers" if map_axis(given.at).layers is not None else "ten bins of normalised depth"
+    early = _early_and_late(given, panel, last)
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"{rows(given).capitalize()} by {cells}. Above: the mean |r| of keys with position along a, from 0 to 1. "
+            "Below: the mean bias along a per 1,000 tokens; purple above 0 (later keys score higher), orange below. "
+            "Hatched cells have no heads.",
+        ),
+        paragraph(Strong("Does it hold here?"), " ", CLAIM, " ", " ".join(early)),
+        paragraph(Strong("Strongest."), " ", _strongest(given, last)),
+        errors_said(given.table(FILE), "both axes are found anew each time"),
+    ]
+    steps = [("Aggregation", f"means over the heads of each {given.noun} and cell.")]
+    headline = f"Drift and Bias by Depth {given.study.span.title()}{_at(given)}"
+    return Card(headline, shows, FILE, steps, [CLAIM, *early[:1], _strongest(given, last)])
+
+
+def _early_and_late(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
+    """First against last three tenths of depth, in each kind of layer that is in both."""
+    kinds: Sequence[str | None] = kinds_by_name(given).get(last.name) or [None]
+    said = []
+    for kind in kinds:
+        ends = [Part(part.low, part.high, layer_kind=kind) for part in (EARLY, LATE)]
+        if not all(panel.layers_of(last.name, part) for part in ends):
+            continue
+        of_kind = f" of {shortened(kind)} layers" if kind else ""
+        for quantity, name in (("r_k_a_abs", "mean |r| of keys along a"), ("bias_effect", "the mean bias_effect")):
+            change = panel.contrast(quantity, last.name, *ends)
+            values = [mean_of(panel, quantity, last, part) for part in ends]
+            verdict = {
+                1: "It does not hold: {} is smaller in the first than in",
+                -1: "It holds: {} is larger in the first than in",
+                0: "It is not decided: {} does not differ beyond its error between the first and",
+            }[change.direction].format(f"at {label(last)} {name}{of_kind}")
+            said.append(f"{verdict} the last three tenths of depth ({values[0]} and {values[1]}).")
+    return said or [f"{label(last)} has no kind of layer in both the first and the last three tenths of its depth."]
+
+
+def _strongest(given: CardInput, last: Entry) -> str:
+    table, axis = given.table("rotation_depth"), map_axis(given.at)
+    here = table[table["model"] == last.name].reset_index(drop=True)
+    said = []
+    for quantity, name in (("r_k_a_abs", "|r| of keys"), ("bias_per_1000", "bias per 1,000 tokens")):
+        known = here[quantity].dropna()
+        if len(known):
+            cell = int(known.to_numpy().argmax())
+            row = here.loc[known.index[cell]]
+            value = plus_minus(float(row[quantity]), float(row[f"{quantity}_se"]))
+            said.append(f"{name} in {axis.words(int(known.index[cell]))} ({value})")
+    return f"At {label(last)} the largest means are {listed(said)}." if said else ""
+
+
+# --- planes ---------------------------------------------------------------------------------------------
+
+
+def planes_card(given: CardInput) -> Card:
+    """A few heads in the plane of a and b, bucket by bucket."""
+    heads = cast("list[dict[str, Any]]", chosen_heads(given.at).to_dict("records"))
+    entries = {c.name: c for c in given.checkpoints}
+    shown = [entries[name] for name in dict.fromkeys(head["model"] for head in heads)]
+    told = [_head(given, head) for head in heads if head["model"] == shown[-1].name]
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"Each panel is one head at {listed([label(c) for c in shown])}, seen along a (across) and b (up). An "
+            "ellipse is one standard deviation of the queries (blue, circles) or keys (red, squares) of one position "
+            "bucket, darker with position; a line joins their means. What drifts along a moves to the right with "
+            "position; a head that turns shows a curve, which no slope describes.",
+        ),
+        *(bullet(text) for text in told),
+        f"The heads are chosen by a rule: {RULE}. Any head of a moments file can be drawn with "
+        "qkscope.lenses.rotation.ellipses.draw_plane.",
+        "Means have errors over documents; spreads within a bucket have none, because groups of documents have no "
+        "squares of their own there.",
+    ]
+    steps = [("Selection", f"{RULE}."), ("Ellipses", "means and 2 × 2 covariances of each bucket, from sums.")]
+    headline = f"Queries and Keys in the Plane of a and b{_at(given)}"
+    return Card(headline, shows, PLANES, steps, [*told[-1:], *told[:1]] if len(told) > 1 else told)
+
+
+def _head(given: CardInput, head: dict[str, Any]) -> str:
+    """How far one head's queries and keys move along a, from the first to the last bucket."""
+    table = given.at.table(PLANES)
+    same = (table["model"] == head["model"]) & (table["layer"] == head["layer"]) & (table["head"] == head["head"])
+    moved = [f"{name} from {_ends(table[same], kind)}" for kind, name in (("q", "queries"), ("k", "keys"))]
+    effects = given.at.table(FILE)
+    row = effects[
+        (effects["model"] == head["model"]) & (effects["layer"] == head["layer"]) & (effects["head"] == head["head"])
+    ].iloc[0]
+    effect = plus_minus(float(row["bias_effect"]), float(row.get("bias_effect_se", math.nan)))
+    label_ = shortened(given.study.labels[head["model"]])
+    return (
+        f"Layer {head['layer']:.0f}, head {head['head']:.0f} at {label_}: bias_effect {effect}; along a, "
+        f"{listed(moved)} between its first and its last bucket."
+    )
+
+
+def _ends(rows: pd.DataFrame, kind: str) -> str:
+    known = rows[rows[f"{kind}_a"].notna()].sort_values("position")
+    if known.empty:
+        return "nowhere"
+    ends: Sequence[pd.Series] = [known.iloc[0], known.iloc[-1]]
+    values = [plus_minus(float(end[f"{kind}_a"]), float(end.get(f"{kind}_a_se", math.nan))) for end in ends]
+    return f"{values[0]} to {values[1]}"
+
+
+def _at(given: CardInput) -> str:
+    return " at a Common Window" if given.at.common else ""

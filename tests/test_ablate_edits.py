@@ -1,0 +1,214 @@
+"""Edits of a head's scores, against attention computed by hand, changed weights, and the untouched model."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from families import tiny, tokens
+from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, rotated
+from qkscope.ablate.passes import Ablation, repeats
+from qkscope.api import capture_moments
+from qkscope.errors import CaptureError, InputError
+from qkscope.layers import Rotation
+from qkscope.lenses.sums import layer_sums
+
+LENGTH = 48
+IDS = tokens(8, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A SmolLM3 in float64, with keys and queries that have means: 4 query heads over 2 key heads, layer 3 NoPE."""
+    found = tiny("smollm3").double()
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.mul_(3)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sums(model):
+    """Sums of each layer, from other documents than the one that edits are measured on."""
+    moments = capture_moments(model, IDS[1:], groups=7)
+    return {layer: layer_sums(moments, layer, range(4)) for layer in moments.layers}
+
+
+@pytest.fixture
+def ablation(model):
+    with Ablation(model) as opened:
+        opened.begin(IDS[0].numpy())
+        yield opened
+
+
+def untouched(model):
+    with torch.no_grad():
+        logits = model(IDS[:1]).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits, IDS[0, 1:], reduction="none").numpy()
+
+
+def test_a_pass_without_edits_is_the_models_own_bit_for_bit(model, ablation):
+    expected = untouched(model)
+    np.testing.assert_array_equal(ablation.edited({}), ablation.begin(IDS[0].numpy()))
+    np.testing.assert_allclose(ablation.edited({}), expected, rtol=1e-6)  # losses are of float32 logits
+
+
+def test_skipping_layers_before_the_edit_changes_nothing(model, ablation, sums):
+    edit = {3: edits_of("zero", sums[3], LENGTH)}
+    skipped = ablation.edited(edit)
+    ablation._kept.clear()
+    np.testing.assert_array_equal(skipped, ablation.edited(edit))
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_silent_head_is_a_model_without_its_columns_of_the_output_projection(model, ablation, sums, layer):
+    without = copy.deepcopy(model)
+    with torch.no_grad():
+        without.model.layers[layer].self_attn.o_proj.weight[:, 2 * 16 : 3 * 16] = 0
+    edit = {layer: {2: edits_of("zero", sums[layer], LENGTH)[2]}}
+    np.testing.assert_allclose(ablation.edited(edit), untouched(without), rtol=1e-6)
+
+
+def attention_outputs(model, edits):
+    """The kernel's output of each layer (tokens, heads, width), with edits."""
+    found = {}
+    with Ablation(model) as opened:
+        own = opened._tap.returned
+
+        def returned(module, args, kwargs, output):
+            found[module.layer_idx, "before"] = output[0][0].clone()
+            changed = own(module, args, kwargs, output)
+            found[module.layer_idx, "after"] = changed[0][0]
+            found[module.layer_idx, "call"] = (args, kwargs)
+            return changed
+
+        opened._tap.returned = returned
+        opened.begin(IDS[0].numpy())
+        opened.edited(edits)
+    return found
+
+
+def by_hand(q, k, v, scale, change):
+    """Causal attention of one head in float64, with loops: change(score, i, j) is the edited raw score."""
+    out = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        scores = np.array([scale * change(q[i], k[j], i, j) for j in range(i + 1)])
+        weights = np.exp(scores - scores.max())
+        out[i] = (weights / weights.sum()) @ v[: i + 1]
+    return out
+
+
+def turned(mean, rotation, t):
+    found = mean.copy()
+    for (first, second), angle in zip(rotation.pairs, rotation.angles, strict=True):
+        c, s = np.cos(angle * t), np.sin(angle * t)
+        found[first], found[second] = mean[first] * c - mean[second] * s, mean[second] * c + mean[first] * s
+    return found
+
+
+@pytest.mark.parametrize("name", ["kernel", "key_mean", "query_mean", "kernel_measured", "flatten"])
+def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit(model, sums, name):
+    layer, head = 1, 3
+    edits = edits_of(name, sums[layer], LENGTH)
+    seen = attention_outputs(model, {layer: {head: edits[head]}})
+    args, kwargs = seen[layer, "call"]
+    q, k, v = args[0][0, head].numpy(), args[1][0, head // 2].numpy(), args[2][0, head // 2].numpy()
+    of, rotation = sums[layer], sums[layer].facts.rotation
+    mean_q, mean_k = of.q_before.mean[head], of.k_before.mean[head // 2]
+    share = 0.5 * of.q.cov_xt[head] + 0.5 * of.k.cov_xt[head]
+    axis = share / np.linalg.norm(share)
+    slopes = [axis @ each.cov_xt[head] / each.var_t[head] for each in (of.q, of.k)]
+    middle = (LENGTH - 1) / 2
+
+    def measured(stat, index, t):
+        bucket = np.searchsorted(of.edges, t, side="right") - 1
+        drift = stat.cov_xt[index, bucket] / stat.var_t[index, bucket] if stat.var_t[index, bucket] > 0 else 0.0
+        return stat.mean_x[index, bucket] + (t - stat.mean_t[index, bucket]) * drift
+
+    changes = {
+        "kernel": lambda a, b, i, j: a @ b - turned(mean_q, rotation, i - j) @ mean_k,
+        "key_mean": lambda a, b, i, j: a @ (b - turned(mean_k, rotation, j)),
+        "query_mean": lambda a, b, i, j: (a - turned(mean_q, rotation, i)) @ b,
+        "kernel_measured": lambda a, b, i, j: (
+            a @ b - measured(of.q_buckets, head, i) @ measured(of.k_buckets, head // 2, j)
+        ),
+        "flatten": lambda a, b, i, j: (a - axis * slopes[0] * (i - middle)) @ (b - axis * slopes[1] * (j - middle)),
+    }
+    expected = by_hand(q, k, v, kwargs["scaling"], changes[name])
+    np.testing.assert_allclose(seen[layer, "after"][:, head].numpy(), expected, atol=1e-9)
+    others = [other for other in range(4) if other != head]
+    assert torch.equal(seen[layer, "after"][:, others], seen[layer, "before"][:, others])
+    assert not torch.allclose(seen[layer, "after"][:, head], seen[layer, "before"][:, head], atol=1e-6)
+
+
+def test_the_kernel_of_one_plane_is_a_cosine_of_the_distance():
+    # (3, 0) and (2, 0) turning by a quarter per token: 6 cos(pi/2 distance) = 6, 0, -6, 0, 6.
+    turn = Rotation(((0, 1),), (np.pi / 2,))
+    found = kernel_of(rotated(np.array([3.0, 0]), turn, 5), rotated(np.array([2.0, 0]), turn, 5))
+    np.testing.assert_allclose(found, [6, 0, -6, 0, 6], atol=1e-12)
+
+
+def test_shuffled_distances_have_the_same_mean_scores_in_another_order(sums):
+    plain, shuffled, again = (
+        edits_of(name, sums[0], LENGTH, seed) for name, seed in (("kernel", 0), ("shuffle", 1), ("shuffle", 1))
+    )
+    for head in range(4):
+        kernel = -plain[head].by_distance
+        np.testing.assert_allclose(np.sort(shuffled[head].by_distance + kernel), np.sort(kernel), atol=1e-9)
+        np.testing.assert_array_equal(shuffled[head].by_distance, again[head].by_distance)
+    assert not np.allclose(shuffled[0].by_distance, shuffled[1].by_distance)
+
+
+def test_subtracting_a_constant_from_the_scores_of_a_head_without_rope_does_nothing(model, sums):
+    seen = attention_outputs(model, {3: edits_of("kernel", sums[3], LENGTH)})
+    torch.testing.assert_close(seen[3, "after"], seen[3, "before"], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "phi3", "gpt_neox", "olmo2", "cohere2", "gemma3_text"])
+def test_heads_of_most_families_can_be_edited(family):
+    changes = {"sliding_window": 16} if family in ("mistral", "cohere2", "gemma3_text") else {}
+    with Ablation(tiny(family, **changes)) as opened:
+        assert opened.check(IDS[0].numpy()) == {}
+
+
+@pytest.mark.parametrize(("family", "reason"), [("gemma2", "softcap"), ("gpt_oss", "s_aux|sinks")])
+def test_a_kernel_that_does_more_than_softmax_is_refused_with_the_reason(family, reason):
+    changes = {"num_local_experts": 2, "num_experts_per_tok": 1} if family == "gpt_oss" else {}
+    with Ablation(tiny(family, sliding_window=16, **changes)) as opened:
+        refused = opened.check(IDS[0].numpy())
+        assert set(refused) == {0, 1, 2, 3}
+        opened.begin(IDS[0].numpy())
+        with pytest.raises(CaptureError, match=reason):
+            opened.edited({0: {0: HeadEdit()}})
+
+
+def test_after_an_error_the_model_is_as_it_was(model):
+    before = untouched(model)
+    with pytest.raises(ZeroDivisionError), Ablation(model) as opened:
+        opened.begin(IDS[0].numpy())
+        opened.edited({2: {0: HeadEdit(silent=True)}})
+        raise ZeroDivisionError
+    np.testing.assert_array_equal(untouched(model), before)
+    assert all("forward" not in vars(block) for block in model.model.layers)
+
+
+def test_edits_that_the_sums_do_not_carry_are_refused_with_what_to_do(model):
+    bare = capture_moments(model, IDS[1:], groups=7, stage="pre_rope")
+    with pytest.raises(InputError, match=r"no sums from before rotation.*kernel_measured"):
+        edits_of("kernel", layer_sums(bare, 0, [0]), LENGTH)
+    with pytest.raises(InputError, match="'kernal' is no edit; there is kernel, "):
+        edits_of("kernal", layer_sums(bare, 0, [0]), LENGTH)
+    with pytest.raises(InputError, match="no language-model head"):
+        Ablation(model.model)
+
+
+def test_tokens_that_end_a_run_seen_before_are_found():
+    # a b c d a b c: the last c ends "a b c" a second time; with runs of two, its b and c repeat.
+    ids = np.array([1, 2, 3, 4, 1, 2, 3])
+    assert list(repeats(ids)) == [False] * 5 + [True]
+    assert list(repeats(ids, 2)) == [False] * 4 + [True, True]
+
+
+def test_every_edit_has_a_definition():
+    assert all(kind.definition.endswith(".") and kind.name == name for name, kind in KINDS.items())
