@@ -9,9 +9,11 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.stats.jackknife import ERRORS
 
 COLOURS = "PuOr_r"  # one hue for above the mean and one for below, told apart by any eye
 SINK_WIDTH = 0.05  # of the axis: position 0 is one token wide, and would not be seen
@@ -48,7 +50,14 @@ def _draw_map(axes: Axes, of: HeadMap, scale: Normalize) -> None:
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xlabel("key position")
-    share, advantage = float(of.numbers[f"{of.part}_share"]), float(of.numbers[ADVANTAGE])
+    share = float(of.numbers[f"{of.part}_share"])
     axes.set_title(f"L{of.layer} H{of.head}: {100 * share:.0f}% {of.part}", fontsize=9.5, loc="left", pad=14)
-    lean = f"{'late' if advantage > 0 else 'early'} keys win by {style.signed(abs(advantage))} SD"
-    axes.text(1.0, 1.01, lean, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color=style.GREY)
+    axes.text(1.0, 1.01, _lean(of), transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color=style.GREY)
+
+
+def _lean(of: HeadMap) -> str:
+    """Which keys win for late queries, and by how much, as far as that exceeds two errors."""
+    advantage, error = (float(of.numbers.get(name, np.nan)) for name in (ADVANTAGE, error_name(ADVANTAGE)))
+    if abs(advantage) <= ERRORS * error:
+        return "neither late nor early keys win"
+    return f"{'late' if advantage > 0 else 'early'} keys win by {style.signed(abs(advantage))} SD"
