@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.compare import tolerance
-from qkscope.compare.references import PublishedReference
+from qkscope.compare import rotation, tolerance
+from qkscope.compare.references import ROTATION, PublishedReference
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses.concordance.table import concordance
@@ -79,21 +79,27 @@ def published_sample(reference: PublishedReference) -> pd.DataFrame:
 
 
 def compare_with_published(
-    heads: pd.DataFrame, names: Sequence[str], reference: PublishedReference, given: float | None = None
+    heads: pd.DataFrame,
+    names: Sequence[str],
+    reference: PublishedReference,
+    given: float | None = None,
+    rotated: pd.DataFrame | None = None,
 ) -> PublishedComparison:
-    """Compare a PC0 table (its checkpoints are `names`) with a published study.
+    """Compare a PC0 table (its checkpoints are `names`) with a published study; `rotated` are the same heads' rows of
+    `rotated.csv`, where there are any.
 
-    `given` replaces every tolerance: an absolute difference of correlations and explained variance, and a share of
-    the heads for numbers of heads. Raises InputError when no published number can be compared at all.
+    `given` replaces every tolerance: an absolute difference of correlations and shares of variance, a share of the
+    heads for numbers of heads, a share of the number itself for slopes and means. Raises InputError when no published
+    number can be compared at all.
     """
     sample = published_sample(reference)
     kept = _in_sample(heads, sample, reference)
     coverage = _coverage(heads, kept, names, reference)
     models = [*reference.names, *(name for name in names if name not in set(reference.names))]
-    cells = _aggregates(kept, models, reference, sample)
+    cells = _aggregates(kept, models, reference, sample, rotated)
     if not cells["on_both"].any():
         raise InputError(_nothing_published(names, reference, coverage))
-    cells["tolerance"] = _tolerances(cells, kept, sample, reference, given)
+    cells["tolerance"] = _tolerances(cells, kept, sample, reference, given, rotated)
     return PublishedComparison(
         cells=judge(cells),
         coverage=coverage,
@@ -127,16 +133,22 @@ def _coverage(
 
 
 def _aggregates(
-    kept: pd.DataFrame, models: Sequence[str], reference: PublishedReference, sample: pd.DataFrame
+    kept: pd.DataFrame,
+    models: Sequence[str],
+    reference: PublishedReference,
+    sample: pd.DataFrame,
+    rotated: pd.DataFrame | None,
 ) -> pd.DataFrame:
     """Value, reference and on_both of every published number, and of the same numbers of further checkpoints."""
     counts = taxonomy.category_counts(taxonomy.with_category(kept), models)
-    values = {
+    values: dict[str, tuple[pd.DataFrame, Sequence[str]]] = {
         "trajectory": (trajectory(kept, models), MEASURES),
         "heatmap_rq": (depth.depth_means(kept, "r_q", models), depth.DEPTH_COLUMNS),
         "heatmap_rk": (depth.depth_means(kept, "r_k", models), depth.DEPTH_COLUMNS),
         "taxonomy": (counts, taxonomy.CATEGORIES),
     }
+    if rotated is not None and ROTATION in reference.tables:
+        values[ROTATION] = (rotation.rotation_means(rotated, kept, models), rotation.MEASURES)
     complete = _complete_bins(kept, models, sample)
     parts = []
     for what, (table, columns) in values.items():
@@ -177,28 +189,48 @@ def _complete_bins(kept: pd.DataFrame, models: Sequence[str], sample: pd.DataFra
     return complete
 
 
+def _given(cells: pd.DataFrame, reference: PublishedReference, given: float) -> list[float]:
+    """A tolerance that was asked for, in the unit of each row; NaN where there is no published number."""
+    found = []
+    for what, cell, value in cells[["what", "cell", "reference"]].itertuples(index=False):
+        of_table = given * reference.heads if what == "taxonomy" else given
+        allowed = rotation.given_tolerance(cell, value, given) if what == ROTATION else of_table
+        found.append(np.nan if np.isnan(value) else allowed)
+    return found
+
+
 def _tolerances(
-    cells: pd.DataFrame, kept: pd.DataFrame, sample: pd.DataFrame, reference: PublishedReference, given: float | None
+    cells: pd.DataFrame,
+    kept: pd.DataFrame,
+    sample: pd.DataFrame,
+    reference: PublishedReference,
+    given: float | None,
+    rotated: pd.DataFrame | None,
 ) -> list[float]:
     """One tolerance per row, as the module `tolerance` derives it; NaN where there is no published number."""
     if given is not None:
-        allowed = [given * reference.heads if what == "taxonomy" else given for what in cells["what"]]
-        return [number if known else np.nan for number, known in zip(allowed, cells["reference"].notna(), strict=True)]
+        return _given(cells, reference, given)
     multiple = tolerance.critical_value(int(cells["reference"].notna().sum()))
     tokens = reference.tokens
     layers, bins = sample["layer"].to_numpy(), depth.depth_bins(sample["depth"].to_numpy())
     factors = {column: tolerance.mean_factor(layers[bins == i]) for i, column in enumerate(depth.DEPTH_COLUMNS)}
     overall = tolerance.mean_factor(layers)
     in_heads = {str(model): tolerance.count_noise(rows, tokens) for model, rows in kept.groupby("model")}
+    of_axis: dict[tuple[str, str], float] = {}
+    if rotated is not None and ROTATION in reference.tables:
+        of_axis = rotation.rotation_noise(rotated, reference.tables[ROTATION], tokens, overall)
     found = []
     for what, model, cell, value in cells[["what", "model", "cell", "reference"]].itertuples(index=False):
-        if what == "taxonomy":
+        if what == ROTATION:
+            noise = of_axis.get((model, cell), np.nan)
+        elif what == "taxonomy":
             noise = in_heads.get(model, {}).get(cell, np.nan)
         elif cell == "explained_variance":
             noise = float(tolerance.variance_share_noise(value, tokens)) * overall
         else:
             noise = float(tolerance.correlation_noise(value, tokens)) * factors.get(cell, overall)
-        found.append(np.nan if np.isnan(value) else reference.reading_error[what] + multiple * noise)
+        reading = rotation.reading_error(reference, cell) if what == ROTATION else reference.reading_error[what]
+        found.append(np.nan if np.isnan(value) else reading + multiple * noise)
     return found
 
 

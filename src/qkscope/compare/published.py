@@ -7,7 +7,8 @@ import pandas as pd
 
 from qkscope.compare import tolerance as tolerances
 from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED, PublishedComparison
-from qkscope.compare.references import PublishedReference
+from qkscope.compare.references import ROTATION, PublishedReference
+from qkscope.compare.rotation import MEASURES
 from qkscope.compare.words import (
     LISTED,
     on_terminal,
@@ -30,6 +31,7 @@ _TABLES = {
     "heatmap_rq": "mean r_q by depth",
     "heatmap_rk": "mean r_k by depth",
     "taxonomy": "heads per category",
+    ROTATION: "means along the drift axis",
 }
 
 
@@ -62,13 +64,30 @@ def published_lines(facts: PublishedFacts) -> list[str]:
         *_heads_said(facts, on_terminal),
     ]
     lines += _windows_said(facts, on_terminal)
-    for what, name in _TABLES.items():
+    for what, name in _compared(facts).items():
         tally = tally_of(facts.cells[facts.cells["what"] == what])
         tail = "".join(f", {n} {v}" for v, n in ((DIFFERS, tally[DIFFERS]), (MISSING, tally[MISSING])) if n)
         lines.append(f"{name}: {tally[REPRODUCED]} of {sum(tally.values())} reproduced{tail}")
-    lines += worst_lines(facts.cells)
+    lines += [*_without_rotation(facts), *worst_lines(facts.cells)]
     lines += one_side(facts.found.only_results, facts.found.only_reference, on_terminal)
     return [*lines, verdict_words(facts.found.reproduced, tally_of(facts.cells), "published number")]
+
+
+def _compared(facts: PublishedFacts) -> dict[str, str]:
+    """The tables of which numbers were compared."""
+    there = set(facts.cells["what"])
+    return {what: name for what, name in _TABLES.items() if what != ROTATION or what in there}
+
+
+def _without_rotation(facts: PublishedFacts) -> list[str]:
+    """That a part of the publication was not compared, because the results lack the table for it."""
+    if ROTATION not in facts.reference.tables or ROTATION in set(facts.cells["what"]):
+        return []
+    count = len(facts.reference.tables[ROTATION]) * len(MEASURES)
+    return [
+        f"{count} published means along the drift axis are not compared: these results have no rotated.csv, which "
+        "qkscope analyze writes."
+    ]
 
 
 def _heads_said(facts: PublishedFacts, spell: Callable[[str], str]) -> list[str]:
@@ -131,7 +150,7 @@ def published_card(facts: PublishedFacts) -> str:
     """The README of the comparison."""
     reference, found = facts.reference, facts.found
     rows = []
-    for what, name in _TABLES.items():
+    for what, name in _compared(facts).items():
         cells = facts.cells[facts.cells["what"] == what]
         tally, apart = tally_of(cells), cells["difference"].dropna()
         largest = spelled(what, float(apart.abs().max())) if len(apart) else "–"
@@ -153,7 +172,7 @@ def published_card(facts: PublishedFacts) -> str:
         f"This run is {code(str(facts.results.folder))}. The reference is {escape(reference.title)}: "
         f"{escape(reference.source, 300)} It has {counted(len(reference.checkpoints), 'checkpoint')} of "
         f"{code(reference.model)}, matched by name. Differences are this run minus the publication.", "",
-        " ".join([*_heads_said(facts, escape), *_windows_said(facts, escape), *_signs_said(facts)]), "",
+        " ".join(_said(facts)), "",
         "## Largest differences", "", *worst_section(facts.cells), "",
         "## What is missing", "", " ".join(missing) or "Nothing: every published number has its counterpart.", "",
         "## Tolerances", "", _published_tolerance(facts), "",
@@ -161,6 +180,12 @@ def published_card(facts: PublishedFacts) -> str:
         "`comparison.csv` has every number, `comparison.png` and `comparison.svg` show both sides.", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _said(facts: PublishedFacts) -> list[str]:
+    """What was compared with what, in sentences."""
+    heads, windows = _heads_said(facts, escape), _windows_said(facts, escape)
+    return [*heads, *windows, *_signs_said(facts), *_without_rotation(facts)]
 
 
 def _incomplete(facts: PublishedFacts) -> list[str]:
@@ -178,7 +203,8 @@ def _published_tolerance(facts: PublishedFacts) -> str:
     if facts.given is not None:
         return (
             f"The tolerance was given: {facts.given:g} for correlations and explained variance, and that share of the "
-            f"heads ({facts.given * reference.heads:g} of {reference.heads}) for numbers of heads."
+            f"heads ({facts.given * reference.heads:g} of {reference.heads}) for numbers of heads; of slopes, biases "
+            "and mean queries it is a share of the published number."
         )
     errors = reference.reading_error
     return (
@@ -188,6 +214,7 @@ def _published_tolerance(facts: PublishedFacts) -> str:
         f"published protocol ({reference.tokens:,} sampled queries and keys per head). The multiple is chosen so that "
         f"a true repetition fails anywhere among {len(facts.cells)} numbers with a chance of at most "
         f"{100 * tolerances.CHANCE:g}%. Heads of a layer share their tokens and are taken to err together; for "
-        "categories, only heads of this run that lie near a threshold can move. Other documents, another precision or "
-        "another window are not part of it."
+        "categories, only heads of this run that lie near a threshold can move. Means along the drift axis were read "
+        "to the digits that their text has; the noise of slopes follows from r, that of mean queries from their "
+        "spread. Other documents, another precision or another window are not part of it."
     )

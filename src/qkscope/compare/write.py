@@ -19,6 +19,7 @@ from qkscope.compare.heads import HeadFacts, head_card, head_lines, head_note
 from qkscope.compare.judge import PublishedComparison, compare_with_published
 from qkscope.compare.published import PublishedFacts, published_card, published_lines, published_note
 from qkscope.compare.references import PublishedReference, load_reference, shipped_references
+from qkscope.compare.rotation import rotated_heads
 from qkscope.compare.two_runs import HeadComparison, compare_heads
 from qkscope.errors import InputError
 from qkscope.files import write_text
@@ -86,7 +87,7 @@ def _with_published(
 ) -> Comparison:
     from qkscope.compare.figure import draw_published_comparison, save_comparison  # matplotlib: only here
 
-    found = compare_with_published(mine.heads, mine.study.names, reference, tolerance)
+    found = compare_with_published(mine.heads, mine.study.names, reference, tolerance, rotated_heads(mine))
     facts = PublishedFacts(mine, reference, found, tolerance)
     published = tuple(Entry(c.name, c.label, c.phase, c.context) for c in reference.checkpoints)
     figure = draw_published_comparison(
