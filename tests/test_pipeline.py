@@ -104,7 +104,7 @@ def test_provenance_says_what_produced_the_results(world, tmp_path):
     assert one["weights"] != two["weights"]
     assert two["layers"][3] == {
         "layer": 3, "q_heads": 4, "kv_heads": 2, "head_dim": 16, "rotary": "nope", "rotary_dims": 0,
-        "attention": "full", "attention_window": None,
+        "attention": "full", "attention_window": None, "score_scale": 0.25,
     }  # fmt: skip
     assert told["environment"]["torch"] == torch.__version__
     assert read_provenance(out / "moments/one.safetensors")["fingerprint"] == one["fingerprint"]

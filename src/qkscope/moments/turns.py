@@ -12,7 +12,7 @@ AT_ONCE = 2**28  # bytes of centred vectors; where there are more, half of the h
 
 
 @dataclass(frozen=True)
-class Part:
+class HeadSlice:
     """Heads of one kind, and where they lie among those that are centred with them."""
 
     kind: Kind
@@ -24,7 +24,7 @@ class Part:
 class Turn:
     """Heads that are centred and multiplied in one go."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[HeadSlice, ...]
     heads: slice  # of all heads, queries before keys
 
     @property
@@ -45,8 +45,8 @@ def _turn(start: int, stop: int, queries: int) -> Turn:
     parts = []
     if start < queries:
         last = min(stop, queries)
-        parts.append(Part("q", slice(start, last), slice(0, last - start)))
+        parts.append(HeadSlice("q", slice(start, last), slice(0, last - start)))
     if stop > queries:
         begin = max(start, queries)
-        parts.append(Part("k", slice(begin - queries, stop - queries), slice(begin - start, stop - start)))
+        parts.append(HeadSlice("k", slice(begin - queries, stop - queries), slice(begin - start, stop - start)))
     return Turn(tuple(parts), slice(start, stop))

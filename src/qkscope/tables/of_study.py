@@ -61,4 +61,4 @@ def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
 
 def _written(path: Path) -> pd.DataFrame:
     """A table that this run has written itself."""
-    return pd.read_csv(path, dtype={"model": str}, keep_default_na=False, na_values={"": [""]}, low_memory=False)
+    return pd.read_csv(path, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False)

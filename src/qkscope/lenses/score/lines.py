@@ -22,7 +22,7 @@ ONE_POSITION = 0.01  # tokens²: two positions have a variance of 0.25, and one 
 
 
 @dataclass(frozen=True)
-class Cells:
+class KeyCells:
     """The buckets of a window, at most MOST_CELLS of them: queries of each head, keys of each distinct key head."""
 
     edges: tuple[int, ...]
@@ -36,23 +36,23 @@ def cells_edges(sums: LayerSums) -> tuple[int, ...]:
     return (max(sums.edges[0], never), *sums.edges[1:])
 
 
-def cells_of(sums: LayerSums) -> Cells:
+def cells_of(sums: LayerSums) -> KeyCells:
     """The buckets of a layer's window as the split of scores uses them."""
     edges = cells_edges(sums)
     first = _joins(len(edges) - 1)
     if len(first) == len(edges) - 1:
-        return Cells(edges, sums.q_buckets, sums.k_buckets)
+        return KeyCells(edges, sums.q_buckets, sums.k_buckets)
     kept = tuple(edges[i] for i in first) + edges[-1:]
-    return Cells(kept, joined(sums.q_buckets, first), joined(sums.k_buckets, first))
+    return KeyCells(kept, joined(sums.q_buckets, first), joined(sums.k_buckets, first))
 
 
-def whole_window(sums: LayerSums) -> Cells:
+def whole_window(sums: LayerSums) -> KeyCells:
     """The window as one cell, position 0 by itself where it is a bucket: what every layout of buckets can tell."""
     keys, found = window_keys(sums), cells_edges(sums)
     if not is_sink_apart(found):
-        return Cells((found[0], found[-1]), _alone(sums.q), _alone(keys))
+        return KeyCells((found[0], found[-1]), _alone(sums.q), _alone(keys))
     q, k = _apart(sums.q, sums.q_buckets), _apart(keys, sums.k_buckets)
-    return Cells((0, 1, found[-1]), q, k)
+    return KeyCells((0, 1, found[-1]), q, k)
 
 
 def is_sink_apart(edges: tuple[int, ...]) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.score.lines import (
-    Cells,
+    KeyCells,
     cells_of,
     lines_of,
     mean_residual,
@@ -64,7 +64,7 @@ def line_split(sums: LayerSums) -> Split:
 
 
 @dataclass(frozen=True)
-class Axes:
+class SplitAxes:
     """What depends on positions and counts alone, the same for a layer and its replicates."""
 
     seen: SeenKeys
@@ -88,7 +88,7 @@ class Axes:
 class WholeLayer:
     """A layer's split, and how it follows when the lines and the mean residual covariances are those of a replicate."""
 
-    axes: Axes
+    axes: SplitAxes
     split: Split
     q: Array  # (heads, 2 buckets, d): means and slopes of the queries
     k: Array  # (key heads, 2 buckets, d): of the keys, about their centre
@@ -125,7 +125,7 @@ def whole_layer(sums: LayerSums) -> WholeLayer:
     )
 
 
-def _exactly(cells: Cells, axes: Axes, q: Array, k: Array) -> tuple[Split, dict[str, Array]]:
+def _exactly(cells: KeyCells, axes: SplitAxes, q: Array, k: Array) -> tuple[Split, dict[str, Array]]:
     """The split of these lines with the residual covariances of these cells, and its derivatives."""
     keys = _seen_residuals(cells, axes)
     heads = [_of_head(cells, axes, q[head], k[key], keys[:, key], head) for head, key in enumerate(axes.which)]
@@ -135,20 +135,20 @@ def _exactly(cells: Cells, axes: Axes, q: Array, k: Array) -> tuple[Split, dict[
     return Split(position, parts["query_position"], parts["preference"], parts["query"], late), parts
 
 
-def _weighted(cells: Cells, weights: Array) -> Array:
+def _weighted(cells: KeyCells, weights: Array) -> Array:
     """(weights, heads, d, d): the queries' residual covariances, added up over buckets with each of these weights."""
     found = [np.tensordot(weights, residuals(cells.q, head), axes=1) for head in range(len(cells.q.n))]
     return np.stack(found, axis=1)
 
 
-def _axes(sums: LayerSums, cells: Cells) -> Axes:
+def _axes(sums: LayerSums, cells: KeyCells) -> SplitAxes:
     """All heads of a layer have the same tokens, so one speaks for all."""
     known_q, known_k = cells.q.n[0] > 0, cells.k.n[0] > 0
     seen = seen_keys(cells.edges, Reach.of(sums.facts), tuple(known_k.tolist()))
-    return Axes(seen, known_q, known_k, cells.q.n[0] / cells.q.n[0].sum(), sums.distinct_keys[1])
+    return SplitAxes(seen, known_q, known_k, cells.q.n[0] / cells.q.n[0].sum(), sums.distinct_keys[1])
 
 
-def _lines(cells: Cells, axes: Axes) -> tuple[Array, Array, Array]:
+def _lines(cells: KeyCells, axes: SplitAxes) -> tuple[Array, Array, Array]:
     """Lines of the queries, of the keys about their centre, and that centre."""
     q = lines_of(cells.q, cells.edges, axes.known_q)
     k = lines_of(cells.k, cells.edges, axes.known_k)
@@ -156,14 +156,14 @@ def _lines(cells: Cells, axes: Axes) -> tuple[Array, Array, Array]:
     return q, _about(k, centre, axes), centre
 
 
-def _about(lines: Array, centre: Array, axes: Axes) -> Array:
+def _about(lines: Array, centre: Array, axes: SplitAxes) -> Array:
     """Keys' lines measured from a centre: their variance stays as it is, and rounding errors shrink."""
     buckets = len(axes.known_k)
     there = axes.known_k[:, None]
     return np.concatenate([np.where(there, lines[:, :buckets] - centre, 0.0), lines[:, buckets:]], axis=1)
 
 
-def _seen_residuals(cells: Cells, axes: Axes) -> Array:
+def _seen_residuals(cells: KeyCells, axes: SplitAxes) -> Array:
     """(3, key heads, buckets, d, d): the residual covariance of the keys that a bucket's queries see."""
     left = residuals(cells.k)
     keys, buckets, d, _ = left.shape
@@ -171,7 +171,7 @@ def _seen_residuals(cells: Cells, axes: Axes) -> Array:
     return np.asarray(seen.reshape(keys, 3, buckets, d, d).transpose(1, 0, 2, 3, 4))
 
 
-def _of_head(cells: Cells, axes: Axes, q: Array, k: Array, keys: Array, head: int) -> dict[str, Array]:
+def _of_head(cells: KeyCells, axes: SplitAxes, q: Array, k: Array, keys: Array, head: int) -> dict[str, Array]:
     """One head's parts that need covariances, and their derivatives; `keys` is (3, buckets, d, d)."""
     buckets, weight = len(axes.weight), axes.weight
     mean, slope = q[:buckets, None], q[buckets:, None]  # (buckets, 1, d)
@@ -191,7 +191,7 @@ def _of_head(cells: Cells, axes: Axes, q: Array, k: Array, keys: Array, head: in
     }
 
 
-def _of_means(axes: Axes, q: Array, k: Array) -> tuple[Array, Array]:
+def _of_means(axes: SplitAxes, q: Array, k: Array) -> tuple[Array, Array]:
     """The variance of the mean score over seen keys, and the rise of late queries: one of each per head."""
     heads, buckets = len(q), len(axes.weight)
     dots = q @ k[axes.which].transpose(0, 2, 1)  # (heads, 2 buckets, 2 buckets)
@@ -233,7 +233,7 @@ def replicate_split(sums: LayerSums, whole: WholeLayer) -> Split:
     return Split(position, query_position, preference, query, late)
 
 
-def _seen_form(axes: Axes, q: Array) -> Array:
+def _seen_form(axes: SplitAxes, q: Array) -> Array:
     """(heads, d, d): what the preference of these queries is with each residual covariance, if all buckets had it."""
     buckets = len(axes.weight)
     mean, slope = q[:, :buckets], q[:, buckets:]
@@ -242,7 +242,7 @@ def _seen_form(axes: Axes, q: Array) -> Array:
     return np.asarray(by.transpose(0, 2, 1) @ q)
 
 
-def _key_form(axes: Axes, k: Array) -> Array:
+def _key_form(axes: SplitAxes, k: Array) -> Array:
     """(key heads, d, d): the covariance of the keys' lines, averaged over all queries."""
     return np.asarray((axes.among_keys @ k).transpose(0, 2, 1) @ k)
 
