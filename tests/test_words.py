@@ -47,7 +47,8 @@ def test_no_two_classes_have_one_name():
 
 # What was once called so is now the common window, `qk_common.csv`, and a choice of windows.
 OLD = re.compile(
-    r"(?i)matched_window|qk_matched|(?<!drop)_matched\b|matched window|\b(two|both|own|each|common) reading\b|\breadings\b"
+    r"(?i)matched_window|qk_matched|(?<!drop)_matched\b|matched window|\b(two|both|own|each|common) reading\b"
+    r"|\breadings\b"
     r"|the reading comes|analysis\.(comparison|tolerance|taxonomy)|qkscope/(analysis|pipeline|figures)\b"
 )
 SPOKEN = [
