@@ -97,7 +97,7 @@ class Tally:
         if ends is None:
             return found | dict.fromkeys(NUMBERS[2:], np.full(len(total), np.nan))
         first, last = (self._mean(total, pairs, share) for share in ends)
-        matched = self._matched(total, pairs, ends)
+        matched = self._at_same_distances(total, pairs, ends)
         return found | dict(zip(NUMBERS[2:], (first, last, first - last, matched), strict=True))
 
     def _mean(self, total: Array, pairs: Array, shares: Array) -> Array:
@@ -108,7 +108,7 @@ class Tally:
         with np.errstate(invalid="ignore"):
             return np.asarray((used * values).sum(axis=1) / used.sum(axis=1))
 
-    def _matched(self, total: Array, pairs: Array, ends: tuple[Array, Array]) -> Array:
+    def _at_same_distances(self, total: Array, pairs: Array, ends: tuple[Array, Array]) -> Array:
         """First minus last fifth at equal distances of keys, weighted by distance as in the first."""
         of_place = np.maximum(pairs.sum(axis=2, keepdims=True), 1.0)
         used = [(self.queries * share)[..., None] for share in ends]
