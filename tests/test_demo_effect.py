@@ -13,7 +13,7 @@ def test_the_demo_shows_position_being_learned(tmp_path):
     settings = DemoSettings().scaled(0.5)
     first, *_, last = [plan.name for plan in settings.checkpoints()]
     study = prepare_demo(tmp_path, settings)
-    # Two of ten are measured; the command, all ten and their report are in test_demo_training.py.
+    # Two of ten are measured; the command that measures and reports all is in test_demo_training.py.
     settled = yaml.safe_load(study.read_text(encoding="utf-8"))
     settled["checkpoints"] = [entry for entry in settled["checkpoints"] if entry["name"] in (first, last)]
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(settled))
