@@ -72,7 +72,7 @@ def _loss(given: CardInput, entry: Entry) -> str:
 
 
 def _holds(given: CardInput, entry: Entry) -> str:
-    """A common reading of low plasticity, tested."""
+    """A usual reading of low plasticity, tested."""
     panel = given.at.panel_of(FILE)
     share, error = (f("loss_not_position", entry.name) for f in (panel.mean, panel.error))
     verdict = "That cannot be told: neither part is larger beyond its error."
