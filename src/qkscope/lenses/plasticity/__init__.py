@@ -32,7 +32,7 @@ LENS = Lens(
             "curve",
             "Plasticity, by checkpoint",
             ("ap", "ap_content", "ap_same_position"),
-            "Means over heads. The gap to ap_content is lost to position, the gap from there to 1 to a fixed preference.",
+            "Means over heads. From ap to ap_content is lost to position, from there to 1 to a fixed preference.",
             figure="plasticity",
         ),
         View(

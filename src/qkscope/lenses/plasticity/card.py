@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from qkscope.lenses.card import Card, CardInput, error_bars, opening, rows
-from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, parts_of
+from collections.abc import Sequence
+
+from qkscope.lenses.card import Card, CardInput, error_bars, opening, rows, window_agreement
+from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, mean_where_all, parts_of
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.plasticity.words import (
     ESTIMATOR,
-    HELD_FIXED,
     MEANING,
+    at_common,
+    comparable_entries,
     course_of,
-    is_real,
+    held_fixed,
+    known_entries,
     last_known,
-    measured,
-    needs_for,
+    place_of,
     too_few_buckets,
+    widths_said,
 )
+from qkscope.lenses.tell import beyond_zero, joined, mean_of, plus_minus, share_of
 from qkscope.results.read import Entry
-from qkscope.stats.findings import Agreement, Verdict, compare_choices, context_changes
+from qkscope.stats.findings import context_changes
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import agreements, label, number, percent
+from qkscope.words.phrases import Format, label, listed, number, percent, shortened
 
-MEAN_OF_HEADS = "mean over the heads of each entry that have a value, with its error over documents."
+AGGREGATION = ("Aggregation", "mean over heads that have a value, with its error over documents.")
+HALF = 0.5
 
 
 def plasticity_card(given: CardInput) -> Card:
@@ -35,106 +41,117 @@ def plasticity_card(given: CardInput) -> Card:
             "wherever they are. Diamonds: AP for two queries at exactly one position. Means over heads."
             + error_bars(given, MEANS, ("ap", "ap_content")),
         ),
-        too_few_buckets(given, "ap", needs_for("ap")),
+        too_few_buckets(given, "ap"),
+        widths_said(given, "ap"),
     ]
-    takeaway = [course_of(given, "ap", "Mean plasticity")]
+    takeaway = [course_of(given, "ap", "Mean plasticity"), widths_said(given, "ap")]
     if entry is not None:
-        takeaway.append(_loss(given, entry))
+        takeaway += [_loss(given, entry), _turned(given, entry)]
         shows += [
-            paragraph(Strong("Position or preference."), " ", _loss(given, entry), " ", _holds(given, entry)),
-            paragraph(Strong("At one position."), " ", _same_position(given, entry)),
+            paragraph(Strong("Position or preference."), " ", joined([_loss(given, entry), _holds(given, entry)])),
+            paragraph(Strong("At one position."), " ", *_same_position(given, entry)),
             _kinds(given, entry, "ap", "mean plasticity"),
         ]
-    shows += [*_windows(given, "ap", "mean plasticity"), HELD_FIXED]
-    headline = f"What Takes Plasticity from Queries {given.study.span.title()}"
-    return Card(_at_common(headline, given), shows, FILE, [ESTIMATOR, ("Aggregation", MEAN_OF_HEADS)], takeaway)
-
-
-def _at_common(headline: str, given: CardInput) -> str:
-    return headline + (" at a Common Window" if given.at.common else "")
-
-
-def _place(given: CardInput, entry: Entry) -> str:
-    return f"At {label(entry)}" if given.study.one_run else f"In {label(entry)}"
+    compared: list[tuple[str, str, Format]] = [
+        ("ap", "mean plasticity", number),
+        ("ap_same_position", "mean plasticity at one position", number),
+    ]
+    shows += [*_agreement(given, compared), held_fixed(given)]
+    headline = at_common(f"What Takes Plasticity from Queries {given.study.span.title()}", given)
+    return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)
 
 
 def _loss(given: CardInput, entry: Entry) -> str:
     """How much of what is lost is position."""
     panel = given.at.panel_of(FILE)
-    ap, content = measured(panel, "ap", entry), measured(panel, "ap_content", entry)
-    share = measured(panel, "loss_not_position", entry, percent)
+    ap, content = (mean_of(panel, name, entry) for name in ("ap", "ap_content"))
     return (
-        f"{_place(given, entry)} mean plasticity is {ap}, and would be {content} if no mean of keys depended on "
-        f"position: of what is lost, {share} is not position but a fixed preference among keys."
+        f"{place_of(given, entry)} mean plasticity is {ap}, and would be {content} if no mean of keys depended on "
+        f"position: of what is lost, {share_of(panel, 'loss_not_position', entry)} (mean over heads) is not position "
+        "but a fixed preference among keys."
     )
 
 
 def _holds(given: CardInput, entry: Entry) -> str:
-    """The published reading of low plasticity, tested."""
+    """A common reading of low plasticity, tested."""
     panel = given.at.panel_of(FILE)
     share, error = (f("loss_not_position", entry.name) for f in (panel.mean, panel.error))
-    claim = "Does it hold here that low plasticity means that position wins?"
-    if share - 2 * error > 0.5:
-        return f"{claim} Not for the larger part."
-    if share + 2 * error < 0.5:
-        return f"{claim} Yes, for the larger part."
-    return f"{claim} It cannot be told which part is larger."
+    verdict = "That cannot be told: neither part is larger beyond its error."
+    if abs(share - HALF) > 2 * error:
+        verdict = "Not for the larger part of it." if share > HALF else "For the larger part of it, yes."
+    return f"Does it hold here that plasticity is lost because position wins? {verdict}"
 
 
-def _same_position(given: CardInput, entry: Entry) -> str:
+def _turned(given: CardInput, entry: Entry) -> str:
+    """For a takeaway: plasticity without queries that disagree because they are at different places of a bucket."""
+    if not _differs(given, entry):
+        return ""
+    if len(comparable_entries(given, "ap_same_position")) > 1:
+        return course_of(given, "ap_same_position", "For two queries at exactly one position, mean plasticity")
+    return f"For two queries at exactly one position it is {_alone(given, entry)}."
+
+
+def _differs(given: CardInput, entry: Entry) -> bool:
     panel = given.at.panel_of(FILE)
-    if last_known(given, "ap_same_position") is None:
-        return "How far queries turn within a bucket is not known here: sums before rotation, or the rotation, are missing."
-    ap, alone = panel.mean("ap", entry.name), panel.mean("ap_same_position", entry.name)
-    if not ap - alone > 2 * panel.error("ap_same_position", entry.name):
-        return f"For two queries at exactly one position it is {measured(panel, 'ap_same_position', entry)}."
-    return (
-        f"For two queries at exactly one position mean plasticity is {measured(panel, 'ap_same_position', entry)}. The "
-        "rest is queries that disagree because they are at different places of one position bucket, where RoPE has "
-        "turned them differently. That part grows with the width of buckets, so AP of different contexts is compared "
-        "at one position, or at a common window with buckets of one size."
-    )
+    apart = panel.mean("ap", entry.name) - mean_where_all(given.at, "ap_same_position", entry.name)
+    return apart > 2 * panel.error("ap_same_position", entry.name)
+
+
+def _alone(given: CardInput, entry: Entry) -> str:
+    return mean_of(given.at.panel_of(FILE), "ap_same_position", entry)
+
+
+def _same_position(given: CardInput, entry: Entry) -> list[str]:
+    if entry not in known_entries(given, "ap_same_position"):
+        return [
+            f"{place_of(given, entry)} not known for all heads: sums before rotation, or the rotation, are missing."
+        ]
+    said = [
+        f"{place_of(given, entry)} mean plasticity for two queries at exactly one position is {_alone(given, entry)}."
+    ]
+    if _differs(given, entry):
+        said.append(
+            "The rest is queries of one position bucket that disagree because they are at different places of it, "
+            "where RoPE has turned them differently."
+        )
+    if len(comparable_entries(given, "ap_same_position")) > 1:
+        said.append(course_of(given, "ap_same_position", "Over all, it"))
+    return [joined(said)]
 
 
 def _kinds(given: CardInput, entry: Entry, column: str, name: str) -> str:
-    """Kinds of layers against each other, where the difference is real."""
+    """Kinds of layers against each other."""
     parts = {kind: part for kind, part in parts_of(given.at, entry.name).items() if kind != ALL}
     if len(parts) < 2:
         return ""
     panel = given.at.panel_of(FILE)
-    said = ", ".join(f"{measured(panel, column, entry, part=part)} in {kind} layers" for kind, part in parts.items())
+    said = ", ".join(
+        f"{mean_of(panel, column, entry, part)} in {shortened(kind)} layers" for kind, part in parts.items()
+    )
     (first, one), (second, other) = list(parts.items())[:2]
-    change = panel.contrast(column, entry.name, one, other)
-    more = {1: f"higher in {second} than in {first} layers", -1: f"higher in {first} than in {second} layers"}
-    verdict = more.get(change.direction, f"no different between {first} and {second} layers by more than its noise")
-    return f"{_place(given, entry)}, {name} is {said}: {verdict}."
+    way = panel.contrast(column, entry.name, one, other).direction
+    high, low = (second, first) if way > 0 else (first, second)
+    verdict = f"it is higher in {shortened(high)} than in {shortened(low)} layers"
+    if not way:
+        verdict = f"{shortened(first)} and {shortened(second)} layers do not differ by more than noise"
+    return f"{place_of(given, entry)} {name} is {said}; {verdict}."
 
 
-def _windows(given: CardInput, column: str, name: str) -> list[str]:
-    """Whether steps at which the context changes are there at the common window too."""
-    if given.common is None or not given.study.one_run or FILE not in given.common.head_tables:
+def _agreement(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+    """Both choices of windows at steps where the context changes, as far as the common window can tell."""
+    common = given.common
+    if common is None or FILE not in common.head_tables or not given.study.one_run:
         return []
-    said = []
+    fine = set(compared_names(common))
     changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
-    for before, after, one, other in changes[:2]:
-        if not {before.name, after.name} <= set(given.common.names):
-            continue
-        panels = given.own.panel_of(FILE), given.common.panel_of(FILE)
-        found = compare_choices(*panels, before, after, [column])
-        place = f"from {label(before)} to {label(after)} (context {one:,} to {other:,})"
-        said.append(_agreement(found, name, place))
-    return said
-
-
-def _agreement(found: list[Agreement], name: str, place: str) -> str:
-    change = found[0].common
-    if change.before != change.before or change.after != change.after:  # NaN on either side
-        return (
-            f"{place[0].upper()}{place[1:]}, {name} at the own contexts compares windows and buckets of different "
-            "length; at the common window it is not known."
-        )
-    text = agreements(found, [(name, number)], place)
-    return text + (" The own contexts also have wider buckets." if found[0].verdict is Verdict.ONLY_OWN else "")
+    blind = [(before, after) for before, after, _, _ in changes if not {before.name, after.name} <= fine]
+    if not blind:
+        return window_agreement(given, quantities, FILE)
+    steps = listed([f"from {label(before)} to {label(after)}" for before, after in blind[:3]])
+    return [
+        f"The context changes {steps}. There the common window holds more and narrower buckets of one than of the "
+        "other, and plasticity depends on that: how much of the step is the window cannot be told from these sums."
+    ]
 
 
 def drops_card(given: CardInput) -> Card:
@@ -143,49 +160,55 @@ def drops_card(given: CardInput) -> Card:
     shows: list[Block | str] = [
         opening(
             given,
-            f"Left: mean plasticity of queries in the first and in the last fifth of the positions that have one, for "
+            "Left: mean plasticity of queries in the first and in the last fifth of the positions that have one, for "
             f"{rows(given)}. Right: the drop between them, and the same at equal distances between the two keys. Later "
             "queries are offered pairs of keys that lie further apart, and keys that are far apart differ more by "
             "position; at equal distances, weighted as in the first fifth, only the place of the query is left."
             + error_bars(given, DROPS, ("ap_drop",)),
         ),
-        too_few_buckets(given, "ap_drop", needs_for("ap_drop")),
+        too_few_buckets(given, "ap_drop"),
+        widths_said(given, "ap_drop"),
     ]
-    takeaway = [course_of(given, "ap_drop", "The mean drop of plasticity")]
+    takeaway = [course_of(given, "ap_drop", "The mean drop of plasticity along the window")]
     if entry is not None:
         takeaway.append(_drop(given, entry))
-        shows += [paragraph(Strong("Drop or distance."), " ", _drop(given, entry))]
-        shows += [_kinds(given, entry, "ap_drop", "the mean drop")]
-    shows += [*_windows(given, "ap_drop", "the mean drop"), HELD_FIXED]
-    headline = f"Plasticity Along the Window {given.study.span.title()}"
-    return Card(_at_common(headline, given), shows, FILE, [ESTIMATOR, ("Aggregation", MEAN_OF_HEADS)], takeaway)
+        shows.append(paragraph(Strong("Drop or distance."), " ", joined([_drop(given, entry), _real(given, entry)])))
+        shows.append(_kinds(given, entry, "ap_drop", "the mean drop"))
+    shows += [*_agreement(given, [("ap_drop", "the mean drop", number)]), held_fixed(given)]
+    headline = at_common(f"Plasticity Along the Window {given.study.span.title()}", given)
+    return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)
 
 
 def _drop(given: CardInput, entry: Entry) -> str:
-    """Whether the drop is real, or the distance between keys."""
+    """Whether plasticity falls along the window, also at equal distances."""
+    panel, place = given.at.panel_of(FILE), place_of(given, entry)
+    whole, matched = (_size(given, name, entry) for name in ("ap_drop", "ap_drop_matched"))
+    way, left = (beyond_zero(panel, name, entry) for name in ("ap_drop", "ap_drop_matched"))
+    if not way:
+        return f"{place} plasticity does not change along the window by more than its noise (drop {whole})."
+    verb = {1: f"falls by {matched}", -1: f"rises by {matched}", 0: f"does not change beyond noise ({matched})"}[left]
+    return (
+        f"{place} plasticity {'falls' if way > 0 else 'rises'} by {whole} from the first to the last fifth; at equal "
+        f"distances between keys it {verb}."
+    )
+
+
+def _size(given: CardInput, column: str, entry: Entry) -> str:
+    """A drop without its sign, with its error."""
     panel = given.at.panel_of(FILE)
-    drop, matched = (measured(panel, name, entry) for name in ("ap_drop", "ap_drop_matched"))
+    return plus_minus(abs(panel.mean(column, entry.name)), panel.error(column, entry.name))
+
+
+def _real(given: CardInput, entry: Entry) -> str:
+    """Does a drop mean that later queries decide less?"""
+    panel = given.at.panel_of(FILE)
     whole, left = (panel.mean(name, entry.name) for name in ("ap_drop", "ap_drop_matched"))
-    place = _place(given, entry)
-    if not is_real(panel, "ap_drop", entry):
-        return f"{place} plasticity does not fall along the window by more than its noise ({drop})."
-    if whole < 0:
-        return (
-            f"{place} plasticity rises along the window, by {drop.lstrip('−')}; at equal distances by {_sign(matched)}."
-        )
-    if not is_real(panel, "ap_drop_matched", entry):
-        return (
-            f"{place} the drop of {drop} is the distance between keys: at equal distances nothing is left beyond noise "
-            f"({matched})."
-        )
-    if left < 0:
-        return (
-            f"{place} the drop of {drop} is the distance between keys: at equal distances plasticity rises ({matched})."
-        )
-    gone = percent(1 - left / whole) if left < whole else "none"
-    return f"{place} plasticity falls by {drop}, and by {matched} at equal distances: {gone} of the drop is distance."
-
-
-def _sign(text: str) -> str:
-    """A rise in place of a drop."""
-    return text[1:] if text.startswith("−") else f"−{text}"
+    if beyond_zero(panel, "ap_drop", entry) <= 0:
+        return ""
+    question = "Does it hold here that a drop means that later queries decide less?"
+    if beyond_zero(panel, "ap_drop_matched", entry) <= 0:
+        return f"{question} No: the drop is the distance between the keys that they are offered."
+    gone = 1 - left / whole
+    if gone <= 0:
+        return f"{question} Yes: it is no smaller at equal distances."
+    return f"{question} In part: {percent(gone)} of the drop is the distance between the keys that they are offered."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,11 +16,11 @@ from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, kinds_of
+from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, kinds_of
 
 DECIDED, BY_POSITION, BY_PREFERENCE = style.PURPLE, style.AMBER, style.FAINT
 FIRST, LAST = "#0f766e", "#9d174d"
-WIDTH = 0.72
+WIDTH, FAINT = 0.72, 0.35
 
 
 def draw_plasticity(at: AtWindow) -> Figure:
@@ -30,7 +32,7 @@ def draw_plasticity(at: AtWindow) -> Figure:
     )
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds, strict=True):
-        _draw_bars(axes, _of_kind(table, kind, at))
+        _draw_bars(axes, _of_kind(table, kind, at), set(compared_names(at)))
         axes.set_title("all heads" if kind == ALL else f"{style.plain(kind)} layers", fontsize=9.5, loc="left")
         axes.set_ylim(0.0, 1.0)
         style.checkpoint_axis(axes, at.study, phase_names=False)
@@ -41,9 +43,14 @@ def draw_plasticity(at: AtWindow) -> Figure:
         Patch(facecolor=BY_PREFERENCE, label="lost to a fixed preference"),
         Line2D([], [], color=style.INK, marker="D", markersize=4, linestyle="none", label="AP at one exact position"),
         *error_keys(has_errors(table, ("ap", "ap_content"))),
+        *([_wider_key()] if len(compared_names(at)) < table.loc[table["ap"].notna(), "model"].nunique() else []),
     ]
     style.header_legend(figure, keys, 3)
     return style.finish(figure)
+
+
+def _wider_key() -> Patch:
+    return Patch(facecolor=DECIDED, alpha=FAINT, label="wider buckets, not comparable")
 
 
 def _of_kind(table: pd.DataFrame, kind: str, at: AtWindow) -> pd.DataFrame:
@@ -51,8 +58,9 @@ def _of_kind(table: pd.DataFrame, kind: str, at: AtWindow) -> pd.DataFrame:
     return table[table["layer_kind"] == kind].set_index("model").reindex(list(at.names)).reset_index()
 
 
-def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_bars(axes: Axes, rows: pd.DataFrame, compared: Collection[str]) -> None:
     x = np.arange(len(rows))
+    faint = np.array([name not in compared for name in rows["model"]])
     ap, content = (rows[name].to_numpy(dtype=float) for name in ("ap", "ap_content"))
     known = np.isfinite(ap)
     for low, high, colour, name in (
@@ -60,7 +68,10 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
         (ap, content, BY_POSITION, "position"),
         (content, np.ones_like(ap), BY_PREFERENCE, "preference"),
     ):
-        axes.bar(x[known], (high - low)[known], WIDTH, low[known], color=colour, linewidth=0, gid=name)
+        for chosen, alpha in ((known & ~faint, 1.0), (known & faint, FAINT)):
+            axes.bar(
+                x[chosen], (high - low)[chosen], WIDTH, low[chosen], color=colour, linewidth=0, alpha=alpha, gid=name
+            )
     for name in ("ap", "ap_content"):
         draw_errors(axes, x, rows[name], rows[f"{name}_se"], gid=name)
     axes.plot(
@@ -71,7 +82,8 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
         for place, value in zip(x[known], ap[known], strict=True):
             axes.text(place, 0.025, f"{value:.2f}", ha="center", va="bottom", fontsize=7.5, color="white", gid="value")
     for place in x[~known]:
-        axes.text(place, 0.02, "too few\nbuckets", ha="center", va="bottom", fontsize=6.5, color=style.GREY)
+        why = "too few\nbuckets" if rows["heads"].notna()[place] else "no such\nlayer"
+        axes.text(place, 0.02, why, ha="center", va="bottom", fontsize=6.5, color=style.GREY)
 
 
 def draw_drops(at: AtWindow) -> Figure:
@@ -91,7 +103,7 @@ def draw_drops(at: AtWindow) -> Figure:
         left.set_ylim(0.0, 1.0)
         right.axhline(0.0, color=style.GREY, linewidth=0.8)
         for axes in (left, right):
-            axes.legend(loc="best", fontsize=7.5)
+            axes.legend(loc="best", fontsize=7.5, frameon=True, framealpha=0.9, edgecolor="none")
             style.checkpoint_axis(axes, at.study, phase_names=False)
     low, high = (float(f(table[["ap_drop", "ap_drop_matched"]].to_numpy())) for f in (np.nanmin, np.nanmax))
     room = 0.12 * max(high - min(low, 0.0), 0.05)

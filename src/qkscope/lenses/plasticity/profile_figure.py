@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkscope.draw import style
@@ -25,7 +25,7 @@ from qkscope.lenses.plasticity.summaries import ALL, MEANS, kinds_of
 from qkscope.lenses.plasticity.table import MAP_FILE, PROFILE_FILE
 
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
-THIN = 3e-4  # of all pairs: a sixteenth of the window by itself has twice that; position 0 has less
+THIN = 3e-4  # of all pairs: a cell of whole parts has at least twice that; those of position 0 are not worth a colour
 COLOURS = "viridis"
 
 
@@ -73,7 +73,7 @@ def _draw_profile_panel(axes: Axes, table: pd.DataFrame, looks: Mapping[str, Kin
             continue
         lines = [one[["position", "ap"]].to_numpy() for _, one in rows.groupby(["layer", "head"])]
         axes.add_collection(
-            LineCollection(lines, colors=look.colour, alpha=max(0.05, min(0.4, 12 / heads)), linewidths=0.6, zorder=1)
+            LineCollection(lines, colors=look.colour, alpha=max(0.12, min(0.45, 25 / heads)), linewidths=0.6, zorder=1)
         )
         mean = mean_profile(rows)
         axes.fill_between(
@@ -117,7 +117,7 @@ def draw_map(at: AtWindow) -> Figure:
         bar = figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, pad=0.02, aspect=24)
         bar.set_label("plasticity (AP), mean over heads")
         bar.outline.set_visible(False)
-    thin = Patch(facecolor="none", edgecolor=style.GREY, hatch="////", linewidth=0, label="hardly any pairs")
+    thin = Patch(facecolor="#f3f4f6", edgecolor=style.LINE, hatch="/////", linewidth=0, label="hardly any pairs")
     style.header_legend(figure, [thin], 1)
     return style.finish(figure)
 
@@ -127,6 +127,7 @@ def _draw_map_panel(axes: Axes, rows: pd.DataFrame, window: float) -> QuadMesh |
     _token_axis(axes)
     if cells["ap"].isna().all():
         axes.text(0.5, 0.5, "no layer of this kind", transform=axes.transAxes, ha="center", color=style.GREY)
+        axes.set_axis_off()
         return None
     x, y = (np.unique(cells[name]) for name in ("key_distance", "query_distance"))
     step = float(x[1] - x[0]) if len(x) > 1 else window
@@ -136,10 +137,13 @@ def _draw_map_panel(axes: Axes, rows: pd.DataFrame, window: float) -> QuadMesh |
     edges = [np.append(x - step / 2, x[-1] + step / 2), np.append(y, y[-1] + step)]  # across, a cell is about its value
     colours = matplotlib.colormaps[COLOURS].with_extremes(bad=(1.0, 1.0, 1.0, 0.0))
     image = axes.pcolormesh(*edges, np.ma.masked_invalid(values), cmap=colours, vmin=0.0, vmax=1.0, gid="map")
-    thin = np.where(np.isfinite(values) & (weights < THIN), 1.0, np.nan)
-    if np.isfinite(thin).any():
-        with matplotlib.rc_context({"hatch.color": "#ffffff"}):
-            axes.pcolor(*edges, np.ma.masked_invalid(thin), hatch="////", alpha=0.0, gid="thin")
+    for row, column in np.argwhere(np.isfinite(values) & (weights < THIN)):
+        corner = edges[0][column], edges[1][row]
+        axes.add_patch(
+            Rectangle(
+                corner, step, step, facecolor="#f3f4f6", edgecolor=style.LINE, hatch="/////", linewidth=0, gid="thin"
+            )
+        )
     axes.set_ylim(bottom=0.0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     return image

@@ -42,19 +42,39 @@ def _summary(at: AtWindow, quantities: Sequence[str]) -> pd.DataFrame | None:
                     "layer_kind": kind,
                     "window": at.window_of(model),
                     "heads": int(np.isfinite(values[quantities[0]]).sum()),
-                    **{name: panel.mean(name, model, part) for name in quantities},
+                    **{name: mean_where_all(at, name, model, part) for name in quantities},
                 }
             )
             parts.append(part)
     return with_mean_errors(pd.DataFrame(rows), panel, quantities, parts=parts, over_heads=True)
 
 
+def mean_where_all(at: AtWindow, column: str, model: str, part: Part = EVERY_HEAD) -> float:
+    """A mean over heads; NaN where only some of those that have a plasticity have this, which would not compare."""
+    panel = at.panel_of(FILE)
+    missing = np.isnan(panel.values(column, model, part)) & ~np.isnan(panel.values("ap", model, part))
+    return float("nan") if missing.any() else panel.mean(column, model, part)
+
+
 def parts_of(at: AtWindow, model: str) -> dict[str, Part]:
-    """All heads of an entry, and those of each kind of layer where it has several."""
+    """All heads of an entry, and those of each kind of layer where the study has several."""
     heads = at.heads
     kinds = kinds_in_order(heads.loc[heads["model"] == model, "layer_kind"].dropna())
-    named = {kind: Part(layer_kind=kind) for kind in kinds} if len(kinds) > 1 else {}
-    return {ALL: EVERY_HEAD, **named}
+    several = len(kinds_in_order(heads["layer_kind"].dropna())) > 1
+    return {ALL: EVERY_HEAD, **({kind: Part(layer_kind=kind) for kind in kinds} if several else {})}
+
+
+def bucket_widths(at: AtWindow) -> dict[str, float]:
+    """How wide each entry's position buckets are, in tokens."""
+    buckets = at.table(FILE).groupby("model")["ap_buckets"].max()
+    return {name: at.window_of(name) / buckets[name] for name in at.names if buckets.get(name, 0) > 0}
+
+
+def compared_names(at: AtWindow) -> list[str]:
+    """The entries whose plasticity can be compared: all, or at the common window those with the narrowest buckets."""
+    widths = bucket_widths(at)
+    finest = min(widths.values(), default=0.0)
+    return [name for name, width in widths.items() if not at.common or width <= 1.01 * finest]
 
 
 def kinds_of(table: pd.DataFrame) -> list[str]:

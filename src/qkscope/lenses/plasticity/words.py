@@ -1,4 +1,4 @@
-"""Sentences about plasticity that its cards share: numbers with their errors, and what is not known at a window."""
+"""Sentences about plasticity that its cards share: what it is, how it goes, and where it is not known."""
 
 from __future__ import annotations
 
@@ -6,90 +6,102 @@ import math
 
 from qkscope.lenses.card import CardInput
 from qkscope.lenses.plasticity.grid import FEWEST, FEWEST_FOR_ENDS
+from qkscope.lenses.plasticity.summaries import ENDS, bucket_widths, compared_names, mean_where_all
 from qkscope.lenses.plasticity.table import FILE
+from qkscope.lenses.tell import errors_said
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
-from qkscope.stats.noise import EVERY_HEAD, SMALLEST, STANDARD_ERRORS, HeadPanel, Part
 from qkscope.text import counted
-from qkscope.words.phrases import Format, curve_course, label, listed, number, percent, ranking
+from qkscope.words.phrases import curve_course, label, listed, number, ranking, tokens
 
 MEANING = (
-    "Attention plasticity (AP) asks whether the query still decides. Take two earlier keys and two queries at one place: "
-    "AP is twice the chance that the queries disagree about which key wins, 1 where that is open and 0 where it is "
-    "settled whatever the query."
-)
-HELD_FIXED = (
-    "Errors are over documents. Covariances within position buckets are held fixed in them, because document groups have "
-    "none of their own there; only means vary."
+    "Attention plasticity (AP) asks whether the query still decides. Take two earlier keys and two queries at one "
+    "place: AP is twice the chance that the queries disagree about which key wins, 1 where that is open and 0 where it "
+    "is settled whatever the query."
 )
 ESTIMATOR = (
     "Estimator",
-    "closed form from the means and covariances of position buckets; keys are taken to be normal and independent of each "
-    "other, queries normal. The query's own bucket is left out, and position 0 counts as the single key that it is.",
+    "closed form from the means and covariances of position buckets; keys are taken to be normal and independent of "
+    "each other, queries normal. The query's own bucket is left out, and position 0 counts as the single key that it "
+    "is. How far that is from counting on real models, docs/lenses/plasticity.md says; errors do not contain it.",
 )
+LISTED = 4  # entries that a sentence names
 
 
-def measured(panel: HeadPanel, column: str, entry: Entry, fmt: Format = number, part: Part = EVERY_HEAD) -> str:
-    """A mean over heads with its error over documents: `0.60 ± 0.01`."""
-    value, error = panel.mean(column, entry.name, part), panel.error(column, entry.name, part)
-    if math.isnan(error) or math.isnan(value):
-        return fmt(value)
-    return f"{fmt(value)} ± {_error(error, fmt)}"
+def held_fixed(given: CardInput) -> str:
+    """What errors are about."""
+    exact = "means of buckets are found anew, covariances within buckets are held fixed"
+    return errors_said(given.at.table(FILE), exact)
 
 
-def _error(error: float, fmt: Format) -> str:
-    """An error as the number itself is written, with a digit more where it would be 0."""
-    for extra in range(3):
-        text = fmt(error, extra)
-        if text.strip("0.%") and not text.startswith("below"):
-            return text
-    return "less than 0.1%" if fmt is percent else "less than 0.001"
+def at_common(headline: str, given: CardInput) -> str:
+    """The headline, which says if it is about the common window."""
+    return headline + (" at a Common Window" if given.at.common else "")
 
 
-def is_real(panel: HeadPanel, column: str, entry: Entry, part: Part = EVERY_HEAD) -> bool:
-    """Whether a mean differs from 0 by more than two errors, and visibly."""
-    value, error = panel.mean(column, entry.name, part), panel.error(column, entry.name, part)
-    return abs(value) > max(STANDARD_ERRORS * error, SMALLEST)  # false where either is NaN
+def place_of(given: CardInput, entry: Entry) -> str:
+    """`At S1-40K` of a run, `In Gemma` of models."""
+    return f"At {label(entry)}" if given.study.one_run else f"In {label(entry)}"
 
 
-def course_of(given: CardInput, column: str, name: str, fmt: Format = number) -> str:
-    """How a mean goes over one run, or which entry is lowest and highest."""
-    panel, known = given.at.panel_of(FILE), known_entries(given, column)
+def course_of(given: CardInput, column: str, name: str) -> str:
+    """How a mean goes over one run, or which entry is lowest and highest; only what can be compared counts."""
+    panel, known = given.at.panel_of(FILE), comparable_entries(given, column)
     if given.study.one_run or len(known) == 1:
-        return curve_course(describe_curve(panel, known, column), name, fmt)
-    return ranking(largest_contrast(panel, known, column), name, fmt, given.noun)
+        return curve_course(describe_curve(panel, known, column), name, number)
+    return ranking(largest_contrast(panel, known, column), name, number, given.noun)
 
 
 def known_entries(given: CardInput, column: str) -> list[Entry]:
     """The entries that have a value."""
-    panel = given.at.panel_of(FILE)
-    return [entry for entry in given.checkpoints if not math.isnan(panel.mean(column, entry.name))]
+    return [entry for entry in given.checkpoints if not math.isnan(mean_where_all(given.at, column, entry.name))]
 
 
-def last_known(given: CardInput, column: str) -> Entry | None:
-    """The entry that stands for the study: the last that has a value."""
+def comparable_entries(given: CardInput, column: str) -> list[Entry]:
+    """Of these, at the common window, the ones with the narrowest buckets: what buckets hide is more in wider ones."""
     known = known_entries(given, column)
-    return known[-1] if known else None
+    fine = set(compared_names(given.at))
+    return [entry for entry in known if entry.name in fine]
 
 
-def too_few_buckets(given: CardInput, column: str, fewest: int) -> str:
-    """Which entries have no value because their window has too few buckets."""
-    panel = given.at.panel_of(FILE)
-    few = [
-        (entry, int(panel.mean("ap_buckets", entry.name)))
-        for entry in given.checkpoints
-        if math.isnan(panel.mean(column, entry.name)) and panel.mean("ap_buckets", entry.name) < fewest
-    ]
-    if not few:
+def widths_said(given: CardInput, column: str) -> str:
+    """Where entries have buckets of different widths: what that does to comparisons."""
+    widths = sorted({round(width) for width in bucket_widths(given.at).values()})
+    if len(widths) < 2:
         return ""
-    names = listed([f"{label(entry)} ({counted(n, 'bucket')})" for entry, n in few[:4]])
-    more = f" and {len(few) - 4} more" if len(few) > 4 else ""
+    if given.at.common:
+        left = [entry for entry in known_entries(given, column) if entry.name not in compared_names(given.at)]
+        names = listed(_few([label(entry) for entry in left]))
+        are = "is drawn, but not compared: its" if len(left) == 1 else "are drawn, but not compared: their"
+        return f"{names} {are} buckets are wider, and plasticity depends on that." if left else ""
     return (
-        f"Not known at {names}{more}: that takes at least {fewest} position buckets within the window. What happens "
-        f"inside a bucket cannot be told from its sums well enough; a study with a larger `buckets` has more of them."
+        f"Buckets are {widths[0]:,} to {tokens(widths[-1])} wide, and what queries of one bucket disagree about "
+        "depends on that; at one exact position it hardly matters."
     )
 
 
-def needs_for(column: str) -> int:
-    """Buckets that a column needs in the window."""
-    return FEWEST_FOR_ENDS if column in ("ap_first", "ap_last", "ap_drop", "ap_drop_matched") else FEWEST
+def _few(names: list[str]) -> list[str]:
+    """As many names as a sentence can hold, and how many more there are."""
+    return names if len(names) <= LISTED else [*names[:LISTED], f"{len(names) - LISTED} more"]
+
+
+def last_known(given: CardInput, column: str) -> Entry | None:
+    """The entry that stands for the study: the last that has a value and can be compared."""
+    known = comparable_entries(given, column)
+    return known[-1] if known else None
+
+
+def too_few_buckets(given: CardInput, column: str) -> str:
+    """Which entries have no value because their window has too few buckets."""
+    panel, fewest = given.at.panel_of(FILE), FEWEST_FOR_ENDS if column in ENDS else FEWEST
+    unknown = [entry for entry in given.checkpoints if math.isnan(panel.mean(column, entry.name))]
+    few = [(entry, int(panel.mean("ap_buckets", entry.name))) for entry in unknown]
+    few = [(entry, buckets) for entry, buckets in few if buckets < fewest]
+    if not few:
+        return ""
+    names = listed(_few([f"{label(entry)} ({counted(buckets, 'bucket')})" for entry, buckets in few]))
+    return (
+        f"Not known for {names}: it takes at least {fewest} position buckets within the window, because what "
+        "happens inside a bucket cannot be told well enough from its sums. A study with more buckets has more of them "
+        "there."
+    )
