@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkscope.lenses.card import Card, CardInput, error_bars, opening, rows, window_agreement
-from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, parts_of
+from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, mean_where_all, parts_of
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.plasticity.words import (
     ESTIMATOR,
@@ -14,6 +14,7 @@ from qkscope.lenses.plasticity.words import (
     comparable_entries,
     course_of,
     held_fixed,
+    known_entries,
     last_known,
     place_of,
     too_few_buckets,
@@ -92,7 +93,7 @@ def _turned(given: CardInput, entry: Entry) -> str:
 
 def _differs(given: CardInput, entry: Entry) -> bool:
     panel = given.at.panel_of(FILE)
-    apart = panel.mean("ap", entry.name) - panel.mean("ap_same_position", entry.name)
+    apart = panel.mean("ap", entry.name) - mean_where_all(given.at, "ap_same_position", entry.name)
     return apart > 2 * panel.error("ap_same_position", entry.name)
 
 
@@ -101,8 +102,10 @@ def _alone(given: CardInput, entry: Entry) -> str:
 
 
 def _same_position(given: CardInput, entry: Entry) -> list[str]:
-    if last_known(given, "ap_same_position") is None:
-        return ["Not known here: sums before rotation, or the rotation, are missing."]
+    if entry not in known_entries(given, "ap_same_position"):
+        return [
+            f"{place_of(given, entry)} not known for all heads: sums before rotation, or the rotation, are missing."
+        ]
     said = [
         f"{place_of(given, entry)} mean plasticity for two queries at exactly one position is {_alone(given, entry)}."
     ]
