@@ -127,7 +127,9 @@ def test_parts_of_a_step_are_those_of_vectors_turned_by_hand(run, choice, window
             np.testing.assert_allclose(row[["window", "base", "weights"]].astype(float), found.shares, atol=1e-9)
             spread = row[["window_spread", "base_spread", "weights_spread"]].astype(float)
             np.testing.assert_allclose(spread, found.spread, atol=1e-9)
-            assert row["joint"] == pytest.approx(together(cube[place]).shares[0], abs=1e-9)
+            np.testing.assert_allclose(
+                row[["joint", "joint_weights"]].astype(float), together(cube[place]).shares, atol=1e-9
+            )
             assert row["before_rope"] == pytest.approx(cube[place][0, 0, 0], abs=1e-9)
             assert row["after_rope"] == pytest.approx(cube[place][1, 1, 1], abs=1e-9)
             total = row[["window", "base", "weights", "unexplained"]].sum()

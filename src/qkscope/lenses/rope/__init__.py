@@ -1,8 +1,15 @@
-"""What RoPE alone predicts of every head, and what is left."""
+"""What RoPE alone predicts of every head, what is left, and what window, base and weights did to it."""
 
-from qkscope.lenses.base import Lens
+from qkscope.lenses.base import Figure, Lens, Summary, View, later
 from qkscope.lenses.rope import kernel, planes, table
+from qkscope.lenses.rope.card import rope_alone_card, rope_excess_card
+from qkscope.lenses.rope.card_kernel import rope_kernel_card
+from qkscope.lenses.rope.card_split import rope_split_card
+from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
 from qkscope.lenses.rope.split_table import SPLITS
+from qkscope.lenses.rope.summaries import rope_alone_at
+
+ROOM = "qkscope.lenses.rope"
 
 LENS = Lens(
     name="rope",
@@ -10,4 +17,45 @@ LENS = Lens(
     question="How much of a head's position signal does RoPE alone predict?",
     tables=(table.TABLE, planes.TABLE, kernel.TABLE),
     of_study=(SPLITS,),
-)
+    summaries=(Summary("rope_alone", rope_alone_at),),
+    figures=(
+        Figure(
+            "rope_alone",
+            later(f"{ROOM}.figure:draw_rope_alone"),
+            rope_alone_card,
+            needs=("rope_alone",),
+            at_common_window=True,
+        ),
+        Figure(
+            "rope_excess",
+            later(f"{ROOM}.figure:draw_rope_excess"),
+            rope_excess_card,
+            needs=("rope_alone",),
+            at_common_window=True,
+        ),
+        Figure(
+            "rope_split",
+            later(f"{ROOM}.figure_split:draw_rope_split"),
+            rope_split_card,
+            needs=(SPLIT_FILE,),
+            at_common_window=True,
+            leads=1,
+        ),
+        Figure(
+            "rope_kernel",
+            later(f"{ROOM}.figure_kernel:draw_rope_kernel"),
+            rope_kernel_card,
+            needs=(kernel.FILE, planes.FILE, "rope_alone"),
+        ),
+    ),
+    views=(
+        View("curve", "What RoPE alone predicts, by checkpoint", ("r_q_rope", "r_k_rope"), "Means over heads.",
+             figure="rope_excess"),
+        View("curve", "What is measured beyond that", ("r_q_excess", "r_k_excess"), "Means over heads."),
+        View("scatter", "Excess of r_q against its prediction", ("r_q_rope", "r_q_excess"), "At 0: RoPE alone.",
+             figure="rope_alone"),
+        View("scatter", "Excess of r_k against its prediction", ("r_k_rope", "r_k_excess"), "At 0: RoPE alone."),
+        View("heatmap", "Excess of r_q, every head", ("r_q_excess",)),
+        View("heatmap", "Excess of r_k, every head", ("r_k_excess",)),
+    ),
+)  # fmt: skip

@@ -12,12 +12,12 @@ from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
+from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entries
 
 KINDS = (("r_q", style.BLUE, "$r_q$"), ("r_k", style.RED, "$r_k$"))
-MOST_PANELS = 4
-FEW = 80  # heads up to which each dot gets its error bar
 BESIDE = 0.14  # where nothing joins entries, queries and keys stand beside each other
 
 
@@ -26,14 +26,15 @@ def draw_rope_alone(at: AtWindow) -> Figure:
     rows, names = beside_measured(at), shown_entries(at.study)
     names = [name for name in names if (rows["model"] == name).any()]
     width = 2.75 * len(names) + 1.0 if len(names) > 1 else 7.4
-    figure = canvas(at, width, 6.1 if len(names) > 1 else 4.2, "Does RoPE Alone Predict It?", names)
+    figure = canvas(at, width, 6.1 if len(names) > 1 else 4.2, "Does RoPE Alone Predict r?", names)
     shape = (2, len(names)) if len(names) > 1 else (1, 2)
     panels = np.atleast_2d(figure.subplots(*shape, sharex=True, sharey="row"))
+    low = _lowest(rows[rows["model"].isin(names)])
     for column, name in enumerate(names):
         here = rows[rows["model"] == name]
         for row, (measure, colour, symbol) in enumerate(KINDS):
             axes = panels[row, column] if len(names) > 1 else panels[0, row]
-            _scatter(axes, here, measure, colour)
+            _scatter(axes, here, measure, colour, low)
             _note(axes, at, name, measure)
             if column == 0:
                 axes.set_ylabel(f"measured {symbol}")
@@ -46,17 +47,13 @@ def draw_rope_alone(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def shown_entries(study: Entries) -> list[str]:
-    """The entries that have a panel: of a run the first, the last and those between that phases end with."""
-    names = list(study.selected) if study.one_run else list(study.names)
-    if len(names) <= MOST_PANELS:
-        return names
-    return [names[round(i)] for i in np.linspace(0, len(names) - 1, MOST_PANELS)]
+def _lowest(rows: pd.DataFrame) -> float:
+    """Where all axes begin."""
+    lowest = float(np.nanmin(rows[["r_q", "r_k", "r_q_rope", "r_k_rope"]].to_numpy(dtype=np.float64)))
+    return -1.05 if lowest < -0.42 else -0.45 if lowest < -0.08 else -0.1
 
 
-def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str) -> None:
-    lowest = float(min(rows[measure].min(), rows[f"{measure}_rope"].min(), 0.0))
-    low = -1.05 if lowest < -0.4 else -0.45 if lowest < -0.08 else -0.1
+def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, low: float) -> None:
     axes.plot([low, 1.05], [low, 1.05], color=style.GREY, linewidth=0.9, zorder=1, gid="diagonal")
     for still, look in ((False, {"c": colour}), (True, {"facecolors": "none", "edgecolors": style.AMBER})):
         part = rows[(rows["prediction"] == 1) == still]
@@ -65,9 +62,10 @@ def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str) -> None:
             part[f"{measure}_rope"], part[measure], s=size, alpha=0.9 if still else 0.6, linewidths=0.8 if still else 0,
             marker="^" if still else "o", zorder=3, gid=f"{measure} {'still' if still else 'rotary'}", **look,
         )  # fmt: skip
-        error = f"{measure}_excess_se"
-        if len(rows) <= FEW and error in part.columns:
-            draw_errors(axes, part[f"{measure}_rope"], part[measure], part[error], gid=measure)
+        if len(rows) <= FEW:
+            error = part[f"{measure}_excess_se"]
+            axes.vlines(part[f"{measure}_rope"], part[measure] - error, part[measure] + error, color=style.GREY,
+                        linewidth=0.7, zorder=2, gid=f"{measure} error")  # fmt: skip
     axes.set_xlim(low, 1.05)
     axes.set_ylim(low, 1.05)
     axes.set_aspect("equal", adjustable="box")
@@ -82,8 +80,7 @@ def _note(axes: Axes, at: AtWindow, model: str, measure: str) -> None:
     row = here.iloc[0]
     lines = [f"correlation {row[f'corr_{measure}']:.2f}"] if np.isfinite(row[f"corr_{measure}"]) else []
     error = row[f"{measure}_excess_se"]
-    excess = f"mean excess {style.signed(row[f'{measure}_excess'])}"
-    lines.append(f"{excess} ± {error:.3f}" if np.isfinite(error) else excess)
+    lines.append(f"mean excess {plus_minus(row[f'{measure}_excess'], error)}")
     axes.text(
         0.97, 0.04, "\n".join(lines), transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, color=style.INK,
         gid="note",
@@ -112,15 +109,15 @@ def draw_rope_excess(at: AtWindow) -> Figure:
     kinds = [kind for kind in dict.fromkeys(table["layer_kind"]) if kind != EVERY] or [EVERY]
     shown = kinds[:3]
     figure = canvas(at, 10.4, 3.2 + 1.25 * len(shown), f"What RoPE Alone Leaves {style.span_title(study)}")
-    panels = figure.subplots(len(shown), 2, sharex=True, squeeze=False)
-    for row, kind in zip(panels, shown, strict=True):
+    panels = figure.subplots(len(shown), 2, squeeze=False)
+    for number, (row, kind) in enumerate(zip(panels, shown, strict=True)):
         here = table[table["layer_kind"] == kind].set_index("model").reindex(list(study.names)).reset_index()
         _draw_means(row[0], here, study)
         _draw_excess(row[1], here, study)
         name = "all heads" if kind == EVERY else f"{style.plain(kind)} heads"
         row[0].set_ylabel(f"{name}\nmean over heads")
         for axes in row:
-            style.checkpoint_axis(axes, study, labels=row is panels[-1], phase_names=row is panels[0])
+            style.checkpoint_axis(axes, study, labels=number == len(shown) - 1, phase_names=number == 0)
     panels[0][0].set_title("measured, and RoPE alone", fontsize=9.5, loc="left", pad=14)
     panels[0][1].set_title("excess: measured minus RoPE alone", fontsize=9.5, loc="left", pad=14)
     known = bool(table["r_q_excess_se"].notna().any())

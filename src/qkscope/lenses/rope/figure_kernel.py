@@ -1,9 +1,6 @@
 """Positional kernels: of a few heads with the planes that carry them, and of all heads as a heatmap."""
 
-from dataclasses import dataclass
-
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -13,48 +10,14 @@ from numpy.typing import NDArray
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.rope import kernel, planes
+from qkscope.lenses.rope import kernel
+from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
 
 Array = NDArray[np.float64]
-HEADS = 3  # with a panel of their own
-FINE = 600  # points of a curve
+FINE = 800  # points of a curve
+SHARP, SMOOTH = 0.01, 0.25  # over which share of the distance a kernel is averaged
 CURVE, PLANES = style.PURPLE, "#4c1d95"
 LABELLED_LAYERS = 12
-
-
-@dataclass(frozen=True)
-class HeadKernel:
-    """One head's kernel, by its planes and by the table's distances."""
-
-    model: str
-    layer: int
-    head: int
-    window: float
-    rows: pd.DataFrame  # of rope_kernel.csv
-    planes: pd.DataFrame  # of rope_planes.csv
-
-    @property
-    def scale(self) -> float:
-        """What softmax multiplies scores with; 1 where that is not known."""
-        ratio = (self.rows["kernel_scaled"] / self.rows["kernel"]).to_numpy(dtype=np.float64)
-        known = ratio[np.isfinite(ratio)]
-        return float(np.median(known)) if len(known) else 1.0
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation of a score, mean over the window's distances."""
-        inside = self.rows[self.rows["distance"] <= self.window]
-        return self.scale * float(inside["kernel_sd"].mean())
-
-    def curve(self, distance: Array) -> Array:
-        """The kernel, each point the mean over its share of the axis: planes that turn faster than that are gone."""
-        theta = 2 * np.pi / self.planes["wavelength"].to_numpy(dtype=np.float64)[:, None]
-        amplitude, phase = (self.planes[n].to_numpy(dtype=np.float64)[:, None] for n in ("amplitude", "phase"))
-        width = np.gradient(distance)
-        waves = amplitude * np.cos(theta * distance - phase) * np.sinc(theta * width / (2 * np.pi))
-        at_zero = float((amplitude * np.cos(phase)).sum())
-        still = float(self.rows.loc[self.rows["distance"] == 0, "kernel"].iloc[0]) - at_zero
-        return self.scale * (waves.sum(axis=0) + still)
 
 
 def draw_rope_kernel(at: AtWindow) -> Figure:
@@ -72,48 +35,18 @@ def draw_rope_kernel(at: AtWindow) -> Figure:
         _draw_curve(top, each, at)
         _draw_planes(bottom, each)
         if column == 0:
-            top.set_ylabel("mean score")
+            top.set_ylabel("mean score, as softmax sees it")
             bottom.set_ylabel("share of kernel")
     _draw_heatmap(figure, figure.add_subplot(outer[:, len(heads)]), at, model)
     style.header_legend(figure, _keys(), 3)
     return style.finish(figure)
 
 
-def chosen_heads(at: AtWindow) -> list[HeadKernel]:
-    """The heads whose kernel moves most, in spreads of their scores: of the last checkpoint, or of each model."""
-    found: list[HeadKernel] = []
-    entries = [at.names[-1]] if at.study.one_run or len(at.names) == 1 else list(at.names[-HEADS:])
-    for model in entries:
-        ranked = strengths(at, model)
-        taken: set[int] = set()
-        for layer, head in ranked.index:
-            if len(taken) < (HEADS if len(entries) == 1 else 1) and layer not in taken:
-                taken.add(int(layer))
-                found.append(_head(at, model, int(layer), int(head)))
-    return found[:HEADS]
-
-
-def strengths(at: AtWindow, model: str) -> pd.Series:
-    """Each head's kernel within the window: its standard deviation over distances in those of a score, falling."""
-    table = at.table(kernel.FILE)
-    here = table[(table["model"] == model) & (table["distance"] <= at.window_of(model)) & table["kernel"].notna()]
-    groups = here.groupby(["layer", "head"])
-    ratio = groups["kernel"].std() / groups["kernel_sd"].mean()
-    return ratio[ratio > 0].sort_values(ascending=False, kind="stable")
-
-
-def _head(at: AtWindow, model: str, layer: int, head: int) -> HeadKernel:
-    def of(file: str) -> pd.DataFrame:
-        table = at.table(file)
-        return table[(table["model"] == model) & (table["layer"] == layer) & (table["head"] == head)]
-
-    return HeadKernel(model, layer, head, at.window_of(model), of(kernel.FILE), of(planes.FILE))
-
-
 def _draw_curve(axes: Axes, each: HeadKernel, at: AtWindow) -> None:
     end = float(each.rows["distance"].max())
     distance = np.geomspace(1.0, end, FINE)
-    axes.plot(distance, each.curve(distance), color=CURVE, linewidth=1.6, zorder=3, gid="kernel")
+    axes.plot(distance, each.curve(distance, SHARP), color=CURVE, linewidth=0.6, alpha=0.35, zorder=2, gid="sharp")
+    axes.plot(distance, each.curve(distance, SMOOTH), color=CURVE, linewidth=2.0, zorder=3, gid="kernel")
     checked = each.rows[each.rows["measured"].notna()]
     for name, look in (("averaged", {"facecolors": "white"}), ("measured", {"color": style.INK})):
         axes.scatter(checked["distance"], each.scale * checked[name], s=17 if name == "averaged" else 7, linewidths=0.9,
@@ -181,7 +114,7 @@ def _layer_ticks(axes: Axes, layers: NDArray[np.int64]) -> None:
 def _keys() -> list[Line2D]:
     ink = {"color": style.INK, "linestyle": "none"}
     return [
-        Line2D([], [], color=CURVE, linewidth=1.6, label="kernel"),
+        Line2D([], [], color=CURVE, linewidth=2.0, label="kernel (thin: fast planes too)"),
         Line2D([], [], marker="o", markersize=3.0, label="measured, pairs of buckets", **ink),
         Line2D([], [], marker="o", markersize=4.5, markerfacecolor="white", label="kernel, the same pairs", **ink),
         Line2D([], [], color=PLANES, linewidth=2.2, label="plane, at its wavelength"),

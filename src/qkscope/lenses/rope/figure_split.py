@@ -13,7 +13,8 @@ from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.rope.split_table import EVERY, FILE, R_K, R_Q
+from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
+from qkscope.lenses.rope.steps import WORDS, Steps, consecutive, drawn_steps, order_matters, split_rows, whole_way
 from qkscope.results.read import Entries
 
 # Far apart in lightness, and hatched where hue would have to tell them apart.
@@ -23,9 +24,7 @@ LOOKS = {
     "weights": ("#f59e0b", ""),
     "unexplained": ("#e5e7eb", "...."),
 }
-WORDS = {"window": "window", "base": "RoPE base", "weights": "weights", "unexplained": "unexplained"}
 ROWS = ((R_Q, style.BLUE, "mean $r_q$"), (R_K, style.RED, "mean $r_k$"))
-MOST_STEPS = 16  # more are too narrow to read: then those with a new window or base, and the largest
 GAP = 0.6  # between steps that do not follow each other
 
 
@@ -46,7 +45,7 @@ def draw_rope_split(at: AtWindow) -> Figure:
     width = min(12.5, 3.6 + 0.95 * len(shown) + (2.6 if whole is not None else 0.0))
     figure = canvas(at, max(width, 6.6), 6.4, f"What Changed r{heads_of}?")
     ratios = [max(len(shown), 2.5), 3.0] if whole is not None else [1.0]
-    panels = figure.subplots(2, len(ratios), width_ratios=ratios, squeeze=False, sharex="col", sharey="row")
+    panels = figure.subplots(2, len(ratios), width_ratios=ratios, squeeze=False, sharey="row")
     marked = False
     for row, (quantity, colour, title) in zip(panels, ROWS, strict=True):
         marked |= _draw_steps(row[0], _places(shown, quantity, steps), colour)
@@ -54,65 +53,18 @@ def draw_rope_split(at: AtWindow) -> Figure:
         if whole is not None:
             marked |= _draw_whole(row[1], whole[quantity], study, colour)
             row[1].tick_params(axis="y", length=0)
+        low, high = row[0].get_ylim()
+        row[0].set_ylim(low, high + 0.16 * (high - low))  # room for the numbers
+    if whole is not None:
+        panels[0][1].set_title("from the first to the last", fontsize=8.5, color=style.GREY)
+        panels[0][1].set_xticklabels([])
     _axis(panels[-1][0], panels[0][0], shown, steps, study)
     if marked:
-        note = "† the order in which window and base change decides about their parts; their sum is safer"
+        note = "at once: what window and base give if both change together; apart, their parts depend on the order"
         figure.supxlabel(note, fontsize=8, color=style.GREY, x=0.01, ha="left")
     known = bool(table["change_se"].notna().any())
     style.header_legend(figure, [*_keys(), *error_keys(known)], 5 if width > 9 else 3)
     return style.finish(figure)
-
-
-def split_rows(at: AtWindow) -> pd.DataFrame:
-    """The split's rows of rotary heads, or of all where there are no others."""
-    table = at.table(FILE)
-    kinds = set(table["heads_of"])
-    return table[table["heads_of"] == ("rotary" if "rotary" in kinds else EVERY)]
-
-
-Steps = list[dict[str, pd.Series]]  # by quantity
-
-
-def consecutive(table: pd.DataFrame, study: Entries) -> Steps:
-    """Each step from one checkpoint to the next, in order."""
-    pairs = list(zip(study.names, study.names[1:], strict=False))
-    found = [_of_pair(table, *pair) for pair in pairs]
-    return [each for each in found if each]
-
-
-def whole_way(table: pd.DataFrame, study: Entries) -> dict[str, pd.Series] | None:
-    """From the first checkpoint to the last, where others lie between."""
-    found = _of_pair(table, study.names[0], study.names[-1]) if len(study.names) > 2 else {}
-    return found or None
-
-
-def _of_pair(table: pd.DataFrame, before: str, after: str) -> dict[str, pd.Series]:
-    here = table[(table["from_model"] == before) & (table["to_model"] == after)]
-    return {str(row["quantity"]): row for _, row in here.iterrows()}
-
-
-def drawn_steps(steps: Steps) -> list[int]:
-    """Which steps are drawn: all, or of many those with a new window or base, and the largest."""
-    if len(steps) <= MOST_STEPS:
-        return list(range(len(steps)))
-
-    def weight(i: int) -> tuple[bool, float]:
-        row = steps[i][R_Q]
-        return new_rotation(row) or row["from_window"] != row["to_window"], abs(float(row["change"]))
-
-    return sorted(sorted(range(len(steps)), key=weight, reverse=True)[:MOST_STEPS])
-
-
-def new_rotation(row: pd.Series) -> bool:
-    """Whether the base explains anything, or can: it is another, or its part is not 0."""
-    same = row["from_base"] == row["to_base"] or (np.isnan(row["from_base"]) and np.isnan(row["to_base"]))
-    return not same or row["base"] != 0.0
-
-
-def order_matters(row: pd.Series) -> bool:
-    """Whether the orders differ by more than the parts of window or base are large."""
-    sizes = [(abs(row[part]), row[f"{part}_spread"]) for part in ("window", "base")]
-    return any(spread > max(size, 0.005) for size, spread in sizes)
 
 
 def _places(shown: Sequence[int], quantity: str, steps: Steps) -> list[_Place]:
@@ -136,12 +88,18 @@ def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> bool:
         ends = [place.x, place.x + 1.0]
         axes.plot(ends, [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
         if order_matters(row):
-            axes.annotate("†", (place.x + 0.5, max(row["before"], row["after"])), (0, 9), ha="center",
-                          textcoords="offset points", fontsize=9, gid="order")  # fmt: skip
+            _at_once(axes, place.x + 0.5, max(row["before"], row["after"]), row)
             marked = True
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     axes.margins(y=0.12)
     return marked
+
+
+def _at_once(axes: Axes, x: float, level: float, row: pd.Series) -> None:
+    """What window and base do together, where their parts depend on the order."""
+    text = f"at once\n{row['joint']:+.2f}".replace("-", "−")
+    axes.annotate(text, (x, level), (0, 7), ha="center", va="bottom", textcoords="offset points", fontsize=7,
+                  color=style.GREY, gid="at once")  # fmt: skip
 
 
 def _bar(axes: Axes, x: float, level: float, row: pd.Series, part: str, width: float) -> float:
@@ -163,6 +121,7 @@ def _draw_whole(axes: Axes, row: pd.Series, study: Entries, colour: str) -> bool
         level = _bar(axes, number + 1.0, level, row, part, 0.8)
         error = row.get(f"{part}_se", np.nan)
         text = f"{row[part]:+.2f}".replace("-", "−") + (f"\n± {error:.3f}" if np.isfinite(error) else "")
+        text = text if row[part] else "0"
         axes.annotate(text, (number + 1.0, max(before, level)), (0, 4), textcoords="offset points", ha="center",
                       va="bottom", fontsize=7.5, gid=f"{part} value")  # fmt: skip
     axes.plot([0.0, 5.0], [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
@@ -170,7 +129,9 @@ def _draw_whole(axes: Axes, row: pd.Series, study: Entries, colour: str) -> bool
     axes.set_xticks([0.0, 5.0], [style.plain(study.labels[str(row[end])]) for end in ("from_model", "to_model")],
                     rotation=45, ha="right", rotation_mode="anchor")  # fmt: skip
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
-    axes.set_title("from the first to the last", fontsize=8.5, color=style.GREY)
+    if order_matters(row):
+        steps = np.cumsum([row["before"], row["window"], row["base"]])
+        _at_once(axes, 1.5, float(steps.max()) + 0.13 * abs(float(row["change"])), row)
     return order_matters(row)
 
 
@@ -179,13 +140,15 @@ def _axis(bottom: Axes, top: Axes, shown: Sequence[int], steps: Steps, study: En
     if len(shown) == len(study.names) - 1:
         style.checkpoint_axis(bottom, study, phase_names=False)
         style.checkpoint_axis(top, study, labels=False)
-        bottom.set_xlim(-0.5, len(shown) + 0.5)
+        for axes in (bottom, top):
+            axes.set_xlim(-0.5, len(shown) + 0.5)
         return
     ticks: dict[float, str] = {}
     for place in _places(shown, R_Q, steps):
         for x, end in ((place.x, "from_model"), (place.x + 1.0, "to_model")):
             ticks[x] = style.plain(study.labels[str(place.row[end])])
     bottom.set_xticks(list(ticks), list(ticks.values()), rotation=45, ha="right", rotation_mode="anchor")
+    top.set_xticks(list(ticks), [""] * len(ticks))
 
 
 def _keys() -> list[Patch]:

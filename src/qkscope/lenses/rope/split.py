@@ -65,7 +65,7 @@ class Explained:
     after: Array
     parts: Array
     spread: Array
-    joint: Array  # of window and base at once
+    joint: Array  # (2, …): window and base at once, and the weights beside them
     joint_spread: Array
 
     @property
@@ -82,7 +82,7 @@ class Explained:
 def explained(before: Array, after: Array, predictions: Array) -> Explained:
     """A measured change and its parts."""
     found, joint = shapley(predictions), together(predictions)
-    return Explained(before, after, found.shares, found.spread, joint.shares[0], joint.spread[0])
+    return Explained(before, after, found.shares, found.spread, joint.shares, joint.spread[0])
 
 
 def dominated(r_q: Array, r_k: Array) -> Array:

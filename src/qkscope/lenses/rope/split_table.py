@@ -51,6 +51,7 @@ SPLIT = (
         )
     ),
     Column("joint", "What window and base explain if both change at once: mean over the two orders with the weights."),
+    Column("joint_weights", "What the weights explain beside that."),
     Column("joint_spread", "How far these two orders differ.", error=None),
     Column("unexplained", "What is left of the measured change: the change in what exceeds RoPE alone."),
 )
@@ -81,7 +82,7 @@ def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
         layers = _layers(study, windows, measured)
         for before, after in steps(len(study.entries)) if layers else ():
             where = {"windows": choice, "from_model": study.entries[before].name, "to_model": study.entries[after].name}
-            step = Step.of(layers, measured.at(windows), before, after)
+            step = SplitStep.of(layers, measured.at(windows), before, after)
             about = where | _about(study, windows, before, after)
             means += [about | row for row in step.means(measured.errors)]
             heads.append(step.heads().assign(**where))
@@ -191,7 +192,7 @@ def _layers(study: StudySums, windows: Sequence[int], measured: Measured) -> lis
 
 
 @dataclass(frozen=True)
-class Step:
+class SplitStep:
     """One step of all heads: measured (1 + groups, heads), predicted (2, 2, 2, 1 + groups, heads), by quantity."""
 
     layer: NDArray[np.int64]
@@ -202,7 +203,7 @@ class Step:
     predicted: dict[str, Array]
 
     @classmethod
-    def of(cls, layers: Sequence[LayerPredictions], rows: Sequence[pd.DataFrame], before: int, after: int) -> Step:
+    def of(cls, layers: Sequence[LayerPredictions], rows: Sequence[pd.DataFrame], before: int, after: int) -> SplitStep:
         """Put the layers of a step together."""
         places = [(each.layer, head) for each in layers for head in each.heads]
         index = pd.MultiIndex.from_tuples(places, names=["layer", "head"])
@@ -266,7 +267,8 @@ def _columns(found: Explained, cube: Array) -> dict[str, Array]:
     for place, part in enumerate(PARTS):
         columns |= _with_error(part, found.parts[place])
         columns[f"{part}_spread"] = found.spread[place][0]
-    columns |= {**_with_error("joint", found.joint), "joint_spread": found.joint_spread[0]}
+    columns |= {**_with_error("joint", found.joint[0]), **_with_error("joint_weights", found.joint[1])}
+    columns["joint_spread"] = found.joint_spread[0]
     return columns | _with_error("unexplained", found.unexplained)
 
 

@@ -1,0 +1,249 @@
+"""Cards of the figures that set measurements against what RoPE alone predicts."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.base import error_name
+from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.rope.chosen import FEW, shown_entries
+from qkscope.lenses.rope.summaries import EVERY, beside_measured
+from qkscope.lenses.rope.table import FILE
+from qkscope.lenses.tell import errors_said, joined, plus_minus, tell
+from qkscope.results.read import Entry
+from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Code, Strong, paragraph
+from qkscope.words.phrases import at_labels, course, label, listed, number, percent, sentence, shown
+
+MEANING = (
+    "RoPE alone: the mean and covariance of a head's queries and keys before rotation are taken as if they did not "
+    "depend on position, and RoPE turns them. The component, r_q, r_k and category that follow have no learning of "
+    "position in them but what the mean query and key carry; NoPE heads are predicted 0. What is measured beyond that, "
+    "the excess, is position that the hidden states carry themselves."
+)
+HELD = "means before rotation are found anew, covariances before rotation are held fixed"
+SIGNS = (
+    "The predicted and the measured component are each oriented by the published rule. Where that leaves them pointing "
+    "against each other, their r have other signs for no other reason, and the excess says little."
+)
+NAMES = (("r_q", "r_q"), ("r_k", "r_k"))
+LARGEST = 3  # heads that are named
+
+
+def rope_alone_card(given: CardInput) -> Card:
+    """Every head: measured against predicted."""
+    entries = {c.name: c for c in given.checkpoints}
+    names = [name for name in shown_entries(given.study) if name in entries]
+    last = entries[names[-1]]
+    bars = f" Up to {FEW} heads have thin lines of ± 1 standard error of the difference." if _few(given) else ""
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"A dot per head: r_q (above, or on the left) and r_k as measured on PC0 against what RoPE alone predicts, "
+            f"for {counted(len(names), given.noun)}. On the line both are equal; above it a head has more than RoPE "
+            f"alone gives.{bars}",
+        ),
+        MEANING,
+        *(paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(given, name))) for name in names),
+        paragraph(Strong("Where it fails."), " ", joined(_largest(given, last))),
+        _flipped(given, last),
+        errors_said(given.table(FILE), HELD),
+        paragraph(
+            "Position 0, where attention sinks sit, is not among the vectors before rotation: what is special about it "
+            "is in the excess. ",
+            Code("qkscope analyze RESULTS --skip-positions 1"),
+            " leaves it out of the measurement, too.",
+        ),
+    ]
+    steps = [
+        ("Prediction", "from means and covariances before rotation and the measured rotation of each layer, in closed "
+         "form over the window's positions; then the same PCA as for the measurement."),
+        ("Null", "this is the null of position without learning of position in hidden states."),
+    ]  # fmt: skip
+    headline = f"Measured against RoPE Alone {given.study.span.title()}{_at(given)}"
+    takeaway = [*_agreement(given, last.name)[:2], _dominated(given, last.name)]
+    return Card(headline, shows, FILE, steps, takeaway)
+
+
+def rope_excess_card(given: CardInput) -> Card:
+    """Means over heads: measured, predicted, and the difference over the entries."""
+    panel, kinds = given.at.panel_of(FILE), _kinds(given)
+    shows: list[Block | str] = [
+        opening(
+            given,
+            "Left: mean r_q (blue circles) and r_k (red squares) of PC0 as measured, with dashes for what RoPE alone "
+            f"predicts, for {rows(given)}; right: the difference, the excess. One row for each kind of layer.",
+        ),
+        MEANING,
+    ]
+    for kind in kinds:
+        part = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
+        said = [_excess_course(given, measure, kind, part) for measure, _ in NAMES]
+        shows.append(paragraph(Strong(sentence(_heads(kind))), " ", joined(said)))
+    shows += [joined([tell(given, panel, "bias_excess", BIAS, _significant)]), SIGNS, _errors(given)]
+    steps = [("Aggregation", f"means over the heads of each {given.noun} that have a prediction, by kind of layer.")]
+    headline = f"What RoPE Alone Leaves {given.study.span.title()}{_at(given)}"
+    return Card(headline, shows, FILE, steps, [_told(given, kinds[0])])
+
+
+BIAS = "The slope of the mean score in key position beyond what RoPE alone predicts, a mean over heads,"
+
+
+def _significant(value: float, extra: int = 0) -> str:
+    return "undefined" if math.isnan(value) else f"{value:.{2 + extra}g} per token".replace("-", "−")
+
+
+def _errors(given: CardInput) -> str:
+    return errors_said(given.table(FILE), HELD)
+
+
+def _at(given: CardInput) -> str:
+    return " at a Common Window" if given.at.common else ""
+
+
+def _few(given: CardInput) -> bool:
+    table = given.table(FILE)
+    return bool(table.groupby("model").size().min() <= FEW and table["r_q_excess_se"].notna().any())
+
+
+def _heads(kind: str) -> str:
+    return "all heads" if kind == EVERY else f"{kind} heads"
+
+
+def _kinds(given: CardInput) -> list[str]:
+    """Each kind of layer, or all heads where there is one kind."""
+    kinds = [kind for kind in dict.fromkeys(given.table("rope_alone")["layer_kind"]) if kind != EVERY]
+    return kinds or [EVERY]
+
+
+def _row(given: CardInput, model: str, kind: str) -> pd.Series | None:
+    table = given.table("rope_alone")
+    here = table[(table["model"] == model) & (table["layer_kind"] == kind)]
+    return None if here.empty else here.iloc[0]
+
+
+def _agreement(given: CardInput, model: str) -> list[str]:
+    """How well each kind of layer is predicted at one entry."""
+    said = []
+    for kind in _kinds(given):
+        row = _row(given, model, kind)
+        if row is None:
+            continue
+        if not np.isfinite(row["corr_r_q"]) and row["r_q_rope"] == 0.0 and row["r_k_rope"] == 0.0:
+            said.append(_still(row, kind))
+            continue
+        heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY else "head")
+        parts = [
+            f"mean {name} {number(row[name])} measured and {number(row[f'{name}_rope'])} predicted, "
+            f"{_excess(row, name)}" for name, _ in NAMES
+        ]  # fmt: skip
+        over = listed([f"{row[f'corr_{name}']:.2f} for {name}" for name, _ in NAMES
+                       if np.isfinite(row[f"corr_{name}"])])  # fmt: skip
+        across = f" Over heads, prediction and measurement correlate {over}." if over else ""
+        said.append(
+            f"At {label(_entry(given, model))}, {heads}: {'; '.join(parts)}.{across} The predicted PC0 has a median "
+            f"|cosine| of {row['median_pc0_cos']:.2f} with the measured one."
+        )
+    return said
+
+
+def _still(row: pd.Series, kind: str) -> str:
+    """Heads that do not rotate: all that is measured is excess."""
+    heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY else "head")
+    parts = [f"mean {name} {plus_minus(row[name], row[error_name(name)])}" for name, _ in NAMES]
+    return f"In {heads} nothing rotates, so RoPE predicts 0 and all that is measured is excess: {listed(parts)}."
+
+
+def _excess(row: pd.Series, name: str) -> str:
+    """`an excess of 0.005 ± 0.002`, or that there is none beyond its error."""
+    value, error = float(row[f"{name}_excess"]), float(row[error_name(f"{name}_excess")])
+    if math.isfinite(error) and abs(value) <= 2 * error:
+        return f"which differ by less than two errors ({plus_minus(value, error)})"
+    return f"an excess of {plus_minus(value, error)}"
+
+
+def _entry(given: CardInput, model: str) -> Entry:
+    return next(c for c in given.checkpoints if c.name == model)
+
+
+def _dominated(given: CardInput, model: str) -> str:
+    row = _row(given, model, EVERY)
+    if row is None:
+        return ""
+    measured, predicted = shown(percent, row["position_dominated"], row["position_dominated_rope"])
+    return f"RoPE alone makes {predicted} of heads position-dominated there; measured are {measured}."
+
+
+def _largest(given: CardInput, last: Entry) -> list[str]:
+    """How many heads differ by more than two errors, and which most."""
+    table = beside_measured(given.at)
+    here = table[table["model"] == last.name]
+    said = []
+    for name, _ in NAMES:
+        column = f"{name}_excess"
+        known = here[here[error_name(column)].notna()]
+        if not len(known):
+            continue
+        beyond = known[known[column].abs() > 2 * known[error_name(column)]]
+        most = beyond.reindex(beyond[column].abs().sort_values(ascending=False, kind="stable").index)[:LARGEST]
+        named = listed([
+            f"layer {int(row['layer'])} head {int(row['head'])} ({plus_minus(row[column], row[error_name(column)])})"
+            for _, row in most.iterrows()
+        ])  # fmt: skip
+        text = f"At {label(last)} the excess of {name} is beyond two errors in {len(beyond)} of "
+        said.append(f"{text}{counted(len(known), 'head')}{f', most in {named}' if named else ''}.")
+    drift = here[["drift_rest_q", "drift_rest_k"]].mean()
+    if drift.notna().all():
+        said.append(
+            "The prediction leaves out that vectors before rotation depend on position: between position buckets lie "
+            f"{percent(float(drift.iloc[0]))} of the variance of queries and {percent(float(drift.iloc[1]))} of that "
+            "of keys, means over heads (upper limits: few tokens in a bucket add to them)."
+        )
+    return said or [f"There are no errors at {label(last)}, so no head can be said to differ."]
+
+
+def _flipped(given: CardInput, last: Entry) -> str:
+    table = beside_measured(given.at)
+    known = table.loc[(table["model"] == last.name) & table["pc0_agrees"].notna(), "pc0_agrees"]
+    against = int((known == 0).sum())
+    if not len(known) or not against:
+        return ""
+    return f"{SIGNS} At {label(last)} that is so in {against} of {counted(len(known), 'head')} that rotate."
+
+
+def _excess_course(given: CardInput, measure: str, kind: str, part: Part) -> str:
+    """How the excess of one kind of layer goes over the entries."""
+    panel, column = given.at.panel_of(FILE), f"{measure}_excess"
+    name, last = f"The mean excess of {measure}", given.checkpoints[-1]
+    if kind == EVERY or not given.study.one_run:
+        said = tell(given, panel, column, name, number) if kind == EVERY else ""
+    else:
+        shape = panel.series(column, [c.name for c in given.checkpoints], part)
+        said = course(shape, at_labels(given.checkpoints), name, number)
+    ends = plus_minus(panel.mean(column, last.name, part), panel.error(column, last.name, part))
+    return f"{said} {'It' if said else name} is {ends} at {label(last)}.".strip()
+
+
+def _told(given: CardInput, kind: str) -> str:
+    """Of the change that was measured, how much is predicted."""
+    first, last = given.checkpoints[0], given.checkpoints[-1]
+    one, two = _row(given, first.name, kind), _row(given, last.name, kind)
+    if not given.study.one_run or first is last or one is None or two is None:
+        row = _row(given, last.name, kind)
+        return "" if row is None else joined(_agreement(given, last.name)[:1])
+    panel, part = given.at.panel_of(FILE), EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
+    parts = []
+    for name, _ in NAMES:
+        change, predicted = two[name] - one[name], two[f"{name}_rope"] - one[f"{name}_rope"]
+        rest = panel.change(f"{name}_excess", first.name, last.name, part)
+        left = plus_minus(rest.difference, rest.error)
+        parts.append(
+            f"mean {name} changes by {_signed(change)}; RoPE alone predicts {_signed(predicted)}, which leaves {left}"
+        )
+    return f"From {label(first)} to {label(last)}, over {_heads(kind)}, {'; '.join(parts)}."
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")

@@ -1,0 +1,221 @@
+"""Card of the waterfall: what window, RoPE base and weights did at each step of a run, in words."""
+
+import math
+
+import pandas as pd
+
+from qkscope.lenses.base import error_name
+from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.rope.split import PARTS
+from qkscope.lenses.rope.split_table import DOMINATED, EVERY, FILE, R_K, R_Q
+from qkscope.lenses.rope.steps import (
+    MOST_STEPS,
+    WORDS,
+    Steps,
+    consecutive,
+    is_new,
+    new_rotation,
+    order_matters,
+    split_rows,
+    whole_way,
+)
+from qkscope.lenses.tell import joined, plus_minus
+from qkscope.results.read import Entry
+from qkscope.stats.noise import SMALLEST
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Strong, paragraph
+from qkscope.words.phrases import label, listed, number, percent, sentence, shown, tokens
+
+NAMES = {R_Q: "mean r_q", R_K: "mean r_k", DOMINATED: "the share of position-dominated heads"}
+MEANING = (
+    "RoPE alone predicts r from three things: queries and keys before rotation, which the weights make; the rotation, "
+    "whose angles the RoPE base sets; and the window. Taking each from the checkpoint before or after a step gives "
+    "eight predictions. A part is what its own change adds, the mean over the six orders in which the three can change "
+    "(Shapley); the parts add up to the predicted change. What is left of the measured change is unexplained: a change "
+    "of what the hidden states carry beyond RoPE."
+)
+TOLD = 4  # steps that are told one by one
+
+
+def rope_split_card(given: CardInput) -> Card:
+    """What changed r at each step, and over the whole run."""
+    table = split_rows(given.at)
+    steps, whole = consecutive(table, given.study), whole_way(table, given.study)
+    entries = {c.name: c for c in given.checkpoints}
+    total = whole or steps[0]
+    told = _told_steps(steps)
+    shows: list[Block | str] = [
+        opening(given, _what(given, table, len(steps))),
+        MEANING,
+        paragraph(Strong("The whole way."), " ", _told(total, entries)),
+        *(
+            paragraph(Strong(f"{_between(step[R_Q], entries)}."), " ", _told(step, entries))
+            for step in (told if whole is not None else [])
+        ),
+        _still(given, entries),
+        paragraph(Strong("Does it hold here?"), " ", _consolidation(steps, entries)),
+        _orders(steps, total),
+        _errors(table),
+    ]
+    how = [
+        ("Predictions", "with the vectors before rotation, the rotation and the window of either checkpoint."),
+        ("Split", "mean over six orders; means over heads here, single heads in rope_split_heads.csv."),
+    ]
+    common = " at a Common Window" if given.at.common else ""
+    headline = f"Window, RoPE Base and Weights {given.study.span.title()}{common}"
+    lead = [_step(total[R_Q], entries), *(_step(step[R_Q], entries) for step in told[:1] if whole is not None)]
+    return Card(headline, shows, FILE, how, lead)
+
+
+def _what(given: CardInput, table: pd.DataFrame, count: int) -> str:
+    heads_of = set(table["heads_of"])
+    whose = "heads" if heads_of == {EVERY} else "rotary heads"
+    left = f" Of {count} steps the {MOST_STEPS} with a new window or base, or the largest change, are drawn."
+    return (
+        f"Dots are measured means over {whose}; between them, floating bars add up what the window, the RoPE base and "
+        "the weights changed, and what stays unexplained. On the right the same from the first to the last "
+        f"{given.noun}. Where the parts of window and base depend on the order in which they change, a number says "
+        f"what both do at once.{left if count > MOST_STEPS else ''}"
+    )
+
+
+def _told_steps(steps: Steps) -> Steps:
+    """Steps with a new window or base, in order; without any, the one with the largest change."""
+    new = [step for step in steps if is_new(step[R_Q])]
+    return new[:TOLD] if new else sorted(steps, key=lambda step: -abs(float(step[R_Q]["change"])))[:1]
+
+
+def _between(row: pd.Series, entries: dict[str, Entry]) -> str:
+    return f"{label(entries[str(row['from_model'])])} to {label(entries[str(row['to_model'])])}"
+
+
+def _setting(row: pd.Series) -> str:
+    """What else changes at a step: window and base."""
+    said = []
+    if row["from_window"] != row["to_window"]:
+        said.append(f"window {int(row['from_window']):,} to {tokens(row['to_window'])}")
+    if new_rotation(row):
+        known = math.isfinite(row["from_base"]) and math.isfinite(row["to_base"])
+        said.append(f"base {row['from_base']:,.0f} to {row['to_base']:,.0f}" if known else "another rotation")
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _told(step: dict[str, pd.Series], entries: dict[str, Entry]) -> str:
+    """A step in one sentence for each quantity; the first says where."""
+    return joined([_step(step[q], entries, whole=i == 0) for i, q in enumerate(q for q in NAMES if q in step)])
+
+
+def _step(row: pd.Series, entries: dict[str, Entry], *, whole: bool = True) -> str:
+    """The measured change of a quantity at a step, and its parts."""
+    quantity = str(row["quantity"])
+    before, after = shown(percent if quantity == DOMINATED else number, row["before"], row["after"])
+    way = "rises" if row["after"] > row["before"] else "falls"
+    course = f"stays at {before}" if before == after else f"{way} from {before} to {after}"
+    place = f"From {_between(row, entries)}{_setting(row)} " if whole else ""
+    return sentence(f"{place}{NAMES[quantity]} {course}: {_parts(row)}")
+
+
+def _parts(row: pd.Series) -> str:
+    """`+0.53 ± 0.01 by the weights, …`; what is within two errors of 0 is only named."""
+    together = order_matters(row)
+    names = {"joint_weights": "weights", "joint": "window and RoPE base together"} if together else {}
+    names |= {part: words for part, words in WORDS.items() if part == "unexplained" or not together}
+    said, within = [], []
+    for part, words in names.items():
+        value, error = float(row[part]), float(row[error_name(part)])
+        if value == 0.0:
+            continue
+        if math.isfinite(error) and not abs(value) > max(2 * error, SMALLEST):
+            within.append(words)
+        else:
+            by = words if part == "unexplained" else f"by {words}" if part == "joint" else f"by the {words}"
+            said.append(f"{_stated(row, value, error)} {by}")
+    close = f"; within two errors of 0: {listed(within)}" if within else ""
+    return f"{listed(said) or 'no part is beyond two errors'}{close}{_three_ways(row) if together else ''}"
+
+
+def _stated(row: pd.Series, value: float, error: float) -> str:
+    """`+0.53 ± 0.01`, or in points of a share."""
+    scale, unit = (100.0, " points") if row["quantity"] == DOMINATED else (1.0, "")
+    stated = plus_minus(scale * value, scale * error)
+    return f"{stated if stated.startswith('−') else f'+{stated}'}{unit}"
+
+
+def _three_ways(row: pd.Series) -> str:
+    """All three parts where those of window and base depend on the order."""
+    scale, digits = (100.0, 0) if row["quantity"] == DOMINATED else (1.0, 2)
+    parts = listed([f"{part} {scale * row[part]:+.{digits}f}".replace("-", "−") for part in PARTS])
+    spread = scale * max(float(row[f"{part}_spread"]) for part in PARTS)
+    return f". Split three ways it is {parts}, but orders differ by up to {spread:.{digits}f}"
+
+
+def _still(given: CardInput, entries: dict[str, Entry]) -> str:
+    """NoPE heads, for which RoPE predicts no change at all."""
+    table = given.at.table(FILE)
+    nope = table[table["heads_of"] == "nope"]
+    if nope.empty:
+        return ""
+    row = nope[nope["from_model"] == given.study.names[0]]
+    row = row[row["to_model"] == given.study.names[-1]]
+    if row.empty:
+        return ""
+    said = []
+    for quantity in (R_Q, R_K):
+        here = row[row["quantity"] == quantity].iloc[0]
+        before, after = shown(number, here["before"], here["after"])
+        said.append(
+            f"{NAMES[quantity]} goes from {before} to {after} ({plus_minus(here['change'], here['change_se'])})"
+        )
+    heads = counted(int(row["heads"].iloc[0]), "NoPE head")
+    return f"In {heads} RoPE predicts no change; {listed(said)}, all of it unexplained."
+
+
+def _consolidation(steps: Steps, entries: dict[str, Entry]) -> str:
+    """The published sentence about long-context training, at the steps where the window grows."""
+    longer = [step for step in steps if step[R_Q]["to_window"] > step[R_Q]["from_window"]]
+    if not longer:
+        return (
+            "That long-context training makes heads position-dominated cannot be asked here: the window does not grow "
+            "between these checkpoints."
+        )
+    said = []
+    for step in longer[:TOLD]:
+        row = step[DOMINATED]
+        weights, error = float(row["joint_weights"]), float(row["joint_weights_se"])
+        real = math.isfinite(error) and abs(weights) > max(2 * error, SMALLEST)
+        verdict = "the weights alone do" if real and weights > 0 else "the weights alone do the opposite" if real else \
+            "the weights alone do not, beyond two errors"  # fmt: skip
+        said.append(
+            f"at {_between(row, entries)} the share goes from {percent(row['before'])} to {percent(row['after'])}, and "
+            f"{verdict} ({plus_minus(100 * weights, 100 * error)} points; window and base together "
+            f"{plus_minus(100 * row['joint'], 100 * row['joint_se'])})"
+        )
+    return f"Long-context training makes heads position-dominated: {'; '.join(said)}."
+
+
+def _orders(steps: Steps, total: dict[str, pd.Series]) -> str:
+    """How far the orders differ: where they do, single parts say little."""
+    rows = [step[q] for step in (*steps, total) for q in (R_Q, R_K)]
+    apart = max(max(float(row[f"{part}_spread"]) for part in PARTS) for row in rows)
+    together = max(float(row["joint_spread"]) for row in rows)
+    if apart < SMALLEST:
+        return "Window and base never change together here, so the order in which the parts change does not matter."
+    return (
+        f"The six orders of window, base and weights differ by up to {number(apart)} in a part; the two orders of the "
+        f"weights and both others at once by up to {number(together)}. A longer window with the old base turns slow "
+        "planes further, a larger base turns them back, so what both do together is the safer number."
+    )
+
+
+def _errors(table: pd.DataFrame) -> str:
+    said = str(table["errors"].iloc[0])
+    left = int(table["heads_left_out"].max())
+    without = (
+        f" {counted(left, 'head')} without a prediction or a measurement at both ends are left out." if left else ""
+    )
+    if said.startswith("none"):
+        return f"There are no errors over documents: {said.removeprefix('none: ')}.{without}"
+    return (
+        "Errors (±) are over documents: both checkpoints read the same ones, and each group is left out of both at "
+        f"once. Covariances before rotation are held fixed in them. Spreads over orders are no errors.{without}"
+    )

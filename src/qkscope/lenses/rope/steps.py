@@ -1,0 +1,67 @@
+"""The steps of a run in the split's table: which there are, which are drawn, and where the order of parts matters."""
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.rope.split_table import EVERY, FILE, R_Q
+from qkscope.results.read import Entries
+
+WORDS = {"window": "window", "base": "RoPE base", "weights": "weights", "unexplained": "unexplained"}
+MOST_STEPS = 16  # more are too narrow to read: then those with a new window or base, and the largest
+
+Steps = list[dict[str, pd.Series]]  # by quantity
+
+
+def split_rows(at: AtWindow) -> pd.DataFrame:
+    """The split's rows of rotary heads, or of all where there are no others."""
+    table = at.table(FILE)
+    kinds = set(table["heads_of"])
+    return table[table["heads_of"] == ("rotary" if "rotary" in kinds else EVERY)]
+
+
+def consecutive(table: pd.DataFrame, study: Entries) -> Steps:
+    """Each step from one checkpoint to the next, in order."""
+    pairs = list(zip(study.names, study.names[1:], strict=False))
+    found = [_of_pair(table, *pair) for pair in pairs]
+    return [each for each in found if each]
+
+
+def whole_way(table: pd.DataFrame, study: Entries) -> dict[str, pd.Series] | None:
+    """From the first checkpoint to the last, where others lie between."""
+    found = _of_pair(table, study.names[0], study.names[-1]) if len(study.names) > 2 else {}
+    return found or None
+
+
+def _of_pair(table: pd.DataFrame, before: str, after: str) -> dict[str, pd.Series]:
+    here = table[(table["from_model"] == before) & (table["to_model"] == after)]
+    return {str(row["quantity"]): row for _, row in here.iterrows()}
+
+
+def drawn_steps(steps: Steps) -> list[int]:
+    """Which steps are drawn: all, or of many those with a new window or base, and the largest."""
+    if len(steps) <= MOST_STEPS:
+        return list(range(len(steps)))
+
+    def weight(i: int) -> tuple[bool, float]:
+        row = steps[i][R_Q]
+        return is_new(row), abs(float(row["change"]))
+
+    return sorted(sorted(range(len(steps)), key=weight, reverse=True)[:MOST_STEPS])
+
+
+def new_rotation(row: pd.Series) -> bool:
+    """Whether the base explains anything, or can: it is another, or its part is not 0."""
+    same = row["from_base"] == row["to_base"] or (np.isnan(row["from_base"]) and np.isnan(row["to_base"]))
+    return not same or row["base"] != 0.0
+
+
+def is_new(row: pd.Series) -> bool:
+    """Whether a step changes the window or the rotation."""
+    return new_rotation(row) or bool(row["from_window"] != row["to_window"])
+
+
+def order_matters(row: pd.Series) -> bool:
+    """Whether window and base both change, and the orders differ by more than one of their parts is large."""
+    sizes = [(abs(float(row[part])), float(row[f"{part}_spread"])) for part in ("window", "base")]
+    return all(size > 0 for size, _ in sizes) and any(spread > max(size, 0.005) for size, spread in sizes)
