@@ -53,7 +53,7 @@ def rope_kernel_card(given: CardInput) -> Card:
 def _head(each: HeadKernel) -> str:
     """Where a head's mean score is highest, and which planes make it so."""
     inside = each.rows[(each.rows["distance"] <= each.window) & each.rows["kernel"].notna()]
-    best, worst = inside.loc[inside["kernel"].idxmax()], inside.loc[inside["kernel"].idxmin()]
+    best, worst = inside.iloc[int(inside["kernel"].argmax())], inside.iloc[int(inside["kernel"].argmin())]
     gap = each.scale * float(best["kernel"] - worst["kernel"])
     strongest = each.planes.sort_values("kernel_share", ascending=False, kind="stable")[:NAMED]
     shares = [(float(row["kernel_share"]), float(row["wavelength"])) for _, row in strongest.iterrows()]

@@ -56,7 +56,7 @@ class HeadKernel:
         waves = amplitude * np.cos(theta * distance - phase) * np.sinc(theta * width / (2 * np.pi))
         at_zero = float((amplitude * np.cos(phase)).sum())
         still = float(self.rows.loc[self.rows["distance"] == 0, "kernel"].iloc[0]) - at_zero
-        return self.scale * (waves.sum(axis=0) + still)
+        return np.asarray(self.scale * (waves.sum(axis=0) + still))
 
 
 def chosen_heads(at: AtWindow) -> list[HeadKernel]:

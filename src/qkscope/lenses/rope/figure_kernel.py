@@ -1,5 +1,7 @@
 """Positional kernels: of a few heads with the planes that carry them, and of all heads as a heatmap."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
@@ -48,7 +50,8 @@ def _draw_curve(axes: Axes, each: HeadKernel, at: AtWindow) -> None:
     axes.plot(distance, each.curve(distance, SHARP), color=CURVE, linewidth=0.6, alpha=0.35, zorder=2, gid="sharp")
     axes.plot(distance, each.curve(distance, SMOOTH), color=CURVE, linewidth=2.0, zorder=3, gid="kernel")
     checked = each.rows[each.rows["measured"].notna()]
-    for name, look in (("averaged", {"facecolors": "white"}), ("measured", {"color": style.INK})):
+    looks: dict[str, dict[str, Any]] = {"averaged": {"facecolors": "white"}, "measured": {"color": style.INK}}
+    for name, look in looks.items():
         axes.scatter(checked["distance"], each.scale * checked[name], s=17 if name == "averaged" else 7, linewidths=0.9,
                      edgecolors=style.INK, zorder=4, gid=name, **look)  # fmt: skip
     axes.axvspan(each.window, end, color=style.FAINT, alpha=0.35, linewidth=0, zorder=0)
@@ -81,7 +84,7 @@ def _draw_heatmap(figure: Figure, axes: Axes, at: AtWindow, model: str) -> None:
     grid = here.pivot_table(index=["layer", "head"], columns="distance", values="kernel", dropna=False)
     spread = here.groupby(["layer", "head"])["kernel_sd"].mean()
     window = at.window_of(model)
-    inside = grid.loc[:, [distance for distance in grid.columns if distance <= window]]
+    inside = grid[[distance for distance in grid.columns if float(distance) <= window]]
     values = grid.sub(inside.mean(axis=1), axis=0).div(spread, axis=0).to_numpy(dtype=np.float64)
     reach = float(np.nanquantile(np.abs(values), 0.98)) if np.isfinite(values).any() else 1.0
     edges, reach = _edges(grid.columns.to_numpy(dtype=np.float64)), max(reach, 1e-6)
@@ -102,7 +105,7 @@ def _edges(centres: Array) -> Array:
     """The edges of cells on a logarithmic axis."""
     logs = np.log(centres)
     middles = (logs[1:] + logs[:-1]) / 2
-    return np.exp(np.concatenate([[2 * logs[0] - middles[0]], middles, [2 * logs[-1] - middles[-1]]]))
+    return np.asarray(np.exp(np.concatenate([[2 * logs[0] - middles[0]], middles, [2 * logs[-1] - middles[-1]]])))
 
 
 def _layer_ticks(axes: Axes, layers: NDArray[np.int64]) -> None:
@@ -112,7 +115,7 @@ def _layer_ticks(axes: Axes, layers: NDArray[np.int64]) -> None:
 
 
 def _keys() -> list[Line2D]:
-    ink = {"color": style.INK, "linestyle": "none"}
+    ink: dict[str, Any] = {"color": style.INK, "linestyle": "none"}
     return [
         Line2D([], [], color=CURVE, linewidth=2.0, label="kernel (thin: fast planes too)"),
         Line2D([], [], marker="o", markersize=3.0, label="measured, pairs of buckets", **ink),
