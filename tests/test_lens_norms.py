@@ -25,9 +25,6 @@ from qkscope.vectors.kept import kept_layer
 from qkscope.vectors.layout import HeadName, arrow_schema
 from reports import card_text, drawing
 
-# Rotations are made up here, not measured: the lens of RoPE says that it cannot predict.
-pytestmark = pytest.mark.filterwarnings("ignore:.*rope.csv has no prediction")
-
 WIDTH, LENGTH, SCALE = 6, 64, 0.25
 ROWS = 5
 

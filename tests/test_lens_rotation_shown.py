@@ -21,9 +21,6 @@ from qkscope.tables.from_moments import analyze_files
 from reports import EVERY_FIGURE, card_text
 from reports import drawing as draw
 
-# Rotations are made up here, not measured: the lens of RoPE says that it cannot predict.
-pytestmark = pytest.mark.filterwarnings("ignore:.*rope.csv has no prediction")
-
 NAMES = ("rotation_drift", "rotation_bias", "rotation_heads", "rotation_depth_map", "rotation_planes")
 
 

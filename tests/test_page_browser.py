@@ -576,15 +576,24 @@ def test_no_width_overflows_in_light_or_dark(visit, published_page, width, schem
         assert page.evaluate("document.documentElement.dataset.theme") != scheme
 
 
+def until(page, expression):
+    """Wait for it. The page's own policy forbids the evaluation by which Playwright would wait."""
+    for _ in range(200):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never came true: {expression}")
+
+
 def test_print_is_light_and_without_controls(visit, published_page):
     with visit(published_page / "report.html", "#head=4.3", color_scheme="dark") as page:
         assert page.locator("#head svg.small-chart [fill='#2c343f']").count() > 0
         page.emulate_media(media="print")
-        page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+        until(page, "document.documentElement.dataset.theme === 'light'")
         drawn = "[...document.querySelectorAll('svg.surface')].every((node) => node.childElementCount > 10)"
-        page.wait_for_function(drawn)  # also what was never scrolled to
+        until(page, drawn)  # also what was never scrolled to
         dark = "document.querySelector('#head svg.small-chart [fill=\"#2c343f\"]')"
-        page.wait_for_function(f"{dark} === null")  # nor the dark theme's columns
+        until(page, f"{dark} === null")  # nor the dark theme's columns
         assert not page.locator(".bar").is_visible()
         assert page.pdf()[:5] == b"%PDF-"
 

@@ -244,6 +244,8 @@ def hover_cell(page, place, layer, number):
 def hover_column(page, place, index, checkpoints=3):
     """Move over a checkpoint of a curve or of bars, from the right end of its frame."""
     surface = view_of(page, place).locator("svg")
+    surface.scroll_into_view_if_needed()  # views are drawn when they come into sight
+    surface.locator("path").first.wait_for(state="attached")
     box = surface.bounding_box()
     boxes = "nodes => nodes.map((n) => n.getBBox()).map((b) => [b.x, b.width, b.height])"
     lines = surface.locator("path").evaluate_all(boxes)

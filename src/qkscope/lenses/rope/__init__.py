@@ -23,14 +23,14 @@ LENS = Lens(
             "rope_alone",
             later(f"{ROOM}.figure:draw_rope_alone"),
             rope_alone_card,
-            needs=("rope_alone",),
+            needs=(table.FILE, "rope_alone"),
             at_common_window=True,
         ),
         Figure(
             "rope_excess",
             later(f"{ROOM}.figure:draw_rope_excess"),
             rope_excess_card,
-            needs=("rope_alone",),
+            needs=(table.FILE, "rope_alone"),
             at_common_window=True,
         ),
         Figure(

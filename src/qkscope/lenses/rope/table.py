@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.pca import Array
@@ -20,7 +17,6 @@ from qkscope.lenses.rope.predict import Predicted, RopeWindow, category_codes, p
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import KINDS
 from qkscope.moments.replicates import BeforeRotation
-from qkscope.text import counted
 
 FILE = "rope.csv"
 HELD = "covariances before rotation"
@@ -144,18 +140,4 @@ def drift_at_rest(before: BeforeRotation | None) -> Array:
         return np.where(several & (trace > 0), np.minimum(between / trace, 1.0), np.nan)
 
 
-def warn_unknown(table: pd.DataFrame, model: str) -> None:
-    """Say which layers have no prediction, and why."""
-    unknown = table[table["prediction"] > Basis.NOTHING_ROTATES]
-    if unknown.empty:
-        return
-    first = unknown.iloc[0]
-    warnings.warn(
-        f"checkpoint {model!r}, window {first['window']}: {FILE} has no prediction for {len(unknown)} of "
-        f"{counted(len(table), 'head')}, first layer {first['layer']}: {Basis(int(first['prediction'])).words}",
-        QkscopeWarning,
-        stacklevel=3,
-    )
-
-
-TABLE = HeadTable(FILE, COLUMNS, rope_rows, holds_fixed=HELD, check=warn_unknown)
+TABLE = HeadTable(FILE, COLUMNS, rope_rows, holds_fixed=HELD)
