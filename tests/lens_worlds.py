@@ -3,7 +3,7 @@
 import numpy as np
 
 from qkscope import Moments
-from qkscope.layers import LayerFacts
+from qkscope.layers import LayerFacts, Rotation
 from qkscope.moments.layout import capture_layout
 from qkscope.tables.from_moments import analyze_files
 
@@ -38,9 +38,10 @@ def drifting(checkpoint, layer, context, rows=GROUPS):
 
 
 def moments_of(checkpoint, context, *, layers=LAYERS, common=64, scale=0.5):
+    turns = Rotation(((0, 3), (1, 4), (2, 5)), (0.5, 0.05, 0.005))
     facts = [
-        LayerFacts(layer, HEADS, KEYS, WIDTH, rotary="nope" if layer == NOPE else "rotary", score_scale=scale)
-        for layer in range(layers)
+        LayerFacts(layer, HEADS, KEYS, WIDTH, score_scale=scale, **({"rotary": "nope"} if layer == NOPE else rotary))
+        for layer, rotary in enumerate([{"rotary": "rotary", "rotation": turns}] * layers)
     ]
     about = {"name": f"step-{checkpoint}", "label": f"S{checkpoint}", "n_layers": layers, "context": context}
     moments = Moments(capture_layout(context, buckets=4, groups=GROUPS, common=common), facts, about)

@@ -370,7 +370,7 @@ def test_growth_is_found_where_there_is_growth(tmp_path):
     files = []
     for number, size in enumerate((1.0, 1.5)):
         q, k = drifting(0, 1, LENGTH, ROWS)
-        moments = captured(size * q, k)
+        moments = captured(size * q, k, rotary="nope")
         moments.provenance.update({"name": f"step-{number}", "label": f"S{number}", "n_layers": 1, "context": LENGTH})
         files.append(tmp_path / f"step-{number}.safetensors")
         moments.save(files[-1])

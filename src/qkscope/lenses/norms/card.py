@@ -32,7 +32,9 @@ def norms_card(given: CardInput) -> Card:
             given,
             f"For {rows(given)}: the root mean square length of queries (blue) and keys (red); the standard deviation "
             "of the score of a query and a key drawn independently; how many dimensions queries and keys together "
-            "use, as exp of the entropy of their eigenvalues and as participation ratio; and how large a score is. "
+            "use, as exp of the entropy of their eigenvalues and as participation ratio; and how large a raw score is, "
+            "in the head that has most: the level that on average at most one key per query can exceed and, where "
+            "vectors were kept, the largest of the sampled pairs. "
             f"Lines are means over heads with {bands(given)} of ± 1 standard deviation over heads, thin bars ± 1 "
             "standard error over documents, dotted lines the head with the largest value, whose thin bars are its own "
             "error.",

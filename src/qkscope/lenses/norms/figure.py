@@ -90,13 +90,13 @@ def _largest(axes: Axes, table: pd.DataFrame, joined: bool) -> None:
     size = style.marker_size(len(table))
     axes.plot(
         places, table["score_level_max"], color=style.GREY, marker="_", markersize=10, linestyle=line, linewidth=1.2,
-        label="at most one key per query is beyond", gid="score_level_max",
+        label="level (Chebyshev)", gid="score_level_max",
     )  # fmt: skip
     draw_errors(axes, places, table["score_level_max"], table["score_level_max_se"], gid="score_level_max")
     if table["score_max_sampled_max"].notna().any():
         axes.plot(
             places, table["score_max_sampled_max"], color=style.PURPLE, marker="D", linestyle=line, markersize=size,
-            label="largest of sampled pairs", gid="score_max_sampled_max",
+            label="sampled pairs", gid="score_max_sampled_max",
         )  # fmt: skip
     _logarithmic(axes)
     axes.set_title("Largest |score|, raw", fontsize=9.5, loc="left")

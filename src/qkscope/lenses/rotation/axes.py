@@ -34,7 +34,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Axes:
+class PlaneAxes:
     """The two axes of each head, (heads, d); NaN where they do not exist."""
 
     a: Array
@@ -77,17 +77,17 @@ def _rounding(spread: Array, var_t: Array) -> Array:
     return np.asarray(NO_VARIANCE * np.sqrt(spread * var_t))
 
 
-def axes_of(sums: LayerSums) -> Axes:
+def axes_of(sums: LayerSums) -> PlaneAxes:
     """Both axes of a layer's heads; a replicate's axis b is the whole's, followed to where it lies now."""
     a, offset = sums.once(drift_axis), sums.once(pool_of).offset
     moments = sums.q.cov_xx + sums.k.cov_xx + offset[:, :, None] * offset[:, None, :]
     if sums.whole is not None:
         with suppress(np.linalg.LinAlgError):  # of an axis that has not moved at all
-            return Axes(a, _oriented(followed_axis(moments, a, sums.whole.once(axes_of).b), offset))
+            return PlaneAxes(a, _oriented(followed_axis(moments, a, sums.whole.once(axes_of).b), offset))
     b = np.full_like(a, np.nan)
     for head in np.flatnonzero(np.isfinite(a).all(axis=1)):
         b[head] = separation_axis(moments[head], a[head])
-    return Axes(a, _oriented(b, offset))
+    return PlaneAxes(a, _oriented(b, offset))
 
 
 def separation_axis(moments: Array, a: Array) -> Array:

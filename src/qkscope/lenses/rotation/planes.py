@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.pca import Array
-from qkscope.lenses.rotation.axes import Axes, axes_of
+from qkscope.lenses.rotation.axes import PlaneAxes, axes_of
 from qkscope.lenses.sums import LayerSums
 
 FILE = "planes.csv"
@@ -55,7 +55,7 @@ def planes(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     return {"position": sums.q_buckets.mean_t, **found, **spreads}
 
 
-def _spreads(kind: str, covariances: Array, which: NDArray[np.intp], axes: Axes) -> dict[str, Array]:
+def _spreads(kind: str, covariances: Array, which: NDArray[np.intp], axes: PlaneAxes) -> dict[str, Array]:
     """Variances along both axes and their covariance: (heads, buckets); head i has the covariances `which[i]`."""
     pair = np.stack([axes.a, axes.b], axis=2)  # (heads, d, 2)
     inside = np.empty((len(which), covariances.shape[1], 2, 2))
