@@ -578,7 +578,7 @@ def test_no_width_overflows_in_light_or_dark(visit, published_page, width, schem
 
 def until(page, expression):
     """Wait for it. The page's own policy forbids the evaluation by which Playwright would wait."""
-    for _ in range(200):
+    for _ in range(600):
         if page.evaluate(expression):
             return
         page.wait_for_timeout(50)
