@@ -153,7 +153,7 @@ def require_parsed(arguments: list[str], capsys) -> None:
     assert capsys.readouterr().err == "", arguments
 
 
-COMMANDS = ("run", "status", "report", "compare", "inspect", "plan", "shard", "capture", "analyze", "demo")
+COMMANDS = ("run", "status", "report", "compare", "inspect", "plan", "shard", "capture", "analyze", "predict", "demo")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -11,6 +11,7 @@ _HOMES = {
     "capture_moments": "qkscope.api",
     "token_windows": "qkscope.api",
     "analyze": "qkscope.api",
+    "predict": "qkscope.api",
     "Moments": "qkscope.moments.moments",
     "load_study": "qkscope.study.load",
     "run_study": "qkscope.run.execute",
@@ -24,6 +25,7 @@ __all__ = [
     "analyze",
     "capture_moments",
     "load_study",
+    "predict",
     "run_study",
     "token_windows",
 ]

@@ -211,3 +211,30 @@ def analyze(
     heads = None if sample is None else HeadSample(_whole("sample", sample, 1), _whole("seed", seed, -(2**63)))
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
     return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
+
+
+def predict(
+    moments: Path | str,
+    *,
+    window: int | None = None,
+    rope_theta: float | None = None,
+    model: str = "model",
+    skip_positions: int = 0,
+) -> pd.DataFrame:
+    """What RoPE alone predicts of every head of a moments file: r_q, r_k and category, with errors over documents.
+
+    `window` may be any number of positions, run or not (by default those of the moments), `rope_theta` another base
+    than the model's, where its measured angles are those of one base.
+    """
+    from qkscope.lenses.rope.extrapolate import extrapolate, with_base
+    from qkscope.moments.rest import RestFile
+
+    if not isinstance(moments, PathLike | str):
+        raise InputError(f"predict takes the path of a moments file, not {type(moments).__name__}")
+    if rope_theta is not None and not (isinstance(rope_theta, int | float) and 1 < rope_theta < 1e30):
+        raise InputError(f"rope_theta should be a number above 1, not {str(rope_theta)[:40]!r}")
+    window = None if window is None else _whole("window", window, 2, LONGEST)
+    skip = _whole("skip_positions", skip_positions, 0)
+    file = RestFile(Path(moments))
+    rotation = None if rope_theta is None else with_base(file, {None: float(rope_theta)}, str(moments))
+    return extrapolate(file, name=model, window=window, rotation=rotation, skip=skip).heads

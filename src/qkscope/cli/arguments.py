@@ -9,6 +9,7 @@ from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
+from qkscope.cli.predict import add_predict
 from qkscope.kinds import KINDS
 
 DESCRIPTION = """\
@@ -27,6 +28,7 @@ start here:
   qkscope run STUDY                  capture and analyze into results/<study>/; run it again to continue
   qkscope status RESULTS             how far a run is, and how long it will take
   qkscope report RESULTS             draw the figures, write their cards, make the interactive page
+  qkscope predict RESULTS            what RoPE alone predicts at a window or base that was not run
   qkscope ablate STUDY               take position away from heads and measure what the model loses
   qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
 
@@ -55,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_shard,
         _add_capture,
         _add_analyze,
+        add_predict,
         add_ablate,
         _add_demo,
     ):

@@ -199,10 +199,15 @@ class _Points:
         return found
 
 
+def log_distances(longest: float) -> Array:
+    """Distances from 0 on that double every few steps, in whole tokens, up to the longest."""
+    doubled = np.rint(2.0 ** (np.arange(PER_DOUBLING * np.log2(longest) + 1) / PER_DOUBLING))
+    return np.unique(np.concatenate([[0.0], doubled, [longest]]))
+
+
 @lru_cache(maxsize=16)
 def _points(window: int, pairs: tuple[float, ...]) -> _Points:
-    doubled = np.rint(2.0 ** (np.arange(PER_DOUBLING * np.log2(BEYOND * window) + 1) / PER_DOUBLING))
-    spread = np.unique(np.concatenate([[0.0], doubled, [BEYOND * window]]))
+    spread = log_distances(BEYOND * window)
     together = np.concatenate([spread, pairs])
     order = np.argsort(together, kind="stable")
     places = np.argsort(order, kind="stable")[len(spread) :]

@@ -14,10 +14,9 @@ from qkscope.lenses.rope.at_rest import Basis, KindAtRest, LayerAtRest, basis_of
 from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
 from qkscope.lenses.rope.turning import Planes
-from qkscope.lenses.study_sums import EntrySums
 from qkscope.moments.moments import KINDS
 from qkscope.moments.replicates import BeforeRotation, before_rotation
-from qkscope.moments.rest import RestLayer
+from qkscope.moments.rest import RestFile, RestLayer
 from qkscope.moments.second import Kind
 from qkscope.stats.jackknife import scaled_correlations
 
@@ -35,10 +34,10 @@ class EntryLayer:
 
 
 def entry_layer(
-    entry: EntrySums, layer: int, heads: Sequence[int], window: int, skip: int, groups: Sequence[int]
+    file: RestFile, layer: int, heads: Sequence[int], window: int, skip: int, groups: Sequence[int]
 ) -> EntryLayer | None:
-    """A layer as the split needs it; None where nothing can be predicted of it."""
-    facts, layout, sums = entry.file.layers[layer], entry.file.layout, entry.file.layer(layer)
+    """A layer over a window; None where nothing can be predicted of it."""
+    facts, layout, sums = file.layers[layer], file.layout, file.layer(layer)
     cells = layout.buckets_within(window, skip)
     if not sums.n:
         return None

@@ -173,7 +173,7 @@ def _layers(study: StudySums, windows: Sequence[int], measured: Measured) -> lis
     def of_layer(layer: int) -> LayerPredictions:
         heads, skip = chosen[0][layer], study.settings.skip
         found = [
-            entry_layer(entry, layer, heads, window, skip, measured.groups)
+            entry_layer(entry.file, layer, heads, window, skip, measured.groups)
             for entry, window in zip(study.entries, windows, strict=True)
         ]
         known = [each for each in found if each is not None]

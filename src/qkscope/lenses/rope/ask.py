@@ -1,0 +1,140 @@
+"""Predictions for the checkpoints of a results folder where they were not run, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.errors import InputError, TableError
+from qkscope.lenses.categories import CATEGORIES, classify
+from qkscope.lenses.rope.extrapolate import Extrapolated, extrapolate, with_base, with_rotation_of
+from qkscope.lenses.rope.spectrum import base_of
+from qkscope.moments.rest import RestFile
+from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path
+from qkscope.results.read import Results, load_results
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to predict: a window, a base (or bases, old to new), or the rotation of another checkpoint."""
+
+    window: int | None = None
+    bases: Mapping[float | None, float] | None = None
+    rotation_of: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is None and not self.bases and self.rotation_of is None:
+            raise InputError("predict what? say at which window, with which RoPE base, or whose rotation")
+        if self.bases and self.rotation_of is not None:
+            raise InputError("the rotation is either of another base or of another checkpoint, not both")
+        bad = [base for base in (self.bases or {}).values() if not 1.0 < base < 1e30]
+        if bad:
+            raise InputError(f"a RoPE base is above 1, not {bad[0]:g}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One checkpoint: as measured and as RoPE alone has it at its own context, and the prediction."""
+
+    name: str
+    context: int
+    base: float | None  # None where there is no one base
+    measured: dict[str, float]  # empty where the folder has no tables
+    own: Extrapolated
+    predicted: Extrapolated
+    trained: tuple[str, dict[str, float]] | None  # another checkpoint that was run so: its name and measurement
+
+
+def answer(folder: Path, names: Sequence[str], question: Question, skip: int | None = None) -> list[Answer]:
+    """The predictions for these checkpoints of a results folder (all by default)."""
+    results = _results(folder)
+    known = list(results.study.names) if results else _with_moments(folder)
+    wanted = list(names) or known
+    for name in (*wanted, *([question.rotation_of] if question.rotation_of else [])):
+        if not moments_path(folder, name).is_file():
+            raise InputError(f"{folder}: no moments of a checkpoint {name!r}; there is {', '.join(known) or 'none'}")
+    there = [name for name in dict.fromkeys((*known, *wanted)) if moments_path(folder, name).is_file()]
+    files = {name: RestFile(moments_path(folder, name)) for name in there}
+    told = results.provenance.analysis if results else None
+    start = skip if skip is not None else (told.skip_positions if told else None) or 0
+    return [_answer(name, files, question, results, start) for name in wanted]
+
+
+def _with_moments(folder: Path) -> list[str]:
+    """The checkpoints of a folder without tables, by name."""
+    found = [Path(entry.name) for entry in entries(moments_folder(folder))]
+    return sorted(path.stem for path in found if path.suffix == MOMENTS_SUFFIX and not path.name.startswith("."))
+
+
+def _results(folder: Path) -> Results | None:
+    """The tables of a folder; None where it has none (yet)."""
+    try:
+        return load_results(folder)
+    except TableError:
+        return None
+
+
+def _answer(name: str, files: Mapping[str, RestFile], question: Question, results: Results | None, skip: int) -> Answer:
+    file, where = files[name], f"checkpoint {name!r}"
+    rotation = None
+    if question.bases:
+        rotation = with_base(file, question.bases, where)
+    elif question.rotation_of is not None:
+        rotation = with_rotation_of(files[question.rotation_of], question.rotation_of, where)
+    predicted = extrapolate(file, name=name, window=question.window, rotation=rotation, skip=skip)
+    own = extrapolate(file, name=name, window=None, rotation=None, skip=skip)
+    return Answer(
+        name,
+        file.layout.context,
+        one_base(file),
+        _measured(results, name, file.layout.context),
+        own,
+        predicted,
+        _trained(name, files, predicted, results),
+    )
+
+
+def one_base(file: RestFile) -> float | None:
+    """The base of all layers that rotate; None where they have several, or none."""
+    found = {base_of(facts.rotation) for facts in file.layers.values() if facts.rotation is not None}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _measured(results: Results | None, name: str, window: int) -> dict[str, float]:
+    """Means over heads as measured at a checkpoint's own context."""
+    if results is None:
+        return {}
+    here = results.heads[(results.heads["model"] == name) & (results.heads["window"] == window)]
+    if here.empty:
+        return {}
+    dominated = classify(here["r_q"].to_numpy(), here["r_k"].to_numpy()) == CATEGORIES[0]
+    means = {key: float(here[key].mean()) for key in ("r_q", "r_k")}
+    return means | {"position_dominated": float(dominated.mean())}
+
+
+def _trained(
+    name: str, files: Mapping[str, RestFile], predicted: Extrapolated, results: Results | None
+) -> tuple[str, dict[str, float]] | None:
+    """The first other checkpoint that was run at this window with this base, and what was measured of it."""
+    window = int(predicted.heads["window"].iloc[0])
+    bases = set(predicted.heads["base"].dropna())
+    for other, file in files.items():
+        base = one_base(file)
+        if other != name and file.layout.context == window and base is not None and bases == {base}:
+            measured = _measured(results, other, window)
+            if measured:
+                return other, measured
+    return None
+
+
+def head_rows(answers: Sequence[Answer]) -> pd.DataFrame:
+    """Every head of every checkpoint."""
+    return pd.concat([each.predicted.heads for each in answers], ignore_index=True)
+
+
+def kernel_rows(answers: Sequence[Answer]) -> pd.DataFrame:
+    """Every head's kernel."""
+    return pd.concat([each.predicted.kernels for each in answers], ignore_index=True)
