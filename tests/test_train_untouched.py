@@ -1,5 +1,7 @@
 """A training with a probe is, bit for bit, the training without it."""
 
+# ruff: noqa: NPY002 - numpy's global state is what a training may draw from
+
 import json
 import random
 
@@ -11,6 +13,13 @@ from families import tiny, tokens
 from qkscope.train import Probe, untouched
 
 STEPS = 50
+DRAWS = [torch.rand, lambda n: random.random(), lambda n: np.random.rand()]
+
+
+def seed(number):
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 @pytest.fixture
@@ -25,7 +34,7 @@ def dropping(**changes):
 
 def losses(model, look=lambda step: None, steps=STEPS, autocast=False):
     """A hand-written loop whose batches, too, are drawn at random."""
-    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     found = []
     for step in range(steps):
@@ -57,17 +66,17 @@ def test_fifty_steps_with_dropout_are_bit_identical_with_and_without(documents, 
 
 def test_the_loop_of_these_tests_would_notice(documents):
     plain, _ = losses(dropping(), steps=12)
-    for look in (torch.rand, lambda n: random.random(), lambda n: np.random.rand()):
+    for look in DRAWS:
         disturbed, _ = losses(dropping(), lambda step, look=look: look(1) if step == 5 else None, steps=12)
         assert disturbed != plain
 
 
-@pytest.mark.parametrize("draw", [torch.rand, lambda n: random.random(), lambda n: np.random.rand()])
+@pytest.mark.parametrize("draw", DRAWS)
 def test_random_numbers_go_on_where_they_were(draw):
     model = dropping()
-    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    seed(0)
     expected = draw(1)
-    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    seed(0)
     with untouched(model):
         draw(1)
     assert draw(1) == expected

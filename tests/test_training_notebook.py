@@ -1,0 +1,40 @@
+"""docs/notebooks/training.ipynb runs from top to bottom: heads as they form, in tables, TensorBoard and page."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from test_notebook import run_cell, without_windows  # noqa: F401 - a fixture
+
+NOTEBOOK = Path(__file__).parents[1] / "docs/notebooks/training.ipynb"
+STEPS = list(range(0, 161, 20))
+
+
+def code_cells():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+def test_the_notebook_trains_and_shows_heads_as_they_form(without_windows, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")  # the notebook sets it: put back afterwards
+    namespace = {"__name__": "__main__"}
+    shown = [run_cell("".join(cell["source"]), namespace) for cell in code_cells()]
+    means, picture, board, page = [each for each in shown if each is not None]
+
+    assert namespace["first"].state.global_step == 110
+    assert list(means.index) == STEPS
+    assert len(namespace["heads"]) == len(STEPS) * 3 * 4  # each step once, though the second training came by again
+    assert [axes.get_title() for axes in picture.axes] == ["layer 0", "layer 1", "layer 2"]
+    assert list(board.index) == STEPS
+    table = namespace["heads"].groupby("step")["r_q"].mean()
+    pd.testing.assert_series_equal(board["eval/qkscope/r_q_mean"], table, check_names=False, rtol=1e-5)
+    assert "step-160" in page.read_text(encoding="utf-8")
+
+
+def test_no_outputs_are_committed():
+    for cell in code_cells():
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
