@@ -22,6 +22,14 @@ def ids(documents):
 WINDOWS = [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+class TorchDataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return {"input_ids": torch.tensor(WINDOWS[number])}
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -33,8 +41,9 @@ WINDOWS = [[1, 2, 3, 4], [5, 6, 7, 8]]
         [{"input_ids": each} for each in WINDOWS],
         [{"input_ids": [*each, 0], "attention_mask": [1, 1, 1, 1, 0], "labels": [0]} for each in WINDOWS],
         iter(WINDOWS),
+        TorchDataset(),
     ],
-    ids=["lists", "array", "tensor", "encoding", "padded encoding", "rows", "padded rows", "iterator"],
+    ids=["lists", "array", "tensor", "encoding", "padded encoding", "rows", "padded rows", "iterator", "torch dataset"],
 )
 def test_token_ids_come_in_many_shapes(given):
     assert ids(read(given)) == WINDOWS
@@ -95,6 +104,7 @@ def test_documents_have_one_fingerprint_however_they_came():
         ([{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}], "hold several documents each"),
         ([{"body": "a text"}], "neither input_ids nor 'text' .there is: body."),
         ({"body": ["a"]}, "without input_ids"),
+        ("", "an empty path"),
         ("no/such/file.txt", "nothing matches"),
     ],
 )

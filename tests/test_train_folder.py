@@ -122,9 +122,11 @@ def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp
         (folder / "score.csv").write_bytes((folder / "score.csv").read_bytes()[:start])
     (folder / ".parts").mkdir()
     (folder / ".parts/step-100.lines").write_text("half a li")
+    (folder / ".score.csv.0a1b2c3d.tmp").write_text("half a ta")
     probe(folder, 100)(100)
     assert tables(folder) == tables(grown)
     assert not (folder / ".parts").exists()
+    assert not list(folder.glob(".*.tmp"))
 
 
 def test_a_table_that_somebody_cut_is_refused(copy):

@@ -82,3 +82,10 @@ def test_what_fails_on_one_rank_is_an_error_of_both(ranks):
     assert "division by zero" in second["message"]
     assert "rank 1 could not be measured" in first["message"]
     assert "division by zero" in first["message"]
+
+
+def test_a_trainer_on_two_ranks_measures_on_both_and_logs_on_the_first(ranks):
+    first, second = (found["trainer"] for found in ranks)
+    assert first["wrapped"] == second["wrapped"] == "DistributedDataParallel"
+    assert (first["steps"], second["steps"]) == ([0, 2, 4], [])
+    assert first["same"] and second["same"]

@@ -100,11 +100,25 @@ def taken(folder):
     return {}
 
 
+def with_trainer(folder):
+    """Hugging Face's Trainer, which wraps the model itself."""
+    from test_train_trainer import build, follow, logged, steps_logged
+
+    plain = build(folder / "trainer-plain", max_steps=4, ddp_backend="gloo")
+    plain.train()
+    trainer = build(folder / "trainer", max_steps=4, ddp_backend="gloo")
+    follow(trainer, every=2)
+    trainer.train()
+    wrapped = type(trainer.model_wrapped).__name__
+    return {"steps": steps_logged(trainer), "same": logged(trainer) == logged(plain), "wrapped": wrapped}
+
+
 def main():
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     found = {name: outcome(name, build, folder) for name, build in WAYS.items()}
     found |= {"different documents": failing(folder), "broken on one": broken(folder), "taken": taken(folder)}
+    found["trainer"] = with_trainer(folder)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

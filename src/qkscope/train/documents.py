@@ -98,12 +98,16 @@ def _reached_by_half(lengths: Sequence[int]) -> int:
 def _rows(given: Any, wanted: Wanted) -> tuple[str, list[Any]]:
     """What it is called, and its documents: texts, or token ids."""
     if isinstance(given, str | PathLike):
+        if not fspath(given).strip():
+            raise InputError("documents are an empty path; give that of a file, or texts in a list")
         settings = Documents(files=fspath(given), text=wanted.text, limit=wanted.limit)
         return fspath(given), [document.text for document in read_documents(settings, Path.cwd())]
     if isinstance(given, Mapping):
         if "input_ids" not in given:
             raise InputError(f"documents are a mapping without input_ids (there is: {_listed(given)})")
         return "token ids", list(read_windows(given))
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, Iterable):
+        given = [given[number] for number in range(min(len(given), wanted.limit))]  # torch's datasets
     if not isinstance(given, Iterable):
         raise InputError(
             "documents should be texts, token ids, a dataset or the path of a file, not " + type(given).__name__

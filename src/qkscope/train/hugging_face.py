@@ -92,10 +92,16 @@ class HeadsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         with training_goes_on(state.global_step, strict=strict):
             found = self.probe(state.global_step)
             if found and state.is_world_process_zero and self._trainer is not None:
-                # To log says that what was to be logged is: the training's own log would not come.
-                to_log = control.should_log
-                Trainer.log(self._trainer, {f"eval_{name}": value for name, value in found.items()})
-                control.should_log = to_log
+                self._log({f"eval_{name}": value for name, value in found.items()}, state, control)
+
+    def _log(self, scalars: dict[str, float], state: Any, control: Any) -> None:
+        """Log once: a resumed training has the lines of its checkpoint's own step already."""
+        here = [line for line in state.log_history if line.get("step") == state.global_step]
+        if any(name in line for line in here for name in scalars):
+            return
+        to_log = control.should_log  # to log says that what was to be logged is: the training's own would not come
+        Trainer.log(self._trainer, scalars)
+        control.should_log = to_log
 
     def _require_events(self, args: Any) -> None:
         """Refuse to wait for something that never happens."""

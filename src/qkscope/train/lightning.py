@@ -62,8 +62,8 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
         self._measure(trainer, strict=True)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Every so many optimizer steps, and the last."""
-        if is_due(self._every, trainer.global_step) or trainer.global_step == trainer.max_steps:
+        """Every so many optimizer steps."""
+        if is_due(self._every, trainer.global_step):
             self._measure(trainer, strict=self._strict)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -77,7 +77,8 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
             self._measure(trainer, strict=self._strict)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Bring the page up to date."""
+        """Measure the last step, and bring the page up to date."""
+        self._measure(trainer, strict=self._strict)
         if self.probe is not None:
             with training_goes_on(trainer.global_step, strict=self._strict):
                 self.probe.finish()

@@ -158,6 +158,7 @@ class Probe:
         decision = self._ranks.decided(lambda: self._decide(step))
         if decision in ("wait", "known"):
             return self._known(step) if decision == "known" else {}
+        _catch_up(self._model)
         with self._cost.counted("measure"):
             moments = measure(self._model, self._measurement)
             self._measured.add(step)
@@ -217,3 +218,13 @@ class Probe:
         share = self._cost.share
         told = {f"{PREFIX}seconds": self._cost.last["measure"]}
         return told if share == float("inf") else {**told, f"{PREFIX}cost_share": share}
+
+
+def _catch_up(model: nn.Module) -> None:
+    """Wait for what the training has asked of its device: those seconds are its own."""
+    import torch
+
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    wait = getattr(getattr(torch, kind, None), "synchronize", None)
+    if wait is not None and kind != "cpu":
+        wait()
