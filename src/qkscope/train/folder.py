@@ -8,7 +8,6 @@ goes on with. What is there stays: a step that was measured before is not measur
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -225,8 +224,8 @@ class TrainingFolder:
         return {step_name(step): known.get(step_name(step), CheckpointRecord()) for step in self.steps}
 
     def _write_provenance(self, new: CheckpointRecord) -> None:
-        origins: Mapping[str, CheckpointRecord] = {**self._origins(), str(new.name): new}
-        ordered = sorted(origins.values(), key=lambda each: int(str(each.name).rpartition("-")[2]))
+        origins = {**self._origins(), str(new.name): new}
+        ordered = [origins[name] for name in sorted(origins, key=lambda name: int(name.rpartition("-")[2]))]
         provenance = {
             "schema": SCHEMA,
             "qkscope": environment()["qkscope"],

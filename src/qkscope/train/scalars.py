@@ -22,7 +22,12 @@ from qkscope.stats.noise import EVERY_HEAD, Part
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURES = {"r_q": "r_q_mean", "r_k": "r_k_mean", "r_k_abs": "r_k_abs_mean", "explained_variance": "pc0_share_mean"}
+MEASURES = {
+    "r_q": "r_q_mean",
+    "r_k": "r_k_mean",
+    "r_k_abs": "r_k_abs_mean",
+    "explained_variance": "explained_variance_mean",
+}
 DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and three tenths, as cards have them
 PREFIX = "qkscope/"
 

@@ -53,7 +53,8 @@ def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContex
 @contextmanager
 def _modules_kept(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
-    kept = [_Kept(module) for module in model.modules() if module._buffers]
+    # Those of scripted modules are no dict, and cannot be put back by hand.
+    kept = [_Kept(module) for module in model.modules() if isinstance(module._buffers, dict) and module._buffers]
     try:
         yield
     finally:
