@@ -1,4 +1,4 @@
-"""A training that is killed at its ninth step, for good, as a machine that goes down does it."""
+"""A training that is killed at its fifth step, for good, as a machine that goes down does it."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from test_train_trainer import LONGER, build, follow
 
 class Killer(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 9:
+        if state.global_step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main():
     trainer = build(Path(sys.argv[1]), **LONGER)
-    follow(trainer, every=2, page=True)
+    follow(trainer, every=2)
     trainer.add_callback(Killer())
     trainer.train()
 

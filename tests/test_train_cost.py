@@ -102,7 +102,8 @@ def test_a_probe_measures_when_its_budget_has_room(tmp_path, clock):
     """Each pass of the model takes a second on this clock, and so does each step of the training."""
     model = tiny("llama", num_hidden_layers=2)
     model.model.register_forward_pre_hook(lambda *_: setattr(clock, "now", clock.now + 1))
-    probe = Probe(model, tokens(4, 32).tolist(), tmp_path / "out", page=False, at_most=0.1, clock=clock)
+    options = {"page": False, "groups": 1, "at_most": 0.1, "clock": clock}
+    probe = Probe(model, tokens(8, 32).tolist(), tmp_path / "out", **options)
     seconds, measured = None, []
     for step in range(1, 1000):
         clock.now += 1

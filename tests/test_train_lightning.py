@@ -12,6 +12,7 @@ from qkscope.train import LightningHeadsCallback
 
 lightning = pytest.importorskip("lightning.pytorch")
 DOCUMENTS = tokens(8, 48, seed=3).tolist()
+QUICK = {"page": False, "groups": 1, "strict": True}
 
 
 class Module(lightning.LightningModule):
@@ -74,7 +75,7 @@ def measured(logger):
 
 def test_losses_are_bit_identical_with_and_without(tmp_path):
     plain, _ = fit(tmp_path / "plain")
-    callback = LightningHeadsCallback(DOCUMENTS, every=2, page=False, strict=True)
+    callback = LightningHeadsCallback(DOCUMENTS, every=2, **QUICK)
     found, logger = fit(tmp_path / "measured", callback)
     assert found.seen == plain.seen
     assert len(plain.seen) == 6
@@ -82,21 +83,21 @@ def test_losses_are_bit_identical_with_and_without(tmp_path):
 
 
 def test_at_evaluation_where_lightning_is_in_inference_mode(tmp_path):
-    callback = LightningHeadsCallback(DOCUMENTS, page=False, strict=True)
+    callback = LightningHeadsCallback(DOCUMENTS, **QUICK)
     module, logger = fit(tmp_path, callback, val_check_interval=3)
     assert measured(logger) == [0, 3, 6]
     assert len(module.seen) == 6
 
 
 def test_in_mixed_precision(tmp_path):
-    callback = LightningHeadsCallback(DOCUMENTS, every=3, page=False, strict=True)
+    callback = LightningHeadsCallback(DOCUMENTS, every=3, **QUICK)
     fit(tmp_path, callback, precision="bf16-mixed")
     record = json.loads((tmp_path / "qkscope/provenance.json").read_text())["checkpoints"][0]
     assert record["autocast"] == "bfloat16"
 
 
 def test_accumulated_batches_count_once(tmp_path):
-    callback = LightningHeadsCallback(DOCUMENTS, every=1, page=True, strict=True)
+    callback = LightningHeadsCallback(DOCUMENTS, every=1, **{**QUICK, "page": True})
     _, logger = fit(tmp_path, callback, accumulate_grad_batches=3, max_steps=2)
     assert measured(logger) == [0, 1, 2]
     assert set(pd.read_csv(tmp_path / "qkscope/qk.csv")["model"]) == {"step-0", "step-1", "step-2"}
@@ -111,6 +112,9 @@ def test_a_module_without_a_transformers_model_is_refused(tmp_path):
 
         def training_step(self, batch, index):
             return self.language(batch).sum()
+
+        def validation_step(self, batch, index):
+            pass
 
     callback = LightningHeadsCallback(DOCUMENTS, every=2)
     with pytest.raises(InputError, match="Other holds no transformers model"):

@@ -18,6 +18,7 @@ from warm import Warm
 HERE = Path(__file__).parent
 DOCUMENTS = tokens(8, 48, seed=3).tolist()
 KEY = "eval_qkscope/r_q_mean"
+QUICK = {"page": False, "groups": 1}  # no errors over documents: they take most of the time
 
 
 def rows(count=64, seed=0):
@@ -46,7 +47,7 @@ def build(folder, model=None, **changes):
 
 
 def follow(trainer, documents=DOCUMENTS, **options):
-    callback = HeadsCallback(documents, trainer, **{"page": False, "strict": True, **options})
+    callback = HeadsCallback(documents, trainer, **{**QUICK, "strict": True, **options})
     trainer.add_callback(callback)
     return callback
 
@@ -94,28 +95,28 @@ def test_when_saved(tmp_path):
     assert steps_in(tmp_path) == [0, 4, 5]
 
 
-@pytest.mark.parametrize("logging_steps", [1, 3, 5])
+@pytest.mark.parametrize("logging_steps", [2, 3])
 def test_the_training_and_what_it_logs_are_bit_identical_with_and_without(tmp_path, logging_steps):
     """At some steps both log, at others only one: none of the training's own lines is lost or changed."""
-    plain = build(tmp_path / "plain", max_steps=12, logging_steps=logging_steps)
+    plain = build(tmp_path / "plain", logging_steps=logging_steps)
     expected = trained(plain)
-    measured = build(tmp_path / "measured", max_steps=12, logging_steps=logging_steps)
+    measured = build(tmp_path / "measured", logging_steps=logging_steps)
     follow(measured, every=3)
     found = trained(measured)
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     assert logged(measured) == logged(plain)
-    assert len(logged(plain)) == 12 // logging_steps + 1
-    assert steps_logged(measured) == [0, 3, 6, 9, 12]
+    assert len(logged(plain)) == 6 // logging_steps + 1
+    assert steps_logged(measured) == [0, 3, 6]
 
 
 def test_scalars_are_floats_that_say_what_was_found_and_what_it_cost(tmp_path):
     trainer = build(tmp_path, max_steps=2)
-    follow(trainer, every=1)
+    follow(trainer, every=1, groups=8)
     trainer.train()
     found = [each for each in trainer.state.log_history if KEY in each][-1]
     ours = {name: value for name, value in found.items() if name.startswith("eval_qkscope/")}
     assert all(type(value) is float and np.isfinite(value) for value in ours.values())
-    assert {"eval_qkscope/seconds", "eval_qkscope/cost_share", "eval_qkscope/share/mixed"} <= set(ours)
+    assert {f"{KEY}_se", "eval_qkscope/seconds", "eval_qkscope/cost_share", "eval_qkscope/share/mixed"} <= set(ours)
     table = pd.read_csv(tmp_path / "qkscope/qk.csv")
     last = table[(table["model"] == "step-2") & (table["pc"] == 0)]
     assert ours[KEY] == pytest.approx(last["r_q"].mean(), abs=1e-12)
@@ -157,11 +158,11 @@ def test_a_trainer_that_clears_its_metrics_at_each_log_keeps_them(tmp_path):
 
 def test_without_documents_the_eval_set_gives_them(tmp_path):
     trainer = build(tmp_path)
-    callback = HeadsCallback(trainer=trainer, every=100, limit=5, page=False)
+    callback = HeadsCallback(trainer=trainer, every=100, limit=6, **QUICK)
     trainer.add_callback(callback)
     trainer.train()
     record = json.loads((tmp_path / "qkscope/provenance.json").read_text())["checkpoints"][0]
-    assert record["documents"] == 5
+    assert record["documents"] == 6
     assert record["context"] == 24
 
 
@@ -170,7 +171,7 @@ def test_without_a_trainer_tables_are_written_and_nothing_is_logged(tmp_path):
         tiny("llama", num_hidden_layers=2),
         arguments(tmp_path),
         train_dataset=rows(),
-        callbacks=[HeadsCallback(DOCUMENTS, every=100, page=False)],
+        callbacks=[HeadsCallback(DOCUMENTS, every=100, **QUICK)],
     )
     trainer.train()
     assert steps_in(tmp_path) == [0, 6]
@@ -228,27 +229,30 @@ def test_a_model_that_cannot_be_captured_is_refused_when_the_training_begins(tmp
 
 
 class Poisoned(TrainerCallback):
-    """Weights that become NaN at one step and are as before at the next."""
+    """Weights that are NaN when a step ends and as before when the next begins."""
+
+    kept = None
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        weight = model.model.layers[1].self_attn.q_proj.weight
+        if state.global_step == 2:
+            self.kept = weight.detach().clone()
+            weight.data[0, 0] = torch.nan
 
     def on_step_begin(self, args, state, control, model=None, **kwargs):
-        self.weight = model.model.layers[1].self_attn.q_proj.weight
-
-    def on_step_end(self, args, state, control, **kwargs):
-        with torch.no_grad():
-            if state.global_step == 2:
-                self.kept = self.weight.clone()
-                self.weight[0, 0] = torch.nan
-            elif state.global_step == 3:
-                self.weight.copy_(self.kept)
+        if self.kept is not None:
+            model.model.layers[1].self_attn.q_proj.weight.data.copy_(self.kept)
+            self.kept = None
 
 
 def test_what_fails_during_the_training_is_said_and_the_training_goes_on(tmp_path):
-    trainer = build(tmp_path, max_steps=4, max_grad_norm=0.0, logging_nan_inf_filter=False)
+    trainer = build(tmp_path, max_steps=4)
     trainer.add_callback(Poisoned())
     follow(trainer, every=2, strict=False)
     with pytest.warns(QkscopeWarning, match=r"step 2 could not be measured.*layer 1, .*q_proj\.weight has 1 of"):
         trainer.train()
     assert trainer.state.global_step == 4
+    assert steps_in(tmp_path) == [0, 4]
 
 
 # Ways to train
@@ -314,25 +318,26 @@ def test_with_lora(tmp_path):
 
 # Killed and resumed
 
-LONGER = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4}
+LONGER = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2}
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_killed_and_resumed_training_continues_the_same_tables(tmp_path):
     whole = build(tmp_path / "whole", **LONGER)
-    follow(whole, every=2, page=True)
+    follow(whole, every=2)
     whole.train()
 
     killed = Warm(tmp_path / "killed", cwd=tmp_path, script=HERE / "killed_training.py")
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    assert steps_in(tmp_path / "killed") == [0, 2, 4, 6, 8]
+    assert steps_in(tmp_path / "killed") == [0, 2, 4]
 
     second = build(tmp_path / "killed", **LONGER)
-    follow(second, every=2, page=True)
-    second.train(resume_from_checkpoint=str(tmp_path / "killed/checkpoint-4"))
+    follow(second, every=2)
+    second.train(resume_from_checkpoint=str(tmp_path / "killed/checkpoint-2"))
     for path in sorted((tmp_path / "whole/qkscope").glob("*.csv")):
         assert path.read_bytes() == (tmp_path / "killed/qkscope" / path.name).read_bytes(), path.name
     # Scalars of steps that were there are logged again: the trainer's own history goes back to its checkpoint.
-    assert steps_logged(second) == [0, 2, 4, 6, 8, 10, 12]
+    assert steps_logged(second) == [0, 2, 4, 6, 8]
     ends = [[each[KEY] for each in trainer.state.log_history if KEY in each] for trainer in (whole, second)]
     assert ends[0] == ends[1]

@@ -13,6 +13,10 @@ from families import tiny, tokens
 from qkscope.train import Probe, untouched
 
 STEPS = 50
+QUICK = {
+    "page": False,
+    "groups": 1,
+}  # no errors over documents: they take most of the time
 DRAWS = [torch.rand, lambda n: random.random(), lambda n: np.random.rand()]
 
 
@@ -57,7 +61,7 @@ def every(probe, steps):
 def test_fifty_steps_with_dropout_are_bit_identical_with_and_without(documents, tmp_path):
     plain, weights = losses(dropping())
     model = dropping()
-    probe = Probe(model, documents, tmp_path / "out", page=False)
+    probe = Probe(model, documents, tmp_path / "out", **QUICK)
     measured, others = losses(model, every(probe, 10))
     assert measured == plain
     assert all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
@@ -94,7 +98,7 @@ def test_each_module_keeps_its_mode_its_hooks_and_its_gradients(documents, tmp_p
         return [m.training for m in model.modules()], hooks, [p.requires_grad for p in model.parameters()]
 
     before, gradients = state(), [p.grad.clone() for p in model.parameters()]
-    Probe(model, documents, tmp_path / "out", page=False)(0)
+    Probe(model, documents, tmp_path / "out", **QUICK)(0)
     assert state() == before
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
 
@@ -128,7 +132,7 @@ def test_a_buffer_that_is_changed_in_place_is_put_back():
 def test_inside_autocast_weights_keep_their_gradients(documents, tmp_path):
     """autocast keeps what it cast; what it cast without gradients must not be what the training goes on with."""
     model = dropping()
-    probe = Probe(model, documents, tmp_path / "out", page=False)
+    probe = Probe(model, documents, tmp_path / "out", **QUICK)
     with torch.autocast("cpu", torch.bfloat16):
         probe(0)
         model(input_ids=tokens(), labels=tokens()).loss.backward()
@@ -138,7 +142,7 @@ def test_inside_autocast_weights_keep_their_gradients(documents, tmp_path):
 def test_a_mixed_precision_training_is_measured_in_its_precision_and_stays_bit_identical(documents, tmp_path):
     plain, _ = losses(dropping(), steps=12, autocast=True)
     model = dropping()
-    probe = Probe(model, documents, tmp_path / "out", page=False, autocast=torch.bfloat16)
+    probe = Probe(model, documents, tmp_path / "out", **QUICK, autocast=torch.bfloat16)
     measured, _ = losses(model, every(probe, 5), steps=12, autocast=True)
     assert measured == plain
     record = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"][0]
@@ -149,7 +153,7 @@ def test_a_mixed_precision_training_is_measured_in_its_precision_and_stays_bit_i
 def test_inference_mode_around_a_measurement_does_no_harm(documents, tmp_path):
     """Lightning validates in inference mode; tensors made in it could not be trained with."""
     model = dropping()
-    probe = Probe(model, documents, tmp_path / "out", page=False)
+    probe = Probe(model, documents, tmp_path / "out", **QUICK)
     with torch.inference_mode():
         probe(0)
     model(input_ids=tokens(), labels=tokens()).loss.backward()
@@ -177,7 +181,7 @@ def test_compiled_graphs_are_neither_lost_nor_made_again(documents, tmp_path, ho
     train()
     warm = len(made)
     assert warm > 0
-    Probe(model, documents, tmp_path / "out", page=False)(0)
+    Probe(model, documents, tmp_path / "out", **QUICK)(0)
     train()
     assert len(made) == warm
     torch._dynamo.reset()
@@ -187,5 +191,5 @@ def test_gradient_checkpointing_goes_on(documents, tmp_path):
     plain, _ = losses(dropping(), steps=6)
     model = dropping()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    measured, _ = losses(model, every(Probe(model, documents, tmp_path / "out", page=False), 3), steps=6)
+    measured, _ = losses(model, every(Probe(model, documents, tmp_path / "out", **QUICK), 3), steps=6)
     assert measured == plain

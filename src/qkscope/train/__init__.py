@@ -13,7 +13,7 @@ _HOMES = {
     "LightningHeadsCallback": "qkscope.train.lightning",
     "Probe": "qkscope.train.probe",
     "TrainingFolder": "qkscope.train.folder",
-    "untouched": "qkscope.train.untouched",
+    "untouched": "qkscope.train.as_it_was",
 }
 
 __all__ = ["HeadsCallback", "LightningHeadsCallback", "Probe", "TrainingFolder", "untouched"]

@@ -8,12 +8,13 @@ goes on with. What is there stays: a step that was measured before is not measur
 from __future__ import annotations
 
 import secrets
+import warnings
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkscope.errors import InputError, StorageError
+from qkscope.errors import InputError, QkscopeWarning, StorageError
 from qkscope.files import as_path, replacing, require_writable
 from qkscope.kinds import CHECKPOINTS
 from qkscope.results.environment import environment
@@ -68,6 +69,7 @@ class TrainingFolder:
             raise InputError(f"{self.path} holds the results of something else; {ANEW}")
         self._record = found or TrainingRecord()
         self._writer = secrets.token_hex(8)
+        self._warned = False
         self._page_is_of: int | None = None  # steps that the page shows
 
     @property
@@ -185,7 +187,11 @@ class TrainingFolder:
         moments.provenance.update(name=name, label=f"{step:,}", step=step)
         place = parts_path(self.path, name)
         request = PartRequest(name, moments_path(self.path, name), None, self._rows_settings(context), place)
-        return part_of(moments, request, head_tables())
+        with warnings.catch_warnings():
+            if self._warned:  # windows that are too short for a number are so at every step: said once
+                warnings.simplefilter("ignore", QkscopeWarning)
+            self._warned = True
+            return part_of(moments, request, head_tables())
 
     def _require_same_columns(self, part: TablePart) -> None:
         for table in {*part.headers, *self._record.headers} if self._record.steps else ():

@@ -41,7 +41,7 @@ class Measurement:
 
 def measure(model: nn.Module, wanted: Measurement) -> Moments | None:
     """The sums of all ranks, on rank 0 (None elsewhere); the model and its training are left as they were."""
-    from qkscope.train.untouched import untouched
+    from qkscope.train.as_it_was import untouched
 
     with untouched(model, wanted.autocast):
         mine = wanted.ranks.together(

@@ -106,6 +106,7 @@ class ProbeSettings:
             whole_argument("context", made.context, 2)
         if made.special_tokens not in ("default", "none", "bos"):
             raise InputError(f"special_tokens should be 'default', 'none' or 'bos', not {made.special_tokens!r}")
+        Cost(made.at_most)
         return made
 
     def layout(self, context: int) -> Layout:
