@@ -201,6 +201,11 @@ def many_samples(count: int, processes: int = 1, folder: Path | None = None) -> 
     return pd.concat(made)
 
 
+def takes_in_bias(name: str) -> bool:
+    """Whether a number's error is about its distance from the truth, bias and all."""
+    return name.startswith(MEASURES)
+
+
 def coverage(samples: pd.DataFrame, true: dict[str, float]) -> pd.DataFrame:
     """For each number: its truth, bias and spread of its estimates, the errors they claim, how often intervals hold."""
     values, errors = (samples.xs(part, axis=1, level=1) for part in PARTS)
@@ -217,7 +222,7 @@ def coverage(samples: pd.DataFrame, true: dict[str, float]) -> pd.DataFrame:
         rows[name] = {
             "truth": true[name],
             "bias": np.nan if folded else aside[name].mean(),
-            "spread": np.sqrt((aside[name] ** 2).mean()) if folded else aside[name].std(ddof=1),
+            "spread": np.sqrt((aside[name] ** 2).mean()) if folded or takes_in_bias(name) else aside[name].std(ddof=1),
             "error": np.sqrt((errors[name] ** 2).mean()),
             "covered": inside[name].mean(),
         }
