@@ -9,7 +9,7 @@ import pytest
 from test_notebook import run_cell, without_windows  # noqa: F401 - a fixture
 
 NOTEBOOK = Path(__file__).parents[1] / "docs/notebooks/training.ipynb"
-STEPS = list(range(0, 161, 20))
+STEPS = list(range(0, 121, 20))
 
 
 def code_cells():
@@ -24,14 +24,14 @@ def test_the_notebook_trains_and_shows_heads_as_they_form(without_windows, monke
     shown = [run_cell("".join(cell["source"]), namespace) for cell in code_cells()]
     means, picture, board, page = [each for each in shown if each is not None]
 
-    assert namespace["first"].state.global_step == 110
+    assert namespace["first"].state.global_step == 70
     assert list(means.index) == STEPS
     assert len(namespace["heads"]) == len(STEPS) * 3 * 4  # each step once, though the second training came by again
     assert [axes.get_title() for axes in picture.axes] == ["layer 0", "layer 1", "layer 2"]
     assert list(board.index) == STEPS
     table = namespace["heads"].groupby("step")["r_q"].mean()
     pd.testing.assert_series_equal(board["eval/qkscope/r_q_mean"], table, check_names=False, rtol=1e-5)
-    assert "step-160" in page.read_text(encoding="utf-8")
+    assert "step-120" in page.read_text(encoding="utf-8")
 
 
 def test_no_outputs_are_committed():

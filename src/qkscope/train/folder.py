@@ -181,6 +181,7 @@ class TrainingFolder:
 
     def _part(self, step: int, moments: Moments) -> TablePart:
         from qkscope.lenses.registry import head_tables
+        from qkscope.moments.file import as_stored
         from qkscope.tables.parts import PartRequest, part_of
 
         name, context = step_name(step), moments.layout.context
@@ -191,7 +192,7 @@ class TrainingFolder:
             if self._warned:  # windows that are too short for a number are so at every step: said once
                 warnings.simplefilter("ignore", QkscopeWarning)
             self._warned = True
-            return part_of(moments, request, head_tables())
+            return part_of(as_stored(moments), request, head_tables())  # the lines that its file would give
 
     def _require_same_columns(self, part: TablePart) -> None:
         for table in {*part.headers, *self._record.headers} if self._record.steps else ():
@@ -236,7 +237,7 @@ class TrainingFolder:
             "schema": SCHEMA,
             "qkscope": environment()["qkscope"],
             "command": "qkscope.train",
-            "study": {"study": "training", "title": self.settings.title, "kind": CHECKPOINTS},
+            "study": {"study": "training", "title": self.settings.title, "kind": CHECKPOINTS, "axis": "step"},
             "kind": CHECKPOINTS,
             "kind_stated": True,
             "corpus": new.corpus,

@@ -25,11 +25,11 @@ ANEW = "give another folder, or remove this one"
 Place = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Strict(BaseModel):
+class _OfTraining(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StepRecord(_Strict):
+class StepRecord(_OfTraining):
     """One step that was measured."""
 
     step: Place
@@ -37,7 +37,7 @@ class StepRecord(_Strict):
     scalars: dict[str, float]
 
 
-class TrainingRecord(_Strict):
+class TrainingRecord(_OfTraining):
     """Everything that a folder has to say before another step is added."""
 
     schema_: Annotated[int, Field(alias="schema")] = SCHEMA
