@@ -79,6 +79,7 @@ HEAVY = {"torch", "transformers", "pandas", "matplotlib", "numpy", "pydantic", "
 
 def test_importing_the_package_loads_nothing_heavy():
     assert not HEAVY & loaded_after("import qkscope")
+    assert not HEAVY & loaded_after("import qkscope; dir(qkscope.train)")
 
 
 def test_help_loads_nothing_heavy():

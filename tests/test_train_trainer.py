@@ -166,14 +166,15 @@ def test_without_documents_the_eval_set_gives_them(tmp_path):
     assert record["context"] == 24
 
 
-def test_without_a_trainer_tables_are_written_and_nothing_is_logged(tmp_path):
+def test_without_a_trainer_tables_are_written_and_a_warning_says_that_nothing_is_logged(tmp_path):
     trainer = Trainer(
         tiny("llama", num_hidden_layers=2),
         arguments(tmp_path),
         train_dataset=rows(),
         callbacks=[HeadsCallback(DOCUMENTS, every=100, **QUICK)],
     )
-    trainer.train()
+    with pytest.warns(QkscopeWarning, match="logs nothing: it was not given the trainer"):
+        trainer.train()
     assert steps_in(tmp_path) == [0, 6]
     assert steps_logged(trainer) == []
 

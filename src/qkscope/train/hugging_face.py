@@ -7,12 +7,13 @@ each call, and nothing of the training's is to change. The trainer's own log at 
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from transformers import Trainer, TrainerCallback
 
-from qkscope.errors import InputError
+from qkscope.errors import InputError, QkscopeWarning
 from qkscope.train.probe import Probe, ProbeOptions, ProbeSettings
 from qkscope.train.schedule import Every, is_due, require_every, training_goes_on
 
@@ -54,6 +55,13 @@ class HeadsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if kwargs.get("model") is None:
             raise InputError("the trainer has no model")
         self._require_events(args)
+        if self._trainer is None:
+            warnings.warn(
+                "HeadsCallback writes tables and page, but logs nothing: it was not given the trainer; use "
+                "trainer.add_callback(HeadsCallback(documents, trainer))",
+                QkscopeWarning,
+                stacklevel=2,
+            )
         options: ProbeOptions = {
             "tokenizer": kwargs.get("processing_class"),
             "autocast": _autocast(args),
