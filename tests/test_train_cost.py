@@ -117,3 +117,11 @@ def test_a_probe_measures_when_its_budget_has_room(tmp_path, clock):
     assert seconds >= 1
     # n measurements fit into a tenth of 10 n times as many seconds; the first is not asked.
     assert measured == [1, 20 * seconds, 30 * seconds, 40 * seconds]
+
+
+def test_every_option_that_is_typed_is_one_that_is_known():
+    from dataclasses import fields
+
+    from qkscope.train.probe import ProbeOptions, ProbeSettings
+
+    assert set(ProbeOptions.__annotations__) == {field.name for field in fields(ProbeSettings)}
