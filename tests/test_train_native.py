@@ -122,18 +122,23 @@ def test_the_recipe_finds_what_raw_vectors_give(windows, tmp_path):
 def test_compiled_blocks_are_seen_and_the_training_is_bit_identical(windows, tmp_path):
     import torch._dynamo
 
-    torch._dynamo.reset()
+    def compiled(made):
+        def backend(graph, inputs):
+            made.append(graph)
+            return graph.forward
 
-    def compiled():
+        torch._dynamo.reset()
         model = Native().train()
         for block in model.layers.values():
-            block.compile(backend="eager", fullgraph=True)
+            block.compile(backend=backend, fullgraph=True)
         return model
 
-    plain = train(compiled())
-    model, folder, head_moments = compiled(), TrainingFolder(tmp_path / "out"), recipe()
+    graphs, again = [], []
+    plain = train(compiled(graphs))
+    model, folder, head_moments = compiled(again), TrainingFolder(tmp_path / "out"), recipe()
     look = lambda step: folder.add(step, head_moments(model, windows)) if step % 3 == 0 else None  # noqa: E731
     assert train(model, look) == plain
+    assert len(again) == len(graphs) > 0  # none was made for a look, and none was made again after it
     folder.write_page()
     assert folder.steps == [0, 3]
     assert (tmp_path / "out/report.html").is_file()

@@ -156,6 +156,9 @@ def test_inference_mode_around_a_measurement_does_no_harm(documents, tmp_path):
     probe = Probe(model, documents, tmp_path / "out", **QUICK)
     with torch.inference_mode():
         probe(0)
+        with untouched(model):
+            assert not torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled()
     model(input_ids=tokens(), labels=tokens()).loss.backward()
 
 

@@ -41,7 +41,8 @@ def untouched(model: nn.Module, autocast: torch.dtype | None = None) -> Iterator
 def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
     """The training's own precision, without a cache.
 
-    Weights that autocast casts under `no_grad` have no gradient; cached, the training would go on with them.
+    Weights that autocast casts under `no_grad` have no gradient. Older versions of torch kept them in the cache, and
+    the training around would have gone on with them.
     """
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
     if autocast is None and not torch.is_autocast_enabled(kind):
