@@ -119,6 +119,7 @@ def test_the_recipe_finds_what_raw_vectors_give(windows, tmp_path):
         assert off < 1e-5, (layer, head)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_seen_and_the_training_is_bit_identical(windows, tmp_path):
     import torch._dynamo
 
