@@ -7,6 +7,7 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
 from qkscope.lenses.rope.table import FILE
@@ -82,7 +83,12 @@ def rope_excess_card(given: CardInput) -> Card:
         part = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
         said = [_excess_course(given, measure, kind, part) for measure, _ in NAMES]
         shows.append(paragraph(Strong(sentence(_heads(kind))), " ", joined(said)))
-    shows += [joined([tell(given, panel, "bias_excess", BIAS, _significant)]), SIGNS, _errors(given)]
+    shows += [
+        joined([tell(given, panel, "bias_excess", BIAS, _significant)]),
+        SIGNS,
+        _errors(given),
+        *held(given, "rope_excess"),
+    ]
     steps = [("Aggregation", f"means over the heads of each {given.noun} that have a prediction, by kind of layer.")]
     headline = f"What RoPE Alone Leaves {given.study.span.title()}{_at(given)}"
     return Card(headline, shows, FILE, steps, [_told(given, kinds[0])])
