@@ -192,12 +192,13 @@ CLAIMS = (
 
 def claims_at(at: AtWindow) -> pd.DataFrame:
     """Every claim at one choice of windows: a row per entry, or one about training with the last checkpoint's name."""
-    rows = [_row(claim, entry, _asked(claim, at, entry)) for claim in CLAIMS for entry in _entries(claim, at)]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.concat([claim_rows(claim, at) for claim in CLAIMS], ignore_index=True)
 
 
-def _entries(claim: Claim, at: AtWindow) -> tuple[Entry, ...]:
-    return at.study.checkpoints if claim.about == "entry" else at.study.checkpoints[-1:]
+def claim_rows(claim: Claim, at: AtWindow) -> pd.DataFrame:
+    """One claim: a row per entry, or one about training."""
+    entries = at.study.checkpoints if claim.about == "entry" else at.study.checkpoints[-1:]
+    return pd.DataFrame([_row(claim, entry, _asked(claim, at, entry)) for entry in entries], columns=list(COLUMNS))
 
 
 def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Found:
