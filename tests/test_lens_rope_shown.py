@@ -223,7 +223,7 @@ def test_parts_within_two_errors_are_named_and_not_claimed(tables, tmp_path):
     takeaway = card.partition("## Key Takeaway")[2]
     assert "no part is beyond two errors; within two errors of 0: " in takeaway
     assert not re.search(r"[+−]\d\.\d+ ± \d\S* by", takeaway)
-    assert "do not, beyond two errors" in card
+    assert "As a doing of the weights this is not decided from" in card
 
 
 def test_the_card_of_predictions_claims_an_excess_only_beyond_two_errors(tables):

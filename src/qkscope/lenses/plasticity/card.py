@@ -116,7 +116,7 @@ def _same_position(given: CardInput, entry: Entry) -> list[str]:
             "where RoPE has turned them differently."
         )
     if len(comparable_entries(given, "ap_same_position")) > 1:
-        said.append(course_of(given, "ap_same_position", "Over all, it"))
+        said.append(course_of(given, "ap_same_position", "Over all entries, it"))
     return [joined(said)]
 
 

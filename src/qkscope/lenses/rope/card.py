@@ -47,7 +47,10 @@ def rope_alone_card(given: CardInput) -> Card:
             f"alone gives.{bars}",
         ),
         MEANING,
-        *(paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(given, name))) for name in names),
+        *(
+            paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(given, name, headed=True)))
+            for name in names
+        ),
         paragraph(Strong("Where it fails."), " ", joined(_largest(given, last))),
         _flipped(given, last),
         errors_said(given.table(FILE), HELD),
@@ -130,9 +133,9 @@ def _row(given: CardInput, model: str, kind: str) -> pd.Series | None:
     return None if here.empty else here.iloc[0]
 
 
-def _agreement(given: CardInput, model: str) -> list[str]:
-    """How well each kind of layer is predicted at one entry."""
-    said = []
+def _agreement(given: CardInput, model: str, *, headed: bool = False) -> list[str]:
+    """How well each kind of layer is predicted at one entry, which a heading may have named."""
+    said, place = [], "" if headed else f"At {label(_entry(given, model))}, "
     for kind in _kinds(given):
         row = _row(given, model, kind)
         if row is None:
@@ -149,7 +152,7 @@ def _agreement(given: CardInput, model: str) -> list[str]:
                        if np.isfinite(row[f"corr_{name}"])])  # fmt: skip
         across = f" Over heads, prediction and measurement correlate {over}." if over else ""
         said.append(
-            f"At {label(_entry(given, model))}, {heads}: {'; '.join(parts)}.{across} The predicted PC0 has a median "
+            f"{place}{heads}: {'; '.join(parts)}.{across} The predicted PC0 has a median "
             f"|cosine| of {row['median_pc0_cos']:.2f} with the measured one."
         )
     return said

@@ -221,7 +221,7 @@ def _sign(panel: HeadPanel, last: Entry) -> str:
     way = beyond_zero(panel, "bias_effect", last)
     direction = {1: "later keys score higher", -1: "earlier keys score higher", 0: "neither late nor early keys win"}
     return (
-        f"On the mean over heads {direction[way]}: from the first to the last key the score gains "
+        f"On average over heads {direction[way]}: from the first to the last key the score gains "
         f"{mean_of(panel, 'bias_effect', last)} standard deviations at {label(last)}; "
         f"{share_of(panel, 'bias_total_positive', last)} of heads favour later keys."
     )

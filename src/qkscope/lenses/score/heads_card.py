@@ -79,9 +79,9 @@ def score_map(given: CardInput) -> Card:
             given,
             f"Mean scores of {counted(len(maps), 'head')} of {label(last)}: query position up, key position across, "
             "from the mean of the row (softmax sees no more than that) in standard deviations of the head's scores. "
-            "All panels share one scale of colours. The narrow column at the left, where it is, are keys at position "
-            "0. A query's own bucket is shown whole, although an early query of it does not see the later keys; what "
-            "no query of a row sees is blank.",
+            "All panels share one scale of colours. The narrow column at the left, where there is one, holds keys at "
+            "position 0. A query's own bucket is shown whole, although an early query of it does not see the later "
+            "keys; what no query of a row sees is blank.",
         ),
         *(bullet(_told(each)) for each in maps),
         "These means have no errors of their own; the advantage of late keys has.",
