@@ -70,11 +70,34 @@ def read_out(cov_xx: Array, cov_xt: Array) -> Array:
     known = np.isfinite(cov_xx).all(axis=(1, 2)) & np.isfinite(cov_xt).all(axis=1)
     if known.any():
         with one_blas_thread():
-            values, vectors = np.linalg.eigh(cov_xx[known])
-        along = np.einsum("hdc,hd->hc", vectors, cov_xt[known]) ** 2
-        used = values > FAINTEST * values[:, -1:]
-        found[known] = np.divide(along, values, out=np.zeros_like(along), where=used).sum(axis=1)
+            found[known] = _inverted(cov_xx[known], cov_xt[known])
+            faint = known & np.isnan(found)
+            if faint.any():
+                found[faint] = _without_faintest(cov_xx[faint], cov_xt[faint])
     return found
+
+
+def _inverted(cov_xx: Array, cov_xt: Array) -> Array:
+    """c' Σ⁻¹ c where no direction is faint, which an inverse tells sooner than eigenvectors do; NaN elsewhere.
+
+    No eigenvalue is smaller than 1 over the inverse's length (Frobenius), and none is larger than the trace.
+    """
+    try:
+        inverse = np.linalg.inv(cov_xx)
+    except np.linalg.LinAlgError:  # one head is singular
+        return np.full(len(cov_xx), np.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        longest = np.linalg.norm(inverse, axis=(1, 2)) * np.trace(cov_xx, axis1=1, axis2=2)
+        value = np.einsum("hi,hij,hj->h", cov_xt, inverse, cov_xt)
+        return np.where(longest * FAINTEST < 1.0, value, np.nan)
+
+
+def _without_faintest(cov_xx: Array, cov_xt: Array) -> Array:
+    """The same over the directions that are left."""
+    values, vectors = np.linalg.eigh(cov_xx)
+    along = np.einsum("hdc,hd->hc", vectors, cov_xt) ** 2
+    used = values > FAINTEST * values[:, -1:]
+    return np.asarray(np.divide(along, values, out=np.zeros_like(along), where=used).sum(axis=1))
 
 
 def between_buckets(buckets: BucketMeans) -> Array:

@@ -8,6 +8,7 @@ import pandas as pd
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening, rows
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
 from qkscope.lenses.rope.table import FILE
@@ -53,6 +54,7 @@ def rope_alone_card(given: CardInput) -> Card:
         ),
         paragraph(Strong("Where it fails."), " ", joined(_largest(given, last))),
         _flipped(given, last),
+        _left_out(given),
         errors_said(given.table(FILE), HELD),
         paragraph(
             "Position 0, where attention sinks sit, is not among the vectors before rotation: what is special about it "
@@ -89,6 +91,7 @@ def rope_excess_card(given: CardInput) -> Card:
     shows += [
         joined([tell(given, panel, "bias_excess", BIAS, _significant)]),
         SIGNS,
+        _left_out(given),
         _errors(given),
         *held(given, "rope_excess"),
     ]
@@ -110,6 +113,18 @@ def _errors(given: CardInput) -> str:
 
 def _at(given: CardInput) -> str:
     return " at a Common Window" if given.at.common else ""
+
+
+def _left_out(given: CardInput) -> str:
+    """Which layers have no prediction, and why."""
+    table = given.table(FILE)
+    said = []
+    for code, rows_of in table[table["prediction"] > Basis.NOTHING_ROTATES].groupby("prediction"):
+        layers = [str(layer) for layer in sorted(set(rows_of["layer"]))]
+        every = len(layers) == len(set(table.loc[table["model"].isin(set(rows_of["model"])), "layer"]))
+        which = "all layers" if every else f"{'layer' if len(layers) == 1 else 'layers'} {listed(layers)}"
+        said.append(f"{which} of {counted(len(set(rows_of['model'])), given.noun)}, because {Basis(int(code)).words}")
+    return f"Left out, without a prediction: {'; '.join(said)}." if said else ""
 
 
 def _few(given: CardInput) -> bool:
