@@ -13,6 +13,7 @@ from qkscope.lenses.claims.base import Found, unasked
 from qkscope.lenses.depth.findings import EARLY, LATE
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import ADVANTAGE
@@ -46,7 +47,7 @@ def mean_of(panel: HeadPanel, quantity: str, model: str, part: Part = EVERY_HEAD
     return plus_minus(panel.mean(quantity, model, part), panel.error(quantity, model, part))
 
 
-def spread(draws: np.ndarray) -> float:
+def spread(draws: Array) -> float:
     """The error over documents of whatever was computed from every draw; NaN where there are none."""
     return float(draws.std()) if len(draws) and np.isfinite(draws).all() else math.nan
 
@@ -106,12 +107,12 @@ def sign_leans(at: AtWindow, entry: Entry) -> Found:
     heads = heads[heads[ADVANTAGE].abs() > ERRORS * heads[columns[1]]]
     if "sign_sure" in heads.columns:
         heads = heads[heads["sign_sure"] != 0]
-    clusters = heads.groupby(["layer", "kv_head" if "kv_head" in heads.columns else "head"])
     agrees = (np.sign(heads["r_k"]) == np.sign(heads[ADVANTAGE])).astype(float)
-    if clusters.ngroups < FEWEST_HEADS:
-        return unasked(f"of {counted(len(heads), 'head')} both signs are sure, which is too few")
-    share, count = float(agrees.mean()), clusters.ngroups
-    sums = (agrees - share).groupby([heads[name] for name in clusters.keys]).sum()
+    share = float(agrees.mean())
+    sums = (agrees - share).groupby([heads["layer"], heads["kv_head" if "kv_head" in heads.columns else "head"]]).sum()
+    count = len(sums)
+    if count < FEWEST_HEADS:
+        return unasked(f"both signs are sure in {counted(len(heads), 'head')}, which is too few")
     error = float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(heads))
     words = f"they agree in {int(agrees.sum())} of the {counted(len(heads), 'head')} whose two signs are sure"
     return Found(share - HALF, error, "key heads", math.nan, words)
@@ -161,7 +162,7 @@ def vary_more(at: AtWindow, entry: Entry) -> Found:
     if len(layers) < FEWEST_HEADS:
         return unasked(f"it has {counted(len(layers), 'layer')}")
 
-    def over_layers(means: list[np.ndarray]) -> np.ndarray:
+    def over_layers(means: list[Array]) -> Array:
         return np.asarray(np.std(np.stack(means), axis=0))
 
     parts = [Part(layer=layer) for layer in layers]

@@ -14,6 +14,7 @@ from qkscope.lenses.claims.base import Found, unasked
 from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of, spread
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.pca import Array
 from qkscope.lenses.plasticity.summaries import compared_names
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rope.table import FILE as ROPE
@@ -109,13 +110,14 @@ def falls_with(file: str, quantity: Quantity) -> Test:
 
 def changes_of_heads(at: AtWindow, file: str, quantity: str, before: Entry, after: Entry) -> pd.DataFrame:
     """Each head's change of |r_k| and of another quantity; heads that lack one are left out."""
-    heads = at.heads[[*KEY, "kv_head", "r_k"] if "kv_head" in at.heads.columns else [*KEY, "r_k"]]
-    heads = heads.merge(at.table(file)[[*KEY, quantity]], on=KEY, how="inner").assign(r_k=heads["r_k"].abs())
+    key = "kv_head" if "kv_head" in at.heads.columns else "head"
+    heads = at.heads[KEY].assign(key=at.heads[key], size=at.heads["r_k"].abs())
+    heads = heads.merge(at.table(file)[[*KEY, quantity]], on=KEY, how="inner", validate="one_to_one")
     sides = [heads[heads["model"] == entry.name].set_index(["layer", "head"]) for entry in (before, after)]
-    gained = (sides[1][["r_k", quantity]] - sides[0][["r_k", quantity]]).dropna()
-    keys = sides[0]["kv_head"] if "kv_head" in sides[0].columns else sides[0].index.to_frame()["head"]
-    places = list(zip(gained.index.get_level_values("layer"), keys.loc[gained.index], strict=True))
-    return pd.DataFrame({"x": gained["r_k"].to_numpy(), "y": gained[quantity].to_numpy(), "key": places})
+    gained = (sides[1][["size", quantity]] - sides[0][["size", quantity]]).dropna()
+    keys = sides[0]["key"].loc[gained.index].astype(int)
+    places = [f"{layer}/{key}" for layer, key in zip(gained.index.get_level_values("layer"), keys, strict=True)]
+    return pd.DataFrame({"x": gained["size"].to_numpy(), "y": gained[quantity].to_numpy(), "key": places})
 
 
 def against_keys(gained: pd.DataFrame, before: Entry, after: Entry) -> Found:
@@ -153,7 +155,7 @@ def deep_falls_more(at: AtWindow, _: Entry) -> Found:
     return Found(early.difference - late.difference, math.hypot(early.error, late.error), "heads", math.nan, words)
 
 
-def _drawn_change(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], part: Part) -> np.ndarray:
+def _drawn_change(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], part: Part) -> Array:
     before, after = (panel.drawn(quantity, entry.name, part) for entry in ends)
     return after - before if len(before) == len(after) else np.zeros(0)
 
@@ -161,7 +163,7 @@ def _drawn_change(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], pa
 # --- the whole run ----------------------------------------------------------------------------------
 
 
-def _courses(panel: HeadPanel, quantity: str, entries: tuple[Entry, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _courses(panel: HeadPanel, quantity: str, entries: tuple[Entry, ...]) -> tuple[Array, Array]:
     """A mean over the checkpoints, (checkpoints,), and as other documents would have given it, (checkpoints, draws)."""
     means = np.array([panel.mean(quantity, entry.name) for entry in entries])
     drawn = [panel.drawn(quantity, entry.name) for entry in entries]
@@ -202,7 +204,7 @@ def queries_first(at: AtWindow, _: Entry) -> Found:
     return Found(float(queries - keys), error, "documents", math.nan, words)
 
 
-def _made(course: np.ndarray) -> np.ndarray:
+def _made(course: Array) -> Array:
     """The share of its rise that a course has made by its second value."""
     return np.asarray((course[1] - course[0]) / (course[-1] - course[0]))
 
