@@ -14,8 +14,10 @@ import pytest
 from scipy.stats import pearsonr
 
 from known_errors import WAYS, moved
-from lens_worlds import GROUPS, HEADS, LAYERS, moments_of, results_of
+from lens_worlds import GROUPS, HEADS, results_of
+from qkscope import Moments
 from qkscope.kinds import CHECKPOINTS, MODELS
+from qkscope.layers import LayerFacts
 from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.categories import classify
 from qkscope.lenses.claims.account import CLAIMS, COLUMNS, claim_rows
@@ -27,8 +29,10 @@ from qkscope.lenses.rotation.table import TABLE as ROTATED
 from qkscope.lenses.rotation.table import averaged, rotated
 from qkscope.lenses.rows import with_errors
 from qkscope.lenses.sums import layer_sums
+from qkscope.moments.layout import capture_layout
 from qkscope.results.read import Entries, Entry, load_results
 from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
+from qkscope.stats.noise import HeadPanel, Part
 from reports import EVERY_FIGURE, card_text
 
 SUPPORTED, CONTRADICTED, UNDECIDED, UNASKED = Ruling
@@ -209,6 +213,24 @@ def test_what_documents_do_to_both_sides_cancels():
     assert row["verdict"] == SUPPORTED
 
 
+def test_key_heads_that_serve_both_sides_count_once():
+    """Heads with values 1, 3, 5 on one side and 0, 2, 4 on the other: what a key head does to both sides cancels."""
+    rows = [
+        {"model": "m", "layer": 0, "head": i, "kv_head": i % 3, "depth": 0.0, "dominated": float(i < 3), "x": x}
+        for i, x in enumerate((1.0, 3.0, 5.0, 0.0, 2.0, 4.0))
+    ]
+    inside, outside = Part(dominated=True), Part(dominated=False)
+    shared, alone = pd.DataFrame(rows), pd.DataFrame(rows).assign(kv_head=range(6))
+
+    def error(heads):
+        return HeadPanel(heads, True, [heads, heads]).contrast_head_error("x", "m", outside, inside)
+
+    assert error(shared) == pytest.approx(0.0)
+    # Deviations of -2, 0 and 2 over 3 heads on both sides: (4 + 4) / 9 twice, times 6 / 5.
+    assert error(alone) == pytest.approx(math.sqrt(6 / 5 * 16 / 9))
+    assert math.isnan(error(shared.assign(kv_head=0)))
+
+
 def test_two_heads_on_one_side_are_too_few():
     row = asked("bias_of_dominated", dominated_study(2.0, 1.0, {}, count=2)).iloc[0]
     assert row["verdict"] == UNASKED
@@ -249,15 +271,19 @@ def test_the_product_of_both_drifts(interaction, step, expected):
 
 def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
     """Brute force: rotate every replicate, and average the heads of either side."""
-    moments, file = moments_of(1, 64), "rotated"
-    found = []
-    for layer in range(LAYERS):
+    rng, t, file = np.random.default_rng(0), np.arange(64)[:, None] / 64 * np.eye(6)[0], "rotated"
+    facts = [LayerFacts(layer, HEADS, 2, 6, rotary="rotary") for layer in range(2)]
+    moments, found = Moments(capture_layout(64, buckets=4, groups=GROUPS), facts), []
+    for layer in range(2):
+        q, k = (rng.normal(size=(GROUPS, count, 64, 6)) for count in (HEADS, 2))
+        q[:, :2] += 12 * t  # half of the heads
+        moments.add(layer, q, k + 12 * t, groups=list(range(GROUPS)))
         sums = layer_sums(moments, layer, range(HEADS), components=2)
         rows = [tokens_row(sums), *mean_rows(ROTATED, sums, *with_errors(ROTATED, sums))]
         found.append(joined_means(rows, layer))
     table = finished_means({64: found}, "m").set_index(["layer", "table", "column"])
     sides = set()
-    for layer in range(LAYERS):
+    for layer in range(2):
         sums = layer_sums(moments, layer, range(HEADS), components=2)
         category = classify(sums.principal.r_q[:, 0], sums.principal.r_k[:, 0])
         for side, inside in (
@@ -363,12 +389,13 @@ def test_nope_layers_have_lower_r_q():
 # --- training ---------------------------------------------------------------------------------------
 
 
-def training(*keys, queries=(0.6, 0.7, 0.8), contexts=(64, 64, 128), step=0.01, tables=None, **options):
-    """Three checkpoints, the last with a longer context."""
+def training(*keys, queries=(0.6, 0.7, 0.8), contexts=(64, 64, 128), step=0.01, **options):
+    """Three checkpoints, the last with a longer context; `step` is how far documents move r, or one per checkpoint."""
     parts = [heads_of(f"c{i}", q, k, window=context)
              for i, (q, k, context) in enumerate(zip(queries, keys, contexts, strict=True))]  # fmt: skip
-    replicates = pd.concat([replicates_of(part, step) for part in parts], ignore_index=True)
-    return study(*parts, tables={REPLICATES_CSV: replicates, **(tables or {})}, **options)
+    steps = step if isinstance(step, list) else [step] * 3
+    found = [replicates_of(part, each) for part, each in zip(parts, steps, strict=True)]
+    return study(*parts, tables={REPLICATES_CSV: pd.concat(found, ignore_index=True)}, **options)
 
 
 def test_long_context_training_is_the_way_from_the_last_short_checkpoint_to_the_last():
@@ -380,7 +407,7 @@ def test_long_context_training_is_the_way_from_the_last_short_checkpoint_to_the_
     assert row["verdict"] == SUPPORTED
     assert verdict("queries_stronger", training(0.2, 0.8, 0.5)) == SUPPORTED
     assert verdict("keys_weaker", training(0.2, 0.5, 0.8)) == CONTRADICTED
-    assert verdict("keys_weaker", training(0.2, 0.5, 0.501, step=0.2)) == UNDECIDED
+    assert verdict("keys_weaker", training(0.2, 0.5, 0.52, step=[0.0, 0.1, -0.1])) == UNDECIDED
 
 
 def test_without_a_longer_context_or_a_run_it_cannot_be_asked():

@@ -60,8 +60,10 @@ def test_every_group_is_left_out_once_per_layer_window_and_kind(counted):
 
 def test_eigenproblems_of_a_layer_are_few_and_shared_by_lenses(counted):
     """The pool of each head: whole and without each group at both windows, and whole at shorter ones, where components
-    are held fixed. Read-outs of position take eigenvectors only where a direction is faint, which none is here."""
+    are held fixed. What RoPE alone predicts has one of its own at both windows, and a small one of all groups at once.
+    Read-outs of position take eigenvectors only where a direction is faint, which none is here."""
     _, eigenproblems = counted
     shorter = [window for window in moments_of(0, OWN, layers=1, common=COMMON).layout.windows() if window < COMMON]
-    assert eigenproblems == {(HEADS,): LAYERS * (2 * (1 + GROUPS) + len(shorter))}
+    pools, predictions = 2 * (1 + GROUPS) + len(shorter), 2
+    assert eigenproblems == {(HEADS,): LAYERS * (pools + predictions), (HEADS, GROUPS): LAYERS * predictions}
     assert NOPE < LAYERS  # one of the layers does not rotate

@@ -115,6 +115,23 @@ class HeadPanel:
         """The standard error over heads of the same mean, clustered by key head."""
         return _standard_error(self.values(quantity, model, part), self._clusters(model, part))
 
+    def contrast_head_error(self, quantity: str, model: str, one: Part, other: Part) -> float:
+        """The standard error over key heads of the difference between two parts, which may share key heads."""
+        moved, keys = [], []
+        for part, way in ((one, -1.0), (other, 1.0)):
+            values = self.values(quantity, model, part)
+            known, clusters = np.isfinite(values), self._clusters(model, part)
+            if clusters is None:  # each head by itself
+                clusters = np.flatnonzero(self._inside(model, part))
+            moved.append(way * (values[known] - _mean(values)) / max(int(known.sum()), 1))
+            keys.append(clusters[known])
+        _, of = np.unique(np.concatenate(keys), return_inverse=True)
+        count = int(of.max()) + 1 if len(of) else 0
+        if count < FEWEST_HEADS:
+            return float("nan")
+        sums = np.bincount(of, weights=np.concatenate(moved))
+        return float(np.sqrt(count / (count - 1) * (sums**2).sum()))
+
     def drawn(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The mean as other documents would have given it, once for each document group; empty where not known."""
         if (quantity, model, part) not in self._means:

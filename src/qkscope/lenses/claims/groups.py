@@ -52,11 +52,6 @@ def spread(draws: Array) -> float:
     return float(draws.std()) if len(draws) and np.isfinite(draws).all() else math.nan
 
 
-def heads_error(panel: HeadPanel, quantity: str, model: str, *parts: Part) -> float:
-    """The error over key heads of a difference of means over parts of an entry."""
-    return float(np.sqrt(sum(panel.head_error(quantity, model, part) ** 2 for part in parts)))
-
-
 def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str], less: tuple[Part, str]) -> Found:
     """Whether a mean is larger in one part of an entry's heads than in another."""
     counts = [with_value(panel, quantity, model, part) for part, _ in (more, less)]
@@ -65,7 +60,7 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
         return unasked(f"of {FEWEST_HEADS} heads that each side needs there are {listed(sides)}")
     change = panel.contrast(quantity, model, less[0], more[0])
     words = listed([f"{mean_of(panel, quantity, model, part)} in {name}" for part, name in (more, less)])
-    apart = heads_error(panel, quantity, model, more[0], less[0])
+    apart = panel.contrast_head_error(quantity, model, less[0], more[0])
     return Found(change.difference, change.error, change.source, apart, words)
 
 
