@@ -592,9 +592,8 @@ def check_card(run, figure, at):
         rows = table[table["claim"] == claim.name]
         row = rows.iloc[0 if claim.told == "first" else -1]
         assert said.count(f"**{claim.said}**") == 1
-        told = said.partition(f"That {claim.statistic} " if claim.statistic else "This ")[2]
-        is_ = "" if row["verdict"] == UNASKED else "is "
-        assert told.startswith(f"{is_}{row['verdict']}"), (claim.name, told[:80])
+        told = said.partition(f"If so, {claim.statistic}. " if claim.statistic else f"**{claim.said}** ")[2]
+        assert told.startswith(row["verdict"].capitalize()), (claim.name, told[:80])
         assert row["why"] in told
 
 
@@ -613,8 +612,8 @@ def test_the_table_has_a_row_per_entry_and_one_about_training(run):
 def test_slopes_that_grow_with_the_layer_contradict_early_layers(run):
     """In this world keys drift more the deeper the layer."""
     said = holds_of(run, "rotation_depth_map")
-    assert "That mean |r| of keys along a is larger in early than in late layers is contradicted at S2" in said
-    assert "Early layers carry position: contradicted at S2 (−" in plain(
+    assert "If so, mean |r| of keys along a is larger in early than in late layers. Contradicted at S2: " in said
+    assert "Early layers carry position: contradicted at S2, judged by whether mean |r| of keys along a is" in plain(
         card_text(run, "rotation_depth_map").partition("## Key Takeaway")[2]
     )
 
@@ -623,7 +622,7 @@ def test_models_are_told_one_by_one(models):
     said = plain(holds_of(models, "rotation_depth_map"))
     assert "in S0" in said
     assert "in S1" in said
-    assert "cannot be asked here: the models are not stages of one training run" in plain(
+    assert "Cannot be asked here: the models are not stages of one training run" in plain(
         holds_of(models, "position_signal")
     )
 

@@ -20,8 +20,8 @@ from qkscope.words.phrases import listed, shortened
 NAME = "claims"
 HEADING = "Does it hold here?"
 RULE = (
-    "What the published account says of such a figure, each sentence with a number of this study. It is supported or "
-    "contradicted where that number is more than two errors on one side of what would decide nothing."
+    "What the published account says of such a figure, what would follow if it were so, and a statistic of this study "
+    "that is then above 0: supported or contradicted where it is more than two errors above or below 0."
 )
 MOST_TOLD = 4  # models or seeds that are told one by one
 
@@ -49,7 +49,8 @@ def ruling_of(given: CardInput, name: str) -> str:
     row = _chosen(given, claim, _rows(given.table(NAME), claim))
     if row["verdict"] == Ruling.UNASKED:
         return ""
-    return f"{claim.said.removesuffix('.')}: {row['verdict']}{_place(given, claim, row)} ({_size(row)})."
+    judged = f"{row['verdict']}{_place(given, claim, row)}, judged by whether {claim.statistic}"
+    return f"{claim.said.removesuffix('.')}: {judged} ({_size(row)})."
 
 
 def _rows(table: pd.DataFrame, claim: Claim) -> pd.DataFrame:
@@ -78,18 +79,19 @@ def _place(given: CardInput, claim: Claim, row: pd.Series) -> str:
 
 
 def _at_entry(given: CardInput, claim: Claim, row: pd.Series) -> str:
-    subject = f"That {claim.statistic}" if claim.statistic else "This"
+    then = f"If so, {claim.statistic}. " if claim.statistic else ""
+    verdict = str(row["verdict"]).capitalize()
     if row["verdict"] == Ruling.UNASKED:
-        return f"{subject} cannot be asked{_place(given, claim, row) or ' here'}: {row['why']}."
-    return f"{subject} is {row['verdict']}{_place(given, claim, row)}: {row['found']} ({_errors(row)})."
+        return f"{then}{verdict}{_place(given, claim, row) or ' here'}: {row['why']}."
+    return f"{then}{verdict}{_place(given, claim, row)}: {row['found']} ({_errors(row)})."
 
 
 def _size(row: pd.Series) -> str:
-    """A statistic with its error: `0.52 ± 0.01 over documents`."""
+    """A statistic with its error: `statistic 0.52 ± 0.01 over documents`."""
     value, error = float(row["value"]), float(row["value_se"])
     if not math.isfinite(error):
-        return f"{plus_minus(value, error)}, no error is known"
-    return f"{plus_minus(value, error)} over {row['errors']}"
+        return f"statistic {plus_minus(value, error)}, no error is known"
+    return f"statistic {plus_minus(value, error)} over {row['errors']}"
 
 
 def _errors(row: pd.Series) -> str:
