@@ -96,8 +96,10 @@ class AtWindow:
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
         if file not in self._panels:
-            kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
-            heads = self.table(file).merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+            table = self.table(file)
+            places = ["model", "layer", *(n for n in ("layer_kind", "depth") if n not in table.columns)]
+            kinds = self.heads[places].drop_duplicates(["model", "layer"])
+            heads = table.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
             sides = _with_sides(self.heads)[[*KEY, "dominated"]]
             heads = heads.merge(sides, on=KEY, how="left", validate="many_to_one")
             heads = heads.assign(**self._averaged(file, heads))

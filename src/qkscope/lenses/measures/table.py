@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dtrtri
 
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE, Array, one_blas_thread
@@ -78,18 +79,17 @@ def read_out(cov_xx: Array, cov_xt: Array) -> Array:
 
 
 def _inverted(cov_xx: Array, cov_xt: Array) -> Array:
-    """c' Σ⁻¹ c where no direction is faint, which an inverse tells sooner than eigenvectors do; NaN elsewhere.
+    """c' Σ⁻¹ c where no direction is faint, which a triangular inverse tells sooner than eigenvectors; NaN elsewhere.
 
-    No eigenvalue is smaller than 1 over the inverse's length (Frobenius), and none is larger than the trace.
+    With Σ = L L', no eigenvalue is smaller than 1 over the sum of squares of L⁻¹, and none is larger than the trace.
     """
-    try:
-        inverse = np.linalg.inv(cov_xx)
-    except np.linalg.LinAlgError:  # one head is singular
-        return np.full(len(cov_xx), np.nan)
-    with np.errstate(over="ignore", invalid="ignore"):
-        longest = np.linalg.norm(inverse, axis=(1, 2)) * np.trace(cov_xx, axis1=1, axis2=2)
-        value = np.einsum("hi,hij,hj->h", cov_xt, inverse, cov_xt)
-        return np.where(longest * FAINTEST < 1.0, value, np.nan)
+    found = np.full(len(cov_xx), np.nan)
+    for head, (cov, drift) in enumerate(zip(cov_xx, cov_xt, strict=True)):
+        factor, failed = dpotrf(cov, lower=1)  # what lies above the diagonal becomes 0
+        inverse, singular = (None, 1) if failed else dtrtri(factor, lower=1)
+        if not singular and FAINTEST * np.trace(cov) * (inverse**2).sum() < 1.0:
+            found[head] = ((inverse @ drift) ** 2).sum()
+    return found
 
 
 def _without_faintest(cov_xx: Array, cov_xt: Array) -> Array:
