@@ -68,10 +68,10 @@ def moments_of(shape: Shape) -> Moments:
         one, other = np.split(x, 2, axis=-1)
         return np.concatenate([one * cos - other * sin, one * sin + other * cos], axis=-1).astype(np.float32)
 
-    for layer in range(shape.layers):
-        means = [rng.normal(size=(1, count, 1, shape.width)) for count in (shape.heads, shape.key_heads)]
-        for group in range(shape.groups):
-            q, k = (turned(m + rng.normal(size=(1, m.shape[1], shape.context, shape.width))) for m in means)
+    means = [rng.normal(size=(1, count, 1, shape.width)) for count in (shape.heads, shape.key_heads)]
+    for group in range(shape.groups):
+        q, k = (turned(m + rng.normal(size=(1, m.shape[1], shape.context, shape.width))) for m in means)
+        for layer in range(shape.layers):  # the same in every layer: sums do not know, and no lens compares layers
             moments.add(layer, q, k, groups=group)
     moments.settle()
     return moments

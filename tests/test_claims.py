@@ -308,7 +308,9 @@ def leaning(r_k, advantage, error=0.1):
 
 def test_the_sign_of_keys_and_which_keys_win():
     signs = np.array([1, 1, -1, -1, 1, -1, 1, 1]) * 0.8
-    assert verdict("sign_leans", leaning(signs, np.sign(signs))) == SUPPORTED
+    all_agree = asked("sign_leans", leaning(signs, np.sign(signs))).iloc[0]
+    assert all_agree["verdict"] == SUPPORTED
+    assert all_agree["value_se"] == pytest.approx(math.sqrt(0.9 * 0.1 / 10))  # nine of ten, with one more of each kind
     assert verdict("sign_leans", leaning(signs, -np.sign(signs))) == CONTRADICTED
     half = leaning(signs, np.sign(signs) * np.array([1, -1] * 4))
     row = asked("sign_leans", half).iloc[0]

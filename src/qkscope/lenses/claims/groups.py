@@ -109,6 +109,9 @@ def sign_leans(at: AtWindow, entry: Entry) -> Found:
     if count < FEWEST_HEADS:
         return unasked(f"both signs are sure in {counted(len(heads), 'head')}, which is too few")
     error = float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(heads))
+    # Where all agree, heads do not differ, and still others might: one more of each kind is the least to reckon with.
+    likely = (share * count + 1.0) / (count + 2.0)
+    error = max(error, math.sqrt(likely * (1.0 - likely) / (count + 2.0)))
     words = f"they agree in {int(agrees.sum())} of the {counted(len(heads), 'head')} whose two signs are sure"
     return Found(share - HALF, error, "key heads", math.nan, words)
 

@@ -83,7 +83,7 @@ def after_the_fall(file: str | None, quantity: Quantity, way: int) -> Test:
         if isinstance(ends, Found):
             return ends
         if not comparable(at, file, ends):
-            return unasked("at the common window the position buckets of the two checkpoints differ in width")
+            return unasked("the position buckets of the two checkpoints differ in width")
         return difference(panel_of(at, file), quantity(at), *ends, way)
 
     return test
@@ -102,7 +102,7 @@ def falls_with(file: str, quantity: Quantity) -> Test:
         if ends is None:
             return why_no_longer_context(at)
         if not comparable(at, file, ends):
-            return unasked("at the common window the position buckets of the two checkpoints differ in width")
+            return unasked("the position buckets of the two checkpoints differ in width")
         return against_keys(changes_of_heads(at, file, quantity(at), *ends), *ends)
 
     return test
