@@ -68,7 +68,7 @@ def keys_fall(at: AtWindow) -> tuple[Entry, Entry] | Found:
     ends = longer_contexts(at)
     if ends is None:
         return why_no_longer_context(at)
-    change = at.panel.change("r_k", *(entry.name for entry in ends))
+    change = at.panel.change("r_k", ends[0].name, ends[1].name)
     if change.direction < 0:
         return ends
     size = plus_minus(change.difference, change.error)

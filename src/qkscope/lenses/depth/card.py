@@ -14,6 +14,7 @@ from qkscope.lenses.layer_kinds.card import kinds_by_name
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
 from qkscope.text import counted
+from qkscope.words.blocks import Block
 from qkscope.words.phrases import (
     at_labels,
     course,
@@ -62,7 +63,7 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
         " The column at the right gives the share of heads with r_k below −0.3 in the whole row." if kind is _RK else ""
     )
     cells = "ten bins of normalised depth" if axis.layers is None else counted(axis.size, "layer")
-    shows = [
+    shows: list[Block | str] = [
         opening(
             given,
             f"Mean {kind.name} on PC0 by depth: {rows(given)} from top to bottom, {cells} from "

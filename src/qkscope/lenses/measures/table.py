@@ -86,7 +86,9 @@ def _inverted(cov_xx: Array, cov_xt: Array) -> Array:
     found = np.full(len(cov_xx), np.nan)
     for head, (cov, drift) in enumerate(zip(cov_xx, cov_xt, strict=True)):
         factor, failed = dpotrf(cov, lower=1)  # what lies above the diagonal becomes 0
-        inverse, singular = (None, 1) if failed else dtrtri(factor, lower=1)
+        if failed:
+            continue
+        inverse, singular = dtrtri(factor, lower=1)
         if not singular and FAINTEST * np.trace(cov) * (inverse**2).sum() < 1.0:
             found[head] = ((inverse @ drift) ** 2).sum()
     return found

@@ -119,11 +119,13 @@ def _left_out(given: CardInput) -> str:
     """Which layers have no prediction, and why."""
     table = given.table(FILE)
     said = []
-    for code, rows_of in table[table["prediction"] > Basis.NOTHING_ROTATES].groupby("prediction"):
+    for _, rows_of in table[table["prediction"] > Basis.NOTHING_ROTATES].groupby("prediction"):
         layers = [str(layer) for layer in sorted(set(rows_of["layer"]))]
         every = len(layers) == len(set(table.loc[table["model"].isin(set(rows_of["model"])), "layer"]))
         which = "all layers" if every else f"{'layer' if len(layers) == 1 else 'layers'} {listed(layers)}"
-        said.append(f"{which} of {counted(len(set(rows_of['model'])), given.noun)}, because {Basis(int(code)).words}")
+        said.append(
+            f"{which} of {counted(len(set(rows_of['model'])), given.noun)}, because {Basis(int(rows_of['prediction'].iloc[0])).words}"
+        )
     return f"Left out, without a prediction: {'; '.join(said)}." if said else ""
 
 

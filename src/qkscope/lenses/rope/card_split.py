@@ -205,7 +205,7 @@ def _orders(steps: Steps, total: dict[str, pd.Series]) -> str:
     together = max(float(row["joint_spread"]) for row in rows)
     if apart < SMALLEST:
         return "Window and base never change together here, so the order in which the parts change does not matter."
-    if all(row["from_window"] == row["to_window"] for row in rows):
+    if not any(bool(row["from_window"] != row["to_window"]) for row in rows):
         return f"All have one window; the two orders of base and weights differ by up to {number(apart)} in a part."
     return f"The window is one for all; the two orders of base and weights differ by up to {number(apart)} in a part."
     return (
