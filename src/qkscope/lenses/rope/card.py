@@ -123,9 +123,8 @@ def _left_out(given: CardInput) -> str:
         layers = [str(layer) for layer in sorted(set(rows_of["layer"]))]
         every = len(layers) == len(set(table.loc[table["model"].isin(set(rows_of["model"])), "layer"]))
         which = "all layers" if every else f"{'layer' if len(layers) == 1 else 'layers'} {listed(layers)}"
-        said.append(
-            f"{which} of {counted(len(set(rows_of['model'])), given.noun)}, because {Basis(int(rows_of['prediction'].iloc[0])).words}"
-        )
+        why = Basis(int(rows_of["prediction"].iloc[0])).words
+        said.append(f"{which} of {counted(len(set(rows_of['model'])), given.noun)}, because {why}")
     return f"Left out, without a prediction: {'; '.join(said)}." if said else ""
 
 

@@ -207,7 +207,6 @@ def _orders(steps: Steps, total: dict[str, pd.Series]) -> str:
         return "Window and base never change together here, so the order in which the parts change does not matter."
     if not any(bool(row["from_window"] != row["to_window"]) for row in rows):
         return f"All have one window; the two orders of base and weights differ by up to {number(apart)} in a part."
-    return f"The window is one for all; the two orders of base and weights differ by up to {number(apart)} in a part."
     return (
         f"The six orders of window, base and weights differ by up to {number(apart)} in a part; the two orders of the "
         f"weights and both others at once by up to {number(together)}. A longer window with the old base turns slow "
