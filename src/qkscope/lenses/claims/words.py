@@ -34,10 +34,8 @@ def held(given: CardInput, figure: str) -> list[Block]:
         return []
     every = [claim for claim in CLAIMS if figure in claim.figures]
     chosen = [claim for claim in every if claim.about == "entry" or given.study.one_run]
-    elsewhere = (
-        f" What is said of stages of one run cannot be asked of {given.noun}s." if len(chosen) < len(every) else ""
-    )
-    blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{elsewhere}".strip())]
+    stages = "" if len(chosen) == len(every) else f" What is said of stages of one run cannot be asked of {given.noun}s."
+    blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{stages}".strip())]
     for said, parts in itertools.groupby(chosen, key=lambda claim: claim.said):
         blocks.append(bullet(Strong(said), " ", " ".join(_told(given, claim) for claim in parts)))
     return blocks if every else []
