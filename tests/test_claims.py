@@ -625,7 +625,7 @@ def test_models_are_told_one_by_one(models):
     assert "in S0" in said
     assert "in S1" in said
     alone = plain(holds_of(models, "position_signal")).strip()
-    assert alone == "What is said of stages of one run cannot be asked of models."
+    assert alone == "What is said of stages of a run cannot be asked of models."
     table = models.own.table("claims")
     assert set(table.loc[table["claim"] == "keys_weaker", "verdict"]) == {UNASKED}
 

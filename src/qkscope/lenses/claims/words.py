@@ -34,7 +34,7 @@ def held(given: CardInput, figure: str) -> list[Block]:
         return []
     every = [claim for claim in CLAIMS if figure in claim.figures]
     chosen = [claim for claim in every if claim.about == "entry" or given.study.one_run]
-    stages = "" if len(chosen) == len(every) else f" What is said of stages of one run cannot be asked of {given.noun}s."
+    stages = "" if len(chosen) == len(every) else f" What is said of stages of a run cannot be asked of {given.noun}s."
     blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{stages}".strip())]
     for said, parts in itertools.groupby(chosen, key=lambda claim: claim.said):
         blocks.append(bullet(Strong(said), " ", " ".join(_told(given, claim) for claim in parts)))
