@@ -141,7 +141,8 @@ def growth(found: Found, quick: bool) -> None:
         values = [{"heads": s.heads, "buckets": s.buckets, "d": s.width}[name] for s in chosen]
         exponent = np.polyfit(np.log(values), np.log(seconds), 1)[0]
         each = ", ".join(f"{value}: {second:.2f} s" for value, second in zip(values, seconds, strict=True))
-        found.row(f"all lenses, growth with {name} (one layer, d = 64)", f"exponent {exponent:.2f} ({each})", "stated")
+        fixed = "one layer" if name == "d" else "one layer, d = 64"
+        found.row(f"all lenses, growth with {name} ({fixed})", f"exponent {exponent:.2f} ({each})", "stated")
 
 
 def lens_cost(quick: bool) -> Found:
