@@ -9,7 +9,7 @@ lines of the queries and keys (from the sums: what "position" means here) and e,
 The variance of each part over the keys that a query sees, averaged over queries, is what the sums predict if queries
 and keys are independent. Parts that go together show as a difference between the whole variance and the sum of the
 four. The query part is also computed with the keys of another document, where queries and keys are independent.
-Takes about twenty minutes of one core.
+Takes about seven minutes of one core.
 """
 
 import argparse
@@ -92,19 +92,22 @@ class RealLayer:
     def _scored(self, left: torch.Tensor, right: torch.Tensor, by_distance: np.ndarray | None) -> float:
         """Multiply every query with every key it sees: the variance over its keys, added up over queries.
 
-        In blocks of queries, which fit into a processor's memory. Scores by distance are added where asked for.
+        In blocks of queries, which fit into a processor's memory. Scores by distance are added where asked for. Keys
+        are taken from their mean, which no variance over keys notices, so that squares lose no digits.
         """
-        total = 0.0
+        total, centre = 0.0, right.mean(dim=0)
+        about = right - centre
         for start in range(0, len(left), BLOCK):
             stop = min(start + BLOCK, len(left))
-            scores, seen = left[start:stop] @ right[:stop].T, self.seen[start:stop, :stop]
-            n = seen.sum(dim=1, keepdim=True)
-            mean = (scores * seen).sum(dim=1, keepdim=True) / n
-            away = (scores - mean).mul_(seen)
-            total += float((away.square_().sum(dim=1, keepdim=True, dtype=torch.float64) / n).sum())
+            scores, seen = left[start:stop] @ about[:stop].T, self.seen[start:stop, :stop]
             if by_distance is not None:
-                for row, of_query in enumerate(scores.double().numpy(), start):
+                whole = scores.double().numpy() + (left[start:stop] @ centre).double().numpy()[:, None]
+                for row, of_query in enumerate(whole, start):
                     by_distance[: row + 1] += of_query[row::-1] / (len(left) - np.arange(row + 1))
+            n = seen.sum(dim=1)
+            scores.mul_(seen)
+            mean, square = scores.sum(dim=1) / n, torch.einsum("qk,qk->q", scores, scores) / n
+            total += float((square.double() - mean.double() ** 2).sum())
         return total
 
 
