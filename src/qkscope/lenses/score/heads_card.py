@@ -1,5 +1,7 @@
 """Cards of single heads: every head's split, and the maps of a few."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -15,7 +17,7 @@ from qkscope.results.read import Entry
 from qkscope.stats.noise import unpaired_change
 from qkscope.text import are, counted
 from qkscope.words.blocks import Block, bullet
-from qkscope.words.phrases import label, listed, percent, sentence
+from qkscope.words.phrases import label, listed, percent, sentence, significant
 
 PARTS = {POSITION: "position", QUERY_POSITION: "query-position", PREFERENCE: "preference", QUERY: "the query part"}
 MOST_NAMED = 3
@@ -105,7 +107,7 @@ def score_map(given: CardInput) -> Card:
             "no query of a row sees is blank.",
         ),
         *(bullet(_told(each)) for each in maps),
-        "These means have no errors of their own; the advantage of late keys has.",
+        _map_errors(maps),
     ]
     steps = [
         (
@@ -117,6 +119,18 @@ def score_map(given: CardInput) -> Card:
     ]
     takeaway = [sentence(_told(each)) for each in maps[:1]]
     return Card("Mean Scores by Position", shows, MAP_FILE, steps, takeaway)
+
+
+def _map_errors(maps: Sequence[HeadMap]) -> str:
+    """How large the errors of the cells are."""
+    errors = np.concatenate([np.ravel(each.errors) for each in maps]) if maps else np.zeros(0)
+    known = errors[np.isfinite(errors)]
+    if not len(known):
+        return "These mean scores have no errors: document groups are too few, or were not kept."
+    return (
+        f"Half of these mean scores have a standard error over documents of at most {significant(np.median(known))} "
+        f"standard deviations, the largest is {significant(known.max())}; every cell has its own in the table."
+    )
 
 
 def _told(of: HeadMap) -> str:
