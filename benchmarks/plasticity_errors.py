@@ -1,4 +1,4 @@
-"""What errors of plasticity leave out: covariances in the closed form, queries in sampled pairs. See `plasticity.py`."""
+"""What errors of plasticity leave out: covariances in the closed form, queries in sampled pairs (`plasticity.py`)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
