@@ -292,12 +292,11 @@ def main() -> int:
             by_width += [*title, *of_widths(pd.read_csv(folder / WIDTHS_CSV)), ""]
     write(options.page, "estimators", against[:-1])
     write(options.page, "widths", by_width[:-1])
-    first = CASES[0].name
-    if first in options.models:
-        write(options.page, "buckets", fewer_buckets(options.work / first / "results", first))
-        results = options.work / first / "results"
-        about = errors_with_covariances(results, first), errors_with_queries(results, first)
-        write(options.page, "errors", [*about[0], "", *about[1]])
+    first = CASES[0]
+    results = captured(first, options.wheels, options.work)
+    write(options.page, "buckets", fewer_buckets(results, first.name))
+    about = errors_with_covariances(results, first.name), errors_with_queries(results, first.name)
+    write(options.page, "errors", [*about[0], "", *about[1]])
     return 0
 
 
