@@ -83,11 +83,13 @@ def write(text: str) -> None:
 
 def main() -> int:
     """A line per model and window in either table."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=MODELS)
+    options = parser.parse_args()
     fetch()
     units, missed = [], []
     for case in CASES:
-        if case.name in MODELS:
+        if case.name in options.models:
             of_units, of_missed = rows_of(case, moments_of(case))
             units, missed = units + of_units, missed + of_missed
     who, checks = ["model", "window"], ["drifts opposed", "bias on a", "median \\|cos(b, offset)\\|"]
