@@ -133,7 +133,7 @@ def compared(table: pd.DataFrame) -> list[str]:
             apart = wide["ap", estimator] - wide["ap", COUNTING]
             of_drop = wide["ap_drop", estimator] - wide["ap_drop", COUNTING]
             together = np.corrcoef(wide["ap", estimator], wide["ap", COUNTING])[0, 1]
-            cells += [f"{apart.mean():+.3f}", f"{rms(apart):.3f}", f"{together:.3f}", f"{rms(of_drop):.3f}"]
+            cells += [signed(apart.mean()), f"{rms(apart):.3f}", f"{together:.3f}", f"{rms(of_drop):.3f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     within = (wide["ap", CLOSED] - wide["ap", COUNTING]).abs()
     ranks = wide["ap"][[CLOSED, COUNTING]].corr(method="spearman").iloc[0, 1]
@@ -142,6 +142,10 @@ def compared(table: pd.DataFrame) -> list[str]:
         f"{within.max():.3f} off; rank correlation {ranks:.3f}."
     )
     return [*lines, "", told]
+
+
+def signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
 
 
 def rms(values: pd.Series) -> float:
@@ -195,14 +199,15 @@ def of_widths(table: pd.DataFrame) -> list[str]:
         cells = [f"{width} positions", f"{known[str(width)].mean():.3f}"]
         for against in (CLOSED, ALONE):
             apart = known[against] - known[str(width)]
-            cells += [f"{apart.mean():+.3f}", f"{rms(apart):.3f}"]
+            cells += [signed(apart.mean()), f"{rms(apart):.3f}"]
         lines.append(f"| {' | '.join(cells)} |")
     ends = (CLOSED, WIDTHS[0]), (ALONE, WIDTHS[-1])
     together = [np.corrcoef(known[of], known[str(width)])[0, 1] for of, width in ends]
+    left = f"{len(known)} of {len(table)} heads (of the others the rotation is not known)"
     told = (
-        f"Over {len(known)} of {len(table)} heads (of the others the rotation is not known), `ap` correlates with "
-        f"counting within {WIDTHS[0]} positions by {together[0]:.3f}, `ap_same_position` with counting within "
-        f"{WIDTHS[-1]} by {together[1]:.3f}."
+        f"Over {left if len(known) < len(table) else f'{len(table)} heads'}, `ap` correlates with counting within "
+        f"{WIDTHS[0]} positions by {together[0]:.3f}, `ap_same_position` with counting within {WIDTHS[-1]} by "
+        f"{together[1]:.3f}."
     )
     return [*lines, "", told]
 

@@ -61,7 +61,7 @@ def test_estimators_are_compared_with_counting_head_by_head():
     (closed,) = [line for line in lines if line.startswith("| **closed form** |")]
     assert closed == "| **closed form** | 0.520 | 0.140 | 0.000 | +0.020 | 0.020 | 1.000 | 0.040 |"
     (pairs,) = [line for line in lines if line.startswith("| key pairs")]
-    assert "| +0.000 | 0.010 |" in pairs.replace("-0.000", "+0.000")
+    assert "| +0.000 | 0.010 |" in pairs.replace("−0.000", "+0.000")
     assert "4 heads: 95 % are within 0.020, the worst is 0.020 off; rank correlation 1.000." in lines[-1]
 
 

@@ -48,8 +48,8 @@ class LensMeans:
         """The run's numbers, a row per checkpoint; empty where a head of it is not known."""
         whole = rows.groupby("model")["known"].all()
         found = self.aggregate(rows).reindex(list(models))[list(self.cells)]
-        lacking = np.array([not whole.get(model, False) for model in models])
-        return found.mask(lacking[:, None]).rename_axis("model").reset_index()
+        found.loc[[not whole.get(model, False) for model in models]] = np.nan
+        return found.rename_axis("model").reset_index()
 
     def given_tolerance(self, cell: str, value: float, given: float) -> float:
         """What a given tolerance means for this number."""
