@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.compare.references import PublishedReference
-from qkscope.results.read import Results
+from qkscope.lenses.base import HeadTable
+from qkscope.results.read import Results, read_head_table
 
 _HEAD = ["model", "layer", "head"]
 Noise = dict[tuple[str, str], float]  # by checkpoint and number
@@ -58,3 +59,12 @@ class LensMeans:
     def reading_error(self, reference: PublishedReference, cell: str) -> float:
         """How exactly the number could be read."""
         return reference.reading_error[f"{self.name} {cell}"]
+
+
+def rows_at_own_window(results: Results, of: HeadTable) -> pd.DataFrame | None:
+    """A head table's rows at each checkpoint's own context; None where results have no such table."""
+    table = read_head_table(results, of.file, of.names, of.key)
+    if table is None:
+        return None
+    windows = results.heads.groupby("model")["window"].max()
+    return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)

@@ -216,5 +216,6 @@ def _published_tolerance(facts: PublishedFacts) -> str:
         "categories, only heads of this run that lie near a threshold can move. Means along the drift axis were read "
         "to the digits that their text has; the noise of slopes follows from r, that of mean queries from their "
         "spread, and a quartile is as noisy as one head. The noise of plasticity is the run's own error, for both "
-        "sides. Other documents, another precision or another window are not part of it."
+        "sides. Other documents, another precision or another window are not part of it. How far other documents "
+        "would move this run's own numbers is the column `error`; the bars of the picture are two of these."
     )

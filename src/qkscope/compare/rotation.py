@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from qkscope.compare import tolerance
-from qkscope.compare.lens_means import LensMeans, Noise
+from qkscope.compare.lens_means import LensMeans, Noise, rows_at_own_window
 from qkscope.compare.references import ROTATION
-from qkscope.lenses.rotation.table import FILE, TABLE
-from qkscope.results.read import Results, read_head_table
+from qkscope.lenses.rotation.table import TABLE
+from qkscope.results.read import Results
 
 MEANS = {
     "r_k_a_abs": "mean |r| of keys along a",
@@ -34,11 +34,7 @@ _SHARES = ("separation_strength", "plane_var_fraction")
 
 def rotated_heads(results: Results) -> pd.DataFrame | None:
     """The heads' own rows of `rotated.csv` at each checkpoint's own context; None where there is no such table."""
-    table = read_head_table(results, FILE, TABLE.names, TABLE.key)
-    if table is None:
-        return None
-    windows = results.heads.groupby("model")["window"].max()
-    return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)
+    return rows_at_own_window(results, TABLE)
 
 
 def rotation_numbers(heads: pd.DataFrame) -> pd.DataFrame:
