@@ -6,6 +6,7 @@ docs/lenses/rotation.md. The same weights at every window, so that whatever fall
 """
 
 import argparse
+import math
 import re
 from pathlib import Path
 
@@ -57,8 +58,9 @@ def cell(means: pd.DataFrame, column: str) -> str:
     """A mean over heads with its error over documents, to the error's first two digits."""
     of = means[(means["table"] == Path(FILE).stem) & (means["column"] == column)]
     mean, error = float((of["mean"] * of["heads"]).sum() / of["heads"].sum()), mean_error(means, column, TABLE.file)
-    digits = 2 if abs(mean) < 10 else 1 if abs(mean) < 100 else 0
-    digits += abs(mean) < 1
+    if not error > 0:
+        return f"{mean:.3g} (no error)".replace("-", "−")
+    digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{mean:.{digits}f} ± {error:.{digits}f}".replace("-", "−")
 
 

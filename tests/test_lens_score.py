@@ -381,7 +381,8 @@ def test_errors_of_the_map_are_those_of_means_without_each_group(kind):
         expected = jackknife_error(every, np.array(without), np.bincount(GROUPS))
         for cell, name in enumerate(TO_CELLS[: len(cells) - 1]):
             if np.isfinite(getattr(row, name)):
-                assert getattr(row, f"{name}_se") == pytest.approx(expected[cell], rel=1e-9)
+                # groups keep their sums in single precision
+                assert getattr(row, f"{name}_se") == pytest.approx(expected[cell], rel=1e-5)
 
 
 def test_few_positions_have_few_parts():
