@@ -300,7 +300,7 @@ def main() -> int:
     first = CASES[0]
     results = captured(first, options.wheels, options.work)
     write(options.page, "buckets", fewer_buckets(results, first.name))
-    about = errors_with_covariances(results, first.name), errors_with_queries(results, first.name)
+    about = errors_with_covariances(), errors_with_queries(results, first.name)
     write(options.page, "errors", [*about[0], "", *about[1]])
     return 0
 

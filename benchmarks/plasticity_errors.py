@@ -1,12 +1,15 @@
 """What errors of plasticity leave out: covariances in the closed form, queries in sampled pairs (`plasticity.py`)."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
+from score_split import CONTEXT, load
 
+from qkscope.capture.tap import AttentionCall, Tap
+from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity.from_vectors import layer_vectors
 from qkscope.lenses.plasticity.pairs import GROUPS, SampledVectors
 from qkscope.lenses.plasticity.published import published_plasticity
@@ -30,28 +33,57 @@ def layers_of(results: Path, name: str) -> Iterator[tuple[LayerSums, LayerVector
         yield layer_sums(moments, layer, sorted(found.pairs[layer])), layer_vectors(found, layer)
 
 
-def errors_with_covariances(results: Path, name: str) -> list[str]:
-    """Errors with everything replicated against those that hold covariances fixed, from the sample of vectors."""
-    found = open_vectors(results / f"vectors/{name}")
+def errors_with_covariances(count: int = GROUPS) -> list[str]:
+    """Errors with everything found anew against those that hold covariances fixed, from all tokens of some documents."""
+    facts, documents = caught(count)
     ratios: dict[str, list] = {column: [] for column in ("ap", "ap_content", "ap_drop", "ap_drop_matched")}
-    for layer in ERROR_LAYERS:
-        vectors, facts = layer_vectors(found, layer), found.layers[layer]
-        documents = np.unique(next(iter(vectors.k.values())).document)
-        kept = [documents, *(documents[documents % 8 != group] for group in range(8))]
-        moments = [of_documents(vectors, facts, each, found.layout.context) for each in kept]
-        whole, *exact = (layer_sums(each, layer, range(facts.q_heads)) for each in moments)
+    for layer, of_layer in facts.items():
+        vectors = [document[layer] for document in documents]
+        left = [[i for i in range(count) if i != out] for out in range(count)]
+        whole, *exact = (
+            layer_sums(summed(of_layer, vectors, chosen), layer, range(of_layer.q_heads))
+            for chosen in (range(count), *left)
+        )
         values = [plasticity(each) for each in (whole, *whole.replicates, *exact)]
         for column, of in ratios.items():
-            theta, fixed, full = values[0][column], values[1:9], values[9:]
-            sizes = np.bincount(documents % 8)
-            errors = [jackknife_error(theta, np.stack([v[column] for v in each]), sizes) for each in (fixed, full)]
+            theta, fixed, full = values[0][column], values[1 : count + 1], values[count + 1 :]
+            errors = [
+                jackknife_error(theta, np.stack([v[column] for v in each]), [1] * count) for each in (fixed, full)
+            ]
             of.append(errors[1] / errors[0])
     told = ", ".join(f"{np.median(np.concatenate(of)):.2f} for `{column}`" for column, of in ratios.items())
     return [
-        f"With covariances found anew too, errors of heads change by factors of (medians over the heads of "
-        f"{len(ERROR_LAYERS)} layers of SmolLM2-135M) {told}. That is from the sample of vectors, where covariances "
-        "are noisier than in the sums of all tokens."
+        f"With covariances found anew too, errors of heads are larger by factors of (medians over the heads of "
+        f"{len(facts)} layers of SmolLM2-135M, {count} speeches of {CONTEXT:,} tokens) {told}."
     ]
+
+
+def caught(count: int) -> tuple[dict[int, LayerFacts], list[dict[int, tuple[np.ndarray, np.ndarray]]]]:
+    """Facts of some layers, and of every document their queries and keys: (heads, tokens, width) each."""
+    model, windows = load(count)
+    documents: list[dict[int, tuple[np.ndarray, np.ndarray]]] = []
+
+    def observe(call: AttentionCall) -> None:
+        if call.layer in ERROR_LAYERS:
+            documents[-1][call.layer] = (call.query[0].float().numpy(), call.key[0].float().numpy())
+
+    with torch.inference_mode(), Tap(model, observe):
+        for window in windows:
+            documents.append({})
+            model(input_ids=torch.tensor([window]), use_cache=False)
+    facts = {
+        layer: LayerFacts(layer, len(query), len(key), query.shape[2]) for layer, (query, key) in documents[0].items()
+    }
+    return facts, documents
+
+
+def summed(facts: LayerFacts, vectors: list[tuple[np.ndarray, np.ndarray]], chosen: Iterable[int]) -> Moments:
+    """Moments of some documents, each a group by itself."""
+    moments = Moments(capture_layout(CONTEXT, groups=len(vectors)), [facts])
+    for document in chosen:
+        query, key = vectors[document]
+        moments.add(facts.layer, query[None], key[None], groups=[document])
+    return moments
 
 
 def errors_with_queries(results: Path, name: str) -> list[str]:
@@ -91,17 +123,3 @@ def left(vectors: LayerVectors, group: int) -> LayerVectors:
 
 def kept(sample: SampledVectors, which: np.ndarray) -> SampledVectors:
     return SampledVectors(sample.document[which], sample.position[which], sample.vectors[which])
-
-
-def of_documents(vectors: LayerVectors, facts, documents: np.ndarray, context: int) -> Moments:
-    """Moments of some documents' sampled tokens."""
-    moments = Moments(capture_layout(context), [replace(facts, rotary="unknown", rotation=None)])
-    first = next(iter(vectors.k.values()))
-    for document in documents.tolist():
-        rows = [
-            np.stack([of.vectors[of.document == document] for _, of in sorted(heads.items())])[None]
-            for heads in (vectors.q, vectors.k)
-        ]
-        positions = first.position[first.document == document]
-        moments.add(facts.layer, *rows, positions=positions[None], groups=[document % 8])
-    return moments
