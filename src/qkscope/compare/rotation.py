@@ -59,25 +59,25 @@ def rotation_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, fa
     for row in published.to_dict("records"):
         model, r = str(row["model"]), float(row["r_k_a_abs"])
         slope, mean = _slope_noise(r, tokens), _mean_noise(spread.get(model, math.nan), tokens)
-        noise = {name: _noise_of(name, row, row[name], (slope, mean), tokens) for name in MEANS}
-        found |= {(model, name): factor * value for name, value in noise.items()}
+        parts = slope, mean, math.hypot(slope, mean / float(row["mu_q_a"]))
+        found |= {(model, name): factor * _noise_of(name, float(row[name]), parts, tokens) for name in MEANS}
         for name in SPREAD:
             for quartile in QUARTILES:
                 cell = f"{name}_{quartile}"
-                found[model, cell] = _noise_of(name, row, row[cell], (slope, mean), tokens)
+                found[model, cell] = _noise_of(name, float(row[cell]), parts, tokens)
     return found
 
 
-def _noise_of(name: str, row: dict[str, float], value: float, parts: tuple[float, float], tokens: int) -> float:
-    """One head's noise, where the number has this value; `parts` are those of its slope (of itself) and mean query."""
-    slope, mean = parts
+def _noise_of(name: str, value: float, parts: tuple[float, float, float], tokens: int) -> float:
+    """One head's noise where the number has this value; `parts`: of slopes, of themselves; mean queries; biases, too."""
+    slope, mean, bias = parts
     if name == "r_k_a_abs":
         return float(tolerance.correlation_noise(value, tokens))
     if name in _SHARES:
         return float(tolerance.variance_share_noise(value, tokens))
     if name == "alpha_k_abs":
         return slope * value
-    return mean if name == "mu_q_a" else abs(value) * math.hypot(slope, mean / row["mu_q_a"])
+    return mean if name == "mu_q_a" else abs(value) * bias
 
 
 def _slope_noise(r: float, tokens: int) -> float:
