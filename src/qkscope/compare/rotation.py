@@ -69,7 +69,7 @@ def rotation_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, fa
 
 
 def _noise_of(name: str, value: float, parts: tuple[float, float, float], tokens: int) -> float:
-    """One head's noise where the number has this value; `parts`: of slopes, of themselves; mean queries; biases, too."""
+    """One head's noise where the number has this value; of slopes and biases `parts` are shares of the number."""
     slope, mean, bias = parts
     if name == "r_k_a_abs":
         return float(tolerance.correlation_noise(value, tokens))
