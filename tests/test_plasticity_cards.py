@@ -43,7 +43,7 @@ def study(folder: Path, given, error=0.002, kind=None, window=64):
     of_model = dict(zip(results.study.names, given, strict=True))
     rows = [
         {"model": model, "layer": layer, "head": head, "window": window, "depth": layer / 2, "kv_head": head,
-         "errors": "jackknife, covariances within buckets fixed", "estimator": "closed form",
+         "errors": "jackknife, differences between buckets in covariance fixed", "estimator": "closed form",
          **{column: values_of(of_model[model], column, head, layer) for column in USUAL}}
         for model, layer, head in results.heads[["model", "layer", "head"]].itertuples(index=False)
     ]  # fmt: skip
@@ -92,7 +92,7 @@ def test_the_card_says_what_is_lost_and_to_what(tmp_path):
     assert "75.0 ± 0.2 % (mean over heads) is not position" in text
     assert "Does it hold here that plasticity is lost because position wins? Not for the larger part of it." in text
     assert "twice the chance that the queries disagree" in text
-    assert "covariances within buckets are held fixed" in text
+    assert "how buckets differ in covariance is held fixed" in text
     assert f"`{FILE}`" in text
 
 
