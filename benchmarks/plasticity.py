@@ -298,6 +298,8 @@ def main() -> int:
     write(options.page, "estimators", against[:-1])
     write(options.page, "widths", by_width[:-1])
     first = CASES[0]
+    if options.models and first.name not in options.models:
+        return 0  # buckets and errors are those of the first model
     results = captured(first, options.wheels, options.work)
     write(options.page, "buckets", fewer_buckets(results, first.name))
     about = errors_with_covariances(), errors_with_queries(results, first.name)
