@@ -126,7 +126,7 @@ def compared(table: pd.DataFrame) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for estimator, name in NAMES.items():
-        cells = [f"{wide[column, estimator].mean():.3f}" for column in COLUMNS]
+        cells = [f"{wide[column, estimator].mean():.3f}".replace("-", "−") for column in COLUMNS]
         if estimator == COUNTING:
             cells += [""] * 4
         else:
