@@ -260,9 +260,9 @@ def compared(moments: Moments, window: int, skip: int) -> dict[str, float]:
     return values
 
 
-def mean_error(means: pd.DataFrame, column: str) -> float:
+def mean_error(means: pd.DataFrame, column: str, file: str = TABLE.file) -> float:
     """The standard error over documents of a mean over heads, from the means of layers without each group."""
-    rows = means[(means["table"] == "rope") & (means["column"] == column)]
+    rows = means[(means["table"] == Path(file).stem) & (means["column"] == column)]
     tokens = means[means["column"] == "tokens"].iloc[0]
     groups = [name for name in means.columns if name.startswith("without_") and np.isfinite(tokens[name])]
     rows = rows[rows["heads"] > 0]  # layers without a prediction have no mean

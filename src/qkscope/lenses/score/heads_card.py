@@ -1,5 +1,7 @@
 """Cards of single heads: every head's split, and the maps of a few."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -13,7 +15,7 @@ from qkscope.lenses.score.summaries import with_kind
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, QUERY_POSITION, SHARES
 from qkscope.text import counted
 from qkscope.words.blocks import Block, bullet
-from qkscope.words.phrases import label, listed, sentence
+from qkscope.words.phrases import label, listed, sentence, significant
 
 PARTS = {POSITION: "position", QUERY_POSITION: "query-position", PREFERENCE: "preference", QUERY: "the query part"}
 MOST_NAMED = 3
@@ -84,7 +86,7 @@ def score_map(given: CardInput) -> Card:
             "keys; what no query of a row sees is blank.",
         ),
         *(bullet(_told(each)) for each in maps),
-        "These means have no errors of their own; the advantage of late keys has.",
+        _map_errors(maps),
     ]
     steps = [
         (
@@ -96,6 +98,18 @@ def score_map(given: CardInput) -> Card:
     ]
     takeaway = [sentence(_told(each)) for each in maps[:1]]
     return Card("Mean Scores by Position", shows, MAP_FILE, steps, takeaway)
+
+
+def _map_errors(maps: Sequence[HeadMap]) -> str:
+    """How large the errors of the cells are."""
+    errors = np.concatenate([np.ravel(each.errors) for each in maps]) if maps else np.zeros(0)
+    known = errors[np.isfinite(errors)]
+    if not len(known):
+        return "These mean scores have no errors: document groups are too few, or were not kept."
+    return (
+        f"Half of these mean scores have a standard error over documents of at most {significant(np.median(known))} "
+        f"standard deviations, the largest is {significant(known.max())}; every cell has its own in the table."
+    )
 
 
 def _told(of: HeadMap) -> str:
