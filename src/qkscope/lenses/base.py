@@ -133,7 +133,8 @@ class StudyBuild:
     """How tables about a whole study are made, once the head tables of all its entries are there."""
 
     tables: tuple[StudyTable, ...]
-    build: Callable[[StudySums], Mapping[str, pd.DataFrame]]  # by file; a table that does not apply is left out
+    # By file; a table that does not apply is left out. None: another command writes the files.
+    build: Callable[[StudySums], Mapping[str, pd.DataFrame]] | None
     kinds: tuple[Kind, ...] = (CHECKPOINTS,)  # of the studies for which they are made
 
 
