@@ -35,8 +35,8 @@ outcomes (each with its standard error over documents):
   all              mean loss of all tokens but the first, in nats per token
   positions ...    the same for each quarter of a document
   repeated, new    loss of tokens that end a run of three which the document had before, and of the rest
-  needle at ...    --needle: -ln of the probability of a number that a sentence planted at that depth tells, asked for at
-                   the end; documents are shortened so that all has as many tokens as before
+  needle at ...    --needle: -ln of the probability of a number that a sentence planted at that depth tells, asked for
+                   at the end; documents are shortened so that all has as many tokens as before
   attention entropy, attention distance
                    --attention: of the edited heads, mean over queries: entropy of attention weights in nats, and
                    tokens from the query back to where it looks
@@ -81,9 +81,7 @@ def add_ablate(commands: Any, add_engine_options: Callable[[argparse.ArgumentPar
         help="also plant a sentence at these depths, 0 to 1 (default: 0.1 0.5 0.9), and ask for it at the end",
     )  # fmt: skip
     parser.add_argument("--attention", action="store_true", help="also measure where edited heads look")
-    parser.add_argument(
-        "--replace", action="store_true", help="earlier ablations leave the tables (default: they stay)"
-    )
+    parser.add_argument("--replace", action="store_true", help="earlier ablations leave the tables (default: stay)")
     parser.add_argument("--estimate", action="store_true", help="say what it costs, and stop")
     parser.add_argument("--trust-remote-code", action="store_true", help="let Python code that lies with a model run")
     add_engine_options(parser)

@@ -106,14 +106,14 @@ def groups_card(given: CardInput) -> Card:
         "interval over documents and draws. Axes are linear around 0 and logarithmic beyond.",
         *said,
         *(_compared(row) for _, row in other[other["edit"] == first["edit"]].iterrows()),
-        "Where a layer has too few other heads, controls hold some of the chosen ones, which makes differences smaller.",
+        "Where a layer has too few other heads, controls hold some of the chosen ones: differences become smaller.",
     ]
     steps = [PASSES, ("Comparison", "chosen minus the mean of the controls, document by document; Welch's interval.")]
     return Card("Chosen Heads against Random Heads", shows, GROUPS_FILE, steps, [_verdict(every)])
 
 
 def _compared(row: "pd.Series[float]") -> str:
-    what = f"`{row['edit']}` of {row['group']} ({counted(int(row['heads']), 'head')})"
+    what = f"{row['edit']} of {row['group']} ({counted(int(row['heads']), 'head')})"
     if row["outcome"] != "all":
         what += f", {row['outcome']}"
     numbers = f"{row['chosen']:+.4f} against {row['controls']:+.4f} for random heads"
@@ -152,8 +152,8 @@ def course_card(given: CardInput) -> Card:
     shows = [
         "The same ablation at several checkpoints. Left: the mean over heads, each edited alone, of how much the loss "
         "rises, with its standard error over documents. Right: how many heads cost more than two of their errors "
-        "(solid), and of these how many do so at every later checkpoint, too (dashed): they have begun to matter. About "
-        "one head in forty costs that much by chance at a checkpoint.",
+        "(solid), and of these how many do so at every later checkpoint, too (dashed): they have begun to matter. "
+        "About one head in forty costs that much by chance at a checkpoint.",
         *said,
     ]
     steps = [PASSES, ("Aggregation", f"{COURSE_FILE}, and tables/{BEGINS}.csv.")]
@@ -164,7 +164,7 @@ def _course(given: CardInput, course: pd.DataFrame, begins: pd.DataFrame, edit: 
     entries = {entry.name: label(entry) for entry in given.checkpoints}
     first, last = course.iloc[0], course.iloc[-1]
     mean = (
-        f"`{edit}`: the mean over heads goes from {plus_minus(first['mean'], first['mean_se'])} at "
+        f"{edit}: the mean over heads goes from {plus_minus(first['mean'], first['mean_se'])} at "
         f"{entries[str(first['model'])]} to {plus_minus(last['mean'], last['mean_se'])} nats per token at "
         f"{entries[str(last['model'])]}"
     )

@@ -59,7 +59,7 @@ def correlations(heads: pd.DataFrame, loss: str) -> pd.DataFrame | None:
     if not names:
         return None
     known = heads[["layer", loss, *names]].dropna()
-    common = len(known) >= FEWEST_HEADS and all(known[name].nunique() > 1 for name in (loss, *names))
+    common = len(known) >= FEWEST_HEADS and all(_varies(known[name]) for name in (loss, *names))
     drawn = _drawn(known, loss, names) if common and known["layer"].nunique() >= FEWEST_LAYERS else None
     rows = []
     for place, name in enumerate(names):
@@ -76,7 +76,11 @@ def _enough(heads: pd.DataFrame, loss: str, name: str) -> bool:
     if loss not in heads.columns or name not in heads.columns:
         return False
     known = heads[[loss, name]].dropna()
-    return len(known) >= FEWEST_HEADS and known[loss].nunique() > 1 and known[name].nunique() > 1
+    return len(known) >= FEWEST_HEADS and _varies(known[loss]) and _varies(known[name])
+
+
+def _varies(values: pd.Series[float]) -> bool:
+    return bool(values.min() < values.max())
 
 
 def _drawn(known: pd.DataFrame, loss: str, names: list[str]) -> Array:
