@@ -109,7 +109,7 @@ def groups_card(given: CardInput) -> Card:
         "Where a layer has too few other heads, controls hold some of the chosen ones: differences become smaller.",
     ]
     steps = [PASSES, ("Comparison", "chosen minus the mean of the controls, document by document; Welch's interval.")]
-    return Card("Chosen Heads against Random Heads", shows, GROUPS_FILE, steps, [_verdict(every)])
+    return Card("Chosen Heads against Random Heads", shows, GROUPS_FILE, steps, [verdict(every)])
 
 
 def _compared(row: "pd.Series[float]") -> str:
@@ -124,7 +124,7 @@ def _compared(row: "pd.Series[float]") -> str:
     return f"{what}: {numbers}; {apart}: {side}."
 
 
-def _verdict(every: pd.DataFrame) -> str:
+def verdict(every: pd.DataFrame) -> str:
     """For each group: which edits tell it from random heads."""
     said = []
     for group, rows in every.groupby("group", sort=False):
