@@ -105,6 +105,7 @@ def ablate_study(
 def _planned(
     study: StudyFile | Path | str, out: Path | str | None, told: Events, options: AblationOptions
 ) -> tuple[Path, Plan]:
+    find_engine(options.engine)  # refuses an unknown one before anything is read
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     here = options.engine == "local"
