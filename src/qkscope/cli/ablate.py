@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
+from qkscope.text import counted
 
 if TYPE_CHECKING:
     from qkscope.ablate.study import AblationOptions
@@ -143,12 +144,17 @@ def ablate(options: argparse.Namespace) -> int:
 
 
 def estimate_lines(works: list[CheckpointAblation]) -> list[str]:
-    """How much work each checkpoint is, in passes of a whole document; late layers take part of one."""
-    lines = [
-        f"{work.plan.checkpoint.name}: {len(work.units):,} units x {len(work.settings.edits)} edits x "
-        f"{len(work.documents)} documents of {work.tokens:,} tokens: at most {work.passes:,} passes "
-        f"({work.passes * work.tokens:,} tokens)"
-        for work in works
-    ]
-    total = sum(work.passes * work.tokens for work in works)
-    return [*lines, f"in all at most {total:,} tokens; a head in the middle of the model takes about half a pass"]
+    """How much work each checkpoint is; a pass with an edit begins at the first edited layer."""
+    from qkscope.cli.estimate import scaled
+    from qkscope.cost.ablation import ablation_cost
+
+    lines = []
+    for work in works:
+        cost = ablation_cost([work])
+        lines.append(
+            f"{work.name}: {len(work.units):,} units x {len(work.settings.edits)} edits x {len(work.documents)} "
+            f"documents of {work.tokens:,} tokens: at most {cost.passes:,} passes ({cost.tokens:,} tokens), "
+            f"{scaled(cost.flops)}FLOPs in {counted(len(work.shards), 'shard')}"
+        )
+    whole = ablation_cost(works)
+    return [*lines, f"in all at most {whole.tokens:,} tokens, {scaled(whole.flops)}FLOPs"]
