@@ -4,7 +4,7 @@ from qkscope.lenses.ablation.card import ablation_card, course_card, groups_card
 from qkscope.lenses.ablation.strength import NAME, strengths_at
 from qkscope.lenses.ablation.summary import BEGINS, begins_at
 from qkscope.lenses.ablation.table import COURSE_FILE, FILE, GROUPS_FILE, SPREAD, TABLE, WRITTEN
-from qkscope.lenses.base import Figure, Lens, Summary, View, later
+from qkscope.lenses.base import Figure, IntervalView, Lens, Summary, View, later
 
 PLACE = "qkscope.lenses.ablation.figure"
 
@@ -45,6 +45,19 @@ LENS = Lens(
             ("loss_kernel", "loss_zero"),
             "Means over heads that were edited alone, at the entries where that was done.",
             figure="ablation_course",
+        ),
+    ),
+    intervals=(
+        IntervalView(
+            "Chosen heads against random heads",
+            GROUPS_FILE,
+            ("group", "edit"),
+            "excess",
+            "low",
+            "high",
+            only=(("outcome", "all"),),
+            about="Above 0: editing the chosen heads costs more than editing as many other heads of the same layers.",
+            figure="ablation_groups",
         ),
     ),
 )
