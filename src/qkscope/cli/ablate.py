@@ -115,13 +115,20 @@ def run_options(options: argparse.Namespace) -> AblationOptions:
     return AblationOptions(options.engine, placement, options.replace, options.trust_remote_code)
 
 
-def demo_ablation(study: Path) -> AblationSettings:
-    """What the demo ablates in seconds: every head of its last checkpoint, by itself, on a few short documents."""
+def demo_ablations(study: Path) -> list[AblationSettings]:
+    """What the demo ablates in seconds, on a few short documents: every head by itself, early, in the middle and late
+    in training; and at the end, the heads with the largest r_q together against random ones."""
+    from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.work import AblationSettings
     from qkscope.study.load import load_study
 
-    last = load_study(study).study.checkpoints[-1].name
-    return AblationSettings(edits=("kernel",), documents=8, tokens=128, only=(last,))
+    names = [each.name for each in load_study(study).study.checkpoints]
+    some = tuple(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
+    strongest = HeadChoice(top=12, together=True)
+    return [
+        AblationSettings(edits=("kernel",), documents=8, tokens=128, only=some),
+        AblationSettings(edits=("kernel", "shuffle", "zero"), heads=strongest, documents=8, tokens=128, only=some[-1:]),
+    ]
 
 
 def ablate(options: argparse.Namespace) -> int:
