@@ -22,7 +22,7 @@ from qkscope.ablate.tables import (
     joined,
     kernel_spreads,
 )
-from qkscope.ablate.work import AblationSettings, CheckpointAblation, plan_ablation
+from qkscope.ablate.work import AblationSettings, CheckpointAblation, known_heads, plan_ablation
 from qkscope.ablate.worker import AblationWorker
 from qkscope.errors import InputError, QkscopeError
 from qkscope.files import write_text
@@ -75,7 +75,7 @@ def prepare_ablation(
 ) -> tuple[Path, list[CheckpointAblation]]:
     """The results folder and the work at each checkpoint; nothing is loaded yet."""
     folder, plan = _planned(study, out, events or Events(), options)
-    return folder, plan_ablation(plan, folder, settings)
+    return folder, plan_ablation(plan, folder, settings, known_heads(folder, ablated=not options.replace))
 
 
 def ablate_study(
@@ -92,11 +92,14 @@ def ablate_study(
     """
     told = events or Events()
     folder, plan = _planned(study, out, told, options)
-    now = Request(settings, command, plan_ablation(plan, folder, settings))
+    heads = known_heads(folder, ablated=not options.replace)
+    now = Request(settings, command, plan_ablation(plan, folder, settings, heads))
     with only_run(folder):
         _run(now.works, folder, told, options)
-        before = [] if options.replace else _earlier(plan, folder, settings, told)
+        before = [] if options.replace else _earlier(plan, folder, settings, heads, told)
         _write([*before, now], plan, folder)
+        if options.replace:
+            _forget_others(now.works, plan, folder)
     for name in (ABLATION_CSV, ABLATION_JSON):
         told.wrote(str(results_file(folder, name)))
     return folder
@@ -166,14 +169,14 @@ class _Progress:
 # -- earlier ablations -------------------------------------------------------------------------------------
 
 
-def _earlier(plan: Plan, folder: Path, settings: AblationSettings, told: Events) -> list[Request]:
+def _earlier(plan: Plan, folder: Path, settings: AblationSettings, heads: pd.DataFrame, told: Events) -> list[Request]:
     """Other ablations that the folder's record names and whose outcomes are all there still."""
     found = []
     for stored in _recorded(folder):
         try:
             theirs = AblationSettings.from_json(stored.get("settings"))
             command = str(stored.get("command"))[:1000]
-            works = [] if theirs == settings else plan_ablation(plan, folder, theirs)
+            works = [] if theirs == settings else plan_ablation(plan, folder, theirs, heads)
         except (QkscopeError, ValueError, TypeError) as error:
             told.noted(f"an earlier ablation leaves {ABLATION_CSV}: {str(error)[:200]}")
             continue
@@ -212,9 +215,13 @@ def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
         _write_or_remove(None if found.empty else found, folder, file)
     _write_or_remove(heads_table(table, context, _spreads(requests, folder)), folder, HEADS_FILE)
     write_text(results_file(folder, ABLATION_JSON), json.dumps(_record(requests), indent=1) + "\n")
-    for name in context:
-        works = [work for request in requests for work in request.works if work.name == name]
-        remove_other_ablations(folder, name, {work.fingerprint(shard) for work in works for shard in work.shards})
+
+
+def _forget_others(works: Sequence[CheckpointAblation], plan: Plan, folder: Path) -> None:
+    """Remove outcomes of all other ablations; until somebody asks for that, one that was stopped can go on."""
+    for name in (each.checkpoint.name for each in plan.checkpoints):
+        keys = {work.fingerprint(shard) for work in works if work.name == name for shard in work.shards}
+        remove_other_ablations(folder, name, keys)
 
 
 def _write_or_remove(table: pd.DataFrame | None, folder: Path, file: str) -> None:

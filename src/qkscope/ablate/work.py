@@ -14,12 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from qkscope.ablate.choice import HeadChoice, Unit, units_of
 from qkscope.ablate.edits import KINDS
 from qkscope.ablate.needle import require_room
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
 from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.registry import registered
 from qkscope.lenses.taxonomy.heads import heads_at
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import moments_path
@@ -144,12 +147,19 @@ class CheckpointAblation:
         }
 
 
-def plan_ablation(plan: Plan, folder: Path, settings: AblationSettings) -> list[CheckpointAblation]:
+def known_heads(folder: Path, *, ablated: bool = True) -> pd.DataFrame:
+    """All that is known of each head, from which a request chooses; without what earlier ablations found, if asked."""
+    lenses = [lens for lens in registered() if ablated or lens.name != "ablation"]
+    return heads_at(build_tables(load_results(folder), lenses).own)
+
+
+def plan_ablation(
+    plan: Plan, folder: Path, settings: AblationSettings, heads: pd.DataFrame
+) -> list[CheckpointAblation]:
     """The work at each checkpoint; whatever can be wrong with it is said before a model is loaded."""
     unknown = sorted(set(settings.only) - {each.checkpoint.name for each in plan.checkpoints})
     if unknown:
         raise InputError(f"there is no checkpoint {unknown[0]!r} in this study")
-    heads = heads_at(build_tables(load_results(folder)).own)
     found = []
     for each in plan.checkpoints:
         name = each.checkpoint.name
