@@ -13,7 +13,7 @@ from families import tiny, tokens
 from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, rotated
 from qkscope.ablate.needle import needle_of, plant, require_room
 from qkscope.ablate.passes import Ablation, repeats
-from qkscope.ablate.tap import KernelCall
+from qkscope.ablate.tap import EditTap, KernelCall
 from qkscope.api import capture_moments
 from qkscope.errors import CaptureError, InputError
 from qkscope.layers import Rotation
@@ -57,6 +57,17 @@ def test_a_pass_without_edits_is_the_models_own_bit_for_bit(model, ablation):
     expected = untouched(model)
     np.testing.assert_array_equal(ablation.edited({}), ablation.begin(IDS[0].numpy()))
     np.testing.assert_allclose(ablation.edited({}), expected, rtol=1e-6)  # losses are of float32 logits
+
+
+def test_an_edit_of_nothing_gives_bit_identical_logits(model):
+    with torch.no_grad():
+        expected = model(IDS[:1]).logits
+        for edits in ({}, {1: {}}):
+            with EditTap(model.model, edits) as tap:
+                assert torch.equal(model(IDS[:1]).logits, expected)
+            assert tap.calls[1] == 1  # the tap was there
+        with EditTap(model.model, {1: {0: HeadEdit(silent=True)}}):
+            assert not torch.equal(model(IDS[:1]).logits, expected)
 
 
 def test_skipping_layers_before_the_edit_changes_nothing(model, ablation, sums):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from conftest import cut_documents, small_world
+from families import tiny
 from qkscope.ablate.choice import HeadChoice, chosen_heads, matched_controls, units_of
-from qkscope.ablate.outcomes import FEWEST_DOCUMENTS, needle_outcome, outcomes_of, over_documents, position_parts
 from qkscope.ablate.outcomes import against_controls as compared
+from qkscope.ablate.outcomes import needle_outcome, outcomes_of, over_documents, position_parts
 from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
 from qkscope.ablate.tables import course_table
 from qkscope.ablate.work import UNITS, AblationSettings
@@ -27,6 +28,7 @@ from qkscope.run.engines.base import Placement
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.stopping import Stopped
+from test_documents import byte_tokenizer
 
 HEADS = pd.DataFrame(
     [
@@ -419,6 +421,7 @@ def test_bad_input_is_refused_before_a_model_is_loaded(study, capsys):
         (["--edit", "kernal"], "'kernal' is no edit; there is kernel"),
         (["--checkpoint", "three"], "there is no checkpoint 'three'"),
         (["--documents", "0"], "at least one document"),
+        (["--documents", "3"], "3 documents are too few for an error: an ablation needs at least 4"),
         (["--tokens", "1"], "at least two tokens"),
         (["--needle", "1.5"], "depth is from 0 (the document's begin) to 1 (its end), not 1.5"),
         (["--needle", "--tokens", "64"], "give more tokens, or leave the needle out"),
@@ -438,13 +441,32 @@ def test_too_few_groups_are_refused_with_what_to_do(finished, checkpoints, tmp_p
         ablate_study(path, tmp_path / "out", SETTINGS)
 
 
-def test_too_few_documents_have_no_error_and_claim_nothing(study):
-    path, out = study
-    ablate_study(path, out, replace(SETTINGS, documents=FEWEST_DOCUMENTS - 1), options=ALONE)
-    table = pd.read_csv(out / "ablation.csv")
-    assert set(table["documents"]) == {3}
-    assert table["delta_se"].isna().all()
-    assert pd.read_csv(out / "ablation_course.csv")[["mean_se", "costly", "gaining"]].isna().all(axis=None)
+def test_edits_that_need_rotated_vectors_are_refused_where_the_study_has_none(checkpoints, tmp_path):
+    write = small_world(tmp_path, checkpoints)
+    cut_documents(tmp_path / "docs", 8, 300, 300)
+    path = write(groups=4, stage="pre_rope")
+    run_study(path, tmp_path / "out")
+    for edit in ("kernel", "kernel_measured", "flatten", "key_mean"):
+        message = rf"the edit {edit} needs .*\(stage: pre_rope\); run a study without `stage`, or use zero or nothing"
+        with pytest.raises(InputError, match=message):
+            prepare_ablation(path, tmp_path / "out", replace(SETTINGS, edits=("zero", edit)))
+    prepare_ablation(path, tmp_path / "out", replace(SETTINGS, edits=("zero",)))
+
+
+def test_a_family_that_cannot_be_edited_is_refused_with_its_checkpoint_and_the_reason(tmp_path):
+    """Gemma 2 puts a soft cap on its scores."""
+    tiny("gemma2", vocab_size=256, sliding_window=16).save_pretrained(tmp_path / "capped")
+    byte_tokenizer().save_pretrained(tmp_path / "capped")
+    path = small_world(tmp_path, tmp_path)(groups=4, checkpoints=[{"name": "one", "model": "capped", "context": 64}])
+    cut_documents(tmp_path / "docs", 8, 300, 300)
+    run_study(path, tmp_path / "out")
+    with pytest.raises(InputError, match=r"checkpoint 'one': layer 0: its kernel is given softcap, so an edit"):
+        ablate_study(path, tmp_path / "out", replace(SETTINGS, edits=("zero",), documents=4))
+
+
+def test_too_few_documents_have_no_error():
+    (found,) = course_table(rows([1.0, 2, 3])).to_dict("records")
+    assert np.isnan([found["mean_se"], found["costly"], found["gaining"]]).all()
 
 
 def test_the_estimate_counts_passes_and_runs_nothing(study, capsys):

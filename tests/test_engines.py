@@ -401,7 +401,7 @@ def test_an_ablation_on_ray_makes_the_same_bytes(study, tmp_path, cluster, monke
     assert (out / "ablation.csv").read_bytes() == expected
     next((out / ".ablation").glob("*/*.json")).unlink()
     monkeypatch.setattr(engine, "_marked", lambda folder: contextlib.nullcontext(tmp_path / "another/moments/.shared"))
-    with pytest.raises(InputError, match="needs a results folder with moments that every worker sees"):
+    with pytest.raises(InputError, match="needs a results folder that every worker sees"):
         ablate_study(path, out, settings, options=there)
 
 

@@ -19,6 +19,7 @@ import pandas as pd
 from qkscope.ablate.choice import HeadChoice, Unit, units_of
 from qkscope.ablate.edits import KINDS
 from qkscope.ablate.needle import require_room
+from qkscope.ablate.outcomes import FEWEST_DOCUMENTS
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
 from qkscope.lenses.at_window import build_tables
@@ -28,8 +29,10 @@ from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import moments_path
 from qkscope.results.read import load_results
 from qkscope.run.plan import CheckpointPlan, Plan, Shard
+from qkscope.text import counted
 
 SCHEMA = 2
+UNCHANGING = tuple(name for name, kind in KINDS.items() if kind.needs is None)  # they need no moments
 UNITS = 32  # of a shard: about half a minute of one core for a small model
 
 
@@ -169,14 +172,32 @@ def plan_ablation(
             rows = heads[heads["model"] == name].reset_index(drop=True)
             if rows.empty or not moments_path(folder, name).is_file():
                 raise InputError(f"it has no moments and tables in {folder} yet; `qkscope run` makes them")
-            tokens = min(settings.tokens or each.context, each.context)
-            if tokens < 2:
-                raise InputError(f"a loss needs at least two tokens, not {tokens}")
-            if settings.needle:
-                require_room(each.tokenizer, tokens, settings.seed)
             units = tuple(units_of(settings.heads, rows))
-            found.append(CheckpointAblation(each, units, spread_documents(each, settings.documents), tokens, settings))
+            tokens = min(settings.tokens or each.context, each.context)
+            work = CheckpointAblation(each, units, spread_documents(each, settings.documents), tokens, settings)
+            _require_possible(work)
+            found.append(work)
     return found
+
+
+def _require_possible(work: CheckpointAblation) -> None:
+    """Refuse what a checkpoint's moments, documents or tokens cannot give."""
+    plan, settings = work.plan, work.settings
+    changing = [edit for edit in settings.edits if KINDS[edit].needs is not None]
+    if plan.study.stage != "post_rope" and changing:
+        raise InputError(
+            f"the edit {changing[0]} needs queries and keys as the kernel gets them, but this study's are from before "
+            f"rotation (stage: {plan.study.stage}); run a study without `stage`, or use {' or '.join(UNCHANGING)}"
+        )
+    if len(work.documents) < FEWEST_DOCUMENTS:
+        raise InputError(
+            f"{counted(len(work.documents), 'document')} are too few for an error: an ablation needs at least "
+            f"{FEWEST_DOCUMENTS}"
+        )
+    if work.tokens < 2:
+        raise InputError(f"a loss needs at least two tokens, not {work.tokens}")
+    if settings.needle:
+        require_room(plan.tokenizer, work.tokens, settings.seed)
 
 
 def spread_documents(plan: CheckpointPlan, count: int) -> tuple[int, ...]:
