@@ -234,19 +234,20 @@ def looked_by_hand(q, k, scale, change):
     return np.mean(entropies), np.mean(distances)
 
 
-def test_entropy_and_distance_of_attention_are_those_computed_by_hand(model, ablation, sums):
+def test_entropy_and_distance_of_attention_are_those_computed_by_hand(model, sums):
     layer, head = 1, 3
     seen = attention_outputs(model, {})
     args, kwargs = seen[layer, "call"]
     q, k = args[0][0, head].numpy(), args[1][0, head // 2].numpy()
     rotation, of = sums[layer].facts.rotation, sums[layer]
     mean_q, mean_k = of.q_before.mean[head], of.k_before.mean[head // 2]
-    ablation.begin(IDS[0].numpy(), [(layer, head)])
-    found = ablation.attention[layer, head]
+    with Ablation(model) as opened:
+        opened.begin(IDS[0].numpy(), [(layer, head)])
+        found = opened.attention[layer, head]
+        opened.edited({layer: {head: edits_of("kernel", of, LENGTH)[head]}}, [(layer, head)])
+        edited = opened.attention[layer, head]
     expected = looked_by_hand(q, k, kwargs["scaling"], lambda a, b, i, j: a @ b)
     assert (found.entropy, found.distance) == pytest.approx(expected)
-    ablation.edited({layer: {head: edits_of("kernel", of, LENGTH)[head]}}, [(layer, head)])
-    edited = ablation.attention[layer, head]
     without = looked_by_hand(
         q, k, kwargs["scaling"], lambda a, b, i, j: a @ b - turned(mean_q, rotation, i - j) @ mean_k
     )

@@ -97,7 +97,9 @@ def course_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def heads_table(table: pd.DataFrame, context: Mapping[str, int], spread: Mapping[tuple[str, int, int], float]) -> Any:
+def heads_table(
+    table: pd.DataFrame, context: Mapping[str, int], spread: Mapping[tuple[str, int, int], float]
+) -> pd.DataFrame | None:
     """`ablation_heads.csv`: a row per head that was edited alone, a column and its error per edit; None without any."""
     alone = table[(table["role"] == "head") & (table["outcome"] == EVERY)]
     if alone.empty:
