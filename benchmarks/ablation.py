@@ -35,7 +35,9 @@ from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
 
 PAGE, IMAGES = ROOT / "docs/ablation.md", ROOT / "docs/images"
-CONTEXT, CAPTURED, GROUPS = 256, 32, 8  # tokens; documents whose moments are taken; groups of them
+# Heads of this model are position-dominated over long windows only: strengths and means come from 2,048 tokens of each
+# document, losses from its beginning.
+CONTEXT, CAPTURED, GROUPS = 2048, 16, 8  # tokens; documents whose moments are taken; groups of them
 START, END = "<!-- measured: `python benchmarks/ablation.py` -->", "<!-- end of measured -->"
 CHOSEN = "position-dominated"
 PARTS = {
@@ -44,10 +46,11 @@ PARTS = {
         edits=("kernel", "key_mean", "query_mean", "flatten", "shuffle", "zero", "nothing"),
         heads=HeadChoice((CHOSEN,), together=True, controls=4),
         documents=6,
+        tokens=512,
     ),
     # Every head by itself, one edit after the other.
-    "kernel": AblationSettings(edits=("kernel",), documents=4),
-    "zero": AblationSettings(edits=("zero",), documents=4),
+    "kernel": AblationSettings(edits=("kernel",), documents=4, tokens=256),
+    "zero": AblationSettings(edits=("zero",), documents=4, tokens=256),
 }
 
 
@@ -84,7 +87,8 @@ def groups_lines(at: AtWindow) -> list[str]:
     first = every.iloc[0]
     lines = [
         f"**{CHOSEN} heads ({int(first['heads'])} of {len(at.heads)}) together, against {int(first['draws'])} draws of "
-        f"as many other heads in each layer**, {int(first['documents'])} documents. Rise of the loss, nats per token:",
+        f"as many other heads in each layer**, {int(first['documents'])} documents of {PARTS['groups'].tokens} tokens. "
+        "Rise of the loss, nats per token:",
         "",
         "| edit | position-dominated | random heads | difference | 95 % interval | draws below | on repeated tokens | "
         "on new tokens |",
@@ -107,7 +111,11 @@ def heads_lines(at: AtWindow) -> list[str]:
     """Which measure goes with what a head's edit costs."""
     heads, course = heads_at(at), at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
-    lines = ["**Every head by itself.** Rank correlation over heads with the rise of the loss (95 % interval):", ""]
+    lines = [
+        f"**Every head by itself**, {PARTS['kernel'].documents} documents of {PARTS['kernel'].tokens} tokens. Rank "
+        "correlation over heads with the rise of the loss (95 % interval):",
+        "",
+    ]
     lines += [f"| measure | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|{'---|' * len(edits)}"]
     ranks = at.table(NAME)
     for name in (name for name in STRENGTHS if name in set(ranks["strength"])):
@@ -148,8 +156,9 @@ def section(at: AtWindow, dtype: str) -> str:
     """All that is between the page's marks."""
     lines = [
         f"Written by `python benchmarks/ablation.py` (qkscope {__version__}, torch {torch.__version__}). "
-        f"SmolLM2-135M-Instruct in {dtype}, State of the Union speeches, the first {CONTEXT} tokens, no special "
-        f"tokens; means and strengths come from {CAPTURED} speeches, those of a document's own group left out.",
+        f"SmolLM2-135M-Instruct in {dtype}, State of the Union speeches without special tokens. Strengths and "
+        f"means come from the first {CONTEXT:,} tokens of {CAPTURED} speeches; for the edit of a document, those of "
+        "its own group are left out.",
         "",
     ]
     if at.has(GROUPS_FILE):
