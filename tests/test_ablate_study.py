@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import cut_documents, small_world
 from families import tiny
@@ -20,7 +22,9 @@ from qkscope.ablate.outcomes import needle_outcome, outcomes_of, over_documents,
 from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
 from qkscope.ablate.tables import course_table
 from qkscope.ablate.work import UNITS, AblationSettings
+from qkscope.capture.load import load_backbone
 from qkscope.cli.main import main
+from qkscope.cost.ablation import ablation_cost, pass_flops
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError
 from qkscope.results.folder import ablation_path
@@ -466,3 +470,29 @@ def test_the_estimate_counts_passes_and_runs_nothing(study, capsys):
     assert main(["ablate", str(path), "--out", str(out), "--estimate", "--documents", "4", "--tokens", "32"]) == 0
     said = capsys.readouterr().out
     assert "one: 16 units x 2 edits x 4 documents of 32 tokens: at most 132 passes (4,224 tokens)" in said
+    assert "FLOPs in 8 shards" in said
+    assert main(["plan", str(path), "--out", str(out), "--estimate"]) == 0
+    assert (
+        "`qkscope ablate` of every head by itself (kernel and zero, up to 16 documents) takes"
+        in capsys.readouterr().out
+    )
+
+
+def test_the_flops_of_a_pass_are_those_that_torch_counts(study):
+    """Of all matrices, the language-model head among them; scores are counted by hand, two products of each pair."""
+    path, out = study
+    _, (work,) = prepare_ablation(path, out, SETTINGS)
+    model = load_backbone(work.plan.source, work.plan.config, head=True)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 48, dtype=torch.long), use_cache=False)
+    matrices = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if str(kind) == "aten.mm")
+    pairs = 48 * 49 // 2
+    scores = 4 * 4 * 16 * pairs  # a layer: four heads of width 16
+    assert pass_flops(work.plan, 48) == matrices + 4 * scores
+    later = pass_flops(work.plan, 48, first=3)
+    head = 2 * 48 * 256 * 64  # vocabulary x width
+    assert later == pytest.approx((matrices - head) / 4 + head + scores)
+    cost = ablation_cost([replace(work, units=work.units[:1], settings=replace(SETTINGS, edits=("zero",)))])
+    explicit = 4 * 16 * 48 * 48
+    assert cost.flops == pytest.approx(6 * (2 * pass_flops(work.plan, 48) + explicit))  # L0H0: a whole pass
+    assert cost.passes == 12

@@ -252,7 +252,7 @@ def ablate_heads(
     choice = HeadChoice(tuple(heads), top, by, together, _whole("controls", controls, 1), seed)
     settings = AblationSettings(tuple(edits), choice, seed=seed, needle=tuple(needle), attention=attention)
     ids, context = _windows(model, windows, None)
-    read = list(ids)
+    read: list[Any] = list(ids)
     moments = capture_moments(model, read, context=context, groups=_whole("groups", groups, 1, MOST_GROUPS))
     return ablate_windows(model, read, moments, _leading(moments), settings, tokenizer, progress)
 

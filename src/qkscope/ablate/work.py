@@ -74,12 +74,16 @@ class AblationSettings:
         """The settings that a file claims; InputError, ValueError or TypeError where they are none."""
         if not isinstance(stored, Mapping) or not isinstance(stored.get("heads"), Mapping):
             raise ValueError("an ablation's settings should have heads")
-        choice = {name: tuple(value) if isinstance(value, list) else value for name, value in stored["heads"].items()}
-        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
-        found = cls(**{**plain, "heads": HeadChoice(**choice)})
+        choice: dict[str, Any] = {name: _frozen(value) for name, value in stored["heads"].items()}
+        plain: dict[str, Any] = {name: _frozen(value) for name, value in stored.items() if name != "heads"}
+        found = cls(**plain, heads=HeadChoice(**choice))
         if json.dumps(asdict(found)) != json.dumps(asdict(replace(found, **_typed(found)))):
             raise ValueError("an ablation's settings should be numbers and words")
         return found
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _typed(settings: AblationSettings) -> dict[str, Any]:

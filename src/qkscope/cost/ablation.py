@@ -55,13 +55,13 @@ def _flops(work: CheckpointAblation) -> float:
     times = len(work.documents) * work.variants
     layers = {facts.layer: facts for facts in work.plan.blueprint.probe.layers}
     # Scores and their product with the values, of all pairs, masked or not.
-    explicit = {layer: 4.0 * facts.head_dim * work.tokens**2 for layer, facts in layers.items()}
-    edited = sum(
+    explicit = {layer: 4.0 * facts.head_dim * work.tokens * work.tokens for layer, facts in layers.items()}
+    edited: float = sum(
         pass_flops(work.plan, work.tokens, min(layer for layer, _ in unit.heads))
         + sum(explicit[layer] for layer, _ in unit.heads)
         for unit in work.units
     )
-    return times * (pass_flops(work.plan, work.tokens) + len(work.settings.edits) * edited)
+    return float(times * (pass_flops(work.plan, work.tokens) + len(work.settings.edits) * edited))
 
 
 def pass_flops(plan: CheckpointPlan, tokens: int, first: int = 0) -> float:
@@ -70,4 +70,5 @@ def pass_flops(plan: CheckpointPlan, tokens: int, first: int = 0) -> float:
     share = (probe.n_layers - first) / probe.n_layers
     matrices = 2.0 * tokens * (share * weights.active + weights.embedding)
     later = [facts for facts in probe.layers if facts.layer >= first]
-    return matrices + sum(4.0 * facts.q_heads * facts.head_dim * attended_pairs(tokens, facts) for facts in later)
+    attention: float = sum(4.0 * f.q_heads * f.head_dim * attended_pairs(tokens, f) for f in later)
+    return float(matrices + attention)

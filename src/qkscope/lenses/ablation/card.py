@@ -114,7 +114,7 @@ def groups_card(given: CardInput) -> Card:
 
 def _compared(row: "pd.Series[float]") -> str:
     what = f"{row['edit']} of {row['group']} ({counted(int(row['heads']), 'head')})"
-    if row["outcome"] != "all":
+    if str(row["outcome"]) != "all":
         what += f", {row['outcome']}"
     numbers = f"{row['chosen']:+.4f} against {row['controls']:+.4f} for random heads"
     if math.isnan(row["low"]):
@@ -177,4 +177,5 @@ def _course(given: CardInput, course: pd.DataFrame, begins: pd.DataFrame, edit: 
     if not matter:
         return f"{said}."
     when = begins[begins["begin"] > 0]
-    return f"{said}; they begin at {listed([f'{entries[str(r.model)]} ({int(r.begin)})' for r in when.itertuples()])}."
+    places = [f"{entries[str(name)]} ({count})" for name, count in zip(when["model"], when["begin"], strict=True)]
+    return f"{said}; they begin at {listed(places)}."
