@@ -40,6 +40,16 @@ PAGE, IMAGES = ROOT / "docs/ablation.md", ROOT / "docs/images"
 CONTEXT, CAPTURED, GROUPS = 2048, 16, 8  # tokens; documents whose moments are taken; groups of them
 START, END = "<!-- measured: `python benchmarks/ablation.py` -->", "<!-- end of measured -->"
 CHOSEN = "position-dominated"
+LAYERS, HEADS = 30, 9  # of the model
+
+
+def a_third() -> tuple[str, ...]:
+    """Three heads of each layer, drawn at random."""
+    rng = np.random.default_rng(0)
+    drawn = [(layer, head) for layer in range(LAYERS) for head in sorted(rng.permutation(HEADS)[:3])]
+    return tuple(f"L{layer}H{head}" for layer, head in drawn)
+
+
 PARTS = {
     # The category together, under every edit; `nothing` shows what rounding alone does.
     "groups": AblationSettings(
@@ -48,9 +58,9 @@ PARTS = {
         documents=6,
         tokens=512,
     ),
-    # Every head by itself, one edit after the other.
+    # Every head by itself; silenced, a third of them.
     "kernel": AblationSettings(edits=("kernel",), documents=4, tokens=256),
-    "zero": AblationSettings(edits=("zero",), documents=4, tokens=256),
+    "zero": AblationSettings(edits=("zero",), heads=HeadChoice(a_third()), documents=4, tokens=256),
 }
 
 
@@ -103,7 +113,7 @@ def groups_lines(at: AtWindow) -> list[str]:
             f"{row['excess']:+.4f} ± {row['excess_se']:.4f}", interval(row["low"], row["high"], 3),
             f"{int(row['exceeds'])} of {int(row['draws'])}", *other,
         ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells)} |".replace("-", "−").replace("position−", "position-"))
     return [*lines, "", verdict(every[every["edit"] != "nothing"]), ""]
 
 
@@ -112,8 +122,8 @@ def heads_lines(at: AtWindow) -> list[str]:
     heads, course = heads_at(at), at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
     lines = [
-        f"**Every head by itself**, {PARTS['kernel'].documents} documents of {PARTS['kernel'].tokens} tokens. Rank "
-        "correlation over heads with the rise of the loss (95 % interval):",
+        f"**Heads by themselves** (all; silenced, three of each layer), {PARTS['kernel'].documents} documents of "
+        f"{PARTS['kernel'].tokens} tokens. Rank correlation over heads with the rise of the loss (95 % interval):",
         "",
     ]
     lines += [f"| measure | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|{'---|' * len(edits)}"]
@@ -140,15 +150,15 @@ def heads_lines(at: AtWindow) -> list[str]:
 
 def by_category(heads: pd.DataFrame, edits: list[str]) -> list[str]:
     """Mean cost of a single head, by category; heads are the sample here."""
-    lines = ["Mean over the heads of a category, ± its standard error over heads:", ""]
-    lines += [f"| category | heads | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|---|{'---|' * len(edits)}"]
+    lines = ["Mean over the heads of a category, ± its standard error over heads (number of heads):", ""]
+    lines += [f"| category | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|{'---|' * len(edits)}"]
     for name, rows in heads.groupby("category"):
         cells = []
         for edit in edits:
             loss = rows[f"loss_{edit}"].dropna()
-            error = f" ± {loss.std() / np.sqrt(len(loss)):.5f}" if len(loss) > 1 else ""
-            cells.append(f"{loss.mean():+.5f}{error}")
-        lines.append(f"| {name} | {len(rows)} | {' | '.join(cells)} |")
+            error = f" ± {loss.std() / np.sqrt(len(loss)):.5f}" if len(loss) > 1 else ", no error"
+            cells.append(f"{loss.mean():+.5f}{error} ({len(loss)})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 

@@ -103,7 +103,7 @@ def groups_card(given: CardInput) -> Card:
         f"{label(_entry(given, model))}: heads that were chosen ({listed(list(dict.fromkeys(every['group'])))}) are "
         f"edited together, and beside them other heads, {counted(int(first['draws']), 'draw')} at random with as many "
         "heads in each layer. Left: how much the mean loss rises. Right: the difference between both with its 95 % "
-        "interval over documents and draws. Axes are linear around 0 and logarithmic beyond.",
+        "interval over documents and draws.",
         *said,
         *(_compared(row) for _, row in other[other["edit"] == first["edit"]].iterrows()),
         "Where a layer has too few other heads, controls hold some of the chosen ones: differences become smaller.",

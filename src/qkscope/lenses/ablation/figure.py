@@ -70,7 +70,6 @@ def draw_groups(at: AtWindow) -> Figure:
     left.set_ylim(len(edits) - 0.5, -0.5)
     for axes, label in ((left, RISE), (right, "chosen minus random: 95 % interval (nats per token)")):
         axes.axvline(0.0, color=style.GREY, linewidth=0.8)
-        axes.set_xscale("symlog", linthresh=_linear(table))
         axes.set_xlabel(label)
     left.legend(loc="best", fontsize=7, frameon=False)
     return style.finish(figure)
@@ -89,12 +88,6 @@ def _group(left: Axes, right: Axes, rows: pd.DataFrame, edits: list[str], group:
     )  # fmt: skip
     right.hlines(y, known["low"], known["high"], color=style.INK, linewidth=1.4, gid=f"interval {number}")
     right.plot(known["excess"], y, marker, color=style.INK, markersize=5, gid=f"excess {number}")
-
-
-def _linear(table: pd.DataFrame) -> float:
-    """Below this size an axis is linear: the smallest error that is known, else a hundredth of the largest rise."""
-    errors = table["excess_se"][table["excess_se"] > 0]
-    return float(errors.min()) if len(errors) else max(1e-6, 0.01 * float(table["chosen"].abs().max()))
 
 
 def draw_course(at: AtWindow) -> Figure:
