@@ -59,7 +59,8 @@ PARTS = {
         tokens=512,
     ),
     # Heads by themselves.
-    "heads": AblationSettings(edits=("kernel", "zero"), heads=HeadChoice(a_third()), documents=4, tokens=256),
+    "kernel": AblationSettings(edits=("kernel",), heads=HeadChoice(a_third()), documents=4, tokens=256),
+    "zero": AblationSettings(edits=("zero",), heads=HeadChoice(a_third()), documents=4, tokens=256),
 }
 
 
@@ -121,8 +122,8 @@ def heads_lines(at: AtWindow) -> list[str]:
     heads, course = heads_at(at), at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
     lines = [
-        f"**Heads by themselves** (three of each layer, drawn at random), {PARTS['heads'].documents} documents of "
-        f"{PARTS['heads'].tokens} tokens. Rank correlation over heads with the rise of the loss (95 % interval):",
+        f"**Heads by themselves** (three of each layer, drawn at random), {PARTS['kernel'].documents} documents of "
+        f"{PARTS['kernel'].tokens} tokens. Rank correlation over heads with the rise of the loss (95 % interval):",
         "",
     ]
     lines += [f"| measure | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|{'---|' * len(edits)}"]
