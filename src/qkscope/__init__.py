@@ -34,10 +34,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "train":  # a room of its own, for `qkscope.train.HeadsCallback`
+        return import_module("qkscope.train")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 

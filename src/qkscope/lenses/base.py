@@ -68,6 +68,8 @@ class HeadTable:
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
     # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
     averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    # Of these, the means that are also kept apart for position-dominated heads and for the others.
+    by_category: tuple[str, ...] = ()
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
 
     @property
