@@ -62,14 +62,17 @@ def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code:
             if described not in seen:
                 seen[described] = _blueprint(study, config, trust_remote_code)
             layers = seen[described]
-        models.append(Model(checkpoint, source, sources[number][1] or source, config, layers))
+        models.append(Model(checkpoint, source, sources[number][1] or source.without_adapter, config, layers))
     return models
 
 
 def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> tuple[ModelSource, ModelSource | None]:
-    model = find_source(checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code)
+    base = (checkpoint.base, checkpoint.base_revision)
+    model = find_source(
+        checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code, base=base
+    )
     if checkpoint.tokenizer is None:
-        return model, None
+        return model, _adapters_own(model)
     tokenizer = find_source(
         checkpoint.tokenizer,
         checkpoint.tokenizer_revision,
@@ -78,6 +81,13 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
         trust_remote_code=trust_remote_code,
     )
     return model, tokenizer
+
+
+def _adapters_own(source: ModelSource) -> ModelSource | None:
+    """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
+    if source.adapter is None or not (Path(source.adapter) / "tokenizer.json").is_file():
+        return None
+    return ModelSource("local", source.adapter, trust_remote_code=source.trust_remote_code)
 
 
 def _configured(study: Study, checkpoint: Checkpoint, found: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:

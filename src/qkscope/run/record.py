@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qkscope.errors import InputError
-from qkscope.files import write_text
+from qkscope.errors import InputError, located
+from qkscope.files import write_bytes, write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
-from qkscope.results.folder import PLAN_JSON, results_file
+from qkscope.results.folder import PLAN_JSON, STUDY_YAML, results_file
 from qkscope.run.finished import read_judgement
 from qkscope.run.plan import CheckpointPlan, Plan
+from qkscope.study.load import MAX_BYTES, study_text
 from qkscope.study.schema import Name
 
 SCHEMA = 1
@@ -50,6 +52,23 @@ class PlanRecord(_StrictRecord):
     schema_: Annotated[int, Field(alias="schema")]
     study: Name
     checkpoints: list[PlannedCheckpoint]
+
+
+def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
+    """Put the study file and the plan beside the results, so that these can be analyzed and watched without it.
+
+    A study with a series is kept as it was found: later, or elsewhere, the series would find something else.
+    """
+    original, kept = plan.file.path, results_file(folder, STUDY_YAML)
+    if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
+        if plan.file.expanded:
+            about = f"The study of {original.name}, with the checkpoints that its series found; paths are from there."
+            write_text(kept, study_text(plan.study, about))
+        else:
+            with located(str(original)):
+                contents = read_bytes(original, MAX_BYTES, follow=True)
+            write_bytes(kept, contents)
+    write_record(plan, folder, overwrite=overwrite)
 
 
 def write_record(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
