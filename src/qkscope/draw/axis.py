@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.scale import FuncScale
 from matplotlib.ticker import MaxNLocator
 
 from qkscope.results.read import Entries
@@ -21,7 +20,6 @@ from qkscope.study.numbers import short
 
 TITLES = {"step": "training step", "tokens": "training tokens"}
 MOST_TICKS = 8
-BESIDE = 0.02  # of the axis, on either side of the first and the last entry
 
 
 @dataclass(frozen=True)
@@ -83,19 +81,18 @@ class NumberAxis:
 
     def apply(self, axes: Axes, labels: bool) -> None:
         """Give axes on which entry i was drawn at i this scale, its ticks and its name."""
-        axes.set_xscale(FuncScale(axes.xaxis, (self.place_of, self.index_of)))
-        margin = BESIDE * float(self.places[-1] - self.places[0])
-        axes.set_xlim(float(self.index_of(self.places[0] - margin)), float(self.index_of(self.places[-1] + margin)))
+        axes.set_xscale("function", functions=(self.place_of, self.index_of))
         ticks = self.ticks()
-        axes.set_xticks([at for at, _ in ticks], [text if labels else "" for _, text in ticks], minor=False)
+        texts = [text if labels else "" for _, text in ticks]
+        axes.set_xticks([at for at, _ in ticks], texts, rotation=0.0, ha="center", rotation_mode="default")
         if labels:
             axes.set_xlabel(f"{self.title} (log)" if self.log else self.title)
 
 
 def _powers(numbers: Sequence[float]) -> list[float]:
-    """Powers of ten within the numbers; with 2 and 5 between them where there are few."""
+    """Powers of ten within the numbers; with 2, 3 and 5 between them where there are few."""
     low, high = math.floor(math.log10(numbers[0])), math.ceil(math.log10(numbers[-1]))
-    factors = (1,) if high - low > 3 else (1, 2, 5)
+    factors = (1,) if high - low > 3 else (1, 2, 3, 5)
     every = math.ceil((high - low + 1) / MOST_TICKS)
     found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
     return [number for number in found if numbers[0] <= number <= numbers[-1]]

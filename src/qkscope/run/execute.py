@@ -117,16 +117,29 @@ def capture_plan(
         _capture(plan, folder, events, options)
 
 
+def capture_more(plan: Plan, folder: Path, events: Events, options: CaptureOptions) -> None:
+    """Write the moments of checkpoints that join others in the folder, whose study and plan the caller keeps."""
+    with only_run(folder):
+        _capture(plan, folder, events, options, joining=True)
+
+
 def _capture(
-    plan: Plan, folder: Path, events: Events, options: CaptureOptions, parts: TableParts | None = None
+    plan: Plan,
+    folder: Path,
+    events: Events,
+    options: CaptureOptions,
+    parts: TableParts | None = None,
+    *,
+    joining: bool = False,
 ) -> None:
     """Capture into a folder that the caller holds."""
     if not options.overwrite:
         require_nothing_lost(_chosen(plan, options), folder)
-    _tell_orphans(plan, folder, events)
     plan = with_tokens_kept(plan, folder)
     remove_other_tokens(folder, {each.corpus.key for each in plan.checkpoints})
-    keep_study(plan, folder, overwrite=options.overwrite)
+    if not joining:
+        _tell_orphans(plan, folder, events)
+        keep_study(plan, folder, overwrite=options.overwrite)
     run = _Run(_chosen(plan, options), folder, events, options, parts)
     with stoppable(run.tell_stopping) as stop:
         run.go(stop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -73,19 +73,33 @@ def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
 
 def write_record(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
     """Write the plan into the results folder."""
-    checkpoints = [
-        {
-            "name": each.checkpoint.name,
-            "context": each.context,
-            "fingerprint": _fingerprint(each, folder, overwrite),
-            "shards": [
-                {"documents": len(shard.documents), "fingerprint": each.fingerprint(shard)} for shard in each.shards()
-            ],
-        }
-        for each in plan.checkpoints
-    ]
-    record = {"schema": SCHEMA, "study": plan.study.study, "checkpoints": checkpoints}
+    _write(folder, plan.study.study, [_planned(each, folder, overwrite) for each in plan.checkpoints])
+
+
+def join_record(plan: Plan, folder: Path) -> None:
+    """Add checkpoints to the plan in the results folder, or put them in place of those of their names."""
+    try:
+        there = [each.model_dump() for each in read_record(folder).checkpoints]
+    except InputError:  # none yet, or not ours
+        there = []
+    new = [_planned(each, folder, overwrite=False) for each in plan.checkpoints]
+    names = {each["name"] for each in new}
+    _write(folder, plan.study.study, [*(each for each in there if each["name"] not in names), *new])
+
+
+def _write(folder: Path, study: str, checkpoints: list[dict[str, Any]]) -> None:
+    record = {"schema": SCHEMA, "study": study, "checkpoints": checkpoints}
     write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _planned(each: CheckpointPlan, folder: Path, overwrite: bool) -> dict[str, Any]:
+    shards = [{"documents": len(shard.documents), "fingerprint": each.fingerprint(shard)} for shard in each.shards()]
+    return {
+        "name": each.checkpoint.name,
+        "context": each.context,
+        "fingerprint": _fingerprint(each, folder, overwrite),
+        "shards": shards,
+    }
 
 
 def _fingerprint(plan: CheckpointPlan, folder: Path, overwrite: bool) -> str:

@@ -52,14 +52,27 @@ def parse_study(text: str) -> Study:
 
 def study_of(settings: dict[str, Any], folder: Path, path: Path | None = None) -> StudyFile:
     """The study that settings describe as a file would, its series replaced by the checkpoints that are there."""
-    entries = settings.get("checkpoints")
-    listed = [entries] if isinstance(entries, dict) else entries
-    if not isinstance(listed, list) or not any(map(is_series, listed)):
+    read = series_in(settings)
+    if not any(isinstance(entry, Series) for entry in read):
         return StudyFile(_validated(settings), folder, path)
-    read = [_series(entry, number, isinstance(entries, dict)) for number, entry in enumerate(listed)]
     model = settings.get("model")
     found = expand(read, folder, model if isinstance(model, str) else None)
     return StudyFile(_validated({**settings, "checkpoints": found.checkpoints}), folder, path, tuple(found.notes), True)
+
+
+def series_in(settings: dict[str, Any]) -> list[Any]:
+    """The entries of `checkpoints`, each series checked; a single series may stand without a list around it."""
+    entries = settings.get("checkpoints")
+    listed = [entries] if is_series(entries) else entries if isinstance(entries, list) else []
+    return [_series(entry, number, isinstance(entries, dict)) for number, entry in enumerate(listed)]
+
+
+def study_settings(path: Path) -> dict[str, Any]:
+    """What a study file says, before its series are looked for."""
+    try:
+        return _mapping(_read(path))
+    except StudyError as error:
+        raise error.within(str(path)) from None
 
 
 def _series(entry: Any, number: int, alone: bool) -> Any:

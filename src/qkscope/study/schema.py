@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
@@ -206,22 +205,22 @@ class Study(_Strict):
         return self
 
     def _check_axis(self) -> None:
-        """An axis of numbers needs them of every checkpoint."""
-        without = [
-            each.name for each in self.checkpoints if self.axis != "entries" and getattr(each, self.axis) is None
-        ]
-        numbers = [getattr(each, by) for each in self.checkpoints if by != "entries" and not without]
-        for earlier, later in itertools.pairwise(zip(self.checkpoints, numbers, strict=False)):
-            if later[1] <= earlier[1]:
+        """An axis of numbers needs them of every checkpoint, and they rise."""
+        if self.axis == "entries":
+            return
+        by, earlier = self.axis, None
+        for checkpoint in self.checkpoints:
+            if getattr(checkpoint, by) is None:
                 raise ValueError(
-                    f"axis: {by}, but checkpoint {later[0].name!r} comes after {earlier[0].name!r} and has no larger "
+                    f"axis: {by}, but checkpoint {checkpoint.name!r} has no `{by}`; give each its own, or leave `axis` "
+                    "out"
+                )
+            if earlier is not None and getattr(checkpoint, by) <= getattr(earlier, by):
+                raise ValueError(
+                    f"axis: {by}, but checkpoint {checkpoint.name!r} comes after {earlier.name!r} and has no larger "
                     f"`{by}`; leave `axis` out, or put each run into a study of its own"
                 )
-        if without:
-            raise ValueError(
-                f"axis: {self.axis}, but checkpoint {without[0]!r} has no `{self.axis}`; give each its own, or leave "
-                "`axis` out"
-            )
+            earlier = checkpoint
 
     def _check_labels(self) -> None:
         """Axes and sentences call a checkpoint by its label: two of one label could not be told apart."""

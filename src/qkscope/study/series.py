@@ -62,12 +62,23 @@ def expand(entries: Sequence[Any | Series], folder: Path, model: str | None) -> 
         if not isinstance(entry, Series):
             found.checkpoints.append(entry)
             continue
-        members = chosen(members_of(entry, folder, model, found.notes), entry)
-        own = entry.model_dump(exclude_none=True, exclude=set(CHOOSING))
+        notes: list[str] = []
+        there = members_of(entry, folder, model, notes)
+        if not there:
+            told = f"; {'; '.join(notes)}" if notes else ""
+            raise StudyError(f"{entry.folder or entry.revisions!r} finds no checkpoint, looking from {folder}{told}")
+        found.notes += notes
+        members = chosen(there, entry)
+        own = own_keys(entry)
         made += range(len(found.checkpoints), len(found.checkpoints) + len(members))
-        found.checkpoints += [_checkpoint(member, own, entry.prefix or "") for member in members]
-    _make_labels_differ(found.checkpoints, made)
+        found.checkpoints += [checkpoint_of(member, own, entry.prefix or "") for member in members]
+    make_labels_differ(found.checkpoints, made)
     return found
+
+
+def own_keys(series: Series) -> dict[str, Any]:
+    """What a series says of each of its checkpoints."""
+    return series.model_dump(exclude_none=True, exclude=set(CHOOSING))
 
 
 def members_of(series: Series, folder: Path, model: str | None, notes: list[str]) -> list[Member]:
@@ -80,11 +91,7 @@ def members_of(series: Series, folder: Path, model: str | None, notes: list[str]
     if unplaced:
         shown = ", ".join(map(repr, unplaced[:LISTED]))
         notes.append(f"left out of the series, for having no number and so no place in it: {shown}; name it by itself")
-    placed = sorted((member for member in found if numbers_in(member.name)), key=lambda member: member.order)
-    if not placed:
-        pattern = series.folder or series.revisions
-        raise StudyError(f"{pattern!r}: finds no checkpoint{f' ({notes[-1]})' if notes else ''}")
-    return placed
+    return sorted((member for member in found if numbers_in(member.name)), key=lambda member: member.order)
 
 
 def chosen(members: Sequence[Member], series: Series) -> list[Member]:
@@ -133,10 +140,8 @@ def _folders(pattern: str, folder: Path, notes: list[str]) -> list[Member]:
     if len(places) > MOST:
         raise StudyError(f"{pattern!r}: finds {len(places)} files and folders, more than the {MOST} of a study")
     folders = [place.rstrip("/") for place in sorted(places) if (folder / place).is_dir()]
-    if not folders:
-        raise StudyError(f"{pattern!r}: finds no folder, looking from {folder}")
     incomplete = {place: why for place in folders if (why := why_incomplete(folder / place)) is not None}
-    if len(incomplete) == len(folders) and not glob.has_magic(pattern):
+    if incomplete and not glob.has_magic(pattern):
         raise StudyError(
             f"{pattern!r}: {incomplete[folders[0]]}; for a series write for instance {pattern}/checkpoint-*"
         )
@@ -183,7 +188,7 @@ def _member(name: str, where: dict[str, str], run: str | None = None) -> Member:
     return Member(name, where, step_in(name), tokens_in(name), run, order)
 
 
-def _checkpoint(member: Member, own: dict[str, Any], prefix: str) -> dict[str, Any]:
+def checkpoint_of(member: Member, own: dict[str, Any], prefix: str) -> dict[str, Any]:
     """The member as a study would name it; what the series says of all its members holds for it."""
     run = own.get("run", member.run)
     name = safe_name(f"{prefix}{f'{member.run}-' if member.run else ''}{member.name}")
@@ -202,7 +207,7 @@ def safe_name(text: str) -> str:
         raise StudyError(f"{text[:100]!r} cannot name a checkpoint: {error}") from None
 
 
-def _make_labels_differ(checkpoints: list[Any], made: Sequence[int]) -> None:
+def make_labels_differ(checkpoints: list[Any], made: Sequence[int]) -> None:
     """Of labels that are there twice, those that a series made give way to the name."""
     named = [entry for entry in checkpoints if isinstance(entry, dict)]
     times = Counter(str(entry.get("label") or entry.get("name")) for entry in named)
