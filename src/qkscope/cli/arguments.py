@@ -9,8 +9,10 @@ from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
+from qkscope.cli.init import add_init
 from qkscope.cli.options import add_capture_options, add_shard_options, add_trust, positive
 from qkscope.cli.predict import add_predict
+from qkscope.cli.watch import add_watch
 from qkscope.kinds import KINDS
 
 DESCRIPTION = """\
@@ -25,8 +27,10 @@ draws figures, writes cards that say what they show, and makes an interactive pa
 EPILOG = """\
 start here:
   qkscope demo                       train ten small checkpoints and analyze them: no network, three minutes
+  qkscope init FOLDER                write a study file for a folder of checkpoints, a model or a Hub repository
   qkscope inspect STUDY              check a study and see what a run would take, before anything runs
   qkscope run STUDY                  capture and analyze into results/<study>/; run it again to continue
+  qkscope watch FOLDER               follow a training: measure each checkpoint as it is saved
   qkscope status RESULTS             how far a run is, and how long it will take
   qkscope report RESULTS             draw the figures, write their cards, make the interactive page
   qkscope predict RESULTS            what RoPE alone predicts at a window or base that was not run
@@ -60,6 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         _add_analyze,
         add_predict,
         add_ablate,
+        add_init,
+        add_watch,
         _add_demo,
     ):
         add(commands)

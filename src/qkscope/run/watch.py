@@ -106,7 +106,7 @@ class Watch:
             self._write(known)
             self._made = True
         if self._how.evict is not None:
-            self._evict([each for each in found.whole if each.name in known], len(found.whole))
+            self._evict([each for each in found.whole if each.name in known], found.whole)
         return added
 
     def measured(self) -> dict[str, dict[str, Any]]:
@@ -179,9 +179,13 @@ class Watch:
                 self._events.noted(f"waiting for {name}: {why}")
         self._told = waiting
 
-    def _evict(self, done: list[Arrival], there: int) -> None:
-        """Delete what is measured, all but the newest; those that are not measured yet count among the newest."""
-        for arrival in done[: max(0, there - max(1, self._how.evict or 0))]:
+    def _evict(self, done: list[Arrival], whole: list[Arrival]) -> None:
+        """Delete what is measured, but never the newest of a run, measured or not: a training may resume from them."""
+        runs: dict[Any, list[str]] = {}
+        for each in whole:
+            runs.setdefault(each.settings.get("run"), []).append(each.name)
+        newest = {name for names in runs.values() for name in names[-max(1, self._how.evict or 1) :]}
+        for arrival in (each for each in done if each.name not in newest):
             freed = delete_checkpoint(arrival)
             if freed:
                 self._events.noted(f"deleted {arrival.place} ({freed / 1e6:,.0f} MB): its moments are safe")
