@@ -9,7 +9,9 @@ from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
+from qkscope.cli.export import add_export, add_push
 from qkscope.cli.init import add_init
+from qkscope.cli.log import add_log
 from qkscope.cli.options import add_capture_options, add_shard_options, add_trust, positive
 from qkscope.cli.predict import add_predict
 from qkscope.cli.watch import add_watch
@@ -35,6 +37,7 @@ start here:
   qkscope report RESULTS             draw the figures, write their cards, make the interactive page
   qkscope predict RESULTS            what RoPE alone predicts at a window or base that was not run
   qkscope ablate STUDY               take position away from heads and measure what the model loses
+  qkscope log, export, push          results in a tracker, as an archive, on the Hub
   qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
 
 `qkscope COMMAND --help` explains a command and shows an example.
@@ -66,6 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
         add_ablate,
         add_init,
         add_watch,
+        add_log,
+        add_export,
+        add_push,
         _add_demo,
     ):
         add(commands)

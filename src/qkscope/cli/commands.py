@@ -41,8 +41,8 @@ def run(options: argparse.Namespace) -> int:
 def tell_left_out(folder: Path) -> None:
     """Say, last of all, what the results are without."""
     from qkscope.cli.describe import left_out_lines
-    from qkscope.results.left_out import read_left_out
     from qkscope.results.folder import STUDY_YAML, results_file
+    from qkscope.results.left_out import read_left_out
     from qkscope.study.load import load_study
 
     kept = load_study(results_file(folder, STUDY_YAML)).study  # with the checkpoints that a series found

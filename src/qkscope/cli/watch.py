@@ -11,7 +11,7 @@ from qkscope.cli.options import add_trust, positive
 from qkscope.errors import InputError
 
 ABOUT = """\
-Follow a folder in which a training saves checkpoints. Each is measured once it is whole and its files have come to rest;
+Follow a folder in which a training saves checkpoints. Each is measured once it is whole and its files stay as they are;
 tables and page are kept current. Stop it at any time: it goes on where it was, also if checkpoints were deleted since.
 Only the folder is needed, so it can run on another machine than the training.
 """

@@ -113,8 +113,8 @@ def _in_folder(target: Path, home: Path) -> Found:
             return _series(target, whole, home, runs=pattern == "*/*")
     inside = sorted(path.name for path in target.iterdir())[:5]
     raise InputError(
-        f"{target}: neither a model (config.json and safetensors) nor a folder with whole checkpoints whose names have a "
-        f"number (checkpoint-100); it holds {', '.join(inside) or 'nothing'}"
+        f"{target}: neither a model (config.json and safetensors) nor a folder with whole checkpoints whose names have "
+        f"a number (checkpoint-100); it holds {', '.join(inside) or 'nothing'}"
     )
 
 
