@@ -13,7 +13,7 @@ _HOMES = {
     "analyze": "qkscope.api",
     "predict": "qkscope.api",
     "Moments": "qkscope.moments.moments",
-    "load_study": "qkscope.study.load",
+    "load_results": "qkscope.api",
     "run_study": "qkscope.run.execute",
     "QkscopeError": "qkscope.errors",
 }
@@ -24,18 +24,21 @@ __all__ = [
     "__version__",
     "analyze",
     "capture_moments",
-    "load_study",
+    "load_results",
     "predict",
+    "report",
     "run_study",
     "token_windows",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "report":
+        return import_module("qkscope.report")  # a room that can be called
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
     from qkscope.moments.windows import Window
+    from qkscope.report.loaded import StudyResults
 
 LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**24, 1024, 256  # as in a study
 
@@ -211,6 +212,13 @@ def analyze(
     heads = None if sample is None else HeadSample(_whole("sample", sample, 1), _whole("seed", seed, -(2**63)))
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
     return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
+
+
+def load_results(folder: Path | str) -> StudyResults:
+    """What a run wrote, read and checked: `.heads()`, `.table(name)`, `.figure(name)`, `.card(name)`."""
+    from qkscope.report.loaded import StudyResults
+
+    return StudyResults(folder)
 
 
 def predict(

@@ -15,7 +15,7 @@ Write what others need of a results folder: tables as parquet, the page, figures
 dataset card by which the Hub shows the tables. Moments, tokens and vectors stay here.
 """
 PUSH = """\
-Upload a results folder to the Hub: what `qkscope export` writes as a dataset, and the page as a static Space of the same
+Upload a results folder to the Hub: what `qkscope export` writes as a dataset, the page as a static Space of the same
 name. HF_TOKEN says who you are. With --dry-run nothing leaves this machine.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 from qkscope.cli.command import add_command
 
 ABOUT = """\
-Put a finished study into a tracker, beside the loss curves of its training: means over heads, by kind of layer and depth,
+Put a finished study into a tracker, beside the loss curves of its training: means over heads, by layer kind and depth,
 and the share of each category, with errors over documents, at each checkpoint's step. Keys: eval/qkscope/r_q_mean, ...
 The tracker is installed by you; W&B obeys WANDB_MODE (offline, online).
 """

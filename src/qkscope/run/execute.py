@@ -24,6 +24,7 @@ from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
 from qkscope.run.events import Events
 from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
+from qkscope.run.notebook import default_events
 from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan, with_tokens_kept
 from qkscope.run.record import keep_study
 from qkscope.run.runner import Leniency, VectorSample
@@ -82,7 +83,7 @@ def run_study(
     """Capture and analyze a whole study; returns the results folder."""
     if not isinstance(options, CaptureOptions):
         raise InputError(f"options should be CaptureOptions(...), not {type(options).__name__}")
-    reports = events or Events()
+    reports = events or default_events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     plan = plan_capture(file, folder, reports, options)
