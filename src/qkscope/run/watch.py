@@ -130,7 +130,7 @@ class Watch:
         options = replace(self._how.capture, evict=False, only=())
         try:
             plan = make_plan(file, self._events, trust_remote_code=options.trust_remote_code, results=self.out)
-            self._require_same(plan)
+            self._compare(plan)
             self._events.planned(plan)
             capture_more(plan, self.out, self._events, options)
         except (*BAD_CHECKPOINT, OSError) as error:
@@ -148,11 +148,17 @@ class Watch:
         leave_out(self.out, arrival.name, str(error))
         self._events.noted(f"{arrival.name} cannot be measured, and is left out: {error}")
 
-    def _require_same(self, plan: Plan) -> None:
-        """Refuse to put a checkpoint beside others that were measured with other documents or settings."""
+    def _compare(self, plan: Plan) -> None:
+        """Say that a checkpoint has the weights of another; refuse one measured with other documents or settings."""
+        planned = plan.checkpoints[0]
         for name in self.measured():
             record = CheckpointRecord.read(read_provenance(moments_path(self.out, name)))
-            changes = differences(record.settings or {}, plan.checkpoints[0].settings())
+            stored, now = record.settings or {}, planned.settings()
+            if name != planned.checkpoint.name and stored.get("model") == now["model"]:
+                self._events.noted(
+                    f"{planned.checkpoint.name} has the same weights as {name}: their rows will be identical"
+                )
+            changes = differences(stored, now)
             told = [words for key, words in changes.items() if key not in ("model", *ROUNDING)]
             if told:
                 raise InputError(

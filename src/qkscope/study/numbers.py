@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -41,11 +40,13 @@ def tokens_in(name: str) -> int | float | None:
 
 def short(amount: float) -> str:
     """A number as short as it can be said exactly: 40K, 4.72M, 1234."""
+    number = whole(amount)
     for suffix in ("t", "b", "m", "k"):
-        scaled = amount / SCALES[suffix]
-        if scaled >= 1 and math.isclose(round(scaled, 2), scaled, rel_tol=1e-12):
-            return f"{round(scaled, 2):g}{suffix.upper()}"
-    return f"{whole(amount)}"
+        hundredths, rest = divmod(number * 100, SCALES[suffix]) if isinstance(number, int) else (0, 1)
+        if number >= SCALES[suffix] and not rest and (hundredths < 100_000 or suffix == "t"):
+            ones, parts = divmod(hundredths, 100)
+            return f"{ones}{f'.{parts:02d}'.rstrip('0') if parts else ''}{suffix.upper()}"
+    return str(number)
 
 
 def whole(number: float) -> int | float:

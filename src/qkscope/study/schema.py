@@ -63,6 +63,7 @@ class Series(_Strict):
 
     folder: Place | None = None  # a glob, relative to the study file
     revisions: Place | None = None  # a pattern over the branches of `model`
+    exclude: list[Place] | None = None  # patterns of names that are not taken
     every: Positive | None = None  # each of these four chooses; what any of them chooses is in
     first: Positive | None = None
     last: Positive | None = None

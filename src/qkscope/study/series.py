@@ -26,7 +26,16 @@ from qkscope.study.schema import Series
 
 MOST = 10_000  # checkpoints of a series
 LISTED = 3  # of many that are left out
-CHOOSING = ("folder", "revisions", "every", "first", "last", "log", "prefix")  # what is not a checkpoint's own key
+CHOOSING = (
+    "folder",
+    "revisions",
+    "exclude",
+    "every",
+    "first",
+    "last",
+    "log",
+    "prefix",
+)  # what is not a checkpoint's own key
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,8 @@ def members_of(series: Series, folder: Path, model: str | None, notes: list[str]
         found = _branches(series.revisions, series.model or model, folder)
     else:
         found = _folders(series.folder or "", folder, notes)
+    unwanted = series.exclude or []
+    found = [member for member in found if not any(fnmatch.fnmatchcase(member.name, each) for each in unwanted)]
     unplaced = [member.name for member in found if not numbers_in(member.name)]
     if unplaced:
         shown = ", ".join(map(repr, unplaced[:LISTED]))
