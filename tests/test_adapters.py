@@ -159,7 +159,7 @@ def test_an_adapter_of_another_model_is_refused_when_it_is_loaded(checkpoints, a
     other = {name.replace("layers.0.", "layers.9."): value for name, value in parts.items()}
     save_file(other, folder / "adapter_model.safetensors", {"format": "pt"})
     source = find_source(str(folder), None, tmp_path)
-    with pytest.raises(ModelError, match="has no place for '.*layers.9"):
+    with pytest.raises(ModelError, match=r"has no place for '.*layers\.9"):
         load_backbone(source, load_config(source), device="cpu")
 
 
