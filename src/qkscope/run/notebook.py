@@ -76,7 +76,7 @@ class NotebookEvents(Events):
         self._next = time.monotonic() + EVERY
         shown = {"text/plain": "\n".join([*self._notes[-MOST_NOTES:], line])}
         if self._handle is None:
-            from IPython.display import display  # type: ignore[import-not-found]
+            from IPython.display import display
 
             self._handle = display(shown, raw=True, display_id=True)
         else:
