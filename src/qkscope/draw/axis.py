@@ -89,6 +89,15 @@ class NumberAxis:
             axes.set_xlabel(f"{self.title} (log)" if self.log else self.title)
 
 
+def number_ticks(axes: Axes, *, log: bool) -> None:
+    """Short round numbers on an x axis of steps that already are where they belong."""
+    if log:
+        axes.set_xscale("symlog" if axes.get_xlim()[0] <= 0 else "log")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=MOST_TICKS // 2, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(lambda value, _: short(value) if value >= 0 else "")
+
+
 def _powers(numbers: Sequence[float]) -> list[float]:
     """Powers of ten within the numbers; with 2, 3 and 5 between them where there are few."""
     low, high = math.floor(math.log10(numbers[0])), math.ceil(math.log10(numbers[-1]))

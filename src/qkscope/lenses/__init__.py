@@ -16,6 +16,7 @@ from qkscope.lenses import (
     profile,
     rope,
     rotation,
+    runs,
     score,
     taxonomy,
     windows,
@@ -38,6 +39,7 @@ ROOMS = (
     norms,
     null,
     ablation,
+    runs,
 )
 
 for room in ROOMS:

@@ -165,7 +165,8 @@ class Plan:
     @property
     def kind(self) -> Kind:
         """What the checkpoints are to each other: what the study says, else what their architectures tell."""
-        return self.study.kind or kind_of([each.architecture for each in self.checkpoints])
+        runs = [each.checkpoint.run for each in self.checkpoints]
+        return self.study.kind or kind_of([each.architecture for each in self.checkpoints], runs)
 
     def how_read(self) -> str:
         """How the study's entries are read, in a sentence."""
