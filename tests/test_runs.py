@@ -41,7 +41,7 @@ def test_means_by_run_and_spread_between_runs(seeds):
     assert list(zip(table["run"], table["step"], strict=True)) == list(RUNS.values())
     np.testing.assert_allclose(table["r_q"], [0.1, 0.6, 0.2, 0.7, 0.3], atol=1e-12)
     np.testing.assert_allclose(table["r_q_std"], np.sqrt((2 * 0.03**2 + 2 * 0.01**2) / 3), atol=1e-12)
-    assert across[["step", "runs"]].values.tolist() == [[10, 3], [100, 2]]
+    assert across[["step", "runs"]].to_numpy().tolist() == [[10, 3], [100, 2]]
     np.testing.assert_allclose(across["r_q"], [0.2, 0.65], atol=1e-12)
     np.testing.assert_allclose(across["r_q_between"], [0.1, np.sqrt(0.005)], atol=1e-12)
 

@@ -101,7 +101,7 @@ def number_ticks(axes: Axes, *, log: bool) -> None:
 def _powers(numbers: Sequence[float]) -> list[float]:
     """Powers of ten within the numbers; with 2, 3 and 5 between them where there are few."""
     low, high = math.floor(math.log10(numbers[0])), math.ceil(math.log10(numbers[-1]))
-    factors = (1,) if high - low > 3 else (1, 2, 3, 5)
+    factors = (1,) if high - low > 1 else (1, 2, 3, 5)
     every = math.ceil((high - low + 1) / MOST_TICKS)
     found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
     return [number for number in found if numbers[0] <= number <= numbers[-1]]
