@@ -29,6 +29,7 @@ from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
 from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
 from qkscope.results.read import Entries, one_line, phase_segments
+from qkscope.stats.jackknife import ERRORS
 
 OUTLINE = "#c026d3"  # what differs; used for nothing else
 REFERENCE_INK = "#111827"
@@ -81,7 +82,8 @@ def draw_published_comparison(
             panels = [axes[f"{what} {part}"] for part in ("value", "reference", "difference")]
             _draw_heatmaps(panels, study, table, label, colours, run)
         _draw_categories(axes["taxonomy"], study, cells[cells["what"] == "taxonomy"], run)
-        style.header_legend(figure, _published_key(run), 4)
+        key = _published_key(run, errors=bool(cells["error"].notna().any()))
+        style.header_legend(figure, key, len(key))
         return style.finish(figure)
 
 
@@ -126,9 +128,13 @@ def _rows(cells: pd.DataFrame, what: str, cell: str, study: Entries) -> pd.DataF
     return chosen.reindex(list(study.names))
 
 
-def _published_key(run: str) -> list[Artist]:
+def _published_key(run: str, errors: bool) -> list[Artist]:
+    bars = Line2D(
+        [], [], color=style.BLUE, marker="|", markersize=9, linestyle="none", label="two errors over documents"
+    )
     return [
         Line2D([], [], color=style.BLUE, marker="o", markersize=5, label=run),
+        *([bars] if errors else []),
         Line2D([], [], color=REFERENCE_INK, linestyle=(0, (3, 2)), marker="_", markersize=7, label="published"),
         Patch(facecolor=style.FAINT, label="tolerance"),
         Patch(facecolor="none", edgecolor=OUTLINE, linewidth=1.8, label="differs"),
@@ -144,6 +150,9 @@ def _draw_curve(axes: Axes, study: Entries, rows: pd.DataFrame, label: str, colo
         gid="reference",
     )  # fmt: skip
     axes.plot(x, rows["value"], color=colour, marker=marker, markersize=4.5, linewidth=1.5, zorder=3, gid="value")
+    if rows["error"].notna().any():
+        reach = ERRORS * rows["error"].to_numpy(dtype=float)
+        axes.errorbar(x, rows["value"], reach, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.0, gid="error")
     off = (rows["verdict"] == DIFFERS).to_numpy()
     axes.scatter(
         x[off], rows["value"].to_numpy()[off], s=110, facecolor="none", edgecolor=OUTLINE, linewidth=1.8, zorder=5,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from qkscope.compare import rotation, tolerance
@@ -25,8 +26,9 @@ from qkscope.results.schema import depth_of_layers
 
 REPRODUCED, DIFFERS, MISSING = "reproduced", "differs", "missing"
 COLUMNS = ("what", "model", "cell", "value", "reference", "difference", "tolerance", "verdict")
-# Of a head, where two runs are compared: the standard error of the difference, whether its sign is not known and the
-# reference was turned round, and whether its component is unstable.
+# The standard error over documents: of the difference between two runs of a head, or of the run's own number where it
+# is compared with a publication, which gives none. Of a head, also whether its sign is not known and the reference was
+# turned round, and whether its component is unstable.
 ABOUT_HEADS = ("error", "sign_unknown", "unstable")
 
 MEASURES = ("r_q", "r_k", "explained_variance")
@@ -84,9 +86,10 @@ def compare_with_published(
     reference: PublishedReference,
     given: float | None = None,
     rotated: pd.DataFrame | None = None,
+    draws: Sequence[pd.DataFrame] = (),
 ) -> PublishedComparison:
     """Compare a PC0 table (its checkpoints are `names`) with a published study; `rotated` are the same heads' rows of
-    `rotated.csv`, where there are any.
+    `rotated.csv`, where there are any, and `draws` the same heads as other documents would have given them.
 
     `given` replaces every tolerance: an absolute difference of correlations and shares of variance, a share of the
     heads for numbers of heads, a share of the number itself for slopes and means. Raises InputError when no published
@@ -100,6 +103,8 @@ def compare_with_published(
     if not cells["on_both"].any():
         raise InputError(_nothing_published(names, reference, coverage))
     cells["tolerance"] = _tolerances(cells, kept, sample, reference, given, rotated)
+    drawn = [_aggregates(_in_sample(draw, sample, reference), models, reference, sample, None) for draw in draws]
+    cells["error"] = _errors(cells, drawn)
     return PublishedComparison(
         cells=judge(cells),
         coverage=coverage,
@@ -164,6 +169,15 @@ def _aggregates(
         cells["value"] = cells["value"].where(np.array(measured, dtype=bool))
         parts.append(cells.assign(what=what))
     return pd.concat(parts, ignore_index=True)
+
+
+def _errors(cells: pd.DataFrame, drawn: Sequence[pd.DataFrame]) -> npt.NDArray[np.float64]:
+    """How far the run's own numbers would move with other documents: the spread of draws; NaN without any."""
+    if not drawn:
+        return np.full(len(cells), np.nan)
+    key = ["what", "model", "cell"]
+    values = [cells[key].merge(part, on=key, how="left", validate="one_to_one")["value"] for part in drawn]
+    return np.asarray(np.stack([part.to_numpy(dtype=float) for part in values]).std(axis=0))
 
 
 def _long(table: pd.DataFrame, columns: Sequence[str], name: str) -> pd.DataFrame:

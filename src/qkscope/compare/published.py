@@ -216,5 +216,6 @@ def _published_tolerance(facts: PublishedFacts) -> str:
         f"{100 * tolerances.CHANCE:g}%. Heads of a layer share their tokens and are taken to err together; for "
         "categories, only heads of this run that lie near a threshold can move. Means along the drift axis were read "
         "to the digits that their text has; the noise of slopes follows from r, that of mean queries from their "
-        "spread. Other documents, another precision or another window are not part of it."
+        "spread. Other documents, another precision or another window are not part of it. How far other documents "
+        "would move this run's own numbers is the column `error`; the bars of the picture are two of these."
     )

@@ -11,7 +11,8 @@ import pandas as pd
 
 from qkscope.compare import tolerance
 from qkscope.compare.references import ROTATION, PublishedReference
-from qkscope.lenses.rotation.table import FILE, TABLE
+from qkscope.lenses.base import HeadTable
+from qkscope.lenses.rotation.table import TABLE
 from qkscope.results.read import Results, read_head_table
 
 WORDS = {
@@ -29,7 +30,12 @@ _HEAD = ["model", "layer", "head"]
 
 def rotated_heads(results: Results) -> pd.DataFrame | None:
     """The heads' own rows of `rotated.csv` at each checkpoint's own context; None where there is no such table."""
-    table = read_head_table(results, FILE, TABLE.names, TABLE.key)
+    return rows_at_own_window(results, TABLE)
+
+
+def rows_at_own_window(results: Results, of: HeadTable) -> pd.DataFrame | None:
+    """A head table's rows at each checkpoint's own context; None where results have no such table."""
+    table = read_head_table(results, of.file, of.names, of.key)
     if table is None:
         return None
     windows = results.heads.groupby("model")["window"].max()

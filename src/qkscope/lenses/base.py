@@ -41,6 +41,7 @@ class Column:
     unit: str = ""  # for axes: tokens, per token; empty for a pure number
     limits: tuple[float, float] | None = None  # what the number cannot exceed, for instance (-1, 1)
     error: Scale | None = "plain"  # on which scale its error over documents is found; None: it has none, as counts
+    bias: bool = False  # whether few documents shift it by as much as its error: the error then takes that in
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,11 @@ def with_errors(table: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[An
     found, replicates = own_columns(table, sums), replicated_columns(table, sums)
     for column in table.columns:
         if column.error is not None:
-            none = np.full(found[column.name].shape, np.nan)
+            whole, sizes = found[column.name], sums.replication.sizes
             found[error_name(column.name)] = (
-                jackknife_error(found[column.name], replicates[column.name], sums.replication.sizes, column.error)
+                jackknife_error(whole, replicates[column.name], sizes, column.error, column.bias)
                 if replicates
-                else none
+                else np.full(whole.shape, np.nan)
             )
     if table.judge is not None:
         found.update(table.judge(Judged(found, replicates, sums)))

@@ -293,6 +293,11 @@ class Moments:
             counts[layer] += live.tokens
         return counts
 
+    @property
+    def live_memory(self) -> int:
+        """Bytes of the sums that batches are being added to, on all devices."""
+        return sum(live.state.memory for live in self._live.values())
+
     def require_complete(self) -> int:
         """The tokens per layer, after checking that all layers saw the same ones (a sample draws per layer)."""
         self._require_whole()

@@ -30,7 +30,7 @@ _WORDS = {
 }
 COLUMNS = (
     *(
-        Column(f"{measure}_{name[0]}", words.format(name), "", SHARE)
+        Column(f"{measure}_{name[0]}", words.format(name), "", SHARE, bias=True)
         for measure, words in _WORDS.items()
         for name in ("queries", "keys")
     ),
