@@ -1,5 +1,8 @@
 """An axis of steps or tokens: entries stand where their numbers are, in every figure."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -7,8 +10,11 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.axis import NumberAxis
+from qkscope.lenses.at_window import build_tables
 from qkscope.results.entries import Entries, Entry
 from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.read import load_results
+from reports import FIGURES, drawing
 
 
 def entries(numbers, axis="step", scale="linear", **more):
@@ -76,3 +82,20 @@ def test_without_rising_numbers_entries_stand_one_beside_the_other(study):
     axes, pixels = drawn(study)
     assert {tick.get_text() for tick in axes.get_xticklabels()} <= {"c0", "c1"}
     assert len({round(gap) for gap in np.diff(pixels)}) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_every_figure_of_a_study_can_have_it(published_folder, tmp_path, scale):
+    shutil.copytree(published_folder, tmp_path, dirs_exist_ok=True)
+    told = json.loads((tmp_path / "provenance.json").read_text())
+    for number, checkpoint in enumerate(told["checkpoints"]):
+        checkpoint["step"] = 1000 * 2**number
+    told["study"] = {**(told.get("study") or {}), "axis": "step", "axis_scale": scale}
+    (tmp_path / "provenance.json").write_text(json.dumps(told))
+    tables = build_tables(load_results(tmp_path))
+    named = []
+    for name in FIGURES:
+        figure = drawing(tables, name)
+        named += [] if figure is None else [axes.get_xlabel() for axes in figure.axes]
+    assert len([text for text in named if text.startswith("training step")]) >= 4

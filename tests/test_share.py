@@ -255,7 +255,9 @@ class Receiving(BaseHTTPRequestHandler):
                 self.commits.setdefault(kind, {})[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 self.commits.setdefault(kind, {})[value["path"]] = self.stored[value["oid"]]
-        self._answer({"commitUrl": f"{self.address}/commit/1", "commitOid": "1" * 40, "success": True})
+        self._answer(
+            {"commitUrl": f"{self.address}/{kind}/org/heads/commit/{'1' * 40}", "commitOid": "1" * 40, "success": True}
+        )
 
     def _answer(self, content, status=200):
         data = json.dumps(content).encode()

@@ -54,13 +54,15 @@ class NumberAxis:
         """Where index i of an entry, or something between two, stands; beyond the ends it goes on evenly."""
         at, last = np.asarray(index, dtype=np.float64), len(self.numbers) - 1
         beyond = np.maximum(at - last, 0.0) + np.minimum(at, 0.0)
-        return np.interp(at, np.arange(last + 1), self.places) + beyond * self._even
+        inside: npt.NDArray[np.float64] = np.interp(at, np.arange(last + 1), self.places)
+        return inside + beyond * self._even
 
     def index_of(self, place: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The other way round."""
         at, last = np.asarray(place, dtype=np.float64), len(self.numbers) - 1
         beyond = np.maximum(at - self.places[-1], 0.0) + np.minimum(at - self.places[0], 0.0)
-        return np.interp(at, self.places, np.arange(last + 1)) + beyond / self._even
+        inside: npt.NDArray[np.float64] = np.interp(at, self.places, np.arange(last + 1))
+        return inside + beyond / self._even
 
     @property
     def _even(self) -> float:

@@ -32,7 +32,6 @@ from qkscope.results.read import Results, load_results
 from qkscope.share.card import Shared, dataset_card
 
 LARGEST = 16 * 2**30  # bytes of a table
-WORDS = ("rotary", "attention", "errors", "table", "column", "category", "layer_kind", "label", "phase", "windows")
 WHOLE_FILES = (PROVENANCE_JSON, STUDY_YAML, ABLATION_JSON, REPORT_HTML)
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: the same results give the same bytes
 
@@ -97,7 +96,7 @@ def parquet(path: Path) -> bytes:
 
     with path.open("rb") as file:
         header = file.readline().decode("utf-8").rstrip("\r\n").split(",")
-    texts = {name: pa.string() for name in header if name in WORDS or name.endswith(("model", "label", "phase"))}
+    texts = {name: pa.string() for name in header if name.endswith(("model", "label"))}  # others show what they are
     convert = csv.ConvertOptions(
         column_types=texts, null_values=["", "nan", "NaN"], strings_can_be_null=False, check_utf8=True
     )

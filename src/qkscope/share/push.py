@@ -78,7 +78,9 @@ def _tell_files(place: Path, name: str, told: Callable[[str], None]) -> None:
 def _upload(place: Path, settings: PushSettings, kind: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
 
+    disable_progress_bars()  # every file has been told already
     api: Any = HfApi()
     more = {"space_sdk": "static"} if kind == "space" else {}
     try:
