@@ -62,7 +62,8 @@ class NumberAxis:
         at, last = np.asarray(place, dtype=np.float64), len(self.numbers) - 1
         beyond = np.maximum(at - self.places[-1], 0.0) + np.minimum(at - self.places[0], 0.0)
         inside: npt.NDArray[np.float64] = np.interp(at, self.places, np.arange(last + 1))
-        return inside + beyond / self._even
+        found: npt.NDArray[np.float64] = inside + beyond / self._even
+        return found
 
     @property
     def _even(self) -> float:

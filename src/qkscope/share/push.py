@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,9 @@ def _tell_files(place: Path, name: str, told: Callable[[str], None]) -> None:
 def _upload(place: Path, settings: PushSettings, kind: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
-    from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()  # every file has been told already
+    bars: Any = import_module("huggingface_hub.utils")
+    bars.disable_progress_bars()  # every file has been told already
     api: Any = HfApi()
     more = {"space_sdk": "static"} if kind == "space" else {}
     try:
