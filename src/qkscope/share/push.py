@@ -85,7 +85,7 @@ def _upload(place: Path, settings: PushSettings, kind: str) -> str:
     api: Any = HfApi()
     more = {"space_sdk": "static"} if kind == "space" else {}
     try:
-        made = api.create_repo(settings.repo, repo_type=kind, private=settings.private, exist_ok=True, **more)
+        made = api.create_repo(settings.repo, repo_type=kind, private=settings.private or None, exist_ok=True, **more)
         api.upload_folder(
             repo_id=settings.repo, repo_type=kind, folder_path=str(place), commit_message=settings.message
         )
