@@ -12,6 +12,7 @@ _HOMES = {
     "token_windows": "qkscope.api",
     "analyze": "qkscope.api",
     "predict": "qkscope.api",
+    "ablate_heads": "qkscope.api",
     "Moments": "qkscope.moments.moments",
     "load_results": "qkscope.api",
     "run_study": "qkscope.run.execute",
@@ -22,11 +23,11 @@ __all__ = [
     "Moments",
     "QkscopeError",
     "__version__",
+    "ablate_heads",
     "analyze",
     "capture_moments",
     "load_results",
     "predict",
-    "report",
     "run_study",
     "token_windows",
 ]
@@ -35,8 +36,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "report":
-        return import_module("qkscope.report")  # a room that can be called
+    if name in ("report", "train"):  # rooms: the first can be called, the second has the callbacks
+        return import_module(f"qkscope.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

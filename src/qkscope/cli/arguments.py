@@ -12,7 +12,7 @@ from qkscope.cli.estimate import add_cluster_options
 from qkscope.cli.export import add_export, add_push
 from qkscope.cli.init import add_init
 from qkscope.cli.log import add_log
-from qkscope.cli.options import add_capture_options, add_shard_options, add_trust, positive
+from qkscope.cli.options import add_capture_options, add_engine_options, add_shard_options, add_trust, positive
 from qkscope.cli.predict import add_predict
 from qkscope.cli.watch import add_watch
 from qkscope.kinds import KINDS
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_capture,
         _add_analyze,
         add_predict,
-        add_ablate,
+        _add_ablate,
         add_init,
         add_watch,
         add_log,
@@ -94,6 +94,10 @@ def _add_run(commands: Any) -> None:
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
     add_capture_options(parser)
+
+
+def _add_ablate(commands: Any) -> None:
+    add_ablate(commands, add_engine_options)
 
 
 def _add_status(commands: Any) -> None:

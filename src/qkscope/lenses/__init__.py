@@ -5,6 +5,7 @@ A new analysis is a folder here and a line below.
 
 from qkscope.lenses import (
     ablation,
+    claims,
     concordance,
     depth,
     layer_kinds,
@@ -40,6 +41,7 @@ ROOMS = (
     null,
     ablation,
     runs,
+    claims,
 )
 
 for room in ROOMS:
