@@ -82,10 +82,11 @@ class Truth:
     r_q: Array
     r_k: Array
     explained_variance: Array
+    measures: dict[str, Array]  # decode, share and shape of queries
 
 
-def truth(checkpoint: str = "before", window: int = CONTEXT) -> Truth:
-    """From the definition: the moments of a token that is drawn from all tokens of the window."""
+def truth(checkpoint: str = "before", window: int = CONTEXT, edges: tuple[int, ...] = (0, CONTEXT)) -> Truth:
+    """From the definition: the moments of a token that is drawn from all tokens of the window, in these buckets."""
     weights = (np.arange(CONTEXT // 2, CONTEXT + 1)[:, None] > np.arange(CONTEXT)).mean(axis=0)[:window]
     weights = weights / weights.sum()
     time = _time()[:window]
@@ -98,4 +99,20 @@ def truth(checkpoint: str = "before", window: int = CONTEXT) -> Truth:
     apart = (slopes[0] - slopes[1]) ** 2 * mean**2 / 4  # between the mean query and the mean key
     leading = (spread[0] + spread[1]) / 2 + apart
     assert (leading > noise[1]).all(), "component 0 is not the coordinate that drifts"
-    return Truth(r[0], r[1], leading / (leading + noise[1:].sum()))
+    total = spread[0] + noise[1:].sum()
+    found = {
+        "decode": r[0] ** 2,  # coordinates are independent, and one of them drifts
+        "share": slopes[0] ** 2 * variance / total,
+        "shape": slopes[0] ** 2 * _between(weights, time, edges) / total,
+    }
+    return Truth(r[0], r[1], leading / (leading + noise[1:].sum()), found)
+
+
+def _between(weights: Array, time: Array, edges: tuple[int, ...]) -> float:
+    """The variance of time that lies between the means of buckets."""
+    bucket = np.searchsorted(edges, np.arange(len(time)), side="right")
+    within = sum(
+        float((weights[here] * (time[here] - np.average(time[here], weights=weights[here])) ** 2).sum())
+        for here in (bucket == b for b in np.unique(bucket))
+    )
+    return float((weights * (time - (weights * time).sum()) ** 2).sum()) - within

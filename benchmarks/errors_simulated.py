@@ -7,6 +7,7 @@ run that was stopped goes on where it was.
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,11 +32,12 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.categories import MIXED, POSITION_DOMINATED
 from qkscope.lenses.concordance.table import with_concordance
 from qkscope.lenses.draws import drawn_heads
+from qkscope.lenses.measures import table as measures
 from qkscope.lenses.position import table as position
 from qkscope.lenses.position.changes import head_changes
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.taxonomy.table import with_category
-from qkscope.moments.layout import capture_layout
+from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import interval
 from qkscope.stats.noise import HeadPanel
@@ -43,7 +45,7 @@ from qkscope.stats.noise import HeadPanel
 DOCUMENTS, GROUPS = 32, 8
 BLOCK = 50  # samples that are kept together
 SEED = 20_000
-TABLES = (position.OWN, position.COMMON, position.DOUBLINGS, position.REPLICATES)
+TABLES = (position.OWN, position.COMMON, position.DOUBLINGS, position.REPLICATES, measures.TABLE)
 BEFORE, AFTER = CHECKPOINTS
 CHOSEN = {"strong": STRONG, "weak": WEAK, "zero": ZERO}
 MEANS = {
@@ -57,6 +59,7 @@ MEANS = {
 # for all numbers of documents, and samples are compared with their own mean.
 MOVING = ("fraction discordant", "change of fraction discordant")
 EACH = "r_q of each head"  # all heads in one row
+MEASURES = ("decode", "share", "shape")
 WINDOWS = {CONTEXT: "", COMMON: ", common window", SHORT: ", other window (covariances fixed)"}
 Number = tuple[float, float]  # its value and its error, correlations on Fisher's scale
 
@@ -64,11 +67,15 @@ Number = tuple[float, float]  # its value and its error, correlations on Fisher'
 # --- one sample --------------------------------------------------------------------------------------
 
 
+def layout(groups: int = GROUPS) -> Layout:
+    """The buckets and groups of a sample."""
+    return capture_layout(CONTEXT, buckets=4, groups=groups, common=COMMON)
+
+
 def tables(parts: Iterable[Documents], groups: int = GROUPS) -> dict[str, pd.DataFrame]:
     """The head tables of both checkpoints, by file name."""
     facts = LayerFacts(layer=0, q_heads=HEADS, kv_heads=KEY_HEADS, head_dim=WIDTH)
-    layout = capture_layout(CONTEXT, buckets=4, groups=groups, common=COMMON)
-    both = {name: Moments(layout, [facts], way="device") for name in CHECKPOINTS}
+    both = {name: Moments(layout(groups), [facts], way="device") for name in CHECKPOINTS}
     for documents in parts:
         of_rows = [i % groups for i in range(len(documents.positions))]
         for name, moments in both.items():
@@ -102,6 +109,10 @@ def numbers(found: dict[str, pd.DataFrame]) -> dict[str, Number]:
         made |= {f"{EACH}{words} {head}": (z[0][head], z[1][head]) for head in range(HEADS)}
     strong = heads.iloc[STRONG]
     made["explained variance"] = (strong["explained_variance"], strong["explained_variance_se"])
+    apart = found[measures.FILE].query(f"model == '{BEFORE}' and window == {CONTEXT}")
+    for measure, (name, head) in product(MEASURES, CHOSEN.items()):
+        one = apart.iloc[head]
+        made[f"{measure} of queries, {name}"] = (one[f"{measure}_q"], one[f"{measure}_q_se"])
     made |= {words: (panel.mean(name, BEFORE), panel.error(name, BEFORE)) for words, name in MEANS.items()}
     made |= _changes(panel, heads, replicates)
     return made
@@ -121,7 +132,8 @@ def _changes(panel: HeadPanel, heads: pd.DataFrame, replicates: pd.DataFrame) ->
 
 def truth() -> dict[str, float]:
     """The same numbers of the population."""
-    parts = {(name, window): population.truth(name, window) for name in CHECKPOINTS for window in WINDOWS}
+    edges = layout().edges
+    parts = {(name, window): population.truth(name, window, edges) for name in CHECKPOINTS for window in WINDOWS}
     heads = {
         name: derived(_heads(name, parts[name, CONTEXT].r_q, parts[name, CONTEXT].r_k)).mean(numeric_only=True)
         for name in CHECKPOINTS
@@ -132,6 +144,8 @@ def truth() -> dict[str, float]:
         z = np.arctanh(parts[BEFORE, window].r_q)
         found |= {f"r_q, {name}{words}": z[head] for name, head in CHOSEN.items()}
         found |= {f"{EACH}{words} {head}": z[head] for head in range(HEADS)}
+    for measure, (name, head) in product(MEASURES, CHOSEN.items()):
+        found[f"{measure} of queries, {name}"] = float(parts[BEFORE, CONTEXT].measures[measure][head])
     found |= {f"change of r_q, {name}": step[head] for name, head in CHOSEN.items()}
     found |= {words: heads[BEFORE][name] for words, name in MEANS.items()}
     found |= {f"change of {words}": heads[AFTER][name] - heads[BEFORE][name] for words, name in MEANS.items()}
@@ -187,6 +201,11 @@ def many_samples(count: int, processes: int = 1, folder: Path | None = None) -> 
     return pd.concat(made)
 
 
+def takes_in_bias(name: str) -> bool:
+    """Whether a number's error is about its distance from the truth, bias and all."""
+    return name.startswith(MEASURES)
+
+
 def coverage(samples: pd.DataFrame, true: dict[str, float]) -> pd.DataFrame:
     """For each number: its truth, bias and spread of its estimates, the errors they claim, how often intervals hold."""
     values, errors = (samples.xs(part, axis=1, level=1) for part in PARTS)
@@ -199,11 +218,11 @@ def coverage(samples: pd.DataFrame, true: dict[str, float]) -> pd.DataFrame:
     for name in values.columns:
         if name.startswith(EACH):
             continue
-        folded = ", zero" in name and not name.startswith("change")  # a measured r_q is never much below 0
+        folded = name.startswith("r_q, zero")  # a measured r_q is never much below 0
         rows[name] = {
             "truth": true[name],
             "bias": np.nan if folded else aside[name].mean(),
-            "spread": np.sqrt((aside[name] ** 2).mean()) if folded else aside[name].std(ddof=1),
+            "spread": np.sqrt((aside[name] ** 2).mean()) if folded or takes_in_bias(name) else aside[name].std(ddof=1),
             "error": np.sqrt((errors[name] ** 2).mean()),
             "covered": inside[name].mean(),
         }

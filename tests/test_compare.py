@@ -16,6 +16,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
+from matplotlib.container import ErrorbarContainer
 
 from published_table import HEADS_PER_BIN, NASTY, PUBLISHED, provenance, published_heads, read
 from qkscope.compare import figure as pictures
@@ -27,6 +28,7 @@ from qkscope.compare.two_runs import STRICT, category_moves, compare_heads
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
 from qkscope.lenses.depth.table import depth_bins
+from qkscope.lenses.taxonomy.table import category_counts, with_category
 from qkscope.results.read import Entries, Entry
 from qkscope.stats.jackknife import false_discoveries
 
@@ -37,6 +39,11 @@ MODELS = list(REFERENCE.names)
 
 def judged(heads, allowed=None):
     return compare_with_published(heads, list(dict.fromkeys(heads["model"])), REFERENCE, allowed)
+
+
+def shifted(heads, by):
+    """Four draws of the heads, two up and two down by so much."""
+    return [heads.assign(r_q=heads["r_q"] + sign * by) for sign in (1, 1, -1, -1)]
 
 
 def not_reproduced(found):
@@ -162,7 +169,7 @@ def test_a_repetition_with_sampling_noise_is_reproduced_and_a_small_shift_is_not
 def test_the_published_table_is_reproduced():
     found = judged(published_heads())
     assert found.reproduced
-    assert tuple(found.cells.columns) == COLUMNS
+    assert tuple(found.cells.columns) == (*COLUMNS, "error")
     assert found.cells["what"].value_counts().to_dict() == {
         "heatmap_rq": 100, "heatmap_rk": 100, "taxonomy": 60, "trajectory": 30,
     }  # fmt: skip
@@ -630,10 +637,26 @@ def published_study():
     return Entries("SmolLM3-3B", tuple(Entry(c.name, c.label, c.phase, c.context) for c in REFERENCE.checkpoints), ())
 
 
+def test_the_runs_own_numbers_have_errors_where_there_are_draws():
+    heads, names = published_heads(), list(MODELS)
+    found = compare_with_published(heads, names, REFERENCE, None, None, shifted(heads, 0.02)).cells
+    of_r_q = (found["cell"] == "r_q") | (found["what"] == "heatmap_rq")
+    np.testing.assert_allclose(found.loc[of_r_q, "error"], 0.02)
+    others = found["cell"].isin(["r_k", "explained_variance"]) | (found["what"] == "heatmap_rk")
+    np.testing.assert_allclose(found.loc[others, "error"], 0.0, atol=1e-12)
+    counts = found[(found["what"] == "taxonomy") & (found["model"] == MODELS[0])].set_index("cell")
+    up, down = (category_counts(with_category(draw), names) for draw in shifted(heads, 0.02)[1:3])
+    for category, row in counts.iterrows():
+        both = [float(table.set_index("model").loc[MODELS[0], category]) for table in (up, down)]
+        assert row["error"] == pytest.approx(abs(both[0] - both[1]) / 2), category
+    assert judged(heads).cells["error"].isna().all()
+
+
 @pytest.mark.slow
 def test_the_published_picture_carries_the_values():
     table = moved(MODELS[3], 0, "r_q", -0.1)
-    found = judged(table[table["model"] != MODELS[9]])
+    table = table[table["model"] != MODELS[9]]
+    found = compare_with_published(table, MODELS[:9], REFERENCE, None, None, shifted(table, 0.02))
     figure = draw_published_comparison(published_study(), found, "Compared", "note")
     cells = found.cells.set_index(["what", "cell", "model"]).sort_index()
     panels = dict(zip(("r_q", "r_k", "explained_variance"), figure.axes[:3], strict=True))
@@ -646,6 +669,9 @@ def test_the_published_picture_carries_the_values():
         vertices = band.get_paths()[0].vertices
         assert vertices[:, 1].max() == pytest.approx((rows["reference"] + rows["tolerance"]).max())
         assert vertices[:, 1].min() == pytest.approx((rows["reference"] - rows["tolerance"]).min())
+    bars = [c for c in panels["r_q"].containers if isinstance(c, ErrorbarContainer)]
+    heights = [np.ptp(segment[:, 1]) for segment in bars[0].lines[2][0].get_segments() if len(segment)]
+    np.testing.assert_allclose([height for height in heights if np.isfinite(height)], 4 * 0.02)  # two errors each way
     (rings,) = by_gid(panels["r_q"].collections, "differs")
     assert rings.get_offsets().tolist() == pytest.approx(
         np.array([[3, cells.loc["trajectory", "r_q", MODELS[3]]["value"]]])

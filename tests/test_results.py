@@ -13,6 +13,7 @@ from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
 from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.report.write import write_report
+from qkscope.results import read
 from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
 
 MINIMAL = "model,layer,head,pc,explained_variance,r_q,r_k\n"
@@ -96,6 +97,27 @@ def test_bad_tables_are_refused_with_the_place(tmp_path, text, words):
         load_results(folder_with(tmp_path, text))
     assert "qk.csv" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_of_a_very_large_table_component_0_is_kept_and_lines_are_counted_through(tmp_path, monkeypatch):
+    rows = [f"m{m},{layer},{head},{pc},0.5,0.{head}{pc},-0.{pc}{head}" for m in "ab" for layer in range(2)
+            for head in range(3) for pc in range(4)]  # fmt: skip
+    lines = ["model,layer,head,pc,explained_variance,r_q,r_k", *rows]
+    (tmp_path / "qk.csv").write_text("\n".join(lines) + "\n")
+    small = load_results(tmp_path)
+    monkeypatch.setattr(read, "EVERY_COMPONENT", 100)
+    monkeypatch.setattr(read, "PART", 7)
+    large = load_results(tmp_path)
+    pd.testing.assert_frame_equal(large.heads, small.heads)
+    assert (len(small.components), len(large.components)) == (48, 12)
+    lines[40] = lines[40].replace("0.5,", "1.5,")
+    (tmp_path / "qk.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(TableError, match=r"line 41: explained_variance is '1.5'"):
+        load_results(tmp_path)
+    lines[40] = lines[40].replace("1.5,", "many,")
+    (tmp_path / "qk.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(TableError, match=r"line 41: explained_variance is 'many'"):
+        load_results(tmp_path)
 
 
 def test_other_refusals(tmp_path):

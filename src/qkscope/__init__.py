@@ -12,6 +12,7 @@ _HOMES = {
     "token_windows": "qkscope.api",
     "analyze": "qkscope.api",
     "predict": "qkscope.api",
+    "ablate_heads": "qkscope.api",
     "Moments": "qkscope.moments.moments",
     "load_study": "qkscope.study.load",
     "run_study": "qkscope.run.execute",
@@ -22,6 +23,7 @@ __all__ = [
     "Moments",
     "QkscopeError",
     "__version__",
+    "ablate_heads",
     "analyze",
     "capture_moments",
     "load_study",
@@ -32,10 +34,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "train":  # a room of its own, for `qkscope.train.HeadsCallback`
+        return import_module("qkscope.train")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_capture,
         _add_analyze,
         add_predict,
-        add_ablate,
+        _add_ablate,
         _add_demo,
     ):
         add(commands)
@@ -152,6 +152,10 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--cpus-per-worker", type=float, metavar="N", help="ray: default 1 with a GPU, else all of a node"
     )
     where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+
+
+def _add_ablate(commands: Any) -> None:
+    add_ablate(commands, _add_engine_options)
 
 
 def _positive(text: str) -> int:

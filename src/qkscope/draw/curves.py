@@ -35,11 +35,10 @@ def draw_band_line(
     places = list(range(len(table))) if x is None else list(x)
     mean, std = table[measure], table[f"{measure}_std"]
     if joined and len(table) > 1:
-        edges: dict[str, Any] = {"facecolor": "none", "edgecolor": colour, "alpha": 0.5, "linewidth": 0.8}
-        filled: dict[str, Any] = {"color": colour, "alpha": 0.14, "linewidth": 0}
-        axes.fill_between(
-            places, mean - std, mean + std, zorder=1, gid=f"{measure} band", **(edges if outlined else filled)
-        )
+        filled: dict[str, Any] = {"color": colour, "alpha": 0.0 if outlined else 0.14, "linewidth": 0}
+        axes.fill_between(places, mean - std, mean + std, zorder=1, gid=f"{measure} band", **filled)
+        for edge in (mean - std, mean + std) if outlined else ():
+            axes.plot(places, edge, color=colour, alpha=0.6, linewidth=0.9, linestyle=(0, (3, 2)), gid="edge")
     else:
         axes.vlines(places, mean - std, mean + std, color=colour, alpha=0.3, linewidth=7, gid=f"{measure} bar")
     axes.plot(

@@ -5,6 +5,7 @@ A new analysis is a folder here and a line below.
 
 from qkscope.lenses import (
     ablation,
+    claims,
     concordance,
     depth,
     layer_kinds,
@@ -38,6 +39,7 @@ ROOMS = (
     norms,
     null,
     ablation,
+    claims,
 )
 
 for room in ROOMS:

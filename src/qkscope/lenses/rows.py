@@ -72,6 +72,7 @@ def checkpoint_rows(
                     parts[table.file, window] = layer_rows(table, sums, found, replicates, n_layers)
                     means += mean_rows(table, sums, found, replicates) if has_means(table) else []
             parts[LAYER_MEANS_CSV, window] = joined_means(means, layer)
+            sums.release()
         return parts
 
     layers = over_layers(of_layer, chosen)
@@ -129,11 +130,11 @@ def with_errors(table: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[An
     found, replicates = own_columns(table, sums), replicated_columns(table, sums)
     for column in table.columns:
         if column.error is not None:
-            none = np.full(found[column.name].shape, np.nan)
+            whole, sizes = found[column.name], sums.replication.sizes
             found[error_name(column.name)] = (
-                jackknife_error(found[column.name], replicates[column.name], sums.replication.sizes, column.error)
+                jackknife_error(whole, replicates[column.name], sizes, column.error, column.bias)
                 if replicates
-                else none
+                else np.full(whole.shape, np.nan)
             )
     if table.judge is not None:
         found.update(table.judge(Judged(found, replicates, sums)))

@@ -91,12 +91,16 @@ class Moments:
             self.documents += placed.documents
 
     def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+        import torch
+
         from qkscope.moments.live import Scratch
         from qkscope.moments.pivot import NonFinite
 
         self._scratch = self._scratch or Scratch(self.layout, self._way)
         try:
-            live.add(vectors, placed, self._scratch)
+            # Where a model runs in autocast, products of float32 would be rounded to half precision, too.
+            with torch.autocast(live.state.device.type, enabled=False):
+                live.add(vectors, placed, self._scratch)
         except NonFinite as bad:
             raise self._non_finite(layer, bad, placed) from None
 
@@ -283,6 +287,11 @@ class Moments:
         for layer, live in self._live.items():  # counted where they are: the sums need not move for that
             counts[layer] += live.tokens
         return counts
+
+    @property
+    def live_memory(self) -> int:
+        """Bytes of the sums that batches are being added to, on all devices."""
+        return sum(live.state.memory for live in self._live.values())
 
     def require_complete(self) -> int:
         """The tokens per layer, after checking that all layers saw the same ones (a sample draws per layer)."""

@@ -71,6 +71,12 @@ class State:
         return self._pivots[dtype, joined]
 
     @property
+    def memory(self) -> int:
+        """Bytes of the sums and their pivots."""
+        held = (self.squares, self.carry, self.groups, self.crossed, self.before, self.drift)
+        return sum(tensor.nbytes for tensor in (*held, self.pivot, self.rest_pivot) if tensor is not None)
+
+    @property
     def tokens(self) -> int:
         """Tokens added so far."""
         return int(self.counts[..., 0].sum())

@@ -6,7 +6,7 @@ the model names, and there are no phases. Everything later stages rely on is che
 not doubt a column; what cannot be used is refused with the file, the line and what to do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,6 +50,10 @@ _KINDS = {
     "attention": (schema.FULL, schema.SLIDING, schema.CHUNKED),  # or empty: not recorded
 }
 _MOST = 10_000  # layers, heads and components; more is damage
+# Beyond so many bytes only component 0 is kept of qk.csv and its kin: memory does not depend on how many components
+# were written, and no page could show them all. 100 checkpoints of 576 heads with ten components have 300 MB.
+EVERY_COMPONENT = 512 * 2**20
+PART = 100_000  # lines of a larger table that are looked at together
 _MAX_TABLE = 16 * 2**30  # bytes; 1000 checkpoints of 80 layers with 64 heads and 10 components have 12 GB
 _MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer model have 60 MB
 
@@ -65,8 +69,8 @@ class Results:
     windows: pd.DataFrame | None
     provenance: Provenance
     unmeasured: tuple[str, ...]  # checkpoints of the provenance that have no rows (yet)
-    components: pd.DataFrame  # `heads` with every component
-    components_common: pd.DataFrame | None  # `common` with every component
+    components: pd.DataFrame  # `heads` with every component, of a very large table only with component 0
+    components_common: pd.DataFrame | None  # `common`, likewise
 
 
 def load_results(folder: Path | str) -> Results:
@@ -137,7 +141,7 @@ def _read_known(
     path = head_table_path(results.folder, file)
     if not path.exists():
         return None
-    table = _read_csv(path, texts)
+    (table,) = _read_csv(path, texts)
     needed = (*key, *columns, *models)
     missing = [name for name in needed if name not in table.columns]
     if missing or table.empty:
@@ -188,8 +192,17 @@ def _read_components(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
-    """All rows of a table, its numbers checked."""
-    table = _read_csv(path)
+    """All rows of a table, its numbers checked; of a very large one those of component 0."""
+    large = path.exists() and path.stat().st_size > EVERY_COMPONENT
+    parts = []
+    for part in _read_csv(path, rows=PART if large else None):
+        _require_columns(part, path, extra_key)
+        checked = _with_numbers(part, path)
+        parts.append(checked[checked["pc"] == 0] if large else checked)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _require_columns(table: pd.DataFrame, path: Path, extra_key: Sequence[str]) -> None:
     missing = [c for c in (*schema.REQUIRED_COLUMNS, *extra_key) if c not in table.columns]
     if missing:
         raise TableError(
@@ -198,6 +211,9 @@ def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
         )
     if table.empty:
         raise TableError(f"{path}: has a header but no rows")
+
+
+def _with_numbers(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     for column in table.columns:
         known = column in schema.QK_COLUMNS or column.endswith("_se") or column in schema.JUDGED_COLUMNS
         if known and column not in _TEXT_COLUMNS:
@@ -213,10 +229,14 @@ def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> Non
         raise TableError(f"{path}: {len(repeated)} repeated row(s), the first is {where}")
 
 
-def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS) -> pd.DataFrame:
+def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS, rows: int | None = None) -> Iterator[pd.DataFrame]:
+    """The table in a file: whole, or so many rows at a time, numbered through."""
     try:
         with opened(path, _MAX_TABLE) as file:
-            table = _parsed(file, texts)
+            for table in _parsed(file, texts, rows):
+                if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
+                    raise ValueError("its rows have more cells than its header")
+                yield table
     except Missing:
         raise TableError(f"{path}: not found; `qkscope run STUDY` writes it") from None
     except Unreadable as error:
@@ -225,20 +245,19 @@ def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS) -> pd.DataFrame:
         raise TableError(f"{path}: is empty") from None
     except (pd.errors.ParserError, ValueError, OverflowError, OSError) as error:
         raise TableError(f"{path}: cannot be read as a table: {error}") from error
-    if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
-        raise TableError(f"{path}: cannot be read as a table: its rows have more cells than its header")
-    return table
 
 
-def _parsed(file: BinaryIO, texts: Sequence[str]) -> pd.DataFrame:
+def _parsed(file: BinaryIO, texts: Sequence[str], rows: int | None) -> Iterator[pd.DataFrame]:
     """The table in an open file: its header says how to read the rest."""
     header = pd.read_csv(lines_of(file), encoding="utf-8", nrows=0)
     file.seek(0)
     empty = {c: _EMPTY for c in header.columns if not c.endswith("model")}  # a checkpoint may be called "NA"
     text: dict[str, type] = {c: str for c in texts if c in header.columns}
-    return pd.read_csv(
-        lines_of(file), encoding="utf-8", dtype=text, keep_default_na=False, na_values=empty, low_memory=False
-    )
+    given: dict[str, Any] = {"encoding": "utf-8", "dtype": text, "keep_default_na": False, "na_values": empty}
+    if rows is None:
+        yield pd.read_csv(lines_of(file), low_memory=False, **given)
+    else:
+        yield from pd.read_csv(lines_of(file), chunksize=rows, low_memory=False, **given)
 
 
 def _numbers(column: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
@@ -247,7 +266,9 @@ def _numbers(column: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
     if bad.any():
         place = int(np.flatnonzero(bad.to_numpy())[0])
         value = str(column.iloc[place])[:40]
-        raise TableError(f"{path}: line {place + 2}: {column.name} is {value!r}, which is not a finite number")
+        raise TableError(
+            f"{path}: line {column.index[place] + 2}: {column.name} is {value!r}, which is not a finite number"
+        )
     return numbers
 
 
@@ -271,7 +292,7 @@ def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
         if bad.any():
             place = int(np.flatnonzero(bad.to_numpy())[0])
             value = str(table[name].iloc[place])[:40]
-            raise TableError(f"{path}: line {place + 2}: {name} is {value!r}, expected {expected}")
+            raise TableError(f"{path}: line {table.index[place] + 2}: {name} is {value!r}, expected {expected}")
     return table.astype(dict.fromkeys(_WHOLE, int))
 
 

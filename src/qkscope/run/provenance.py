@@ -7,13 +7,13 @@ from typing import Any
 
 from qkscope.capture.config import MISSING, find_value
 from qkscope.capture.fingerprint import weights_fingerprint
-from qkscope.capture.probe import Probe
+from qkscope.capture.probe import ProbedModel
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.plan import CheckpointPlan
 
 
-def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> CheckpointRecord:
+def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:
     """Everything about one checkpoint's capture; stored inside its moments file."""
     checkpoint = plan.checkpoint
     parameter = next(backbone.parameters())

@@ -21,17 +21,19 @@ ERRORS = 2.0  # a difference counts beyond so many standard errors: by chance, o
 
 
 def jackknife_error(
-    whole: ArrayLike, replicates: ArrayLike, sizes: ArrayLike, scale: Scale = "plain"
+    whole: ArrayLike, replicates: ArrayLike, sizes: ArrayLike, scale: Scale = "plain", bias: bool = False
 ) -> NDArray[np.float64]:
     """Standard error of `whole` (…) from `replicates` (groups, …), each without a group of that size.
 
     NaN where a replicate does not exist, or where fewer than FEWEST_GROUPS are there. Correlations are compared on
     Fisher's scale, z = atanh r, and the error is brought back to r's own: it is right where r is near 1, too.
+    With `bias`, how far `whole` lies aside because documents are few, as replicates with still fewer show, is part of
+    the error: the root of variance plus squared bias.
     """
     theta, without = np.asarray(whole, dtype=np.float64), np.asarray(replicates, dtype=np.float64)
     if scale == "fisher":
         with np.errstate(divide="ignore", invalid="ignore"):
-            error = jackknife_error(_fisher(theta), _fisher(without), sizes)
+            error = jackknife_error(_fisher(theta), _fisher(without), sizes, bias=bias)
             return np.asarray(error * (1.0 - theta**2), dtype=np.float64)
     weights = np.asarray(sizes, dtype=np.float64)
     groups = len(without)
@@ -41,7 +43,8 @@ def jackknife_error(
     centre = groups * theta - ((1.0 - 1.0 / inverse_share) * without).sum(axis=0)
     pseudo = inverse_share * theta - (inverse_share - 1.0) * without
     variance = ((pseudo - centre) ** 2 / (inverse_share - 1.0)).mean(axis=0)
-    return np.asarray(np.sqrt(variance), dtype=np.float64)
+    aside = theta - centre if bias else 0.0
+    return np.asarray(np.sqrt(variance + aside**2), dtype=np.float64)
 
 
 def _fisher(r: Array) -> Array:

@@ -86,11 +86,13 @@ def _quartiles(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
 
 def _note(at: AtWindow) -> str:
     """The windows, and how sure means over these heads are: medians of heads have no error of their own."""
-    windows = style.window_note([at.window_of(name) for name in at.names], at.common, at.study.noun)
+    known = sorted({int(w) for w in map(at.window_of, at.names) if not math.isnan(w)})
+    windows = "".join(f"window: {w:,} tokens" for w in known)
+    if len(known) > 1:
+        windows = f"windows of {known[0]:,} to {known[-1]:,} tokens"
     errors = [at.panel.error(m, name, part) for m, _, _ in MEASURES for name in at.names for _, part in parts_of(at)]
-    known = [error for error in errors if math.isfinite(error)]
-    sure = f"; a mean's error over documents is at most {max(known):.3f}" if known else ""
-    return f"{windows}{sure}"
+    finite = [error for error in errors if math.isfinite(error)]
+    return "; ".join(filter(None, [windows, f"SE of a mean ≤ {max(finite):.3f}" if finite else ""]))
 
 
 def _keys(at: AtWindow, *, dots: bool) -> list[Line2D]:

@@ -135,7 +135,7 @@ function rankOf(app, column, head) {
 // What every lens says about this head, folded lens by lens: value ± error, and its rank.
 function lensFacts(app, head) {
   const { data, store } = app;
-  const parts = data.lenses.map((lens) => {
+  const parts = data.lenses.filter((lens) => lens.listed.length).map((lens) => {
     const entries = lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
     return element("details", { open: app.unfolded.has(lens.name), "data-lens": lens.name, on: { toggle: (event) => (event.target.open ? app.unfolded.add(lens.name) : app.unfolded.delete(lens.name)) } }, element("summary", {}, lens.title), definition(entries));
   });

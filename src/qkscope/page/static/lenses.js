@@ -3,6 +3,7 @@
 import { View } from "./view.js";
 import { cellsSpec } from "./lens_cells.js";
 import { element } from "./dom.js";
+import { intervalsView } from "./lens_intervals.js";
 import { scatterSpec } from "./lens_scatter.js";
 import { seriesSpec } from "./lens_series.js";
 import { bound } from "./numbers.js";
@@ -46,8 +47,8 @@ function lensView(app, declared) {
 
 // Every view that a lens declares, folded under its question: main charts are elsewhere, nothing is left out.
 export function lensParts(app) {
-  return app.data.lenses.filter((lens) => lens.views.length).map((lens) => {
-    const views = lens.views.map((declared) => lensView(app, declared));
+  return app.data.lenses.filter((lens) => lens.views.length + lens.intervals.length).map((lens) => {
+    const views = [...lens.views.map((declared) => lensView(app, declared)), ...lens.intervals.map((declared) => intervalsView(app, declared))];
     app.views.push(...views);
     return element("details", { class: "lens", id: `lens-${lens.name}` }, element("summary", {}, lens.question), element("p", { class: "intro" }, lens.title), element("div", { class: "pair" }, ...views.map((view) => view.node)));
   });
