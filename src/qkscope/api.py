@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
     from qkscope.moments.windows import Window
+    from qkscope.report.loaded import StudyResults
 
 LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**24, 1024, 256  # as in a study
 
@@ -207,6 +208,13 @@ def analyze(
     )
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
     return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
+
+
+def load_results(folder: Path | str) -> StudyResults:
+    """What a run wrote, read and checked: `.heads()`, `.table(name)`, `.figure(name)`, `.card(name)`."""
+    from qkscope.report.loaded import StudyResults
+
+    return StudyResults(folder)
 
 
 def ablate_heads(

@@ -17,6 +17,7 @@ from qkscope.lenses import (
     profile,
     rope,
     rotation,
+    runs,
     score,
     taxonomy,
     windows,
@@ -39,6 +40,7 @@ ROOMS = (
     norms,
     null,
     ablation,
+    runs,
     claims,
 )
 

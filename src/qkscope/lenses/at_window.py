@@ -52,6 +52,7 @@ class AtWindow:
         self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
         self._window_replicates = window_replicates  # at every window
         self.common = common
+        self.other: AtWindow | None = None  # the study at the other choice of windows, for drawings that overlay them
         self._lenses = lenses
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
@@ -208,6 +209,8 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
     own = AtWindow(
         study, results.heads, used, windows=results.windows, window_replicates=replicates, head_tables=of_own
     )
+    if common is not None:
+        own.other, common.other = common, own
     return StudyTables(results, own, common)
 
 

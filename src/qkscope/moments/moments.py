@@ -65,6 +65,15 @@ class Moments:
         self._placed: tuple[Any, Placed] | None = None
         self._broken: str | None = None
 
+    def __repr__(self) -> str:
+        layout, heads = self.layout, sum(facts.q_heads for facts in self.layers.values())
+        seen = self.documents.max(axis=1).sum() if self.documents.size else 0
+        name = f" of {self.provenance['name']!r}" if self.provenance.get("name") else ""
+        return (
+            f"<moments{name}: sums over {seen} documents of up to {layout.context} tokens, {len(self.layers)} layers, "
+            f"{heads} query heads, {layout.buckets} position buckets, {layout.groups} document groups>"
+        )
+
     # -- adding -------------------------------------------------------------------------------------------
 
     def add(
