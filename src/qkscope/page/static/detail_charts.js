@@ -111,7 +111,7 @@ function drawRamp(g, frame, stops, far) {
 
 // Mean score against distance: as RoPE makes it of the mean query and key at rest (line), and as measured (marks).
 export function drawKernel(g, detail) {
-  const [ink, , teal] = g.app.data.about.colours.parts;
+  const [ink, teal] = [g.theme.ink, g.app.data.about.colours.parts[2]];
   const points = (detail?.distance ?? []).map((distance, i) => ({ distance, kernel: detail.kernel?.[i] ?? NaN, kernelError: detail.kernel_se?.[i], measured: detail.measured?.[i] ?? NaN, error: detail.measured_se?.[i] })).filter((p) => Number.isFinite(p.distance)).sort((a, b) => a.distance - b.distance);
   const known = points.filter((p) => Number.isFinite(p.kernel) || Number.isFinite(p.measured));
   if (!known.length) return noDetail(g, "No kernel at this window.");
@@ -142,7 +142,7 @@ export function drawKernel(g, detail) {
 
 // Plasticity along the window: how often two queries disagree about which of two earlier keys wins.
 export function drawPlasticity(g, detail) {
-  const [ink, amber] = g.app.data.about.colours.parts;
+  const [ink, amber] = [g.theme.ink, g.app.data.about.colours.parts[1]];
   const rows = (detail?.position ?? []).map((position, i) => ({ position, ap: detail.ap[i], error: detail.ap_se?.[i], content: detail.ap_content?.[i] })).filter((p) => Number.isFinite(p.position + p.ap));
   if (!rows.length) return noDetail(g, "No plasticity at this window.");
   const frame = frameOf(g);
