@@ -9,6 +9,7 @@ from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
+from qkscope.cli.join import add_join
 from qkscope.cli.predict import add_predict
 from qkscope.kinds import KINDS
 
@@ -31,6 +32,7 @@ start here:
   qkscope predict RESULTS            what RoPE alone predicts at a window or base that was not run
   qkscope ablate STUDY               take position away from heads and measure what the model loses
   qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
+  qkscope join RESULTS --scores X    whether measures of models go with benchmark scores
 
 `qkscope COMMAND --help` explains a command and shows an example.
 """
@@ -59,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_analyze,
         add_predict,
         add_ablate,
+        add_join,
         _add_demo,
     ):
         add(commands)

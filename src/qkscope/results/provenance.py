@@ -131,6 +131,10 @@ class CheckpointRecord(Record):
     label: Text = None
     phase: Text = None
     context: Tokens = None
+    family: Text = None
+    parameters: Recorded[int] = None
+    tags: Recorded[dict[str, str]] = None
+    attention_hashes: Recorded[list[str]] = None  # one per projection to queries or keys
     model: Text = None
     revision: Recorded[str] = None
     commit: Recorded[str] = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from qkscope.capture.config import MISSING, find_value
 from qkscope.capture.fingerprint import weights_fingerprint
+from qkscope.capture.identity import attention_hashes, count_parameters
 from qkscope.capture.probe import Probe
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
@@ -22,6 +23,10 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "label": checkpoint.label,
         "phase": checkpoint.phase,
         "context": plan.context,
+        "family": checkpoint.family,
+        "parameters": checkpoint.parameters or count_parameters(backbone),
+        "tags": checkpoint.tags,
+        "attention_hashes": attention_hashes(backbone),
         "model": checkpoint.model,
         "revision": checkpoint.revision,
         "commit": plan.commit,

@@ -22,6 +22,7 @@ Positive = Annotated[int, Field(ge=1, lt=2**53)]
 # Token counts are bounded so that a slip (4096e6) is found before memory is asked for.
 Tokens = Annotated[int, Field(ge=2, le=2**24)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Tags = Annotated[dict[Text, Text], Field(max_length=32)]
 Overrides = Annotated[dict[str, Any], AfterValidator(overrides)]
 
 
@@ -50,6 +51,9 @@ class Checkpoint(_Strict):
     context: Tokens | None = None  # the phase's by default
     config: Overrides | None = None  # changes to the model's config, for instance RoPE scaling
     expect: Overrides | None = None  # config values that must be found before anything is run
+    family: Text | None = None  # of models: what figures colour by, and joins leave out together
+    parameters: Positive | None = None  # their number; counted from the weights by default
+    tags: Tags | None = None  # anything else to be kept with the entry, by name
 
 
 class Documents(_Strict):
