@@ -5,6 +5,7 @@ A new analysis is a folder here and a line below.
 
 from qkscope.lenses import (
     ablation,
+    across_models,
     concordance,
     depth,
     layer_kinds,
@@ -38,6 +39,7 @@ ROOMS = (
     norms,
     null,
     ablation,
+    across_models,
 )
 
 for room in ROOMS:

@@ -43,12 +43,14 @@ class AtWindow:
         windows: pd.DataFrame | None = None,
         window_replicates: pd.DataFrame | None = None,
         head_tables: Mapping[str, pd.DataFrame] | None = None,
+        components: pd.DataFrame | None = None,
     ) -> None:
         present = set(heads["model"])
         self.study = study.only([name for name in study.names if name in present])
         self.heads = _derived(heads, lenses)  # component 0, one row per head
         self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
         self._window_replicates = window_replicates  # at every window
+        self.components = components  # every component of each head, where they were read
         self.common = common
         self._lenses = lenses
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
@@ -188,12 +190,19 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
         alone = {table.file for lens in used for table in lens.tables if table.windows == "own"}
         of_common = {file: _rows_at(table, results.common) for file, table in tables.items() if file not in alone}
         of_common |= _read_study_tables(results, used, "common")
-        common = AtWindow(study, results.common, used, common=True, head_tables=of_common)
+        every = results.components_common
+        common = AtWindow(study, results.common, used, common=True, head_tables=of_common, components=every)
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
     of_own |= _read_study_tables(results, used, "own")
     replicates = tables.get(REPLICATES_CSV)
     own = AtWindow(
-        study, results.heads, used, windows=results.windows, window_replicates=replicates, head_tables=of_own
+        study,
+        results.heads,
+        used,
+        windows=results.windows,
+        window_replicates=replicates,
+        head_tables=of_own,
+        components=results.components,
     )
     return StudyTables(results, own, common)
 
