@@ -7,6 +7,7 @@ from typing import Any
 
 from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
+from qkscope.cli.collage import add_collage
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
 from qkscope.cli.join import add_join
@@ -62,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_predict,
         add_ablate,
         add_join,
+        add_collage,
         _add_demo,
     ):
         add(commands)
@@ -107,10 +109,10 @@ def _add_capture_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=0.0,
         metavar="RATE",
-        help="also keep the raw vectors of a sample of tokens, this share of all, one parquet file per head, in "
-        "<results>/vectors/ "
-        "(without RATE: on average one token per position bucket)",
+        help="also keep the raw vectors of a sample of tokens, this share of all, in <results>/vectors/ (without RATE: "
+        "on average one token per position bucket)",
     )
+    parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: keep the tokens' texts, too")
     _add_shard_options(parser)
     _add_engine_options(parser)
 

@@ -46,13 +46,14 @@ FILES = (
 
 MOMENTS, SHARDS, VECTORS, TOKENS, PARTS = "moments", ".shards", "vectors", ".tokens", ".parts"
 ABLATION = ".ablation"
-FIGURES, TABLES, COMPARISON, JOIN = "figures", "tables", "comparison", "join"
+FIGURES, TABLES, COMPARISON, JOIN, COLLAGE = "figures", "tables", "comparison", "join", "collage"
 MOMENTS_SUFFIX, PART_SUFFIX = ".safetensors", ".lines"
 
 CARD = "README.md"
 FIGURE_FILES = ("figure.png", "figure.svg", CARD)
 COMPARISON_FILES = ("comparison.csv", "heads.csv", "comparison.png", "comparison.svg", CARD)
 
+COLLAGE_FILES = ("points.csv", "collage.png", "collage.svg", CARD)
 JOIN_FILES = (
     "join.csv",
     "points.csv",
@@ -197,6 +198,11 @@ def comparison_folder(folder: Path, reference: str) -> Path:
 def join_folder(folder: Path, scores: str) -> Path:
     """The folder of the join with one table of scores; also looks at its `JOIN_FILES`."""
     return _folder_of(JOIN_FILES, folder, JOIN, _known(scores, COMPARED.fullmatch(scores)))
+
+
+def collage_folder(folder: Path, name: str) -> Path:
+    """The folder of a collage; also looks at its `COLLAGE_FILES`."""
+    return _folder_of(COLLAGE_FILES, folder, COLLAGE, _known(name, COMPARED.fullmatch(name)))
 
 
 def plain_name(text: str) -> str:
