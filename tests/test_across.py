@@ -1,14 +1,21 @@
 """Several models in one study: who they are is kept, one network under two names is noticed, figures tell them."""
 
+import json
+
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from families import tiny
 from qkscope.capture.identity import attention_hashes, count_parameters
 from qkscope.errors import StudyError
+from qkscope.lenses.at_window import build_tables
 from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.read import load_results
 from qkscope.results.twins import shared_attention
 from qkscope.study.load import load_study
+from reports import card_text, drawing
 
 
 def record(name, hashes):
@@ -61,3 +68,63 @@ def test_hashes_are_those_of_numbers_and_not_of_names_or_precision():
     halved = tiny("llama").to(torch.bfloat16)
     assert attention_hashes(halved) == attention_hashes(halved.to(torch.float32))
     assert count_parameters(model) == sum(p.numel() for p in model.parameters())
+
+
+# --- figures and cards ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Three models of two families with three components; the last two share their attention."""
+    folder, rng, rows = tmp_path_factory.mktemp("models"), np.random.default_rng(0), []
+    for i, name in enumerate(("a-1b", "a-3b", "b-2b")):
+        for layer, head, pc in np.ndindex(2 + i, 4, 3):
+            r = (0.8 - 0.1 * i, 0.3, 0.9 if i == 2 else 0.1)[pc]
+            rows.append((name, layer, head, pc, (0.4, 0.1, 0.05)[pc], r, rng.choice([-r, r]), 128))
+    columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k", "window"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "qk.csv", index=False)
+    hashes = [["1" * 16], ["2" * 16], ["2" * 16]]
+    records = [
+        {"name": name, "family": f"Family {name[0].upper()}", "parameters": int(name[2]) * 10**9,
+         "tags": {"data": "web"}, "attention_hashes": each}
+        for name, each in zip(("a-1b", "a-3b", "b-2b"), hashes, strict=True)
+    ]  # fmt: skip
+    record = {"kind": "models", "study": {"title": "Three"}, "checkpoints": records}
+    (folder / "provenance.json").write_text(json.dumps(record), encoding="utf-8")
+    return build_tables(load_results(folder))
+
+
+def test_the_table_of_entries_says_who_they_are(three):
+    table = three.own.table("entries").set_index("model")
+    assert table.loc["a-3b", "family"] == "Family A"
+    assert table.loc["a-3b", "parameters"] == 3e9
+    assert json.loads(table.loc["b-2b", "tags"]) == {"data": "web"}
+    assert list(table["heads"]) == [8, 12, 16]
+
+
+def test_roles_are_means_over_heads_by_component_and_over_all_heads(three):
+    table, heads = three.own.table("pc_roles"), three.own.components
+    for model, pc in (("a-1b", 0), ("b-2b", 2)):
+        mine = heads[(heads["model"] == model) & (heads["pc"] == pc)]
+        row = table[(table["model"] == model) & (table["pc"] == pc)].iloc[0]
+        assert row["r_k"] == pytest.approx(mine["r_k"].mean())
+        assert row["r_k_abs"] == pytest.approx(mine["r_k"].abs().mean())
+    whole = table[(table["model"] == "") & (table["pc"] == 0)].iloc[0]
+    assert whole["heads"] == 36
+    assert whole["r_q"] == pytest.approx((8 * 0.8 + 12 * 0.7 + 16 * 0.6) / 36)
+
+
+def test_cards_name_later_components_and_shared_attention(three):
+    text = card_text(three, "pc_roles")
+    assert "larger on a later component than on component 0 for r\\_q of b-2b (component 2)" in text
+    assert "'a-3b' and 'b-2b' share 1 of 1 projections" in text
+    for name in ("pc_roles", "explained_by_component", "family_scatter"):
+        assert "Across Models" in card_text(three, name)
+
+
+def test_figures_have_a_panel_or_line_for_each(three):
+    assert [len(axes.patches) for axes in drawing(three, "pc_roles").axes] == [6, 6, 6, 6]
+    lines = [line for line in drawing(three, "explained_by_component").axes[0].lines if line.get_gid() == "model"]
+    assert [line.get_ydata()[0] for line in lines] == pytest.approx([40, 40, 40])
+    panels = drawing(three, "family_scatter").axes
+    assert [sum(len(dots.get_offsets()) for dots in axes.collections) for axes in panels] == [20, 16]
