@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from qkscope.draw import style
 from qkscope.join import statistics as of
@@ -72,6 +73,9 @@ def _draw_scatter(axes: Axes, joined: Joined, name: str, looks: dict[str, tuple[
     x, y = points[name].to_numpy(dtype=float), points["score"].to_numpy(dtype=float)
     if name == NULL:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _sized(size)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         errors = points[f"{name}_se"].to_numpy(dtype=float)
         known = np.isfinite(errors)
@@ -89,6 +93,11 @@ def _draw_scatter(axes: Axes, joined: Joined, name: str, looks: dict[str, tuple[
     row = joined.table[joined.table["measure"] == name].iloc[0]
     title = f"{style.plain(name)}{' (null model)' if name == NULL else ''}"
     axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_words(row['p'])}", fontsize=8.5, loc="left")
+
+
+def _sized(parameters: float) -> str:
+    """3B, 135M."""
+    return f"{parameters / 1e9:g}B" if parameters >= 1e9 else f"{parameters / 1e6:g}M"
 
 
 def _draw_intervals(axes: Axes, table: pd.DataFrame) -> None:

@@ -16,6 +16,7 @@ from qkscope.join.table import (
     PREDICTS,
     UNKNOWN,
     Joined,
+    Row,
     at_risk,
     failures,
     records,
@@ -30,7 +31,7 @@ def terminal_lines(joined: Joined) -> list[str]:
     said = [f"{'measure':30}{'n':>4}{'r':>8}{'95 %':>18}{'p':>8}{'Holm':>8}{'at equal parameters':>22}   says"]
     for row in records(joined.table):
         null = row["role"] == NULL_ROLE
-        interval = f"{number(row['r_low'])} … {number(row['r_high'])}"
+        interval = _interval(row)
         said.append(
             f"{str(row['measure'])[:29]:30}{row['n']:>4}{number(row['r']):>8}{interval:>18}{p_words(row['p']):>8}"
             f"{'' if null else p_words(row['p_holm']):>8}{'' if null else number(row['partial_r']):>22}   "
@@ -42,6 +43,10 @@ def terminal_lines(joined: Joined) -> list[str]:
 def p_words(p: float) -> str:
     """A p value with the digits that count."""
     return "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+
+
+def _interval(row: Row) -> str:
+    return "–" if math.isnan(row["r_low"]) else f"{number(row['r_low'])} … {number(row['r_high'])}"
 
 
 def headline(joined: Joined) -> list[str]:
@@ -133,7 +138,7 @@ def _main_table(joined: Joined) -> list[str]:
             f"*{escape(row['measure'])} (null model)*" if null else escape(row["measure"]),
             str(row["n"]),
             number(row["r"]) + _plus(row["r_se_documents"]),
-            f"{number(row['r_low'])} … {number(row['r_high'])}",
+            _interval(row),
             p_words(row["p"]),
             "" if null else p_words(row["p_holm"]),
             f"{number(row['spearman'])} ({p_words(row['spearman_p'])})",
@@ -211,7 +216,7 @@ def _length_sections(joined: Joined, within: pd.DataFrame, changes: pd.DataFrame
     if len(changes):
         lines += ["| from | to | measure | models | r of the changes | 95 % | p |", "|---|---|---|---|---|---|---|"]
         for row in records(changes):
-            span = f"{number(row['r_low'])} … {number(row['r_high'])}"
+            span = _interval(row)
             cells = [
                 f"{row['short']:,.0f}",
                 f"{row['long']:,.0f}",
