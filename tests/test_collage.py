@@ -21,6 +21,7 @@ def results(checkpoints, tmp_path_factory):
         (folder / f"{number}.txt").write_text(text, encoding="utf-8")
     study = {
         "study": "collage",
+        "buckets": 4,
         "documents": {"files": "*.txt"},
         "checkpoints": [{"name": "one", "model": str(checkpoints / "short"), "context": 32}],
     }
