@@ -212,14 +212,17 @@ def test_two_falling_curves_are_held_against_length_alone():
     assert set(across["n"]) <= {1, 2}
     assert across["r"].isna().all()  # two models have no correlation, whatever their curves do
     whole = join(_only(shipped, "ap"), ruler)
+    assert "have the same text weights" in " ".join(shipped.notes)
     assert whole.table["verdict"].iloc[0] == UNKNOWN
-    assert "too few to know" in card(whole, within.reset_index(), across)
+    written = card(whole, within.reset_index(), across)
+    assert "too few to know" in written
+    assert "llama3.2-11b and llama3.1-8b have the same text weights" in written
 
 
 def _only(found, name):
     return Measures(
         found.source, found.means[[name]], found.errors[[name]], found.windows, found.family, found.parameters,
-        found.by_length,
+        found.by_length, found.notes,
     )  # fmt: skip
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 
@@ -65,7 +65,7 @@ def _draw_head(panel: Panel, head: HeadPoints, axes: Axes, longest: int, documen
         for row in head.outliers(kind).to_dict("records"):
             if document is None or row["document"] == document:
                 panel.annotate(
-                    style.plain(outlier_name(pd.Series(row)), 16), (row["x"], row["y"]), xytext=(3, 3),
+                    style.plain(outlier_name(row), 16), (row["x"], row["y"]), xytext=(3, 3),
                     textcoords="offset points", fontsize=6, color=style.INK, gid="outlier",
                 )  # fmt: skip
     panel.set_title(f"{head.name}: {head.facts}", fontsize=7.5, loc="left")
@@ -73,7 +73,7 @@ def _draw_head(panel: Panel, head: HeadPoints, axes: Axes, longest: int, documen
     panel.set_ylabel(axes.names[1])
 
 
-def outlier_name(row: pd.Series[object]) -> str:
+def outlier_name(row: Mapping[Any, Any]) -> str:
     """A token's text, or where it is."""
     text = str(row["token"])
     return repr(text)[1:-1] if text else f"doc {row['document']}, {row['position']}"

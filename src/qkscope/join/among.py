@@ -6,7 +6,9 @@ Nearly all of these numbers depend on the window, so a rank is given only at the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -91,19 +93,19 @@ def window_warning(table: pd.DataFrame, published: PublishedModels) -> list[str]
     ]
 
 
-def _value(row: dict[str, object]) -> str:
-    value, error = float(str(row["value"])), float(str(row["value_se"]))
+def _value(row: Mapping[Any, Any]) -> str:
+    value, error = row["value"], row["value_se"]
     if math.isnan(value):
         return "undefined"
     return significant(value) if math.isnan(error) else f"{significant(value)} ± {significant(error, -1)}"
 
 
-def _span(row: dict[str, object]) -> str:
-    low, middle, high = (significant(float(str(row[f"published_{part}"]))) for part in ("low", "median", "high"))
+def _span(row: Mapping[Any, Any]) -> str:
+    low, middle, high = (significant(row[f"published_{part}"]) for part in ("low", "median", "high"))
     text = f"published {low} … {middle} … {high}"
-    here = int(str(row["at_this_window"]))
-    if here and not math.isnan(float(str(row["above"]))):
-        return f"{text}; above {int(float(str(row['above'])))} of {here} at this window"
+    here = row["at_this_window"]
+    if here and not math.isnan(row["above"]):
+        return f"{text}; above {int(row['above'])} of {here} at this window"
     return f"{text}; other windows"
 
 

@@ -45,6 +45,7 @@ class Measures:
     family: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, float] = field(default_factory=dict)
     by_length: pd.DataFrame | None = None  # model, length, and the measures at that window
+    notes: tuple[str, ...] = ()  # what a reader should know before believing it
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ def checked(table: pd.DataFrame, where: str, needed: Sequence[str], texts: Seque
 
 
 def _numbers(column: pd.Series[str], where: str) -> pd.Series[float]:
-    numbers = pd.to_numeric(column.replace("", np.nan), errors="coerce").astype(float)
+    numbers: pd.Series[float] = pd.to_numeric(column, errors="coerce").astype(float)  # an empty cell is NaN
     bad = (numbers.isna() & (column != "")) | np.isinf(numbers)
     if bad.any():
         place = int(np.flatnonzero(bad.to_numpy())[0])

@@ -39,7 +39,7 @@ def load_published_models() -> PublishedModels:
     kept = table[[MODEL, FAMILY, "parameters", "window", *names]]
     measures = measures_of(kept, f"{PREFIX}{MODELS}")
     by_length = _read("by_length.csv", [MODEL, LENGTH])
-    whole = replace(measures, by_length=by_length)
+    whole = replace(measures, by_length=by_length, notes=tuple(about["warnings"]))
     return PublishedModels(
         about["title"], about["source"], tuple(about["warnings"]), dict(about["reading_error"]), table, whole
     )

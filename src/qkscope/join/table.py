@@ -68,9 +68,11 @@ def join(measures: Measures, scores: Scores) -> Joined:
     if points["parameters"].notna().any():
         rows.append(_row(points.assign(**{NULL: np.log10(points["parameters"])}), NULL, NULL_ROLE))
     table = pd.DataFrame(rows)
-    table.insert(table.columns.get_loc("p") + 1, "p_holm", table.pop("p_holm"))  # type: ignore[arg-type]
-    table["verdict"] = [verdict(row) if row["role"] == MEASURE_ROLE else "" for row in records(table)]
-    return Joined(table, points, measures, scores)
+    order = [name for name in table.columns if name != "p_holm"]
+    order.insert(order.index("p") + 1, "p_holm")
+    table = table[order]
+    verdicts = [verdict(row) if row["role"] == MEASURE_ROLE else "" for row in records(table)]
+    return Joined(table.assign(verdict=verdicts), points, measures, scores)
 
 
 def _row(points: pd.DataFrame, name: str, role: str) -> Row:

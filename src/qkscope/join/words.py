@@ -37,7 +37,8 @@ def terminal_lines(joined: Joined) -> list[str]:
             f"{'' if null else p_words(row['p_holm']):>8}{'' if null else number(row['partial_r']):>22}   "
             f"{'null model' if null else row['verdict']}"
         )
-    return [*said, *headline(joined), *bar_sentences(joined)]
+    notes = [f"note: {note}" for note in joined.measures.notes]
+    return [*said, *headline(joined), *bar_sentences(joined), *notes]
 
 
 def p_words(p: float) -> str:
@@ -122,9 +123,15 @@ def card(joined: Joined, within: pd.DataFrame, changes: pd.DataFrame) -> str:
         "## What decides it", "", *_deciding(joined), "",
         "## What keeps it from predicting", "", *_short_of(joined), "",
         *_length_sections(joined, within, changes),
+        *_notes(joined),
         "## How it was made", "", *_made(joined), "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _notes(joined: Joined) -> list[str]:
+    notes = [f"- {escape(note, 400)}" for note in joined.measures.notes]
+    return ["## What to know about these models", "", *notes, ""] if notes else []
 
 
 def _main_table(joined: Joined) -> list[str]:

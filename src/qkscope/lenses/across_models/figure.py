@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -42,7 +43,10 @@ def draw_roles(at: AtWindow) -> Figure:
     for place, (title, name) in zip(axes, panels, strict=False):
         _draw_role(place, at, name)
         place.set_title(style.plain(title), fontsize=9, loc="left")
-    keys = [Patch(facecolor=style.BLUE, label="mean $r_q$"), Patch(facecolor=style.RED, label="mean $r_k$")]
+    keys: list[Artist] = [
+        Patch(facecolor=style.BLUE, label="mean $r_q$"),
+        Patch(facecolor=style.RED, label="mean $r_k$"),
+    ]
     keys.append(Line2D([], [], color=style.INK, marker="_", linestyle="none", markersize=8, label="mean size |r|"))
     style.header_legend(figure, keys, 3)
     return style.finish(figure)
