@@ -46,11 +46,13 @@ lint: setup $(NPM)
 types: setup
 	$(BIN)/mypy
 
-# One process per core and one thread in each: threads of several processes would only wait for each other. A process
-# that has nothing left takes over tests of the others; the slow ones come first (tests/conftest.py). `logical`: on a
-# virtual machine, two cores are often the two threads of one.
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist worksteal
-FAST    := not (slow or browser or ray or pretrained or faults)
+# One process per core and one more, for tests wait a third of their time (for a browser, for Ray, for other processes);
+# one thread in each: threads of several processes would only wait for each other. A process that has nothing left takes
+# over tests of the others; the slow ones come first (tests/conftest.py).
+PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+XDIST     := -n $(PROCESSES) --dist worksteal
+PYTEST    := OMP_NUM_THREADS=1 $(BIN)/pytest $(XDIST)
+FAST      := not (slow or browser or ray or pretrained or faults)
 
 fast: setup $(NPM)
 	$(PYTEST) -m "$(FAST)"
@@ -74,7 +76,7 @@ $(COMPILED): $(STAMP)
 LOWEST_VENV := .cache/lowest-venv
 
 lowest: $(LOWEST_VENV)/.installed $(NPM)  ## the fast tests with the lowest versions that pyproject.toml claims
-	OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/pytest -n logical --dist worksteal -m "$(FAST) and not pinned"
+	OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/pytest $(XDIST) -m "$(FAST) and not pinned"
 
 # torch is not at its lowest: tests/lowest.py says why.
 $(LOWEST_VENV)/.installed: pyproject.toml constraints.txt tests/lowest.py

@@ -33,6 +33,7 @@ HEADINGS = {
     "products": "Against the products alone",
     "growth_with_documents": "Growth",
     "growth_of_analysis": "Growth",
+    "lenses": "Lenses",
     "whole_run": "A whole run",
     "sweep": "Sweeps",
     "startup": "The rest",

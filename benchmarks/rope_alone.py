@@ -24,6 +24,7 @@ import torch
 from qkscope import Moments, capture_moments
 from qkscope._version import __version__
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
+from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.results.schema import LAYER_MEANS_CSV
@@ -242,7 +243,9 @@ def compared(moments: Moments, window: int, skip: int) -> dict[str, float]:
     settings = RowSettings(own=window, skip=skip)
     found = checkpoint_rows(moments, [TABLE], settings, model="m")
     rows = found[TABLE.file]
-    rows = rows[rows["prediction"] == 0]
+    rows = rows[rows["prediction"] == Basis.ROTATION]
+    if rows.empty:
+        return {"heads": 0.0}
     values: dict[str, float] = {"heads": len(rows), "cos": float(rows["pc0_cos"].median())}
     for name in ("r_q", "r_k"):
         predicted = rows[f"{name}_rope"]
@@ -257,53 +260,78 @@ def compared(moments: Moments, window: int, skip: int) -> dict[str, float]:
     return values
 
 
-def mean_error(means: pd.DataFrame, column: str) -> float:
+def mean_error(means: pd.DataFrame, column: str, file: str = TABLE.file) -> float:
     """The standard error over documents of a mean over heads, from the means of layers without each group."""
-    rows = means[(means["table"] == "rope") & (means["column"] == column)]
+    rows = means[(means["table"] == Path(file).stem) & (means["column"] == column)]
     tokens = means[means["column"] == "tokens"].iloc[0]
     groups = [name for name in means.columns if name.startswith("without_") and np.isfinite(tokens[name])]
+    rows = rows[rows["heads"] > 0]  # layers without a prediction have no mean
     weights = rows["heads"].to_numpy(dtype=float)
     whole = float(weights @ rows["mean"].to_numpy(dtype=float) / weights.sum())
     without = weights @ rows[groups].to_numpy(dtype=float) / weights.sum()
     return float(jackknife_error(whole, without, [tokens["mean"] - tokens[name] for name in groups]))
 
 
-HEADER = """\
-| model | window | heads | median \\|cos\\| | correlation r_q, r_k | r_q measured / predicted | r_k measured / predicted \
-| excess r_q | excess r_k | without position 0: r_q, r_k | position-dominated measured / predicted |
-|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
+COLUMNS = (
+    "model", "window", "heads", "median \\|cos\\|", "correlation r_q, r_k", "r_q measured / predicted",
+    "r_k measured / predicted", "excess r_q", "excess r_k", "excess without position 0: r_q, r_k",
+    "without the first sixteenth of the context: r_q, r_k", "position-dominated measured / predicted",
+)  # fmt: skip
+
+
+def left_out(case: Case) -> list[str]:
+    """Which layers have no prediction, at which windows, and why."""
+    moments, why = moments_of(case), dict[tuple[Basis, tuple[int, ...]], list[int]]()
+    for window in case.windows:
+        rows = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model="m")[TABLE.file]
+        for code, there in rows[rows["prediction"] > Basis.NOTHING_ROTATES].groupby("prediction"):
+            why.setdefault((Basis(int(code)), tuple(sorted(set(there["layer"])))), []).append(window)
+    said = []
+    for (basis, layers), windows in why.items():
+        which = "all layers" if len(layers) == len(moments.layers) else f"layer {', '.join(map(str, layers))}"
+        at = "" if tuple(windows) == case.windows else f" at {', '.join(f'{each:,}' for each in windows)} tokens"
+        said.append(f"{case.title}, {which}{at}: {basis.words}")
+    return said
 
 
 def lines(case: Case) -> list[str]:
     """The rows of one model."""
     moments, found = moments_of(case), []
     for window in case.windows:
-        at, without = compared(moments, window, 0), compared(moments, window, 1)
-        cells = [
-            case.title,
-            f"{window:,}",
-            f"{at['heads']:.0f}",
-            f"{at['cos']:.2f}",
-            f"{at['corr_r_q']:.2f}, {at['corr_r_k']:.2f}",
-            *(f"{at[name]:.2f} / {at[f'{name}_rope']:.2f}" for name in ("r_q", "r_k")),
-            *(f"{at[f'{name}_excess']:+.3f} ± {at[f'{name}_error']:.3f}" for name in ("r_q", "r_k")),
-            f"{without['r_q_excess']:+.3f}, {without['r_k_excess']:+.3f}",
-            f"{100 * at['dominated']:.0f} % / {100 * at['dominated_rope']:.0f} %",
-        ]
-        found.append(f"| {' | '.join(cells)} |".replace("-0.", "−0."))
+        at = compared(moments, window, 0)
+        cells = numbers(moments, window, at) if at["heads"] else ["–"] * (len(COLUMNS) - 3)
+        cells = [case.title, f"{window:,}", f"{at['heads']:.0f}", *cells]
+        found.append(f"| {' | '.join(cells)} |")
         print(found[-1], flush=True)
     return found
 
 
-def write_page(rows: list[str]) -> None:
-    """Put the table where it belongs on the page."""
+def numbers(moments: Moments, window: int, at: dict[str, float]) -> list[str]:
+    """The cells of a window: how close the prediction is, and what leaving out early positions does."""
+    first = moments.layout.edges[1 + moments.layout.sink]
+    apart = [compared(moments, window, skip) if skip < window else None for skip in (1, first)]
+    cells = [
+        f"{at['cos']:.2f}",
+        f"{at['corr_r_q']:.2f}, {at['corr_r_k']:.2f}",
+        *(f"{at[name]:.2f} / {at[f'{name}_rope']:.2f}" for name in ("r_q", "r_k")),
+        *(f"{at[f'{name}_excess']:+.3f} ± {at[f'{name}_error']:.3f}" for name in ("r_q", "r_k")),
+        *("–" if each is None else f"{each['r_q_excess']:+.3f}, {each['r_k_excess']:+.3f}" for each in apart),
+        f"{100 * at['dominated']:.0f} % / {100 * at['dominated_rope']:.0f} %",
+    ]
+    return [cell.replace("-", "−") for cell in cells]
+
+
+def write_page(rows: list[str], without: list[str]) -> None:
+    """Put the table where it belongs on the page; `without` says what has no prediction."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
     about = (
         f"Written by `python benchmarks/rope_alone.py` (qkscope {__version__}, torch {torch.__version__}, float32). "
         "Heads that rotate only; stories15M reads 64 stories that it tells itself, all others the 8 longest State of "
-        "the Union addresses, without special tokens. Errors are over documents (8 groups).\n"
+        "the Union addresses, without special tokens. Errors are over documents (8 groups)."
+        + (f" Without a prediction, and so left out: {'; '.join(without)}." if without else "")
+        + "\n"
     )
-    table = "\n".join([HEADER, *rows])
+    table = "\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows])
     PAGE.write_text(f"{before}{START}\n{about}\n{table}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
@@ -318,7 +346,7 @@ def main() -> int:
     if options.capture:
         moments_of(next(case for case in CASES if case.name == options.capture))
         return 0
-    write_page([line for case in CASES for line in lines(case)])
+    write_page([line for case in CASES for line in lines(case)], [said for case in CASES for said in left_out(case)])
     return 0
 
 

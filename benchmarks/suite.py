@@ -22,6 +22,7 @@ from common import (
     spread,
 )
 from gpu import gpu
+from lens_cost import lens_cost
 from side_by_side import more_documents, paths
 from sweep import sweep
 from torch import Tensor
@@ -239,6 +240,7 @@ SUITE = {
     "products": products,
     "growth_with_documents": growth_with_documents,
     "growth_of_analysis": growth_of_analysis,
+    "lenses": lens_cost,
     "whole_run": whole_run,
     "sweep": sweep,
     "startup": startup,

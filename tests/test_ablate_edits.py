@@ -5,10 +5,15 @@ import copy
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import qkscope
 from families import tiny, tokens
 from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, rotated
+from qkscope.ablate.needle import needle_of, plant, require_room
 from qkscope.ablate.passes import Ablation, repeats
+from qkscope.ablate.tap import EditTap, KernelCall
 from qkscope.api import capture_moments
 from qkscope.errors import CaptureError, InputError
 from qkscope.layers import Rotation
@@ -52,6 +57,17 @@ def test_a_pass_without_edits_is_the_models_own_bit_for_bit(model, ablation):
     expected = untouched(model)
     np.testing.assert_array_equal(ablation.edited({}), ablation.begin(IDS[0].numpy()))
     np.testing.assert_allclose(ablation.edited({}), expected, rtol=1e-6)  # losses are of float32 logits
+
+
+def test_an_edit_of_nothing_gives_bit_identical_logits(model):
+    with torch.no_grad():
+        expected = model(IDS[:1]).logits
+        for edits in ({}, {1: {}}):
+            with EditTap(model.model, edits) as tap:
+                assert torch.equal(model(IDS[:1]).logits, expected)
+            assert tap.calls[1] == 1  # the tap was there
+        with EditTap(model.model, {1: {0: HeadEdit(silent=True)}}):
+            assert not torch.equal(model(IDS[:1]).logits, expected)
 
 
 def test_skipping_layers_before_the_edit_changes_nothing(model, ablation, sums):
@@ -201,6 +217,154 @@ def test_edits_that_the_sums_do_not_carry_are_refused_with_what_to_do(model):
         edits_of("kernal", layer_sums(bare, 0, [0]), LENGTH)
     with pytest.raises(InputError, match="no language-model head"):
         Ablation(model.model)
+
+
+# --- where heads look -------------------------------------------------------------------------------
+
+
+def looked_by_hand(q, k, scale, change):
+    """Mean entropy and mean distance over queries but the first, with loops in float64."""
+    entropies, distances = [], []
+    for i in range(1, len(q)):
+        scores = np.array([scale * change(q[i], k[j], i, j) for j in range(i + 1)])
+        weights = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        entropies.append(-sum(w * np.log(w) for w in weights if w > 0))
+        distances.append(sum(w * (i - j) for j, w in enumerate(weights)))
+    return np.mean(entropies), np.mean(distances)
+
+
+def test_entropy_and_distance_of_attention_are_those_computed_by_hand(model, sums):
+    layer, head = 1, 3
+    seen = attention_outputs(model, {})
+    args, kwargs = seen[layer, "call"]
+    q, k = args[0][0, head].numpy(), args[1][0, head // 2].numpy()
+    rotation, of = sums[layer].facts.rotation, sums[layer]
+    mean_q, mean_k = of.q_before.mean[head], of.k_before.mean[head // 2]
+    with Ablation(model) as opened:
+        opened.begin(IDS[0].numpy(), [(layer, head)])
+        found = opened.attention[layer, head]
+        opened.edited({layer: {head: edits_of("kernel", of, LENGTH)[head]}}, [(layer, head)])
+        edited = opened.attention[layer, head]
+    expected = looked_by_hand(q, k, kwargs["scaling"], lambda a, b, i, j: a @ b)
+    assert (found.entropy, found.distance) == pytest.approx(expected)
+    without = looked_by_hand(
+        q, k, kwargs["scaling"], lambda a, b, i, j: a @ b - turned(mean_q, rotation, i - j) @ mean_k
+    )
+    assert (edited.entropy, edited.distance) == pytest.approx(without)
+    assert abs(edited.distance - found.distance) > 1e-3
+
+
+def test_a_head_that_looks_everywhere_alike_has_the_entropy_of_a_uniform_choice():
+    """Without scores a query at position t looks at t + 1 keys alike: entropy ln(t + 1), distance t / 2."""
+    call = KernelCall(*(torch.zeros(1, 2, 6, 4, dtype=torch.float64),) * 3, None, 1.0, True)
+    found = call.attention(0, HeadEdit())
+    assert found.entropy == pytest.approx(np.mean(np.log(np.arange(2, 7))))
+    assert found.distance == pytest.approx(np.mean(np.arange(1, 6) / 2))
+
+
+def test_watching_changes_no_loss(model, ablation):
+    before = ablation.begin(IDS[0].numpy())
+    np.testing.assert_array_equal(ablation.begin(IDS[0].numpy(), [(0, 0), (3, 1)]), before)
+    assert set(ablation.attention) == {(0, 0), (3, 1)}
+    np.testing.assert_array_equal(ablation.edited({}, [(2, 1)]), before)
+    assert set(ablation.attention) == {(2, 1)}
+
+
+# --- needles ----------------------------------------------------------------------------------------
+
+
+def letters(text, add_special_tokens):
+    """A tokenizer of characters."""
+    assert not add_special_tokens
+    return {"input_ids": [ord(character) for character in text]}
+
+
+@given(depth=st.floats(0, 1), document=st.integers(0, 20), length=st.integers(250, 400))
+def test_a_needle_is_planted_once_and_asked_for_at_the_end(depth, document, length):
+    needle, ids = needle_of(letters, document, seed=0), np.arange(10_000, 10_000 + length)
+    found = plant(ids, needle, depth)
+    assert len(found) == length
+    text = "".join(chr(each) if each < 10_000 else "#" for each in found)
+    sentence, answer = "".join(map(chr, needle.statement)), "".join(map(chr, needle.answer))
+    assert text.count(f"{sentence}{answer}.") == 1
+    assert text.endswith(f"{sentence}{answer}")
+    kept = [each for each in found if each >= 10_000]
+    assert kept == list(ids[: len(kept)])  # the document's begin, in order
+    assert found[0] == ids[0]  # what may be a special token stays first
+    place = text.index(sentence) - len(needle.gap)
+    assert abs(place - depth * len(kept)) <= 1
+
+
+def test_needles_differ_between_documents_and_repeat_with_their_seed():
+    answers = [needle_of(letters, document, 0).answer for document in range(6)]
+    assert len(set(answers)) == 6
+    assert needle_of(letters, 3, 0) == needle_of(letters, 3, 0) != needle_of(letters, 3, 1)
+
+
+def test_a_document_that_is_too_short_for_a_needle_is_refused():
+    needle = needle_of(letters, 0, 0)
+    message = f"take {needle.tokens} tokens of this tokenizer, so documents need at least {2 * needle.tokens}, not 99"
+    with pytest.raises(InputError, match=message):
+        plant(np.arange(99), needle, 0.5)
+    with pytest.raises(InputError, match=message):
+        require_room(letters, 99, 0)
+
+
+# --- a model at hand --------------------------------------------------------------------------------
+
+
+def test_a_model_at_hand_is_ablated_as_a_study_is(model):
+    found = qkscope.ablate_heads(model, IDS, edits=["zero", "kernel"], heads=["L1H3"], groups=8)
+    table = found.table.set_index(["edit", "outcome"])
+    assert set(table["documents"]) == {8}
+    without = copy.deepcopy(model)
+    with torch.no_grad():
+        without.model.layers[1].self_attn.o_proj.weight[:, 3 * 16 : 4 * 16] = 0
+    losses = [
+        torch.nn.functional.cross_entropy(each(row[None]).logits[0, :-1], row[1:]).item()
+        for each in (without, model)
+        for row in IDS
+    ]
+    expected = np.array(losses[:8]) - losses[8:]
+    assert table.loc[("zero", "all"), "delta"] == pytest.approx(expected.mean(), rel=1e-4)
+    assert table.loc[("zero", "all"), "delta_se"] == pytest.approx(expected.std(ddof=1) / np.sqrt(8), rel=1e-4)
+    assert found.controls.empty
+    # The mean of each document comes from the seven others.
+    others = layer_sums(capture_moments(model, IDS[1:], groups=7), 1, [3])
+    with Ablation(model) as opened:
+        before = opened.begin(IDS[0].numpy())
+        by_hand_delta = opened.edited({1: edits_of("kernel", others, LENGTH)}) - before
+    documents = found.documents.set_index(["edit", "outcome", "document"])
+    assert documents.loc[("kernel", "all", 0), "delta"] == pytest.approx(by_hand_delta.mean(), rel=1e-6)
+
+
+def test_heads_of_a_model_at_hand_are_compared_with_random_ones(model):
+    told = []
+    found = qkscope.ablate_heads(
+        model, IDS, edits=["zero"], top=2, together=True, controls=3, progress=lambda *done: told.append(done)
+    )
+    row = found.controls.set_index("outcome").loc["all"]
+    assert (row["group"], row["heads"], row["draws"]) == ("top 2 by r_q", 2, 3)
+    assert row["low"] < row["excess"] < row["high"]
+    assert told == [(done, 8) for done in range(1, 9)]
+
+
+def test_what_is_wrong_with_an_ablation_at_hand_is_said(model):
+    for arguments, message in (
+        ({"edits": "zero"}, r"edits is a single word; put it in a list: \['zero'\]"),
+        ({"edits": ["zorro"]}, "'zorro' is no edit"),
+        ({"heads": ["L9H9"]}, "there is no head L9H9"),
+        ({"needle": [0.5]}, "give the model's tokenizer, too"),
+        ({"groups": 2}, "2 document groups, fewer than 4; capture more documents"),
+    ):
+        with pytest.raises(InputError, match=message):
+            qkscope.ablate_heads(model, IDS, **arguments)
+
+
+def test_a_family_that_cannot_be_edited_is_refused_at_hand():
+    with pytest.raises(InputError, match="softcap"):
+        qkscope.ablate_heads(tiny("gemma2", sliding_window=16), IDS, edits=["zero"], heads=["L0H0"])
 
 
 def test_tokens_that_end_a_run_seen_before_are_found():

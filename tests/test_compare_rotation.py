@@ -1,4 +1,4 @@
-"""Published means along the drift axis against a run's: values, tolerances, words, picture."""
+"""Published means and quartiles along the drift axis against a run's: values, tolerances, words, picture."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from qkscope.compare import tolerance
 from qkscope.compare.figure import draw_published_comparison
 from qkscope.compare.judge import compare_with_published, published_sample
 from qkscope.compare.references import load_reference
-from qkscope.compare.rotation import MEASURES
+from qkscope.compare.rotation import MEANS, WORDS
 from qkscope.compare.write import compare_results
 from qkscope.lenses.rotation.table import TABLE
 from qkscope.results.read import Entries, Entry
@@ -24,9 +24,22 @@ REFERENCE = load_reference("smollm3-3b")
 PUBLISHED = REFERENCE.tables["rotation"].set_index("model")
 
 
+def spread_out(name):
+    """300 heads of each checkpoint with the published mean and quartiles: two at each quartile, the rest around."""
+    found = []
+    for row in PUBLISHED.to_dict("records"):
+        low, high = row[f"{name}_p25"], row[f"{name}_p75"]
+        heads = np.repeat([low, low, (low + high) / 2, high, high], [74, 2, 148, 2, 74])
+        lacking = 300 * row[name] - heads.sum()
+        heads[slice(226, None) if lacking > 0 else slice(74)] += lacking / 74
+        assert np.all(np.diff(heads) >= 0)
+        found.append(np.random.default_rng(0).permutation(heads))
+    return np.concatenate(found)
+
+
 @pytest.fixture(scope="module")
 def rotated():
-    """Heads whose means are the published ones, half of them with the sign of r and slope turned round."""
+    """Heads whose means and quartiles are the published ones, half with the sign of r and slope turned round."""
     heads = published_heads()[["model", "layer", "head", "depth"]].reset_index(drop=True)
     rng = np.random.default_rng(0)
     means = PUBLISHED.loc[heads["model"]].reset_index(drop=True)
@@ -35,12 +48,12 @@ def rotated():
     spread -= spread.reshape(10, -1).mean(axis=1).repeat(300)  # of no mean in any checkpoint
     columns = dict.fromkeys(TABLE.names, 0.5)
     columns |= {
-        "r_k_a": sign * (means["r_k_a_abs"] + spread),
+        "r_k_a": sign * spread_out("r_k_a_abs"),
         "alpha_k": sign * means["alpha_k_abs"] * (1 + spread),
-        "separation_strength": means["separation_strength"] + spread,
-        "plane_var_fraction": means["plane_var_fraction"] - spread,
+        "separation_strength": spread_out("separation_strength"),
+        "plane_var_fraction": spread_out("plane_var_fraction"),
         "mu_q_a": means["mu_q_a"] + spread,
-        "bias_strength": means["bias_strength"] * (1 - spread),
+        "bias_strength": spread_out("bias_strength"),
         "r_q_a": 0.6,
         "alpha_q": 0.6 * math.sqrt(12.0) * 2.0 / heads["model"].map(dict(zip(PUBLISHED.index, CONTEXTS, strict=True))),
     }
@@ -49,7 +62,8 @@ def rotated():
 
 
 def judged(table, allowed=None):
-    return compare_with_published(published_heads(), list(PUBLISHED.index), REFERENCE, allowed, table)
+    of_lenses = {} if table is None else {"rotation": table}
+    return compare_with_published(published_heads(), list(PUBLISHED.index), REFERENCE, allowed, of_lenses)
 
 
 def cells_of(found):
@@ -57,8 +71,10 @@ def cells_of(found):
 
 
 def test_the_shipped_numbers_are_the_published_ones():
-    assert list(PUBLISHED.columns) == list(MEASURES)
-    assert PUBLISHED.loc["stage3-step-4720000"].tolist() == [0.918, 0.317, 0.344, 0.00408, 4.65, 0.0194]
+    assert set(PUBLISHED.columns) == set(WORDS)
+    assert PUBLISHED.loc["stage3-step-4720000", list(MEANS)].tolist() == [0.918, 0.317, 0.344, 0.00408, 4.65, 0.0194]
+    quartiles = ["r_k_a_abs_p25", "r_k_a_abs_p75", "bias_strength_p25", "bias_strength_p75"]
+    assert PUBLISHED.loc["stage3-step-4720000", quartiles].tolist() == [0.9, 0.951, 0.01332, 0.02525]
     assert PUBLISHED.loc["lc-32k-to-64k-step-20000", "alpha_k_abs"] == 0.000269
     assert list(PUBLISHED.index) == list(REFERENCE.names)
 
@@ -66,7 +82,7 @@ def test_the_shipped_numbers_are_the_published_ones():
 def test_a_table_with_the_published_means_is_reproduced_whatever_its_signs(rotated):
     found = judged(rotated)
     cells = cells_of(found)
-    assert len(cells) == 60
+    assert len(cells) == 140
     np.testing.assert_allclose(cells["value"], cells["reference"], rtol=1e-9)
     assert set(cells["verdict"]) == {"reproduced"}
     assert found.reproduced
@@ -87,6 +103,10 @@ def test_tolerances_by_hand(rotated):
         "mu_q_a": 0.02 + multiple * noise * 2.0,
         "bias_strength": 0.00005 + multiple * bias * math.hypot(relative, noise * 2.0 / mean),
         "separation_strength": 0.0005 + multiple * math.sqrt(2) * 2 * 0.348 * 0.652 / math.sqrt(16000) * factor,
+        # quartiles are as noisy as one head: nothing is averaged
+        "r_k_a_abs_p25": 0.002 + multiple * noise / factor * (1 - 0.892**2),
+        "plane_var_fraction_p75": 0.001 + multiple * math.sqrt(2) * 2 * 0.414 * 0.586 / math.sqrt(16000),
+        "bias_strength_p25": 0.00005 + multiple * 0.00254 * math.hypot(relative, noise * 2.0 / mean) / factor,
     }
     for name, allowed in expected.items():
         assert cells.loc[(model, name), "tolerance"] == pytest.approx(allowed, rel=1e-9), name
@@ -99,7 +119,11 @@ def test_one_mean_beyond_its_tolerance_differs_and_no_other(rotated, column, cel
     for times, verdict in ((0.9, "reproduced"), (1.1, "differs")):
         moved = rotated.copy()
         here = moved["model"] == model
-        moved.loc[here, column] -= np.sign(moved.loc[here, column]) * times * allowed
+        if column == "r_k_a":  # the lowest only, which moves the mean and no quartile
+            here &= moved[column].abs() < 0.85
+            assert 10 < here.sum() < 75
+        share = here.sum() / 300
+        moved.loc[here, column] -= np.sign(moved.loc[here, column]) * times * allowed / share
         cells = cells_of(judged(moved))
         assert cells.loc[(model, cell), "verdict"] == verdict
         assert (cells["verdict"] != "reproduced").sum() == (verdict == "differs")
@@ -109,6 +133,8 @@ def test_a_given_tolerance_is_a_share_of_slopes_and_means(rotated):
     cells = cells_of(judged(rotated, 0.05))
     row = cells.xs("stage1-step-40000")["tolerance"]
     assert row["r_k_a_abs"] == row["plane_var_fraction"] == 0.05
+    assert row["separation_strength_p75"] == 0.05
+    assert row["bias_strength_p25"] == pytest.approx(0.05 * 0.00442)
     assert row["alpha_k_abs"] == pytest.approx(0.05 * 0.00319)
     assert row["mu_q_a"] == pytest.approx(0.05 * 2.89)
 
@@ -116,7 +142,7 @@ def test_a_given_tolerance_is_a_share_of_slopes_and_means(rotated):
 def test_references_without_such_means_are_compared_as_before(rotated):
     tables = {name: table for name, table in REFERENCE.tables.items() if name != "rotation"}
     plain = dataclasses.replace(REFERENCE, tables=tables)
-    found = compare_with_published(published_heads(), list(PUBLISHED.index), plain, None, rotated)
+    found = compare_with_published(published_heads(), list(PUBLISHED.index), plain, None, {"rotation": rotated})
     assert "rotation" not in set(found.cells["what"])
     assert found.reproduced
 
@@ -136,16 +162,16 @@ def test_a_results_folder_is_compared_at_own_contexts_and_says_what_is_missing(t
     monkeypatch.setattr(pictures, "save_comparison", lambda *_: [])
     told = compare_results(write(tmp_path / "run", rotated), "published:smollm3-3b", out=tmp_path / "a")
     assert told.reproduced
-    assert "means along the drift axis: 60 of 60 reproduced" in told.lines
+    assert "means and quartiles along the drift axis: 140 of 140 reproduced" in told.lines
     card = (tmp_path / "a" / "README.md").read_text()
-    assert "| means along the drift axis | 60 |" in card
+    assert "| means and quartiles along the drift axis | 140 |" in card
     bare = compare_results(write(tmp_path / "bare"), "published:smollm3-3b", out=tmp_path / "b")
     assert bare.reproduced
-    assert not any("means along the drift axis: " in line for line in bare.lines)
-    said = "60 published means along the drift axis are not compared: these results have no rotated.csv"
+    assert not any("along the drift axis: 140" in line for line in bare.lines)
+    said = "140 published means and quartiles along the drift axis are not compared: these results have no rotated.csv"
     assert any(said in line for line in bare.lines)
     assert said in (tmp_path / "b" / "README.md").read_text()
-    assert len(told.cells) == len(bare.cells) + 60
+    assert len(told.cells) == len(bare.cells) + 140
 
 
 def test_slopes_are_spelled_with_digits_that_count(tmp_path, rotated, monkeypatch):

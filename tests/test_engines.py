@@ -381,6 +381,30 @@ def test_without_a_shared_folder_sums_come_through_the_object_store(study, tmp_p
         )
 
 
+@pytest.mark.slow
+def test_an_ablation_on_ray_makes_the_same_bytes(study, tmp_path, cluster, monkeypatch):
+    from qkscope.ablate.choice import HeadChoice
+    from qkscope.ablate.study import AblationOptions, ablate_study
+    from qkscope.ablate.work import AblationSettings
+    from qkscope.run.engines import ray as engine
+
+    path, out = study(groups=4), tmp_path / "out"
+    run_study(path, out)
+    settings = AblationSettings(edits=("zero",), heads=HeadChoice(("L1H0",)), documents=4, tokens=32)
+    ablate_study(path, out, settings)
+    expected = (out / "ablation.csv").read_bytes()
+    for part in (out / ".ablation").glob("*/*.json"):
+        part.unlink()
+    made, _ = cluster(1)
+    there = AblationOptions("ray", Placement(address=made.address))
+    ablate_study(path, out, settings, options=there)
+    assert (out / "ablation.csv").read_bytes() == expected
+    next((out / ".ablation").glob("*/*.json")).unlink()
+    monkeypatch.setattr(engine, "_marked", lambda folder: contextlib.nullcontext(tmp_path / "another/moments/.shared"))
+    with pytest.raises(InputError, match="needs a results folder that every worker sees"):
+        ablate_study(path, out, settings, options=there)
+
+
 def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
     """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
     from qkscope.run import execute

@@ -484,7 +484,7 @@ def test_the_profile_has_a_row_per_part_and_gives_the_whole():
     rows = checkpoint_rows(moments, [TABLE, PROFILE, MAP], RowSettings(common=16), model="m")
     parts = rows[PROFILE_FILE]
     assert set(rows[FILE]["estimator"]) == {"closed form"}
-    assert set(rows[FILE]["errors"]) == {"jackknife, covariances within buckets fixed"}
+    assert set(rows[FILE]["errors"]) == {"jackknife, differences between buckets in covariance fixed"}
     own = parts[(parts["window"] == 64) & (parts["head"] == 2)]
     assert own["position"].tolist() == [0, 2, *(5.5 + 4 * i for i in range(15))]
     assert own["n_q"].tolist() == [7, 21, *[28] * 15]
@@ -513,14 +513,42 @@ def test_the_map_is_the_mean_over_heads_by_distance_and_adds_up():
     assert set(found["heads"]) == {0.0, 4.0}
 
 
+def moving(edges, skip):
+    """The same; covariances of all move by as much as their mean over buckets does, lines in each bucket taken out."""
+
+    def at_first(x, kept):
+        """At position 0 groups have means and no squares: the scatter about their means is everybody's."""
+        means = np.stack([x[np.array(GROUPS) == group, 0].mean(axis=0) for group in GROUPS])
+        return np.cov(means[kept].T, bias=True) + (x[:, 0] - means).T @ (x[:, 0] - means) / len(x)
+
+    def mean_rest(x, kept):
+        found = [(b - a) * (at_first(x, kept) if b == 1 else Part(x[kept], a, b).rest) for a, b in buckets(edges, skip)]
+        return sum(found) / (edges[-1] - skip)
+
+    def part(x, low, high, kept=None):
+        found, by = on_lines(edges)(x, low, high, kept), mean_rest(x, kept) - mean_rest(x, slice(None))
+        found.cov, found.rest = found.cov + by, found.rest + by
+        return found
+
+    return part
+
+
 @pytest.mark.parametrize(("edges", "skip"), [(LAYOUT.edges, 0), (LAYOUT.edges, 1), (EIGHT, 0)])
-def test_errors_are_those_of_means_without_each_group_and_covariances_of_all(edges, skip):
+@pytest.mark.parametrize("squares", [True, False])
+def test_errors_are_those_of_means_and_of_the_mean_covariance_without_each_group(edges, skip, squares):
+    """Where groups have squares; elsewhere covariances are those of all."""
     q, k = vectors()
-    moments = captured(q, k, layout=Layout(edges, 5, common=LENGTH))
-    rows = checkpoint_rows(moments, [TABLE], RowSettings(skip=skip), model="m")[FILE].set_index("head")
+    longer = edges if squares else (*edges, 2 * LENGTH)  # groups have squares over the whole, not over its first half
+    moments = Moments(Layout(longer, 5), [FACTS])
+    moments.add(0, *(x if squares else np.concatenate([x, x], axis=2) for x in (q, k)), groups=GROUPS)
+    settings = RowSettings(own=LENGTH, skip=skip)
+    rows = checkpoint_rows(moments, [TABLE], settings, model="m")[FILE].set_index("head")
+    held = "differences between buckets in covariance" if squares else "covariances"
+    assert set(rows["errors"]) == {f"jackknife, {held} fixed"}
     parts = [part for part in cuts(edges) if part[0] >= skip]
+    part = moving(edges, skip) if squares else on_lines(edges)
     whole, *without = (
-        brute(q[:, 3], k[:, 1], parts, kept=[row for row, of in enumerate(GROUPS) if of != group], part=on_lines(edges))
+        brute(q[:, 3], k[:, 1], parts, kept=[row for row, of in enumerate(GROUPS) if of != group], part=part)
         for group in (None, *range(5))
     )
     for name in WHOLE:

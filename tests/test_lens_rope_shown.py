@@ -18,6 +18,7 @@ from qkscope.lenses.rope.summaries import beside_measured
 from qkscope.lenses.rope.table import FILE
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
+from qkscope.stats.jackknife import jackknife_error
 from qkscope.tables.from_moments import analyze_files
 from reports import card_text, drawing
 from rope_world import turn
@@ -32,13 +33,14 @@ def rotation(base):
     return Rotation(tuple((i, i + 4) for i in range(4)), angles)
 
 
-def moments_of(number, context, base, common, known=True):
+def moments_of(number, context, base, common, known=True, unmeasured=()):
     """A checkpoint whose means at rest grow with training, and with them what RoPE makes of position."""
     by = rotation(base)
     rotary = "rotary" if known else "unknown"
     facts = [
         LayerFacts(i, HEADS, KEYS, WIDTH, "nope", score_scale=0.5) if i == NOPE and known
-        else LayerFacts(i, HEADS, KEYS, WIDTH, rotary, rotation=by if known else None, score_scale=0.5)
+        else LayerFacts(i, HEADS, KEYS, WIDTH, rotary, rotation=by if known and i not in unmeasured else None,
+                        score_scale=0.5)
         for i in range(LAYERS)
     ]  # fmt: skip
     about = {"name": f"step-{number}", "label": f"S{number}", "n_layers": LAYERS, "context": context,
@@ -51,7 +53,7 @@ def moments_of(number, context, base, common, known=True):
         for count in (HEADS, KEYS):
             x = rng.normal(size=(GROUPS, count, context, WIDTH)) + 0.1 * rng.normal(size=(GROUPS, count, 1, WIDTH))
             x += (1 + number) * same.normal(size=(1, count, 1, WIDTH))
-            parts.append(turn(x, np.arange(context), by) if layer.rotation or not known else x)
+            parts.append(turn(x, np.arange(context), by) if layer.rotation or layer.rotary != "nope" else x)
         moments.add(layer.layer, *parts, groups=list(range(GROUPS)))
     return moments
 
@@ -59,9 +61,10 @@ def moments_of(number, context, base, common, known=True):
 def folder_of(place, run=RUN, kind="checkpoints", **options):
     place.mkdir(parents=True, exist_ok=True)
     known, detail = options.pop("known", True), options.pop("detail", True)
+    unmeasured = options.pop("unmeasured", ())
     files = [place / f"step-{number}.safetensors" for number in range(len(run))]
     for number, (context, base) in enumerate(run):
-        moments_of(number, context, base, min(c for c, _ in run), known).save(files[number])
+        moments_of(number, context, base, min(c for c, _ in run), known, unmeasured).save(files[number])
     common = min(context for context, _ in run)
     return analyze_files(files, Silent(), "test", out=place / "out", common_window=common, kind=kind, detail=detail)
 
@@ -223,7 +226,7 @@ def test_parts_within_two_errors_are_named_and_not_claimed(tables, tmp_path):
     takeaway = card.partition("## Key Takeaway")[2]
     assert "no part is beyond two errors; within two errors of 0: " in takeaway
     assert not re.search(r"[+−]\d\.\d+ ± \d\S* by", takeaway)
-    assert "do not, beyond two errors" in card
+    assert "As a doing of the weights this is not decided from" in card
 
 
 def test_the_card_of_predictions_claims_an_excess_only_beyond_two_errors(tables):
@@ -265,6 +268,25 @@ def test_nothing_is_drawn_where_nothing_can_be_predicted_or_details_are_left_out
     assert not tables.own.has(kernel.FILE)
     assert drawing(tables, "rope_kernel") is None
     assert drawing(tables, "rope_split") is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*has no prediction")
+def test_a_layer_whose_rotation_could_not_be_measured_is_left_out_and_named(tmp_path):
+    """Means, measured ones too, and their errors are of the other layers alone."""
+    folder = folder_of(tmp_path, RUN[:2], unmeasured=(2,))
+    tables = build_tables(load_results(folder))
+    row = tables.own.table("rope_alone").set_index(["model", "layer_kind"]).loc[("step-1", "rotary")]
+    assert row["heads"] == HEADS
+    heads = pd.read_csv(folder / "replicates.csv").query("model == 'step-1' and layer == 0 and window == 64")
+    without = [heads[f"r_q_without_{group}"].mean() for group in range(GROUPS)]
+    assert row["r_q"] == pytest.approx(heads["r_q"].mean())
+    assert row["r_q_se"] == pytest.approx(jackknife_error(row["r_q"], without, [1] * GROUPS), rel=1e-6)
+    assert row["r_q_excess_se"] > 0
+    for name in ("rope_alone", "rope_excess"):
+        card = plain(card_text(tables, name))
+        said = "layer 2 of 2 checkpoints, because the rotation of the layer could not be measured."
+        assert f"Left out, without a prediction: {said}" in card
+        assert "nan" not in card
 
 
 def test_of_many_steps_those_with_a_new_window_or_base_and_the_largest_are_drawn():

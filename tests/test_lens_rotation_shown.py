@@ -211,24 +211,11 @@ def test_the_bias_card_says_what_a_slope_per_token_hides(run):
     assert hidden.split(". ")[0].strip() in text.partition("## Key Takeaway")[2]
 
 
-def test_the_bias_card_compares_position_dominated_heads_with_the_others(run):
-    said = card_text(run, "rotation_bias").partition("**Does it hold here?**")[2].partition("\n\n")[0]
-    assert "Position-dominated heads are said to implement a bias" in said
-    assert any(verdict in said for verdict in ("It holds", "does not hold", "not decided", "too few heads"))
-
-
 def test_the_drift_card_says_whether_keys_follow_position_more_closely(run):
     said = card_text(run, "rotation_drift").partition("**Does it hold here?**")[2].partition("\n\n")[0]
     heads = run.own.table(FILE).query("model == 'step-2'")
     assert f"difference {(heads['r_k_a'].abs() - heads['r_q_a'].abs()).mean():.2f}"[:15] in said
     assert "along a this holds at S2" in said or "along a this holds at step-2" in said
-
-
-def test_the_depth_card_weighs_early_against_late_layers(run):
-    """Slopes grow with the layer by construction, so that early layers do not carry more."""
-    said = card_text(run, "rotation_depth_map").partition("**Does it hold here?**")[2].partition("\n\n")[0]
-    assert "It does not hold" in said
-    assert "of rotary layers is smaller in the first than in the last three tenths" in said
 
 
 def test_the_planes_card_states_its_rule_and_errors(run):

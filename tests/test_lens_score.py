@@ -359,6 +359,32 @@ def test_the_map_has_the_mean_score_of_each_query_bucket_with_each_part_of_the_k
             assert row.to_first == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
+@pytest.mark.parametrize("kind", ["gqa", "mha, sliding"])
+def test_errors_of_the_map_are_those_of_means_without_each_group(kind):
+    """Only means and lines count, and groups have their own: nothing is held fixed, at either window."""
+    facts = KINDS[kind]
+    q, k = vectors(facts)
+    rows = checkpoint_rows(captured(q, k, facts), [MAP], RowSettings(common=12), model="m")[MAP.file]
+    assert set(rows["window"]) == {LENGTH, 12}
+    assert set(rows["errors"]) == {"jackknife"}
+    for row in rows[rows["head"] == 1].itertuples():
+        edges = edges_of(row.window, 0)
+        cells = key_cells(tuple(edges))
+
+        def scores(kept, row=row, edges=edges, cells=cells):
+            query = q[kept, row.head, row.start : row.end].mean(axis=(0, 1))
+            line = line_and_rest(k[kept, row.kv_head, : row.window], edges)[0]
+            return np.array([line[a:b].mean(axis=0) @ query for a, b in pairwise(cells)])
+
+        every = scores(slice(None))
+        without = [scores([i for i, of in enumerate(GROUPS) if of != group]) for group in range(5)]
+        expected = jackknife_error(every, np.array(without), np.bincount(GROUPS))
+        for cell, name in enumerate(TO_CELLS[: len(cells) - 1]):
+            if np.isfinite(getattr(row, name)):
+                # groups keep their sums in single precision
+                assert getattr(row, f"{name}_se") == pytest.approx(expected[cell], rel=1e-5)
+
+
 def test_few_positions_have_few_parts():
     assert key_cells((0, 1, 4, 9)) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert key_cells((0, 4)) == (0, 1, 2, 3, 4)

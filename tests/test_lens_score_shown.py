@@ -200,8 +200,8 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
 
 
 def test_the_card_by_depth_says_whether_early_layers_carry_position(tables):
-    text = card_text(tables, "score_depth")
-    assert "among rotary layers): the opposite holds" in text  # layer 2 was made to follow position more than layer 0
+    """Layer 2 was made to follow position more than layer 0."""
+    assert "in early than in late layers. Contradicted at" in card_text(tables, "score_depth")
 
 
 def test_cards_of_single_heads_name_them(tables):

@@ -13,7 +13,7 @@ import pytest
 
 from browser import axe_script
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.base import Column, HeadTable, Lens, View
+from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, StudyBuild, StudyTable, View
 from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
 from qkscope.page.lens_data import add_lenses
@@ -57,6 +57,36 @@ LENS = Lens(
     ),
     own_views=("something",),
 )
+SIDES_KEY = ("model", "side", "kind")
+SIDES = StudyTable(
+    "sides.csv",
+    (
+        Column("gap", "How far the sides are apart.", "per token"),
+        Column("from", "Where its interval begins.", error=None),
+        Column("to", "Where it ends.", error=None),
+    ),
+    (*SIDES_KEY, "windows"),
+    (*SIDES_KEY, "windows"),
+)
+SIDED = Lens(
+    "sides",
+    "Sides",
+    "How far are the sides apart?",
+    of_study=(StudyBuild((SIDES,), None),),
+    intervals=(
+        IntervalView("Gap by side", "sides.csv", ("side", "kind"), "gap", "from", "to", (("kind", "all"),), "Wide."),
+        IntervalView("Never written", "gone.csv", ("side",), "gap", "from", "to"),
+    ),
+)
+SIDES_ROWS = pd.DataFrame(
+    [
+        ("one", "left", "all", 0.5, 0.25, 0.75),
+        ("one", "right", "all", -0.125, -0.5, 0.25),
+        ("one", "right", "some", 9.0, 8.0, 10.0),
+        ("three", "left", "all", 1.5, np.nan, np.nan),
+    ],
+    columns=[*SIDES_KEY, "gap", "from", "to"],
+).assign(gap_se=0.1, windows="own")
 
 
 def lens_rows(seed, window=None):
@@ -209,6 +239,19 @@ def test_a_view_that_cannot_be_drawn_is_refused(tables, view, says):
     lens = Lens("tilt", "t", "q", tables=(TILT,), views=(view,))
     with pytest.raises(ValueError, match=says):
         add_lenses(Pack(), GRID, [lens], tables, {})
+
+
+def test_rows_of_a_table_about_the_study_are_shown_with_their_intervals():
+    (lens,) = add_lenses(Pack(), GRID, [SIDED], {"sides.csv": {"own": SIDES_ROWS}}, {})
+    (view,) = lens["intervals"]
+    assert (view["title"], view["label"], view["card"]) == ("Gap by side", "gap (per token)", None)
+    assert view["definition"] == "How far the sides are apart."
+    assert view["rows"] == [
+        {"checkpoint": 0, "name": "left: all", "value": 0.5, "low": 0.25, "high": 0.75},
+        {"checkpoint": 0, "name": "right: all", "value": -0.125, "low": -0.5, "high": 0.25},
+        {"checkpoint": 2, "name": "left: all", "value": 1.5, "low": None, "high": None},
+    ]
+    assert json.loads(json.dumps(lens, allow_nan=False)) == lens
 
 
 def test_a_column_name_stands_for_one_column_and_a_head_has_one_row(tables):
@@ -491,3 +534,31 @@ def test_lens_views_fit_and_print(visit, report, width):
         page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
         drawn = page.locator("#lens-tilt svg.surface").evaluate_all("all => all.map((node) => node.childElementCount)")
         assert min(drawn) > 10
+
+
+def test_intervals_follow_the_slider_and_say_where_nothing_was_measured(visit, tmp_path):
+    SIDES_ROWS.to_csv(tmp_path / "sides.csv", index=False)
+    with visit(write_study(tmp_path, (SIDED,))) as page:
+        view = page.locator("#view-lens-sides-interval-0")
+        view.evaluate("node => node.scrollIntoView({block: 'center'})")
+
+        def drawn(words):
+            page.wait_for_function(
+                "([place, words]) => document.querySelector(place).getAttribute('aria-label').includes(words)",
+                arg=["#view-lens-sides-interval-0 .surface", words],
+            )
+
+        drawn("at Three: left: all 1.500, no interval.")
+        set_slider(page, 1)
+        drawn("at Two: not measured.")
+        assert "Not measured at Two." in view.inner_text()
+        set_slider(page, 0)
+        drawn("left: all 0.5000 (0.2500 to 0.7500); right: all −0.1250 (−0.5000 to 0.2500)")
+        assert view.locator("svg circle, svg path").count() > 3
+        assert "Lines are 95 % intervals" in view.inner_text()
+        box = view.locator("svg").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8 + 12)
+        assert page.locator(".tooltip").inner_text().split("\n") == [
+            "left: all",
+            "gap (per token): 0.5000 (0.2500 to 0.7500)",
+        ]

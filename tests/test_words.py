@@ -15,7 +15,7 @@ import pytest
 
 import qkscope
 from qkscope.cli.arguments import build_parser
-from qkscope.lenses.registry import head_tables, study_builds
+from qkscope.lenses.registry import registered
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -80,10 +80,10 @@ def test_the_test_of_old_words_would_notice():
 def columns_block() -> str:
     """Every column of every lens with its definition; tables of equal columns together."""
     files = defaultdict(list)
-    for table in head_tables():
-        files[table.columns].append(f"`{table.file}`")
-    lines = []
-    for table in (table for each in study_builds() for table in each.tables):
+    lines, of_lenses = [], registered()
+    of_heads = [table for lens in of_lenses for table in lens.tables]
+    of_study = [table for lens in of_lenses for each in lens.of_study for table in each.tables]
+    for table in (*of_heads, *of_study):
         files[table.columns].append(f"`{table.file}`")
     for columns, where in files.items():
         lines += ["", f"{', '.join(where)}:", "", "| column | unit | definition |", "|---|---|---|"]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from qkscope.ablate.at_hand import AblationAtHand
     from qkscope.capture.collect import Batch
     from qkscope.layers import Stage
     from qkscope.moments.layout import Layout
@@ -211,6 +212,57 @@ def analyze(
     heads = None if sample is None else HeadSample(_whole("sample", sample, 1), _whole("seed", seed, -(2**63)))
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
     return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
+
+
+def ablate_heads(
+    model: nn.Module,
+    windows: Iterable[Sequence[int]],
+    *,
+    edits: Sequence[str] = ("kernel", "zero"),
+    heads: Sequence[str] = (),
+    top: int | None = None,
+    by: str = "r_q",
+    together: bool = False,
+    controls: int = 4,
+    groups: int = 8,
+    needle: Sequence[float] = (),
+    attention: bool = False,
+    tokenizer: Any = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> AblationAtHand:
+    """Take position away from heads of a language model at hand and measure the loss of every token of each window.
+
+    `edits` and outcomes are those of `qkscope ablate`; `heads` are names (`L5H3`), categories or `all`, `top` the n
+    with the largest `by`, a column of `analyze`. `together` edits them as one group, against `controls` groups of other
+    heads. What an edit takes away comes from the other windows: window i is in group i mod `groups`, of which there
+    must be at least four. A needle needs the `tokenizer`. `progress` hears how many passes over a window under an edit
+    are done, and of how many.
+    """
+    from qkscope.ablate.at_hand import ablate_windows
+    from qkscope.ablate.choice import HeadChoice
+    from qkscope.ablate.work import AblationSettings
+
+    for name, value in (("edits", edits), ("heads", heads)):
+        if isinstance(value, str):
+            raise InputError(f"{name} is a single word; put it in a list: [{value!r}]")
+    if needle and tokenizer is None:
+        raise InputError("a needle is a text: give the model's tokenizer, too")
+    top, seed = None if top is None else _whole("top", top, 1), _whole("seed", seed, 0)
+    choice = HeadChoice(tuple(heads), top, by, together, _whole("controls", controls, 1), seed)
+    settings = AblationSettings(tuple(edits), choice, seed=seed, needle=tuple(needle), attention=attention)
+    ids, context = _windows(model, windows, None)
+    read: list[Any] = list(ids)
+    moments = capture_moments(model, read, context=context, groups=_whole("groups", groups, 1, MOST_GROUPS))
+    return ablate_windows(model, read, moments, _leading(moments), settings, tokenizer, progress)
+
+
+def _leading(moments: Moments) -> pd.DataFrame:
+    """Component 0 of every head, with its category."""
+    from qkscope.lenses.categories import classify
+
+    table = analyze(moments, components=1)
+    return table.assign(category=classify(table["r_q"], table["r_k"]))
 
 
 def predict(

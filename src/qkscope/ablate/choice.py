@@ -22,6 +22,7 @@ Head = tuple[int, int]  # layer, query head
 Role = Literal["head", "chosen", "control"]
 NAME = re.compile(r"L(\d{1,5})H(\d{1,5})")
 ALL = "all"
+MOST_NAMED = 4  # heads that a label lists
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Unit:
     name: str
     role: Role
     heads: tuple[Head, ...]
+    group: str = ""  # of chosen heads and their controls: what the choice is called
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class HeadChoice:
     together: bool = False  # edit them as one group, against controls
     controls: int = 4  # groups drawn at random
     seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """The choice in words, short enough for a table."""
+        top = "" if self.top is None else f"top {self.top} by {self.by}"
+        names = " ".join(self.names) if len(self.names) <= MOST_NAMED else f"{len(self.names)} heads"
+        return " of ".join(part for part in (top, names) if part) or ALL
 
 
 def head_name(head: Head) -> str:
@@ -57,8 +66,9 @@ def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
         return [Unit(head_name(head), "head", (head,)) for head in chosen]
     everyone = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
     drawn = matched_controls(chosen, everyone, choice.controls, choice.seed)
-    controls = [Unit(f"control {number + 1}", "control", group) for number, group in enumerate(drawn)]
-    return [Unit("chosen", "chosen", tuple(chosen)), *controls]
+    label = choice.label
+    controls = [Unit(f"{label}: control {number + 1}", "control", of, label) for number, of in enumerate(drawn)]
+    return [Unit(label, "chosen", tuple(chosen), label), *controls]
 
 
 def chosen_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,9 @@ class HeadEdit:
     silent: bool = False  # the head puts out zeros
 
 
+Needs = Literal["before rotation", "after rotation"]
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of edit: its definition, and how it is made for the heads of a layer."""
@@ -41,6 +45,7 @@ class Kind:
     name: str
     definition: str  # one sentence, for help, docs and tables
     make: Callable[[LayerSums, int, int], list[HeadEdit]]  # (sums, tokens, seed) -> one for each of sums.heads
+    needs: Needs | None  # which sums it is made of; None: it needs none
 
 
 def edits_of(name: str, sums: LayerSums, tokens: int, seed: int = 0) -> dict[int, HeadEdit]:
@@ -167,15 +172,26 @@ def _nothing(sums: LayerSums, _: int, __: int) -> list[HeadEdit]:
     return [HeadEdit() for _head in sums.heads]
 
 
+_BEFORE: Needs = "before rotation"
+_AFTER: Needs = "after rotation"
 _ALL = (
-    Kind("kernel", "Subtract the mean score at each distance that RoPE makes of the mean query and key.", _kernel),
-    Kind("kernel_measured", "Subtract the mean score of each pair of positions, as measured.", _kernel_measured),
-    Kind("key_mean", "Subtract the mean key, as RoPE turns it, from every key.", _key_mean),
-    Kind("query_mean", "Subtract the mean query, as RoPE turns it, from every query.", _query_mean),
-    Kind("flatten", "Subtract the drift with position along axis a from queries and keys.", _flatten),
-    Kind("flatten_pc0", "Subtract the drift with position along component 0 from queries and keys.", _flatten_pc0),
-    Kind("shuffle", "Give every distance the mean score of another distance.", _shuffle),
-    Kind("zero", "The head puts out zeros: what it is worth at all.", _zero),
-    Kind("nothing", "Compute the head again without a change: what rounding alone does.", _nothing),
+    Kind(
+        "kernel",
+        "Subtract the mean score at each distance that RoPE makes of the mean query and key.",
+        _kernel,
+        _BEFORE,
+    ),
+    Kind(
+        "kernel_measured", "Subtract the mean score of each pair of positions, as measured.", _kernel_measured, _AFTER
+    ),
+    Kind("key_mean", "Subtract the mean key, as RoPE turns it, from every key.", _key_mean, _BEFORE),
+    Kind("query_mean", "Subtract the mean query, as RoPE turns it, from every query.", _query_mean, _BEFORE),
+    Kind("flatten", "Subtract the drift with position along axis a from queries and keys.", _flatten, _AFTER),
+    Kind(
+        "flatten_pc0", "Subtract the drift with position along component 0 from queries and keys.", _flatten_pc0, _AFTER
+    ),
+    Kind("shuffle", "Give every distance the mean score of another distance.", _shuffle, _BEFORE),
+    Kind("zero", "The head puts out zeros: what it is worth at all.", _zero, None),
+    Kind("nothing", "Compute the head again without a change: what rounding alone does.", _nothing, None),
 )
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}

@@ -1,32 +1,37 @@
-"""What an edit does to a document's loss: overall, by position, and for tokens that repeat what was there before.
+"""What an edit does to a document: its loss overall, by position, and on tokens that repeat what was there before.
 
-Differences are taken token by token between two passes of the same document, so what makes a document easy or hard
-cancels. Documents are the sample: a mean over documents has an error, and fewer than four have none.
+Differences are taken between two passes of the same document, so what makes a document easy or hard cancels. Documents
+are the sample: a mean over documents has an error, and fewer than four have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 from qkscope.ablate.passes import Losses
-from qkscope.lenses.base import Column
 
 FEWEST_DOCUMENTS = 4  # with fewer, an error is a guess
+FEWEST_DRAWS = 2  # of controls, for an interval
+LEVEL = 0.95
 EVERY, REPEATED, NEW = "all", "repeated", "new"
-NATS = "nats per token"
+ENTROPY, DISTANCE = "attention entropy", "attention distance"
+NEEDLE = "needle at"
 
-COLUMNS = (
-    Column("heads", "Heads that were edited together.", error=None),
-    Column("documents", "Documents over which means are taken.", error=None),
-    Column("loss", "Mean loss of the model as it is.", NATS, error=None),
-    Column("delta", "How much the mean loss rises with the edit; below 0, it falls.", NATS),
-    Column("delta_se", "Standard error of delta over documents; empty for fewer than four.", NATS, error=None),
-)
+# In one sentence each, for help, docs and tables; those of positions and depths by how they begin.
+OUTCOMES = {
+    EVERY: "Mean loss of all tokens but the first, in nats per token.",
+    REPEATED: "Mean loss of tokens that end a run of three which the document had before: retrieval.",
+    NEW: "Mean loss of all other tokens.",
+    "positions": "Mean loss of the tokens of one quarter of the document.",
+    NEEDLE: "-ln of the probability of the whole answer to a sentence planted at that depth (--needle).",
+    ENTROPY: "Mean entropy of the edited heads' attention over queries, in nats (--attention).",
+    DISTANCE: "Mean distance to where the edited heads look, in tokens (--attention).",
+}
 KEY = ("model", "edit", "unit", "outcome")
 
 
@@ -52,6 +57,12 @@ def outcomes_of(before: Losses, after: Losses, repeated: NDArray[np.bool_], part
     }
 
 
+def needle_outcome(before: Losses, after: Losses, depth: float, answer: int) -> tuple[str, float, float]:
+    """-ln of the probability of the last `answer` tokens, all together, and how much it rises."""
+    found, edited = float(before[-answer:].sum()), float(after[-answer:].sum())
+    return f"{NEEDLE} {100 * depth:g} %", found, edited - found
+
+
 def over_documents(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per checkpoint, edit, unit and outcome from one row per document of each.
 
@@ -60,11 +71,12 @@ def over_documents(rows: pd.DataFrame) -> pd.DataFrame:
     groups = rows.groupby(list(KEY), sort=False)
     found = groups.agg(
         role=("role", "first"),
+        group=("group", "first"),
         layer=("layer", "first"),
         head=("head", "first"),
         heads=("heads", "first"),
         documents=("delta", "count"),
-        loss=("loss", "mean"),
+        before=("before", "mean"),
         delta=("delta", "mean"),
         spread=("delta", "std"),
     ).reset_index()
@@ -73,20 +85,45 @@ def over_documents(rows: pd.DataFrame) -> pd.DataFrame:
     return found.drop(columns="spread")
 
 
-def against_controls(rows: pd.DataFrame, outcome: str = EVERY) -> pd.DataFrame:
-    """How much more the chosen heads matter than the mean of their controls, paired over documents."""
-    here = rows[rows["outcome"] == outcome]
+def against_controls(rows: pd.DataFrame) -> pd.DataFrame:
+    """How much more the chosen heads matter than matched random ones: a row per checkpoint, edit, group and outcome.
+
+    Two things are samples here. Documents: the difference from the mean control is taken document by document. Draws:
+    other random heads would have given another mean control. The variance of the excess is the sum of both, and its
+    95 % interval that of Student's t with the degrees of freedom of Welch and Satterthwaite.
+    """
+    grouped = rows[rows["role"] != "head"].groupby(["model", "edit", "group", "outcome"], sort=False)
     found = []
-    for (model, edit), part in here.groupby(["model", "edit"], sort=False):
+    for key, part in grouped:
         chosen = part[part["role"] == "chosen"].set_index("document")["delta"]
-        controls = part[part["role"] == "control"].groupby("document")["delta"]
-        if chosen.empty or not controls.ngroups:
+        controls = part[part["role"] == "control"].pivot_table("delta", "document", "unit", sort=False)
+        if chosen.empty or controls.empty:
             continue
-        excess = (chosen - controls.mean()).dropna()
-        error = float(excess.std() / np.sqrt(len(excess))) if len(excess) >= FEWEST_DOCUMENTS else float("nan")
-        values: Mapping[str, object] = {
-            "model": model, "edit": edit, "chosen": chosen.mean(), "controls": controls.mean().mean(),
-            "excess": excess.mean(), "excess_se": error, "documents": len(excess),
-        }  # fmt: skip
-        found.append(values)
+        about = dict(zip(("model", "edit", "group", "outcome"), key, strict=True))
+        found.append({**about, "heads": int(part["heads"].iloc[0]), **_excess(chosen, controls)})
     return pd.DataFrame(found)
+
+
+def _excess(chosen: pd.Series[float], controls: pd.DataFrame) -> dict[str, float]:
+    """One comparison: `controls` is documents by draws."""
+    excess = (chosen - controls.mean(axis=1)).dropna()
+    draws = controls.loc[excess.index].mean()  # of each draw
+    documents, error, reach = len(excess), float("nan"), float("nan")
+    if documents >= FEWEST_DOCUMENTS and len(draws) >= FEWEST_DRAWS:
+        over = np.array([excess.var() / documents, draws.var() / len(draws)])
+        error = float(np.sqrt(over.sum()))
+        freedom = over.sum() ** 2 / (over**2 / (documents - 1, len(draws) - 1)).sum() if over.sum() > 0 else np.inf
+        reach = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * error
+    mean = float(excess.mean())
+    own = float(chosen[excess.index].mean())
+    return {
+        "documents": documents,
+        "draws": len(draws),
+        "chosen": own,
+        "controls": float(draws.mean()),
+        "excess": mean,
+        "excess_se": error,
+        "low": mean - reach,
+        "high": mean + reach,
+        "exceeds": int((draws < own).sum()),
+    }

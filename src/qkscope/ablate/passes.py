@@ -6,7 +6,7 @@ memory allows, so that a pass with an edit begins at L.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qkscope.ablate.tap import CheckTap, Edits, EditTap
+from qkscope.ablate.tap import Attention, CheckTap, Edits, EditTap
 from qkscope.capture.backbone import evaluation, forward_signature, input_device, text_backbone
 from qkscope.errors import CaptureError, InputError
 
@@ -62,23 +62,32 @@ class Ablation:
             raise CaptureError("no attention call arrived from this model, so none of its heads can be edited")
         return tap.refused
 
-    def begin(self, ids: NDArray[np.int64]) -> Losses:
-        """Take up a document: the loss of each token but the first, without edits."""
-        self._ids, self._tap.edits = self._tokens(ids), {}
+    @property
+    def attention(self) -> dict[tuple[int, int], Attention]:
+        """Where the watched heads looked in the last pass, by (layer, head)."""
+        return self._tap.attention
+
+    def begin(self, ids: NDArray[np.int64], watched: Collection[tuple[int, int]] = ()) -> Losses:
+        """Take up a document: the loss of each token but the first, without edits; `watched` heads fill `attention`."""
+        self._ids = self._tokens(ids)
         self._kept.clear()
         with self._keeping():
-            return self._losses()
+            return self._pass({}, watched)
 
-    def edited(self, edits: Edits) -> Losses:
+    def edited(self, edits: Edits, watched: Collection[tuple[int, int]] = ()) -> Losses:
         """The losses of the same document with edits."""
         if self._ids is None:
             raise InputError("take up a document with `begin` before editing")
-        self._tap.edits = edits
+        changed = [layer for layer in edits if edits[layer]]
+        with self._beginning_at(min([*changed, *(layer for layer, _ in watched)], default=0)):
+            return self._pass(edits, watched)
+
+    def _pass(self, edits: Edits, watched: Collection[tuple[int, int]]) -> Losses:
+        self._tap.edits, self._tap.watched, self._tap.attention = edits, watched, {}
         try:
-            with self._beginning_at(min((layer for layer in edits if edits[layer]), default=0)):
-                return self._losses()
+            return self._losses()
         finally:
-            self._tap.edits = {}
+            self._tap.edits, self._tap.watched = {}, ()
 
     def _tokens(self, ids: NDArray[np.int64]) -> Tensor:
         return torch.as_tensor(np.asarray(ids), dtype=torch.long)[None].to(input_device(self._backbone))

@@ -7,7 +7,8 @@ kernel's output bit for bit, and a pass without edits is the model's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,23 +25,40 @@ UNKNOWN = ("softcap", "s_aux", "head_mask", "block_mask")  # of a kernel's argum
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
+@dataclass(frozen=True)
+class Attention:
+    """Where a head looks, on average over the queries of a pass but the first, which sees itself only."""
+
+    entropy: float  # of its attention weights, in nats
+    distance: float  # from the query to the keys, in tokens, weighted by attention
+
+
 class EditTap(Tap):
-    """A context manager: while it is open, passes of `backbone` have these edits; `edits` may be changed in between."""
+    """A context manager: while it is open, passes of `backbone` have these edits; `edits` may be changed in between.
+
+    Of the heads in `watched`, (layer, head), each pass leaves in `attention` where they look.
+    """
 
     def __init__(self, backbone: nn.Module, edits: Edits | None = None) -> None:
         super().__init__(backbone, lambda call: None)
         self.edits: Edits = dict(edits or {})
+        self.watched: Collection[tuple[int, int]] = ()
+        self.attention: dict[tuple[int, int], Attention] = {}
 
     def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """The kernel's output with the edited heads' parts replaced."""
         layer = self._layer_of(module)
-        edits = self.edits.get(layer)
-        if not edits:
+        edits, watched = self.edits.get(layer) or {}, [head for of, head in self.watched if of == layer]
+        if not edits and not watched:
             return output
         require_editable(layer, module, kwargs)
+        call = KernelCall.of(module, args, kwargs)
+        for head in watched:
+            self.attention[layer, head] = call.attention(head, edits.get(head, HeadEdit()))
+        if not edits:
+            return output
         own = output[0]  # (batch, tokens, heads, width)
         changed = own.clone()
-        call = KernelCall.of(module, args, kwargs)
         for head, edit in edits.items():
             changed[:, :, head] = 0 if edit.silent else call.attend(head, edit).to(own.dtype)
         return (changed, *output[1:])
@@ -105,20 +123,33 @@ class KernelCall:
 
     def attend(self, head: int, edit: HeadEdit) -> Tensor:
         """The head's output (batch, tokens, width), computed in float32 or better."""
-        precision = torch.promote_types(self.query.dtype, torch.float32)
-        q, k, v = (each.to(precision) for each in self._of_head(head))
+        value = self.value[:, head // self.group]
+        out = torch.empty_like(value, dtype=_precise(self.query))
+        for rows, weights in self._weights(head, edit):
+            out[:, rows] = weights @ value.to(weights.dtype)
+        return out
+
+    def attention(self, head: int, edit: HeadEdit) -> Attention:
+        """Where the head looks with the edit; one that is silent looks where it did."""
+        entropy = distance = 0.0
+        tokens = self.query.shape[2]
+        for rows, weights in self._weights(head, edit):
+            exact = weights.double()
+            entropy += float(torch.special.entr(exact).sum())
+            distance += float((exact * _distances(rows, tokens, exact)).sum())
+        queries = max(1, (tokens - 1) * len(self.query))
+        return Attention(entropy / queries, distance / queries)
+
+    def _weights(self, head: int, edit: HeadEdit) -> Iterator[tuple[slice, Tensor]]:
+        """Attention weights (batch, rows, tokens) of one block of queries after the other."""
+        precision = _precise(self.query)
+        q, k = self.query[:, head].to(precision), self.key[:, head // self.group].to(precision)
         q, k = _shifted(q, edit.query_shift), _shifted(k, edit.key_shift)
-        tokens, out = q.shape[1], torch.empty_like(v)
+        tokens = q.shape[1]
         for start in range(0, tokens, BLOCK):
             rows = slice(start, min(start + BLOCK, tokens))
             scores = q[:, rows] @ k.transpose(1, 2) + self._added(edit, rows, tokens, q)
-            scores = scores * self.scale
-            out[:, rows] = self._masked(scores, head, rows).softmax(dim=-1) @ v
-        return out
-
-    def _of_head(self, head: int) -> tuple[Tensor, Tensor, Tensor]:
-        of_key = head // self.group
-        return self.query[:, head], self.key[:, of_key], self.value[:, of_key]
+            yield rows, self._masked(scores * self.scale, head, rows).softmax(dim=-1)
 
     def _added(self, edit: HeadEdit, rows: slice, tokens: int, like: Tensor) -> Tensor | float:
         """What the edit adds to raw scores (rows, tokens)."""
@@ -127,10 +158,7 @@ class KernelCall:
             query, key = (_tensor(part[:tokens], like) for part in edit.mean_pair)
             found = found - query[rows] @ key.T
         if edit.by_distance is not None:
-            distance = torch.arange(rows.start, rows.stop, device=like.device)[:, None] - torch.arange(
-                tokens, device=like.device
-            )
-            found = found + _tensor(edit.by_distance, like)[distance.clamp_min(0)]
+            found = found + _tensor(edit.by_distance, like)[_distances(rows, tokens, like).clamp_min(0)]
         return found
 
     def _masked(self, scores: Tensor, head: int, rows: slice) -> Tensor:
@@ -143,6 +171,16 @@ class KernelCall:
         mask = self.mask[..., :tokens]
         mask = mask[:, head if mask.shape[1] > 1 else 0, rows]  # (batch or 1, rows, tokens)
         return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
+
+
+def _precise(vectors: Tensor) -> torch.dtype:
+    return torch.promote_types(vectors.dtype, torch.float32)
+
+
+def _distances(rows: slice, tokens: int, like: Tensor) -> Tensor:
+    """From each query of a block back to each key: (rows, tokens)."""
+    queries = torch.arange(rows.start, rows.stop, device=like.device)
+    return queries[:, None] - torch.arange(tokens, device=like.device)
 
 
 def _shifted(vectors: Tensor, shift: Any) -> Tensor:

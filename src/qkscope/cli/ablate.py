@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
+from qkscope.text import counted
 
 if TYPE_CHECKING:
-    from qkscope.ablate.run import AblationSettings, CheckpointAblation
+    from qkscope.ablate.study import AblationOptions
+    from qkscope.ablate.work import AblationSettings, CheckpointAblation
 
 ABOUT = """\
 Take position away from heads and measure what the model loses.
@@ -28,6 +31,18 @@ edits:
   shuffle          every distance gets the mean score of another one
   zero             the head's output: what it is worth at all
   nothing          nothing: what rounding alone does
+
+outcomes (each with its standard error over documents):
+  all              mean loss of all tokens but the first, in nats per token
+  positions ...    the same for each quarter of a document
+  repeated, new    loss of tokens that end a run of three which the document had before, and of the rest
+  needle at ...    --needle: -ln of the probability of a number that a sentence planted at that depth tells, asked for
+                   at the end; documents are shortened so that all has as many tokens as before
+  attention entropy, attention distance
+                   --attention: of the edited heads, mean over queries: entropy of attention weights in nats, and
+                   tokens from the query back to where it looks
+
+Ablations of one study stand beside each other in ablation.csv. Run the same command to continue one that was stopped.
 """
 EXAMPLES = """\
 examples:
@@ -35,12 +50,15 @@ examples:
   qkscope ablate study.yaml --heads position-dominated --together   a category against matched random heads
   qkscope ablate study.yaml --top 20 --by position_share --together --edit kernel --edit shuffle
   qkscope ablate study.yaml --heads L5H3 L7H0 --checkpoint step-50000 --tokens 1024
-  qkscope ablate study.yaml --estimate                              how many passes that is; nothing runs
+  qkscope ablate study.yaml --needle --attention --top 20 --together
+  qkscope ablate study.yaml --workers 8                             eight processes, one per GPU
+  qkscope ablate study.yaml --estimate                              what that costs; nothing runs
 """
+DEPTHS = (0.1, 0.5, 0.9)  # early, in the middle, late
 
 
-def add_ablate(commands: Any) -> None:
-    """The command and its options."""
+def add_ablate(commands: Any, add_engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
+    """The command and its options; `add_engine_options` adds those that say where it runs."""
     summary = "take position away from heads and measure what the model loses"
     parser = add_command(commands, "ablate", "qkscope.cli.ablate:ablate", summary, ABOUT, EXAMPLES)
     parser.add_argument("study", metavar="STUDY", help="study file (.yaml)")
@@ -59,14 +77,21 @@ def add_ablate(commands: Any) -> None:
     parser.add_argument("--documents", type=int, default=16, metavar="N", help="documents to measure on (default: 16)")
     parser.add_argument("--tokens", type=int, metavar="N", help="of each document (default: the checkpoint's context)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of controls and shuffles (default: 0)")
-    parser.add_argument("--estimate", action="store_true", help="say how many passes it takes, and stop")
+    parser.add_argument(
+        "--needle", nargs="*", type=float, metavar="DEPTH",
+        help="also plant a sentence at these depths, 0 to 1 (default: 0.1 0.5 0.9), and ask for it at the end",
+    )  # fmt: skip
+    parser.add_argument("--attention", action="store_true", help="also measure where edited heads look")
+    parser.add_argument("--replace", action="store_true", help="earlier ablations leave the tables (default: stay)")
+    parser.add_argument("--estimate", action="store_true", help="say what it costs, and stop")
     parser.add_argument("--trust-remote-code", action="store_true", help="let Python code that lies with a model run")
+    add_engine_options(parser)
 
 
 def settings_of(options: argparse.Namespace) -> AblationSettings:
     """What the command line asks for."""
     from qkscope.ablate.choice import HeadChoice
-    from qkscope.ablate.run import AblationSettings
+    from qkscope.ablate.work import AblationSettings
 
     choice = HeadChoice(tuple(options.heads), options.top, options.by, options.together, options.controls, options.seed)
     return AblationSettings(
@@ -76,16 +101,34 @@ def settings_of(options: argparse.Namespace) -> AblationSettings:
         tokens=options.tokens,
         only=tuple(options.checkpoint or ()),
         seed=options.seed,
+        needle=() if options.needle is None else tuple(options.needle or DEPTHS),
+        attention=options.attention,
     )
 
 
-def demo_ablation(study: Path) -> AblationSettings:
-    """What the demo ablates in seconds: every head of its last checkpoint, by itself, on a few short documents."""
-    from qkscope.ablate.run import AblationSettings
+def run_options(options: argparse.Namespace) -> AblationOptions:
+    """Where it runs, as the command line says."""
+    from qkscope.ablate.study import AblationOptions
+    from qkscope.run.engines.base import Placement
+
+    placement = Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker)
+    return AblationOptions(options.engine, placement, options.replace, options.trust_remote_code)
+
+
+def demo_ablations(study: Path) -> list[AblationSettings]:
+    """What the demo ablates in seconds, on a few short documents: every head by itself, early, in the middle and late
+    in training; and at the end, the heads with the largest r_q together against random ones."""
+    from qkscope.ablate.choice import HeadChoice
+    from qkscope.ablate.work import AblationSettings
     from qkscope.study.load import load_study
 
-    last = load_study(study).study.checkpoints[-1].name
-    return AblationSettings(edits=("kernel",), documents=8, tokens=128, only=(last,))
+    names = [each.name for each in load_study(study).study.checkpoints]
+    some = tuple(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
+    strongest = HeadChoice(top=12, together=True)
+    return [
+        AblationSettings(edits=("kernel",), documents=8, tokens=128, only=some),
+        AblationSettings(edits=("kernel", "shuffle", "zero"), heads=strongest, documents=8, tokens=128, only=some[-1:]),
+    ]
 
 
 def ablate(options: argparse.Namespace) -> int:
@@ -95,25 +138,30 @@ def ablate(options: argparse.Namespace) -> int:
     from qkscope.cli.progress import progress
 
     quiet_libraries()
-    settings, trust = settings_of(options), options.trust_remote_code
+    settings, how = settings_of(options), run_options(options)
     with progress() as events:
         if options.estimate:
-            _, works = prepare_ablation(options.study, options.out, settings, events, trust_remote_code=trust)
+            _, works = prepare_ablation(options.study, options.out, settings, events, how)
             print("\n".join(estimate_lines(works)))
             return 0
-        folder = ablate_study(options.study, options.out, settings, events, command_line(), trust_remote_code=trust)
+        folder = ablate_study(options.study, options.out, settings, events, command_line(), how)
     print(f"ablation: {folder}/ablation.csv")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
 
 
 def estimate_lines(works: list[CheckpointAblation]) -> list[str]:
-    """How much work each checkpoint is, in passes of a whole document; late layers take part of one."""
-    lines = [
-        f"{work.plan.checkpoint.name}: {len(work.units):,} units x {len(work.settings.edits)} edits x "
-        f"{len(work.documents)} documents of {work.tokens:,} tokens: at most {work.passes:,} passes "
-        f"({work.passes * work.tokens:,} tokens)"
-        for work in works
-    ]
-    total = sum(work.passes * work.tokens for work in works)
-    return [*lines, f"in all at most {total:,} tokens; a head in the middle of the model takes about half a pass"]
+    """How much work each checkpoint is; a pass with an edit begins at the first edited layer."""
+    from qkscope.cli.estimate import scaled
+    from qkscope.cost.ablation import ablation_cost
+
+    lines = []
+    for work in works:
+        cost = ablation_cost([work])
+        lines.append(
+            f"{work.name}: {len(work.units):,} units x {len(work.settings.edits)} edits x {len(work.documents)} "
+            f"documents of {work.tokens:,} tokens: at most {cost.passes:,} passes ({cost.tokens:,} tokens), "
+            f"{scaled(cost.flops)}FLOPs in {counted(len(work.shards), 'shard')}"
+        )
+    whole = ablation_cost(works)
+    return [*lines, f"in all at most {whole.tokens:,} tokens, {scaled(whole.flops)}FLOPs"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
-from qkscope.cli.collage import add_collage
+from qkscope.cli.collage import add_collage, add_vector_options
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
 from qkscope.cli.join import add_join
@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_capture,
         _add_analyze,
         add_predict,
-        add_ablate,
+        _add_ablate,
         add_join,
         add_collage,
         _add_demo,
@@ -103,16 +103,7 @@ def _add_capture_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="delete a checkpoint's files from the Hub cache once its moments are safe (ten 3B checkpoints are 60 GB)",
     )
-    parser.add_argument(
-        "--vectors",
-        type=float,
-        nargs="?",
-        const=0.0,
-        metavar="RATE",
-        help="also keep the raw vectors of a sample of tokens, this share of all, in <results>/vectors/ (without RATE: "
-        "on average one token per position bucket)",
-    )
-    parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: keep the tokens' texts, too")
+    add_vector_options(parser)
     _add_shard_options(parser)
     _add_engine_options(parser)
 
@@ -157,6 +148,10 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--cpus-per-worker", type=float, metavar="N", help="ray: default 1 with a GPU, else all of a node"
     )
     where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+
+
+def _add_ablate(commands: Any) -> None:
+    add_ablate(commands, _add_engine_options)
 
 
 def _positive(text: str) -> int:

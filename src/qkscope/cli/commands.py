@@ -314,8 +314,8 @@ def inspect(options: argparse.Namespace) -> int:
 
 def demo(options: argparse.Namespace) -> int:
     """`qkscope demo`."""
-    from qkscope.ablate.study import ablate_study
-    from qkscope.cli.ablate import demo_ablation
+    from qkscope.ablate.study import AblationOptions, ablate_study
+    from qkscope.cli.ablate import demo_ablations
     from qkscope.cli.progress import progress, training_progress
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
@@ -329,7 +329,8 @@ def demo(options: argparse.Namespace) -> int:
     with progress() as events:
         # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
         run_study(study, folder, events, command=command_line(), options=CaptureOptions(overwrite=True))
-        ablate_study(study, folder, demo_ablation(study), events, command_line())
+        for number, ablation in enumerate(demo_ablations(study)):
+            ablate_study(study, folder, ablation, events, command_line(), AblationOptions(replace=number == 0))
     print(f"results: {folder}/")
     draw_report(folder)
     return 0

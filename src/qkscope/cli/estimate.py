@@ -77,7 +77,20 @@ def estimate_lines(plan: Plan, cluster: Cluster) -> list[str]:
     """What a planned study costs on a cluster, and what limits it."""
     from qkscope.cost.estimate import estimate_plan
 
-    return describe_estimate(estimate_plan(plan, cluster))
+    return [*describe_estimate(estimate_plan(plan, cluster)), ablation_line(plan, cluster)]
+
+
+def ablation_line(plan: Plan, cluster: Cluster) -> str:
+    """What `qkscope ablate` would take after the study, with its defaults."""
+    from qkscope.cost.ablation import ablation_cost, every_head_alone
+
+    works = every_head_alone(plan)
+    cost, settings = ablation_cost(works), works[0].settings
+    return (
+        f"not in it: `qkscope ablate` of every head by itself ({' and '.join(settings.edits)}, up to "
+        f"{settings.documents} documents) takes {scaled(cost.flops)}FLOPs, {cost.hours(cluster):.3g} device hours "
+        "computing; `qkscope ablate STUDY --estimate` says it for other choices"
+    )
 
 
 def describe_estimate(found: Estimate) -> list[str]:

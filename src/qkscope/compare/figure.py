@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from qkscope.compare.judge import DIFFERS, PublishedComparison
-from qkscope.compare.references import ROTATION
+from qkscope.compare.references import PLASTICITY, ROTATION
 from qkscope.compare.two_runs import HeadComparison, category_moves, reference_values
 from qkscope.draw import style
 from qkscope.lenses.base import error_name
@@ -42,15 +42,24 @@ _CURVES = (
 )
 _HEATMAPS = (("heatmap_rq", "mean $r_q$", "Blues"), ("heatmap_rk", "mean $r_k$", "Reds"))
 _BAR = 0.36
-# Means along the drift axis, on a row of their own where they were compared.
-_ROTATION = (
-    ("r_k_a_abs", "mean |r| of keys along a", style.RED, "s"),
-    ("separation_strength", "mean separation", style.PURPLE, "D"),
-    ("plane_var_fraction", "mean share of the plane", style.PURPLE, "o"),
-    ("alpha_k_abs", "mean |slope| of keys", style.RED, "s"),
-    ("mu_q_a", "mean query along a", style.BLUE, "o"),
-    ("bias_strength", "mean bias per token", style.PURPLE, "D"),
-)
+# Means of lenses, on a row of their own where they were compared; quartiles are in the table only.
+_OF_LENSES = {
+    ROTATION: (
+        ("r_k_a_abs", "mean |r| of keys along a", style.RED, "s"),
+        ("separation_strength", "mean separation", style.PURPLE, "D"),
+        ("plane_var_fraction", "mean share of the plane", style.PURPLE, "o"),
+        ("alpha_k_abs", "mean |slope| of keys", style.RED, "s"),
+        ("mu_q_a", "mean query along a", style.BLUE, "o"),
+        ("bias_strength", "mean bias per token", style.PURPLE, "D"),
+    ),
+    PLASTICITY: (
+        ("ap", "mean plasticity", style.PURPLE, "o"),
+        ("ap_first", "mean plasticity, first fifth", style.PURPLE, "s"),
+        ("ap_last", "mean plasticity, last fifth", style.PURPLE, "D"),
+        ("ap_drop", "mean drop of plasticity", style.PURPLE, "^"),
+    ),
+}
+_COLUMNS = 12  # of the grid: rows have 1, 3, 4 or 6 panels
 
 
 def draw_published_comparison(
@@ -62,20 +71,19 @@ def draw_published_comparison(
         rows = len(study.checkpoints)
         tall = max(1.9, 0.24 * rows + 0.6)
         study = replace(study, title=one_line(study.title))
-        with_axis = bool((cells["what"] == ROTATION).any())
-        figure = style.new_figure(13.0, 6.9 + 2 * tall + 2.4 * with_axis, study, headline, note)
+        of_lenses = {what: curves for what, curves in _OF_LENSES.items() if (cells["what"] == what).any()}
+        figure = style.new_figure(13.0, 6.9 + 2 * tall + 2.4 * len(of_lenses), study, headline, note)
         names = [[f"{what} {part}" for part in ("value", "reference", "difference")] for what, _, _ in _HEATMAPS]
-        layout = [[measure for measure, *_ in _CURVES], *names, ["taxonomy"] * 3]
-        heights = [2.7, tall, tall, 2.9]
-        if with_axis:
-            layout = [[each for each in row for _ in range(2)] for row in layout] + [[m for m, *_ in _ROTATION]]
-            heights.append(2.1)
-        axes: dict[str, Axes] = figure.subplot_mosaic(layout, height_ratios=heights)  # type: ignore[arg-type]
-        for measure, label, colour, marker in _ROTATION if with_axis else ():
-            _draw_curve(axes[measure], study, _rows(cells, ROTATION, measure, study), label, colour, marker)
-            axes[measure].tick_params(labelsize=6.5)
-        for measure, label, colour, marker in _CURVES:
-            _draw_curve(axes[measure], study, _rows(cells, "trajectory", measure, study), label, colour, marker)
+        layout = [[measure for measure, *_ in _CURVES], *names, ["taxonomy"]]
+        layout += [[measure for measure, *_ in curves] for curves in of_lenses.values()]
+        wide = [[each for each in row for _ in range(_COLUMNS // len(row))] for row in layout]
+        heights = [2.7, tall, tall, 2.9, *(2.1 for _ in of_lenses)]
+        axes: dict[str, Axes] = figure.subplot_mosaic(wide, height_ratios=heights)  # type: ignore[arg-type]
+        for what, curves in {"trajectory": _CURVES, **of_lenses}.items():
+            for measure, label, colour, marker in curves:
+                _draw_curve(axes[measure], study, _rows(cells, what, measure, study), label, colour, marker)
+                if what in of_lenses:
+                    axes[measure].tick_params(labelsize=6.5)
         _print_discordant(axes["r_k"], study, found.coverage.set_index("model")["discordant"], run)
         for what, label, colours in _HEATMAPS:
             table = cells[cells["what"] == what]

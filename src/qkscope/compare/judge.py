@@ -6,15 +6,17 @@ The outcome is one long table, a row per number: value, reference, difference, t
 `two_runs`, give the same). Tables in, tables out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.compare import rotation, tolerance
-from qkscope.compare.references import ROTATION, PublishedReference
+from qkscope.compare import tolerance
+from qkscope.compare.lens_means import Noise
+from qkscope.compare.lenses import LENS_MEANS
+from qkscope.compare.references import PublishedReference
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses.concordance.table import concordance
@@ -48,6 +50,7 @@ class PublishedComparison:
     coverage: pd.DataFrame
     only_results: tuple[str, ...]
     only_reference: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what a reader has to know about numbers of lenses
 
     @property
     def reproduced(self) -> bool:
@@ -85,11 +88,12 @@ def compare_with_published(
     names: Sequence[str],
     reference: PublishedReference,
     given: float | None = None,
-    rotated: pd.DataFrame | None = None,
+    of_lenses: Mapping[str, pd.DataFrame] | None = None,
     draws: Sequence[pd.DataFrame] = (),
 ) -> PublishedComparison:
-    """Compare a PC0 table (its checkpoints are `names`) with a published study; `rotated` are the same heads' rows of
-    `rotated.csv`, where there are any, and `draws` the same heads as other documents would have given them.
+    """Compare a PC0 table (its checkpoints are `names`) with a published study; `of_lenses` are the same heads' rows of
+    lenses' tables by the name in LENS_MEANS, where there are any, and `draws` the same heads as other documents would
+    have given them.
 
     `given` replaces every tolerance: an absolute difference of correlations and shares of variance, a share of the
     heads for numbers of heads, a share of the number itself for slopes and means. Raises InputError when no published
@@ -99,17 +103,23 @@ def compare_with_published(
     kept = _in_sample(heads, sample, reference)
     coverage = _coverage(heads, kept, names, reference)
     models = [*reference.names, *(name for name in names if name not in set(reference.names))]
-    cells = _aggregates(kept, models, reference, sample, rotated)
+    lenses = {
+        name: LENS_MEANS[name].heads(table, kept)
+        for name, table in (of_lenses or {}).items()
+        if name in reference.tables
+    }
+    cells = _aggregates(kept, models, reference, sample, lenses)
     if not cells["on_both"].any():
         raise InputError(_nothing_published(names, reference, coverage))
-    cells["tolerance"] = _tolerances(cells, kept, sample, reference, given, rotated)
-    drawn = [_aggregates(_in_sample(draw, sample, reference), models, reference, sample, None) for draw in draws]
+    cells["tolerance"] = _tolerances(cells, kept, sample, reference, given, lenses)
+    drawn = [_aggregates(_in_sample(draw, sample, reference), models, reference, sample, {}) for draw in draws]
     cells["error"] = _errors(cells, drawn)
     return PublishedComparison(
         cells=judge(cells),
         coverage=coverage,
         only_results=tuple(name for name in names if name not in set(reference.names)),
         only_reference=tuple(name for name in reference.names if name not in set(names)),
+        notes=tuple(said for name, rows in lenses.items() if (said := LENS_MEANS[name].note(rows))),
     )
 
 
@@ -142,7 +152,7 @@ def _aggregates(
     models: Sequence[str],
     reference: PublishedReference,
     sample: pd.DataFrame,
-    rotated: pd.DataFrame | None,
+    lenses: Mapping[str, pd.DataFrame],
 ) -> pd.DataFrame:
     """Value, reference and on_both of every published number, and of the same numbers of further checkpoints."""
     counts = taxonomy.category_counts(taxonomy.with_category(kept), models)
@@ -152,8 +162,8 @@ def _aggregates(
         "heatmap_rk": (depth.depth_means(kept, "r_k", models), depth.DEPTH_COLUMNS),
         "taxonomy": (counts, taxonomy.CATEGORIES),
     }
-    if rotated is not None and ROTATION in reference.tables:
-        values[ROTATION] = (rotation.rotation_means(rotated, kept, models), rotation.MEASURES)
+    for name, rows in lenses.items():
+        values[name] = (LENS_MEANS[name].values(rows, models), LENS_MEANS[name].cells)
     complete = _complete_bins(kept, models, sample)
     parts = []
     for what, (table, columns) in values.items():
@@ -165,6 +175,8 @@ def _aggregates(
         by_bin = what.startswith("heatmap")
         measured = [complete[model].get(cell, False) if by_bin else all(complete[model].values())
                     for model, cell in zip(cells["model"], cells["cell"], strict=True)]  # fmt: skip
+        if what in lenses:  # a checkpoint without this lens's numbers lacks them; others are undefined or not
+            measured = [there and not np.isnan(value) for there, value in zip(measured, cells["value"], strict=True)]
         cells["on_both"] = np.array(measured, dtype=bool) & cells["reference"].notna()
         cells["value"] = cells["value"].where(np.array(measured, dtype=bool))
         parts.append(cells.assign(what=what))
@@ -208,7 +220,8 @@ def _given(cells: pd.DataFrame, reference: PublishedReference, given: float) -> 
     found = []
     for what, cell, value in cells[["what", "cell", "reference"]].itertuples(index=False):
         of_table = given * reference.heads if what == "taxonomy" else given
-        allowed = rotation.given_tolerance(cell, value, given) if what == ROTATION else of_table
+        lens = LENS_MEANS.get(what)
+        allowed = of_table if lens is None else lens.given_tolerance(cell, value, given)
         found.append(np.nan if np.isnan(value) else allowed)
     return found
 
@@ -219,7 +232,7 @@ def _tolerances(
     sample: pd.DataFrame,
     reference: PublishedReference,
     given: float | None,
-    rotated: pd.DataFrame | None,
+    lenses: Mapping[str, pd.DataFrame],
 ) -> list[float]:
     """One tolerance per row, as the module `tolerance` derives it; NaN where there is no published number."""
     if given is not None:
@@ -230,20 +243,21 @@ def _tolerances(
     factors = {column: tolerance.mean_factor(layers[bins == i]) for i, column in enumerate(depth.DEPTH_COLUMNS)}
     overall = tolerance.mean_factor(layers)
     in_heads = {str(model): tolerance.count_noise(rows, tokens) for model, rows in kept.groupby("model")}
-    of_axis: dict[tuple[str, str], float] = {}
-    if rotated is not None and ROTATION in reference.tables:
-        of_axis = rotation.rotation_noise(rotated, reference.tables[ROTATION], tokens, overall)
+    of_lens: dict[str, Noise] = {
+        name: LENS_MEANS[name].noise(rows, reference.tables[name], tokens, overall) for name, rows in lenses.items()
+    }
     found = []
     for what, model, cell, value in cells[["what", "model", "cell", "reference"]].itertuples(index=False):
-        if what == ROTATION:
-            noise = of_axis.get((model, cell), np.nan)
+        if what in of_lens:
+            noise = of_lens[what].get((model, cell), np.nan)
         elif what == "taxonomy":
             noise = in_heads.get(model, {}).get(cell, np.nan)
         elif cell == "explained_variance":
             noise = float(tolerance.variance_share_noise(value, tokens)) * overall
         else:
             noise = float(tolerance.correlation_noise(value, tokens)) * factors.get(cell, overall)
-        reading = rotation.reading_error(reference, cell) if what == ROTATION else reference.reading_error[what]
+        lens = LENS_MEANS.get(what)
+        reading = reference.reading_error[what] if lens is None else lens.reading_error(reference, cell)
         found.append(np.nan if np.isnan(value) else reading + multiple * noise)
     return found
 

@@ -7,8 +7,8 @@ import pandas as pd
 
 from qkscope.compare import tolerance as tolerances
 from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED, PublishedComparison
-from qkscope.compare.references import ROTATION, PublishedReference
-from qkscope.compare.rotation import MEASURES
+from qkscope.compare.lenses import LENS_MEANS
+from qkscope.compare.references import PublishedReference
 from qkscope.compare.words import (
     LISTED,
     on_terminal,
@@ -31,7 +31,7 @@ _TABLES = {
     "heatmap_rq": "mean r_q by depth",
     "heatmap_rk": "mean r_k by depth",
     "taxonomy": "heads per category",
-    ROTATION: "means along the drift axis",
+    **{name: lens.title for name, lens in LENS_MEANS.items()},
 }
 
 
@@ -68,7 +68,7 @@ def published_lines(facts: PublishedFacts) -> list[str]:
         tally = tally_of(facts.cells[facts.cells["what"] == what])
         tail = "".join(f", {n} {v}" for v, n in ((DIFFERS, tally[DIFFERS]), (MISSING, tally[MISSING])) if n)
         lines.append(f"{name}: {tally[REPRODUCED]} of {sum(tally.values())} reproduced{tail}")
-    lines += [*_without_rotation(facts), *worst_lines(facts.cells)]
+    lines += [*facts.found.notes, *_without_lenses(facts), *worst_lines(facts.cells)]
     lines += one_side(facts.found.only_results, facts.found.only_reference, on_terminal)
     return [*lines, verdict_words(facts.found.reproduced, tally_of(facts.cells), "published number")]
 
@@ -76,17 +76,16 @@ def published_lines(facts: PublishedFacts) -> list[str]:
 def _compared(facts: PublishedFacts) -> dict[str, str]:
     """The tables of which numbers were compared."""
     there = set(facts.cells["what"])
-    return {what: name for what, name in _TABLES.items() if what != ROTATION or what in there}
+    return {what: name for what, name in _TABLES.items() if what not in LENS_MEANS or what in there}
 
 
-def _without_rotation(facts: PublishedFacts) -> list[str]:
-    """That a part of the publication was not compared, because the results lack the table for it."""
-    if ROTATION not in facts.reference.tables or ROTATION in set(facts.cells["what"]):
-        return []
-    count = len(facts.reference.tables[ROTATION]) * len(MEASURES)
+def _without_lenses(facts: PublishedFacts) -> list[str]:
+    """That parts of the publication were not compared, because the results lack the tables for them."""
+    there = set(facts.cells["what"])
     return [
-        f"{count} published means along the drift axis are not compared: these results have no rotated.csv, which "
-        "qkscope analyze writes."
+        f"{len(facts.reference.tables[name]) * len(lens.cells)} published {lens.title} are not compared: {lens.absent}."
+        for name, lens in LENS_MEANS.items()
+        if name in facts.reference.tables and name not in there
     ]
 
 
@@ -185,7 +184,7 @@ def published_card(facts: PublishedFacts) -> str:
 def _said(facts: PublishedFacts) -> list[str]:
     """What was compared with what, in sentences."""
     heads, windows = _heads_said(facts, escape), _windows_said(facts, escape)
-    return [*heads, *windows, *_signs_said(facts), *_without_rotation(facts)]
+    return [*heads, *windows, *_signs_said(facts), *facts.found.notes, *_without_lenses(facts)]
 
 
 def _incomplete(facts: PublishedFacts) -> list[str]:
@@ -216,6 +215,7 @@ def _published_tolerance(facts: PublishedFacts) -> str:
         f"{100 * tolerances.CHANCE:g}%. Heads of a layer share their tokens and are taken to err together; for "
         "categories, only heads of this run that lie near a threshold can move. Means along the drift axis were read "
         "to the digits that their text has; the noise of slopes follows from r, that of mean queries from their "
-        "spread. Other documents, another precision or another window are not part of it. How far other documents "
+        "spread, and a quartile is as noisy as one head. The noise of plasticity is the run's own error, for both "
+        "sides. Other documents, another precision or another window are not part of it. How far other documents "
         "would move this run's own numbers is the column `error`; the bars of the picture are two of these."
     )

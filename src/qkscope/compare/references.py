@@ -1,7 +1,7 @@
 """Published studies as reference data: `published/<name>/` holds a few small tables and an `about.json`.
 
 The tables are aggregates (the publication left no table of heads): mean r_q and r_k by depth bin, means by
-checkpoint, heads per category, and where the publication has them means along the drift axis. `about.json` says where
+checkpoint, heads per category, and where the publication has them means of lenses. `about.json` says where
 they were read from, how exactly they could be read, and by which protocol they were measured; tolerances of a
 comparison follow from it. They are read with importlib.resources, so a wheel has them as a checkout does.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("heatmap_rq", "heatmap_rk", "trajectory", "taxonomy")
-ROTATION = "rotation"  # a table that not every publication has
+ROTATION, PLASTICITY = "rotation", "plasticity"  # tables of lenses, which not every publication has
 _FILES = {"taxonomy": "taxonomy_counts.csv"}
 
 
@@ -48,7 +48,7 @@ class PublishedReference:
     q_heads: int
     heads: int  # query heads in the published sample
     seed: int
-    reading_error: Mapping[str, float]  # by table; for the taxonomy in heads, for the rotation by table and number
+    reading_error: Mapping[str, float]  # by table; for the taxonomy in heads, for lenses by table and number
     checkpoints: tuple[PublishedCheckpoint, ...]
     tables: Mapping[str, pd.DataFrame]
 
@@ -82,7 +82,7 @@ def load_reference(name: str) -> PublishedReference:
     about: dict[str, Any] = json.loads(folder.joinpath("about.json").read_text(encoding="utf-8"))
     checkpoints = tuple(PublishedCheckpoint(**entry) for entry in about.pop("checkpoints"))
     tables = {}
-    there = [ROTATION] if folder.joinpath(f"{ROTATION}.csv").is_file() else []
+    there = [table for table in (ROTATION, PLASTICITY) if folder.joinpath(f"{table}.csv").is_file()]
     for table in (*TABLES, *there):
         with folder.joinpath(_FILES.get(table, f"{table}.csv")).open(encoding="utf-8") as file:
             tables[table] = pd.read_csv(file)

@@ -1,21 +1,20 @@
-"""Published means along the drift axis: the same of a run, over the same heads, and how far a repetition may be off.
+"""Published numbers along the drift axis: the same of a run, over the same heads, and how far a repetition may be off.
 
-They are compared where results have `rotated.csv`; results of earlier versions have not, and say so.
+Means over heads, and of four numbers the quartiles over heads.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from qkscope.compare import tolerance
-from qkscope.compare.references import ROTATION, PublishedReference
-from qkscope.lenses.base import HeadTable
+from qkscope.compare.lens_means import LensMeans, Noise, rows_at_own_window
+from qkscope.compare.references import ROTATION
 from qkscope.lenses.rotation.table import TABLE
-from qkscope.results.read import Results, read_head_table
+from qkscope.results.read import Results
 
-WORDS = {
+MEANS = {
     "r_k_a_abs": "mean |r| of keys along a",
     "separation_strength": "mean separation",
     "plane_var_fraction": "mean share of variance in the plane",
@@ -23,9 +22,14 @@ WORDS = {
     "mu_q_a": "mean query along a",
     "bias_strength": "mean bias per token",
 }
-MEASURES = tuple(WORDS)
+SPREAD = ("r_k_a_abs", "separation_strength", "plane_var_fraction", "bias_strength")
+QUARTILES = {"p25": (0.25, "lower"), "p75": (0.75, "upper")}
+WORDS = MEANS | {
+    f"{name}_{quartile}": f"{which} quartile of heads' {MEANS[name].removeprefix('mean ')}"
+    for name in SPREAD
+    for quartile, (_, which) in QUARTILES.items()
+}
 _SHARES = ("separation_strength", "plane_var_fraction")
-_HEAD = ["model", "layer", "head"]
 
 
 def rotated_heads(results: Results) -> pd.DataFrame | None:
@@ -33,44 +37,55 @@ def rotated_heads(results: Results) -> pd.DataFrame | None:
     return rows_at_own_window(results, TABLE)
 
 
-def rows_at_own_window(results: Results, of: HeadTable) -> pd.DataFrame | None:
-    """A head table's rows at each checkpoint's own context; None where results have no such table."""
-    table = read_head_table(results, of.file, of.names, of.key)
-    if table is None:
-        return None
-    windows = results.heads.groupby("model")["window"].max()
-    return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)
+def rotation_numbers(heads: pd.DataFrame) -> pd.DataFrame:
+    """Plain means and quartiles over heads, sizes without sign, as the publication has them."""
+    groups = heads.assign(r_k_a_abs=heads["r_k_a"].abs(), alpha_k_abs=heads["alpha_k"].abs()).groupby("model")
+    found = groups[list(MEANS)].mean()
+    for quartile, (share, _) in QUARTILES.items():
+        found = found.join(groups[list(SPREAD)].quantile(share).add_suffix(f"_{quartile}"))
+    return found
 
 
-def rotation_means(rotated: pd.DataFrame, kept: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Plain means over the kept heads, sizes without sign, as the publication has them."""
-    heads = kept[_HEAD].merge(rotated, on=_HEAD, how="left")
-    heads = heads.assign(r_k_a_abs=heads["r_k_a"].abs(), alpha_k_abs=heads["alpha_k"].abs())
-    means = heads.groupby("model")[list(MEASURES)].mean().reindex(list(models))
-    return means.rename_axis("model").reset_index()
-
-
-def rotation_noise(
-    rotated: pd.DataFrame, published: pd.DataFrame, tokens: int, factor: float
-) -> dict[tuple[str, str], float]:
+def rotation_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, factor: float) -> Noise:
     """Standard error of the difference between two runs of the published protocol, by checkpoint and number.
 
     Slopes: of n tokens a slope with correlation r is known to √((1 − r²) / (r² n)) of itself. Means: the queries'
     standard deviation along a over √n, from the run (its slope, its r and its window give it). A bias is the product of
-    both. Axis a is found anew in each run, which the same excess as for correlations stands for.
+    both. Axis a is found anew in each run, which the same excess as for correlations stands for. A quartile over heads
+    is the value of one or two of them, so its noise is at most that of one head: nothing is taken off for averaging.
     """
-    spread = _query_spread(rotated)
-    found: dict[tuple[str, str], float] = {}
+    spread = _query_spread(heads)
+    found: Noise = {}
     for row in published.to_dict("records"):
         model, r = str(row["model"]), float(row["r_k_a_abs"])
-        noise = {"r_k_a_abs": float(tolerance.correlation_noise(r, tokens))}
-        noise |= {name: float(tolerance.variance_share_noise(row[name], tokens)) for name in _SHARES}
-        slope = tolerance.EXCESS * math.sqrt(2.0 * (1.0 - r**2) / (r**2 * tokens))  # of itself
-        mean = tolerance.EXCESS * math.sqrt(2.0 / tokens) * spread.get(model, math.nan)
-        noise |= {"alpha_k_abs": slope * row["alpha_k_abs"], "mu_q_a": mean}
-        noise["bias_strength"] = abs(row["bias_strength"]) * math.hypot(slope, mean / row["mu_q_a"])
-        found |= {(model, name): factor * value for name, value in noise.items()}
+        slope, mean = _slope_noise(r, tokens), _mean_noise(spread.get(model, math.nan), tokens)
+        parts = slope, mean, math.hypot(slope, mean / float(row["mu_q_a"]))
+        found |= {(model, name): factor * _noise_of(name, float(row[name]), parts, tokens) for name in MEANS}
+        for name in SPREAD:
+            for quartile in QUARTILES:
+                cell = f"{name}_{quartile}"
+                found[model, cell] = _noise_of(name, float(row[cell]), parts, tokens)
     return found
+
+
+def _noise_of(name: str, value: float, parts: tuple[float, float, float], tokens: int) -> float:
+    """One head's noise where the number has this value; of slopes and biases `parts` are shares of the number."""
+    slope, mean, bias = parts
+    if name == "r_k_a_abs":
+        return float(tolerance.correlation_noise(value, tokens))
+    if name in _SHARES:
+        return float(tolerance.variance_share_noise(value, tokens))
+    if name == "alpha_k_abs":
+        return slope * value
+    return mean if name == "mu_q_a" else abs(value) * bias
+
+
+def _slope_noise(r: float, tokens: int) -> float:
+    return tolerance.EXCESS * math.sqrt(2.0 * (1.0 - r**2) / (r**2 * tokens))
+
+
+def _mean_noise(spread: float, tokens: int) -> float:
+    return tolerance.EXCESS * math.sqrt(2.0 / tokens) * spread
 
 
 def _query_spread(rotated: pd.DataFrame) -> dict[str, float]:
@@ -81,12 +96,13 @@ def _query_spread(rotated: pd.DataFrame) -> dict[str, float]:
     return {str(model): math.sqrt(value) for model, value in squares.items()}
 
 
-def given_tolerance(cell: str, value: float, given: float) -> float:
-    """What a given tolerance means here: the difference of correlations and shares, a share of anything else."""
-    return given if cell == "r_k_a_abs" or cell in _SHARES else given * abs(value)
-
-
-def reading_error(reference: PublishedReference, cell: str) -> float:
-    """How exactly a number could be read."""
-    errors: Mapping[str, float] = reference.reading_error
-    return errors[f"{ROTATION} {cell}"]
+ROTATION_MEANS = LensMeans(
+    name=ROTATION,
+    title="means and quartiles along the drift axis",
+    words=WORDS,
+    shares=frozenset(name for name in WORDS if name.startswith(("r_k_a_abs", *_SHARES))),
+    read=rotated_heads,
+    aggregate=rotation_numbers,
+    noise=rotation_noise,
+    absent="these results have no rotated.csv, which qkscope analyze writes",
+)

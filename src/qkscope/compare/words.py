@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED
+from qkscope.compare.lenses import LENS_MEANS
 from qkscope.compare.references import ROTATION
-from qkscope.compare.rotation import WORDS
 from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
 from qkscope.results.read import one_line
 from qkscope.text import counted
@@ -60,8 +60,8 @@ def cell_words(what: str, cell: str) -> str:
     if cell in DEPTH_COLUMNS:
         i = DEPTH_COLUMNS.index(cell)
         return f"mean {'r_q' if what == 'heatmap_rq' else 'r_k'}, depth {i / N_BINS:.1f} to {(i + 1) / N_BINS:.1f}"
-    if what == ROTATION:
-        return WORDS[cell]
+    if what in LENS_MEANS:
+        return LENS_MEANS[what].words[cell]
     if what == "trajectory":
         return f"mean {MEASURE_WORDS[cell]}"
     if what == "taxonomy":

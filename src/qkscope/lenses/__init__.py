@@ -6,6 +6,7 @@ A new analysis is a folder here and a line below.
 from qkscope.lenses import (
     ablation,
     across_models,
+    claims,
     concordance,
     depth,
     layer_kinds,
@@ -40,6 +41,7 @@ ROOMS = (
     null,
     ablation,
     across_models,
+    claims,
 )
 
 for room in ROOMS:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.lenses.base import Lens, Summary
-from qkscope.lenses.draws import drawn_heads
+from qkscope.lenses.categories import dominated
+from qkscope.lenses.draws import KEY, drawn_heads
 from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv
@@ -44,6 +45,7 @@ class AtWindow:
         window_replicates: pd.DataFrame | None = None,
         head_tables: Mapping[str, pd.DataFrame] | None = None,
         components: pd.DataFrame | None = None,
+        contexts: Mapping[str, float] | None = None,
     ) -> None:
         present = set(heads["model"])
         self.study = study.only([name for name in study.names if name in present])
@@ -59,6 +61,7 @@ class AtWindow:
         self._panels: dict[str, HeadPanel] = {}
         self._window_panels: dict[str, HeadPanel] = {}
         self._cards: dict[str, list[Block]] = {}
+        self._contexts = contexts  # tokens of each entry's own context; by default its window here
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +73,8 @@ class AtWindow:
         """The heads, ready to be compared between entries."""
         draws = [_numbers_of(_derived(draw, self._lenses)) for draw in drawn_heads(self.heads, self.replicates)]
         one_run, same = self.study.one_run, self.study.same_documents
-        return HeadPanel(self.heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
+        heads = _with_sides(self.heads)
+        return HeadPanel(heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
 
     def window_panel(self, name: str) -> HeadPanel:
         """One entry's heads at each of its windows, ready to be compared: `256` is the name of a window."""
@@ -94,8 +98,12 @@ class AtWindow:
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
         if file not in self._panels:
-            kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
-            heads = self.table(file).merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+            table = self.table(file)
+            places = ["model", "layer", *(n for n in ("layer_kind", "depth") if n not in table.columns)]
+            kinds = self.heads[places].drop_duplicates(["model", "layer"])
+            heads = table.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+            sides = _with_sides(self.heads)[[*KEY, "dominated"]]
+            heads = heads.merge(sides, on=KEY, how="left", validate="many_to_one")
             heads = heads.assign(**self._averaged(file, heads))
             means = self.head_tables.get(LAYER_MEANS_CSV)
             one_run, same, sampled = self.study.one_run, self.study.same_documents, self.study.sampled_heads
@@ -157,9 +165,13 @@ class AtWindow:
         """The window over which an entry was measured; NaN where it is not recorded."""
         return self._windows.get(name, math.nan)
 
+    def context_of(self, name: str) -> float:
+        """An entry's own context, at whichever choice of windows it is looked at; NaN where it is not recorded."""
+        return self.window_of(name) if self._contexts is None else self._contexts.get(name, math.nan)
+
     @cached_property
     def _windows(self) -> dict[str, float]:
-        return {str(name): float(window) for name, window in self.heads.groupby("model")["window"].max().items()}
+        return {str(name): float(window) for name, window in windows_of(self.heads).items()}
 
 
 @dataclass(frozen=True)
@@ -190,8 +202,16 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
         alone = {table.file for lens in used for table in lens.tables if table.windows == "own"}
         of_common = {file: _rows_at(table, results.common) for file, table in tables.items() if file not in alone}
         of_common |= _read_study_tables(results, used, "common")
-        every = results.components_common
-        common = AtWindow(study, results.common, used, common=True, head_tables=of_common, components=every)
+        contexts = {str(name): float(window) for name, window in windows_of(results.heads).items()}
+        common = AtWindow(
+            study,
+            results.common,
+            used,
+            common=True,
+            head_tables=of_common,
+            components=results.components_common,
+            contexts=contexts,
+        )
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
     of_own |= _read_study_tables(results, used, "own")
     replicates = tables.get(REPLICATES_CSV)
@@ -232,8 +252,12 @@ def _read_study_tables(results: Results, lenses: Sequence[Lens], choice: str) ->
 
 def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
     """A table's rows at the windows over which these heads were measured."""
-    windows = heads.groupby("model")["window"].max()
-    return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)
+    return table[table["window"] == table["model"].map(windows_of(heads))].reset_index(drop=True)
+
+
+def windows_of(heads: pd.DataFrame) -> pd.Series[float]:
+    """The window over which each entry's heads were measured."""
+    return heads.groupby("model")["window"].max()
 
 
 def window_names(windows: pd.Series[float]) -> pd.Series[str]:
@@ -276,6 +300,11 @@ def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
     kept = {c: heads[c] for c in ("model", "layer", "head", "depth", "layer_kind", "window") if c in heads.columns}
     others = [c for c in heads.columns if c not in kept and pd.api.types.is_numeric_dtype(heads[c].dtype)]
     return pd.DataFrame({**kept, **{name: heads[name].astype("float32") for name in others}})
+
+
+def _with_sides(heads: pd.DataFrame) -> pd.DataFrame:
+    """The heads with whether each is position-dominated."""
+    return heads.assign(dominated=dominated(heads["category"]) if "category" in heads.columns else math.nan)
 
 
 def _derived(heads: pd.DataFrame, lenses: Sequence[Lens]) -> pd.DataFrame:

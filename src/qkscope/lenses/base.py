@@ -68,6 +68,8 @@ class HeadTable:
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
     # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
     averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    # Of these, the means that are also kept apart for position-dominated heads and for the others.
+    by_category: tuple[str, ...] = ()
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
 
     @property
@@ -134,7 +136,8 @@ class StudyBuild:
     """How tables about a whole study are made, once the head tables of all its entries are there."""
 
     tables: tuple[StudyTable, ...]
-    build: Callable[[StudySums], Mapping[str, pd.DataFrame]]  # by file; a table that does not apply is left out
+    # By file; a table that does not apply is left out. None: another command writes the files.
+    build: Callable[[StudySums], Mapping[str, pd.DataFrame]] | None
     kinds: tuple[Kind, ...] = (CHECKPOINTS,)  # of the studies for which they are made
 
 
@@ -180,6 +183,21 @@ class View:
 
 
 @dataclass(frozen=True)
+class IntervalView:
+    """What the page shows of a table about the study: rows of an entry, each a value with its 95 % interval."""
+
+    title: str
+    file: str  # of a `StudyTable` with a column `model`
+    names: tuple[str, ...]  # columns of words that name a row
+    value: str
+    low: str
+    high: str
+    only: tuple[tuple[str, str], ...] = ()  # rows in which these columns have these words
+    about: str = ""
+    figure: str | None = None  # whose card it opens
+
+
+@dataclass(frozen=True)
 class Lens:
     """One analysis."""
 
@@ -192,6 +210,7 @@ class Lens:
     summaries: tuple[Summary, ...] = ()
     figures: tuple[Figure, ...] = ()
     views: tuple[View, ...] = ()
+    intervals: tuple[IntervalView, ...] = ()
     own_views: tuple[str, ...] = ()  # modules of the page, where named columns do not describe what is to be seen
 
 

@@ -38,6 +38,13 @@ def classify(r_q: npt.ArrayLike, r_k: npt.ArrayLike) -> npt.NDArray[np.object_]:
     return np.select(conditions, names, default=MIXED).astype(object)
 
 
+def dominated(categories: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """1 for position-dominated heads, 0 for the others, NaN for those without a category."""
+    names = np.asarray(categories, dtype=object)
+    known = np.isin(names.astype(str), CATEGORIES[:-1])
+    return np.where(known, (names == POSITION_DOMINATED).astype(np.float64), np.nan)
+
+
 def undecided(
     r_q: npt.ArrayLike, r_k: npt.ArrayLike, r_q_error: npt.ArrayLike, r_k_error: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:

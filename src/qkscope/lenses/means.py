@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.base import HeadTable
+from qkscope.lenses.categories import POSITION_DOMINATED, classify, dominated
 from qkscope.lenses.sums import LayerSums
 from qkscope.results.schema import QK_FILES
 from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_replicates
@@ -38,16 +39,31 @@ def mean_rows(
     table: HeadTable, sums: LayerSums, found: Mapping[str, NDArray[Any]], replicates: Mapping[str, NDArray[Any]]
 ) -> list[MeanRow]:
     """One row per column of a layer's part of a table: the mean over heads that have a value."""
-    rows = []
     every, left = with_averaged(table, found), with_averaged(table, replicates)
-    for name in every:
-        values = np.asarray(every[name], dtype=np.float64)
+    stem, whole = PurePath(table.file).stem, np.ones(len(sums.heads), dtype=bool)
+
+    def row(name: str, inside: NDArray[np.bool_], column: str) -> MeanRow:
+        values = np.asarray(every[name], dtype=np.float64)[inside]
         without = np.full(sums.groups, np.nan)
         for group, of_heads in zip(sums.replication.groups, left.get(name, ()), strict=False):
-            without[group] = _mean(np.asarray(of_heads, dtype=np.float64))
-        heads = int(np.isfinite(values).sum())
-        rows.append(_row(PurePath(table.file).stem, name, heads, _mean(values), without))
+            without[group] = _mean(np.asarray(of_heads, dtype=np.float64)[inside])
+        return _row(stem, column, int(np.isfinite(values).sum()), _mean(values), without)
+
+    rows = [row(name, whole, name) for name in every]
+    if table.by_category:
+        of_heads = sums.once(_dominated)
+        rows += [row(n, of_heads == side, column_of(n, side)) for n in table.by_category for side in (True, False)]
     return rows
+
+
+def _dominated(sums: LayerSums) -> NDArray[np.float64]:
+    """Which heads are position-dominated on component 0."""
+    return dominated(classify(sums.principal.r_q[:, 0], sums.principal.r_k[:, 0]))
+
+
+def column_of(column: str, side: bool | None) -> str:
+    """What a column's mean over some of the heads is called: all, position-dominated ones, or the others."""
+    return column if side is None else f"{column} of {POSITION_DOMINATED if side else 'others'}"
 
 
 def with_averaged(table: HeadTable, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +135,8 @@ class LensPanel(HeadPanel):
 
     def _draw(self, quantity: str, model: str, part: Part) -> NDArray[np.float64]:
         """The mean as other documents would have given it, one for each document group."""
-        of_column, tokens = self._layers.get((model, quantity)), self._layers.get((model, TOKENS))
+        column = column_of(quantity, part.dominated)
+        of_column, tokens = self._layers.get((model, column)), self._layers.get((model, TOKENS))
         if of_column is None or tokens is None:
             return np.zeros(0)
         here = np.isin(of_column.layer, self.layers_of(model, part))

@@ -44,8 +44,8 @@ def head_tables() -> tuple[HeadTable, ...]:
 
 
 def study_builds() -> tuple[StudyBuild, ...]:
-    """How the tables about whole studies of all lenses are made, in order."""
-    return tuple(build for lens in registered() for build in lens.of_study)
+    """How the tables about whole studies of all lenses are made from sums, in order."""
+    return tuple(each for lens in registered() for each in lens.of_study if each.build is not None)
 
 
 @contextmanager

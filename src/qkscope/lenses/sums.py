@@ -125,7 +125,12 @@ class LayerSums:
     def bucket_means(self, kind: Kind) -> BucketMeans:
         """Each position bucket in the window by itself, one entry per query head."""
         index = np.array(self.heads if kind == "q" else self.kv_heads)
-        return self._source.bucket_means(kind, self.left_out).take(index)
+        return self._every_head[kind].take(index)
+
+    @cached_property
+    def _every_head(self) -> dict[Kind, BucketMeans]:
+        """Bucket means of all the layer's heads: several lenses ask for them."""
+        return {kind: self._source.bucket_means(kind, self.left_out) for kind in KINDS}
 
     @cached_property
     def q_buckets(self) -> Statistics:
@@ -141,7 +146,7 @@ class LayerSums:
         if self.whole is None or self.left_out is None:
             return self._source.buckets(kind).take(index)
         whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
-        own = self._source.bucket_means(kind, self.left_out).take(index)
+        own = self._every_head[kind].take(index)
         return Statistics(own.n, own.mean, own.mean_t, whole.cov_xx, own.cov_xt, own.var_t, whole.spread)
 
     @cached_property

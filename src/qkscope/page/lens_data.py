@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.base import Column, HeadTable, Lens, View
+from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, View
 from qkscope.page.arrays import Grid, column
 from qkscope.page.pack import Pack
 from qkscope.results.schema import QK_FILES
@@ -45,7 +45,7 @@ def add_lenses(
     drawn.
     """
     described = [_lens(pack, grid, lens, tables, shown, large) for lens in lenses]
-    return [lens for lens in described if lens["columns"]]
+    return [lens for lens in described if lens["columns"] or lens["intervals"]]
 
 
 def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: StudyTables) -> None:
@@ -96,7 +96,42 @@ def _lens(
             for place, view in enumerate(lens.views)
             if all(name in columns for name in view.columns)
         ],
+        "intervals": [
+            _interval_view(f"lens-{lens.name}-interval-{place}", lens, view, tables[view.file]["own"], grid, shown)
+            for place, view in enumerate(lens.intervals)
+            if "own" in tables.get(view.file, {})
+        ],
     }
+
+
+def _interval_view(
+    key: str, lens: Lens, view: IntervalView, rows: pd.DataFrame, grid: Grid, shown: Mapping[str, bool]
+) -> dict[str, Any]:
+    """Rows of a table about the study, in its order, as the page draws them."""
+    declared = next(c for each in lens.of_study for t in each.tables for c in t.columns if c.name == view.value)
+    for column_, word in view.only:
+        rows = rows[rows[column_] == word]
+    known = rows[rows["model"].isin(grid.names)]
+    return {
+        "id": key,
+        "title": view.title,
+        "about": view.about,
+        "card": view.figure if view.figure is not None and shown.get(view.figure, False) else None,
+        "label": f"{view.value} ({declared.unit})" if declared.unit else view.value,
+        "definition": declared.definition,
+        "rows": [
+            {
+                "checkpoint": grid.names.index(row["model"]),
+                "name": ": ".join(str(row[name]) for name in view.names),
+                **{part: _number(row[getattr(view, part)]) for part in ("value", "low", "high")},
+            }
+            for row in known.to_dict("records")
+        ],
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _head_tables(lens: Lens) -> list[HeadTable]:

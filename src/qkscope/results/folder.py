@@ -68,6 +68,7 @@ JOIN_FILES = (
 FIGURE = re.compile(r"[0-9]{2}_[a-z0-9_]{1,60}")
 TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
 COMPARED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}")
+ABLATION_PART = re.compile(r"[0-9a-f]{64}\.json")
 STORED_TOKENS = re.compile(r"[0-9a-f]{64}\.tokens")
 MARKER = re.compile(r"\.shared-[0-9a-f]{32}")
 
@@ -150,13 +151,14 @@ def parts_path(folder: Path, checkpoint: str) -> Path:
 
 
 def ablation_folder(folder: Path, checkpoint: str) -> Path:
-    """Where what edits did to each document of a checkpoint is kept, so that an ablation can go on where it stopped."""
+    """Where what edits did to documents of a checkpoint is kept, so that an ablation can go on where it stopped."""
     return _within(folder, ABLATION, _name(checkpoint))
 
 
-def ablation_path(folder: Path, checkpoint: str, document: int) -> Path:
-    """What edits did to one document."""
-    return _within(folder, ABLATION, _name(checkpoint), f"{document:06d}.json")
+def ablation_path(folder: Path, checkpoint: str, key: str) -> Path:
+    """What one edit did to one document, by a hash of what that depends on."""
+    name = f"{key}.json"
+    return _within(folder, ABLATION, _name(checkpoint), _known(name, ABLATION_PART.fullmatch(name)))
 
 
 def vectors_path(folder: Path, checkpoint: str) -> Path:
@@ -226,7 +228,7 @@ def refuse_links(folder: Path) -> None:
     """Refuse a folder in which a run would meet a link, before anything runs."""
     for name in FILES:
         _within(folder, name)
-    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,), (TOKENS,), (PARTS,)):
+    for parts in ((MOMENTS,), (MOMENTS, SHARDS), (VECTORS,), (TOKENS,), (PARTS,), (ABLATION,)):
         for entry in entries(_within(folder, *parts)):
             if entry.is_symlink():
                 _within(folder, *parts, entry.name)

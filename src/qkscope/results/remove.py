@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qkscope.files import is_abandoned, remove_file, temporary_of
 from qkscope.results.folder import (
+    ABLATION_PART,
     COMPARED,
     COMPARISON_FILES,
     FIGURE,
@@ -22,6 +23,7 @@ from qkscope.results.folder import (
     PART_SUFFIX,
     STORED_TOKENS,
     TABLE,
+    ablation_folder,
     comparisons_folder,
     entries,
     figure_folder,
@@ -65,6 +67,16 @@ def remove_other_tokens(folder: Path, keys: Collection[str]) -> None:
         ours = STORED_TOKENS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
         if ours and Path(entry.name).stem not in keys:
             remove_file(Path(entry.path))
+
+
+def remove_other_ablations(folder: Path, checkpoint: str, keys: Collection[str]) -> None:
+    """Remove outcomes of ablations that no table needs any more."""
+    place = ablation_folder(folder, checkpoint)
+    for entry in entries(place):
+        ours = ABLATION_PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        if ours and Path(entry.name).stem not in keys:
+            remove_file(Path(entry.path))
+    _remove_unfinished(place, ABLATION_PART)
 
 
 def remove_parts(folder: Path) -> None:

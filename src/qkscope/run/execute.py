@@ -25,6 +25,7 @@ from qkscope.results.lock import beside_others, in_turn, only_run
 from qkscope.results.remove import remove_other_tokens, remove_unfinished
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
+from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
 from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
 from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan, with_tokens_kept
@@ -194,7 +195,7 @@ def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, o
             reasons.append(report.reason)
 
     task = Task(0, each.checkpoint.name, (shard,))
-    job = Job([each], [task], folder, leniency=options.leniency, held=True)
+    job = Job([each], [task], folder, Worker, leniency=options.leniency, held=True)
     find_engine("local").run(job, told, Stop())
     return reasons[0] if reasons else None
 
@@ -288,6 +289,7 @@ class _Run:
             plans=self._plans,
             tasks=tasks,
             folder=self._folder,
+            worker=Worker,
             placement=options.placement,
             leniency=options.leniency,
         )

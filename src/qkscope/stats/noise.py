@@ -57,16 +57,20 @@ class Change:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the heads: those with low < depth <= high (depth 0 included when low is 0), of one layer or kind."""
+    """Some of the heads: those with low < depth <= high (depth 0 included when low is 0), of one layer or kind.
+
+    `dominated`: those that are position-dominated (True) or are not (False); heads without a category are neither.
+    """
 
     low: float = 0.0
     high: float = 1.0
     layer: int | None = None
     layer_kind: str | None = None
+    dominated: bool | None = None
 
 
 EVERY_HEAD = Part()
-_PLACES = ("layer", "head", "kv_head", "depth", "layer_kind")
+_PLACES = ("layer", "head", "kv_head", "depth", "layer_kind", "dominated")
 
 
 class HeadPanel:
@@ -105,14 +109,31 @@ class HeadPanel:
 
     def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The standard error over documents of a mean over heads; NaN where it cannot be known."""
-        return _spread(self._drawn(quantity, model, part))
+        return _spread(self.drawn(quantity, model, part))
 
     def head_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The standard error over heads of the same mean, clustered by key head."""
         return _standard_error(self.values(quantity, model, part), self._clusters(model, part))
 
-    def _drawn(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        """The mean as other documents would have given it."""
+    def contrast_head_error(self, quantity: str, model: str, one: Part, other: Part) -> float:
+        """The standard error over key heads of the difference between two parts, which may share key heads."""
+        moved, keys = [], []
+        for part, way in ((one, -1.0), (other, 1.0)):
+            values = self.values(quantity, model, part)
+            known, clusters = np.isfinite(values), self._clusters(model, part)
+            if clusters is None:  # each head by itself
+                clusters = np.flatnonzero(self._inside(model, part))
+            moved.append(way * (values[known] - _mean(values)) / max(int(known.sum()), 1))
+            keys.append(clusters[known])
+        _, of = np.unique(np.concatenate(keys), return_inverse=True)
+        count = int(of.max()) + 1 if len(of) else 0
+        if count < FEWEST_HEADS:
+            return float("nan")
+        sums = np.bincount(of, weights=np.concatenate(moved))
+        return float(np.sqrt(count / (count - 1) * (sums**2).sum()))
+
+    def drawn(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
+        """The mean as other documents would have given it, once for each document group; empty where not known."""
         if (quantity, model, part) not in self._means:
             self._means[quantity, model, part] = self._draw(quantity, model, part)
         return self._means[quantity, model, part]
@@ -155,6 +176,8 @@ class HeadPanel:
             inside &= places["layer"].to_numpy() == part.layer
         if part.layer_kind is not None:
             inside &= places["layer_kind"].to_numpy() == part.layer_kind
+        if part.dominated is not None:
+            inside &= places["dominated"].to_numpy(dtype=np.float64) == float(part.dominated)
         return np.asarray(inside, dtype=bool)
 
     def series(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Shape:
@@ -175,7 +198,7 @@ class HeadPanel:
         same = self._same_heads and self._heads[before] == self._heads[after] and len(first) == len(last)
         clusters = self._clusters(before, part), self._clusters(after, part)
         change = paired_change(first, last, clusters[0]) if same else unpaired_change(first, last, *clusters)
-        drawn = [self._drawn(quantity, model, part) for model in (before, after)]
+        drawn = [self.drawn(quantity, model, part) for model in (before, after)]
         return self._over_documents(change, *drawn, paired=self._same_documents)
 
     def contrast(self, quantity: str, model: str, one: Part, other: Part) -> Change:
@@ -183,7 +206,7 @@ class HeadPanel:
         values = [self.values(quantity, model, part) for part in (one, other)]
         clusters = [self._clusters(model, part) for part in (one, other)]
         change = unpaired_change(values[0], values[1], clusters[0], clusters[1])
-        drawn = [self._drawn(quantity, model, part) for part in (one, other)]
+        drawn = [self.drawn(quantity, model, part) for part in (one, other)]
         return self._over_documents(change, *drawn, paired=True)
 
     def _over_documents(

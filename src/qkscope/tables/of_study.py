@@ -48,7 +48,7 @@ def write_study_tables(
 def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
     """The tables of one build that the study has: exactly the columns that they declare."""
     wanted = [table for table in each.tables if study.settings.detail or not table.detail]
-    if study.kind not in each.kinds or len(study.entries) < 2 or not wanted:
+    if each.build is None or study.kind not in each.kinds or len(study.entries) < 2 or not wanted:
         return {}
     with located(" and ".join(table.file for table in wanted)):
         made = each.build(study)

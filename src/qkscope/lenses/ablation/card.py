@@ -1,39 +1,54 @@
-"""Card of the ablation: which measure of position goes with what the model loses, and which heads matter at all."""
+"""Cards of the ablation: what goes with the loss, whether chosen heads matter more than random ones, and since when."""
+
+import math
 
 import pandas as pd
 
-from qkscope.lenses.ablation.table import EDITS, FILE, NAME, STRENGTHS, last_measured, shown_edit
+from qkscope.lenses.ablation.strength import NAME, STRENGTHS
+from qkscope.lenses.ablation.summary import BEGINS
+from qkscope.lenses.ablation.table import (
+    COURSE_FILE,
+    EDITS,
+    ERRORS,
+    FILE,
+    GROUPS_FILE,
+    last_measured,
+    shown_edit,
+)
 from qkscope.lenses.card import Card, CardInput
+from qkscope.lenses.tell import plus_minus
+from qkscope.results.read import Entry
 from qkscope.text import counted
-from qkscope.words.phrases import label
+from qkscope.words.phrases import label, listed
 
-ERRORS = 2.0  # a head's loss counts beyond so many standard errors
+PASSES = ("Passes", "qkscope ablate: the same documents with and without the edit, loss of every token, paired.")
 
 
 def ablation_card(given: CardInput) -> Card:
     """What survives: heads whose edit costs something, and what told it beforehand."""
     at = given.at
     edit, model = shown_edit(at), last_measured(at)
-    entry = next(each for each in given.checkpoints if each.name == model)
     table = at.table(FILE)
     here = table[(table["model"] == model) & table[f"loss_{edit}"].notna()]
     ranks = at.table(NAME)
     ranks = ranks[(ranks["edit"] == edit) & (ranks["model"] == model)]
     matter = _matter(here, edit)
     shows = [
-        f"Each dot is a head of {label(entry)}: how much the mean loss of the documents' tokens rises when an edit "
-        f"takes away {EDITS[edit]}, with its standard error over documents, against measures of how strongly the head "
-        "encodes position. The edit of a document comes from other documents. Above each panel: Spearman's rank "
-        "correlation over heads with a 95 % interval, which takes heads as independent.",
+        f"Each dot is a head of {label(_entry(given, model))}: how much the mean loss of the documents' tokens rises "
+        f"when an edit takes away {EDITS[edit]}, with its standard error over documents, against measures of how "
+        "strongly the head encodes position. The edit of a document comes from other documents. Above each panel: "
+        "Spearman's rank correlation over heads with a 95 % interval (bootstrap over layers; in models of few layers, "
+        "heads count as independent).",
         matter,
         f"Rank correlations with the loss: {'; '.join(_told(row) for _, row in ranks.iterrows())}.",
         "A head is edited alone, so what several heads do together, or in each other's place, is not in these numbers.",
     ]
-    steps = [
-        ("Passes", "qkscope ablate: the same documents with and without the edit, loss of every token, paired."),
-        ("Aggregation", f"one row per head; rank correlations in tables/{NAME}.csv."),
-    ]
-    return Card("Does It Matter?", [text for text in shows if text], FILE, steps, [matter, _best(ranks)])
+    steps = [PASSES, ("Aggregation", f"one row per head; rank correlations in tables/{NAME}.csv.")]
+    return Card("Does It Matter?", [text for text in shows if text], FILE, steps, [matter, best_sentence(ranks)])
+
+
+def _entry(given: CardInput, name: str) -> Entry:
+    return next(each for each in given.checkpoints if each.name == name)
 
 
 def _matter(heads: pd.DataFrame, edit: str) -> str:
@@ -53,15 +68,114 @@ def _told(row: "pd.Series[float]") -> str:
     return f"{STRENGTHS[str(row['strength'])]}: {row['rho']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
 
 
-def _best(ranks: pd.DataFrame) -> str:
-    """The measure that goes with the loss most, if any does beyond its interval."""
+def best_sentence(ranks: pd.DataFrame) -> str:
+    """The measure that goes with the loss most, if any does beyond its interval, and which others it exceeds."""
     if ranks.empty:
         return ""
     best = ranks.iloc[int(ranks["rho"].abs().argmax())]
     name = STRENGTHS[str(best["strength"])]
-    if best["low"] <= 0.0 <= best["high"]:
+    if ((ranks["low"] <= 0.0) & (ranks["high"] >= 0.0)).all():
         return "No measure of strength here goes with the loss: every interval holds 0."
+    if best["low"] <= 0.0 <= best["high"]:
+        return f"The largest rank correlation, of {name}, has an interval that holds 0: which goes best is not decided."
     others = ranks[ranks["strength"] != best["strength"]]
-    apart = others[(others["high"] < best["low"]) | (others["low"] > best["high"])]
-    rest = "" if len(others) == len(apart) else " Other intervals overlap with its own: which is best is not decided."
-    return f"What goes with the loss most is {name}: rank correlation {best['rho']:+.2f}.{rest}"
+    beaten = [STRENGTHS[str(each)] for each in others[others["behind_low"] > 0.0]["strength"]]
+    open_ = [STRENGTHS[str(each)] for each in others[~(others["behind_low"] > 0.0)]["strength"]]
+    said = f"What goes with the loss most is {name}: rank correlation {best['rho']:+.2f}."
+    if beaten:
+        said += f" It goes with it more than {listed(beaten)}, beyond the interval of the difference."
+    if open_:
+        said += f" Whether it goes with it more than {listed(open_)} is not decided."
+    return said
+
+
+def groups_card(given: CardInput) -> Card:
+    """Whether the chosen heads matter more than others."""
+    at = given.at
+    model = last_measured(at, GROUPS_FILE)
+    table = at.table(GROUPS_FILE)
+    here = table[table["model"] == model]
+    every = here[here["outcome"] == "all"]
+    said = [_compared(row) for _, row in every.iterrows()]
+    other = here[(here["outcome"] != "all") & ~here["outcome"].str.startswith(("positions", "attention"))]
+    first = every.iloc[0]
+    shows = [
+        f"{label(_entry(given, model))}: heads that were chosen ({listed(list(dict.fromkeys(every['group'])))}) are "
+        f"edited together, and beside them other heads, {counted(int(first['draws']), 'draw')} at random with as many "
+        "heads in each layer. Left: how much the mean loss rises. Right: the difference between both with its 95 % "
+        "interval over documents and draws.",
+        *said,
+        *(_compared(row) for _, row in other[other["edit"] == first["edit"]].iterrows()),
+        "Where a layer has too few other heads, controls hold some of the chosen ones: differences become smaller.",
+    ]
+    steps = [PASSES, ("Comparison", "chosen minus the mean of the controls, document by document; Welch's interval.")]
+    return Card("Chosen Heads against Random Heads", shows, GROUPS_FILE, steps, [verdict(every)])
+
+
+def _compared(row: "pd.Series[float]") -> str:
+    what = f"{row['edit']} of {row['group']} ({counted(int(row['heads']), 'head')})"
+    if str(row["outcome"]) != "all":
+        what += f", {row['outcome']}"
+    numbers = f"{row['chosen']:+.4f} against {row['controls']:+.4f} for random heads"
+    if math.isnan(row["low"]):
+        return f"{what}: {numbers}; too few documents or draws for an interval, so nothing is claimed."
+    side = "more" if row["low"] > 0 else "less" if row["high"] < 0 else "not told apart"
+    apart = f"difference {plus_minus(row['excess'], row['excess_se'])}, {row['low']:+.4f} to {row['high']:+.4f}"
+    return f"{what}: {numbers}; {apart}: {side}."
+
+
+def verdict(every: pd.DataFrame) -> str:
+    """For each group: which edits tell it from random heads."""
+    said = []
+    for group, rows in every.groupby("group", sort=False):
+        known = rows[rows["low"].notna()]
+        if known.empty:
+            said.append(f"{group}: too few documents or draws for an interval, so nothing is claimed.")
+            continue
+        parts = []
+        for word, chosen in (("more", known["low"] > 0), ("less", known["high"] < 0)):
+            if chosen.any():
+                parts.append(f"matter {word} than random heads under {listed(list(known[chosen]['edit']))}")
+        unclear = known[(known["low"] <= 0) & (known["high"] >= 0)]
+        if len(unclear):
+            parts.append(f"are not told from random heads under {listed(list(unclear['edit']))}")
+        said.append(f"Heads chosen as {group} {'; they '.join(parts)}.")
+    return " ".join(said)
+
+
+def course_card(given: CardInput) -> Card:
+    """Since when heads' position matters."""
+    at = given.at
+    course, begins = at.table(COURSE_FILE), at.table(BEGINS)
+    edits = [edit for edit in EDITS if edit in set(begins["edit"])]
+    said = [_course(given, course[course["edit"] == edit], begins[begins["edit"] == edit], edit) for edit in edits]
+    shows = [
+        "The same ablation at several checkpoints. Left: the mean over heads, each edited alone, of how much the loss "
+        "rises, with its standard error over documents. Right: how many heads cost more than two of their errors "
+        "(solid), and of these how many do so at every later checkpoint, too (dashed): they have begun to matter. "
+        "About one head in forty costs that much by chance at a checkpoint.",
+        *said,
+    ]
+    steps = [PASSES, ("Aggregation", f"{COURSE_FILE}, and tables/{BEGINS}.csv.")]
+    return Card("When Does It Begin to Matter?", shows, COURSE_FILE, steps, said)
+
+
+def _course(given: CardInput, course: pd.DataFrame, begins: pd.DataFrame, edit: str) -> str:
+    entries = {entry.name: label(entry) for entry in given.checkpoints}
+    first, last = course.iloc[0], course.iloc[-1]
+    mean = (
+        f"{edit}: the mean over heads goes from {plus_minus(first['mean'], first['mean_se'])} at "
+        f"{entries[str(first['model'])]} to {plus_minus(last['mean'], last['mean_se'])} nats per token at "
+        f"{entries[str(last['model'])]}"
+    )
+    together = math.hypot(first["mean_se"], last["mean_se"])
+    if not abs(last["mean"] - first["mean"]) > ERRORS * together:
+        mean += ", which is no change beyond two errors"
+    heads, end = int(begins["heads"].iloc[0]), begins.iloc[-1]
+    matter = int(end["so_far"])
+    said = f"{mean}. Of {counted(heads, 'head')}, {matter} matter at the end"
+    if not matter:
+        return f"{said}."
+    when = begins[begins["begin"] > 0]
+    places = [f"{entries[str(name)]} ({count})" for name, count in zip(when["model"], when["begin"], strict=True)]
+    return f"{said}; they begin at {listed(places)}."

@@ -1,15 +1,21 @@
-"""What an edit of each head costs against measures of how strongly the head encodes position."""
+"""What edits cost: single heads against measures of strength, groups against random ones, and over training."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from qkscope.draw import style
-from qkscope.lenses.ablation.table import EDITS, NAME, STRENGTHS, last_measured, shown_edit
+from qkscope.lenses.ablation.strength import NAME, STRENGTHS
+from qkscope.lenses.ablation.summary import BEGINS
+from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, GROUPS_FILE, last_measured, shown_edit
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.taxonomy.heads import heads_at
+
+RISE = "rise of the loss (nats per token)"
+MARKERS = "osD^vP*X"
 
 
 def draw_ablation(at: AtWindow) -> Figure:
@@ -21,14 +27,14 @@ def draw_ablation(at: AtWindow) -> Figure:
     heads = heads_at(at)
     heads = heads[(heads["model"] == model) & heads[f"loss_{edit}"].notna()]
     label = at.study.labels[model]
-    figure = canvas(at, 3.1 * len(names) + 0.6, 3.7, f"Does It Matter? Loss without {EDITS[edit]} ({label})")
+    figure = canvas(at, 3.1 * len(names) + 0.6, 3.7, f"Does It Matter? Loss without {EDITS[edit]} ({label})", [model])
     panels = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
     for name, axes in zip(names, panels, strict=True):
         _panel(axes, heads, name, edit)
         row = ranks.loc[name]
         axes.set_title(f"rank correlation {row['rho']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})", fontsize=8)
         axes.set_xlabel(STRENGTHS[name])
-    panels[0].set_ylabel("rise of the loss (nats per token)")
+    panels[0].set_ylabel(RISE)
     return style.finish(figure)
 
 
@@ -44,3 +50,65 @@ def _panel(axes: Axes, heads: pd.DataFrame, name: str, edit: str) -> None:
         )  # fmt: skip
     if len(set(heads["layer_kind"])) > 1:
         axes.legend(loc="upper left", fontsize=7, frameon=False)
+
+
+def draw_groups(at: AtWindow) -> Figure:
+    """Chosen heads and matched random ones, edit by edit, and how far they differ, at the last entry with both."""
+    model = last_measured(at, GROUPS_FILE)
+    table = at.table(GROUPS_FILE)
+    table = table[(table["model"] == model) & (table["outcome"] == "all")]
+    edits = [edit for edit in EDITS if edit in set(table["edit"])]
+    groups = list(dict.fromkeys(table["group"]))
+    figure = canvas(
+        at, 9.4, 1.7 + 0.34 * len(edits) * len(groups),
+        f"Chosen Heads against Matched Random Heads ({at.study.labels[model]})", [model],
+    )  # fmt: skip
+    left, right = figure.subplots(1, 2, sharey=True)
+    for place, group in enumerate(groups):
+        _group(left, right, table[table["group"] == group].set_index("edit"), edits, group, (place, len(groups)))
+    left.set_yticks(range(len(edits)), edits)
+    left.set_ylim(len(edits) - 0.5, -0.5)
+    for axes, label in ((left, RISE), (right, "chosen minus random: 95 % interval (nats per token)")):
+        axes.axvline(0.0, color=style.GREY, linewidth=0.8)
+        axes.set_xlabel(label)
+    left.legend(loc="best", fontsize=7, frameon=False)
+    return style.finish(figure)
+
+
+def _group(left: Axes, right: Axes, rows: pd.DataFrame, edits: list[str], group: str, place: tuple[int, int]) -> None:
+    number, count = place
+    known = rows.reindex(edits)
+    y = np.arange(len(edits)) + (number - (count - 1) / 2) * 0.8 / count
+    marker = MARKERS[number % len(MARKERS)]
+    name = style.plain(group)
+    left.plot(known["chosen"], y, marker, color=style.INK, markersize=5, label=name, gid=f"chosen {number}")
+    left.plot(
+        known["controls"], y, marker, markerfacecolor="none", color=style.GREY, markersize=5,
+        label=f"random heads for {name}", gid=f"controls {number}",
+    )  # fmt: skip
+    right.hlines(y, known["low"], known["high"], color=style.INK, linewidth=1.4, gid=f"interval {number}")
+    right.plot(known["excess"], y, marker, color=style.INK, markersize=5, gid=f"excess {number}")
+
+
+def draw_course(at: AtWindow) -> Figure:
+    """Over the entries: the mean over heads of what edits cost, and how many heads cost anything, and since when."""
+    table, begins = at.table(COURSE_FILE), at.table(BEGINS)
+    edits = [edit for edit in EDITS if edit in set(table["edit"])]
+    figure = canvas(at, 9.6, 4.0, "When Does a Head's Position Begin to Matter?")
+    left, right = figure.subplots(1, 2)
+    for number, edit in enumerate(edits):
+        rows = table[table["edit"] == edit].set_index("model").reindex(at.names)
+        marker, x = MARKERS[number % len(MARKERS)], np.arange(len(rows))
+        look = {"marker": marker, "markersize": 4, "linewidth": 1.2, "color": f"C{number}"}
+        left.errorbar(x, rows["mean"], yerr=rows["mean_se"], label=edit, gid=f"mean {edit}", **look)
+        since = begins[begins["edit"] == edit].set_index("model").reindex(at.names)
+        right.plot(x, rows["costly"], label=f"{edit}: costs here", gid=f"costly {edit}", **look)
+        right.plot(x, since["so_far"], "--", color=f"C{number}", linewidth=1.0, label=f"{edit}: and at all later ones")
+    left.set_ylabel(f"mean {RISE}")
+    right.set_ylabel("heads whose edit costs beyond two errors")
+    right.yaxis.set_major_locator(MaxNLocator(integer=True))
+    left.axhline(0.0, color=style.GREY, linewidth=0.8)
+    for axes in (left, right):
+        style.checkpoint_axis(axes, at.study)
+        axes.legend(loc="best", fontsize=7, frameon=False)
+    return style.finish(figure)

@@ -1,16 +1,17 @@
-"""What the model loses when a head's scores are edited, one row per head; `qkscope ablate` writes it."""
+"""What the model loses when heads' scores are edited: a row per head, and groups of heads against random ones.
+
+`qkscope ablate` writes both. What goes with the loss beforehand is a summary over heads.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
-from scipy import stats
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.base import Column, HeadTable
-from qkscope.lenses.taxonomy.heads import heads_at
+from qkscope.lenses.base import Column, HeadTable, StudyBuild, StudyTable
 
-FILE = "ablation_heads.csv"
+FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
+ERRORS = 2.0  # a head's loss counts beyond so many standard errors
 # By name: what each edit takes away, as `qkscope.ablate.edits` defines it.
 EDITS = {
     "kernel": "the mean score at each distance that RoPE makes of the mean query and key",
@@ -23,67 +24,70 @@ EDITS = {
     "zero": "the head's output",
     "nothing": "nothing (what rounding does)",
 }
-COLUMNS = tuple(
-    Column(f"loss_{edit}", f"Rise of the mean loss when an edit takes away {what}.", "nats per token")
-    for edit, what in EDITS.items()
-)
+SPREAD = "kernel_spread"
+NATS = "nats per token"
+COLUMNS = (
+    *(
+        Column(f"loss_{edit}", f"Rise of the mean loss when an edit takes away {what}.", NATS)
+        for edit, what in EDITS.items()
+    ),
+    Column(
+        SPREAD, "Standard deviation over distances of the scaled mean score that RoPE makes of mean query and key.", "",
+        (0.0, np.inf), error=None,
+    ),
+)  # fmt: skip
 TABLE = HeadTable(FILE, COLUMNS, None, "own")
 
-# What could tell beforehand which heads matter, where the results have it: column of tables/heads.csv, and in words.
-STRENGTHS = {
-    "r_q": "|r_q| on PC0",
-    "position_share": "score variance that is position",
-    "bias_effect": "|positional bias| in score spreads",
-    "decode_q": "position decodable from queries",
-    "share_q": "query variance linear in position",
-}
-NAME = "ablation_strength"
-FEWEST_HEADS = 8  # for a rank correlation
-LEVEL = 0.95
+GROUPS_KEY = ("model", "edit", "group", "outcome")
+GROUPS = StudyTable(
+    GROUPS_FILE,
+    (
+        Column("heads", "Heads that were edited together.", error=None),
+        Column("documents", "Documents over which means are taken.", error=None),
+        Column("draws", "Groups of other heads, drawn at random with as many in each layer.", error=None),
+        Column("chosen", "How much the outcome rises when the chosen heads are edited.", NATS, error=None),
+        Column("controls", "The same for other heads, mean over draws.", NATS, error=None),
+        Column("excess", "chosen minus controls, with an error over documents and draws.", NATS),
+        Column("low", "Where the 95 % interval of excess begins; empty for few documents or draws.", NATS, error=None),
+        Column("high", "Where it ends.", NATS, error=None),
+        Column("exceeds", "Draws whose outcome rises less than that of the chosen heads.", error=None),
+    ),
+    (*GROUPS_KEY, "windows"),
+    (*GROUPS_KEY, "windows"),
+)
+COURSE_KEY = ("model", "edit")
+COURSE = StudyTable(
+    COURSE_FILE,
+    (
+        Column("heads", "Heads that were edited, each by itself.", error=None),
+        Column("documents", "Documents over which means are taken.", error=None),
+        Column("mean", "Mean over these heads of how much the loss rises.", NATS),
+        Column("costly", "Heads whose edit costs more than two of its errors.", error=None),
+        Column("gaining", "Heads whose edit gains more than two of its errors.", error=None),
+    ),
+    (*COURSE_KEY, "windows"),
+    (*COURSE_KEY, "windows"),
+)
+WRITTEN = StudyBuild((GROUPS, COURSE), None)
 
 
-def strengths_at(at: AtWindow) -> pd.DataFrame | None:
-    """Rank correlation of each edit's loss with each measure of strength, over the heads of each entry."""
-    if FILE not in at.head_tables:
-        return None
-    heads = heads_at(at)
-    rows = []
-    for model in at.names:
-        here = heads[heads["model"] == model]
-        for edit in EDITS:
-            for strength in STRENGTHS:
-                found = _correlation(here, f"loss_{edit}", strength)
-                if found is not None:
-                    rows.append({"model": model, "edit": edit, "strength": strength, **found})
-    return pd.DataFrame(rows) if rows else None
-
-
-def _correlation(heads: pd.DataFrame, loss: str, strength: str) -> dict[str, float] | None:
-    """Spearman's rho with its interval; None where too few heads have both."""
-    if loss not in heads.columns or strength not in heads.columns:
-        return None
-    known = heads[[loss, strength]].dropna()
-    if len(known) < FEWEST_HEADS or known[loss].nunique() < 2 or known[strength].nunique() < 2:
-        return None
-    rho = float(stats.spearmanr(known[strength].abs(), known[loss]).statistic)
-    low, high = spearman_interval(rho, len(known))
-    return {"heads": float(len(known)), "rho": rho, "low": low, "high": high}
-
-
-def spearman_interval(rho: float, n: int) -> tuple[float, float]:
-    """A 95 % interval on Fisher's scale with the variance of Bonett and Wright (2000); heads count as independent."""
-    z, error = np.arctanh(np.clip(rho, -0.999999, 0.999999)), np.sqrt((1 + rho**2 / 2) / (n - 3))
-    reach = stats.norm.ppf(0.5 + LEVEL / 2) * error
-    return float(np.tanh(z - reach)), float(np.tanh(z + reach))
+def measured_edits(at: AtWindow) -> list[str]:
+    """The edits of single heads that were measured, in the order of EDITS."""
+    table = at.table(FILE)
+    return [edit for edit in EDITS if table[f"loss_{edit}"].notna().any()]
 
 
 def shown_edit(at: AtWindow) -> str:
     """The edit that figure and card are about: the first of EDITS that was measured."""
-    table = at.table(FILE)
-    return next(edit for edit in EDITS if table[f"loss_{edit}"].notna().any())
+    return measured_edits(at)[0]
 
 
-def last_measured(at: AtWindow) -> str:
-    """The last entry with ablated heads."""
-    there = set(at.table(FILE)["model"])
-    return [name for name in at.names if name in there][-1]
+def measured_entries(at: AtWindow, file: str = FILE) -> list[str]:
+    """The entries with ablated heads, in order."""
+    there = set(at.table(file)["model"])
+    return [name for name in at.names if name in there]
+
+
+def last_measured(at: AtWindow, file: str = FILE) -> str:
+    """The last of them."""
+    return measured_entries(at, file)[-1]

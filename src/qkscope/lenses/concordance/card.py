@@ -11,6 +11,7 @@ from qkscope.lenses.card import (
     tell_short,
     window_agreement,
 )
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.position.card import sign_sentence
 from qkscope.stats.findings import Step
 from qkscope.text import counted
@@ -37,6 +38,7 @@ def concordance(given: CardInput) -> Card:
         *window_agreement(
             given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]
         ),
+        *held(given, "concordance"),
     ]
     steps = [
         (

@@ -7,12 +7,14 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening, rows, table_file, undefined_sentence
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
 from qkscope.lenses.depth.table import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_by_name
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
 from qkscope.text import counted
+from qkscope.words.blocks import Block
 from qkscope.words.phrases import (
     at_labels,
     course,
@@ -36,10 +38,11 @@ class _Kind:
     quantity: str
     name: str
     colour: str
+    figure: str
 
 
-_RQ = _Kind("r_q", "r_q", "Blues")
-_RK = _Kind("r_k", "r_k", "Reds")
+_RQ = _Kind("r_q", "r_q", "Blues", "layer_heatmap_rq")
+_RK = _Kind("r_k", "r_k", "Reds", "layer_heatmap_rk")
 
 
 def layer_heatmap_rq(given: CardInput) -> Card:
@@ -60,7 +63,7 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
         " The column at the right gives the share of heads with r_k below −0.3 in the whole row." if kind is _RK else ""
     )
     cells = "ten bins of normalised depth" if axis.layers is None else counted(axis.size, "layer")
-    shows = [
+    shows: list[Block | str] = [
         opening(
             given,
             f"Mean {kind.name} on PC0 by depth: {rows(given)} from top to bottom, {cells} from "
@@ -74,6 +77,7 @@ def _card(given: CardInput, kind: _Kind, means: pd.DataFrame) -> Card:
         _kinds_sentence(given, kind),
         _oddities(known, axis),
         undefined_sentence(given),
+        *held(given, kind.figure),
     ]
     how = (
         "layer index over the last layer's index, in ten bins over [0, 1] that are closed on the right (the first "

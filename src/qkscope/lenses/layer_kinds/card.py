@@ -3,6 +3,7 @@
 import itertools
 
 from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, table_file
+from qkscope.lenses.claims.words import held
 from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
 from qkscope.text import counted
@@ -41,6 +42,7 @@ def layer_kinds(given: CardInput) -> Card:
             + error_bars(given, "layer_kinds", ("r_q", "r_k", "discordant")),
         ),
         *[_paragraph(given, several, q, name, fmt) for q, name, fmt in QUANTITIES],
+        *held(given, "layer_kinds"),
     ]
     heads = table.groupby("layer_kind")["heads"].max()
     steps = [

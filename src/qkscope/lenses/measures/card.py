@@ -1,6 +1,7 @@
 """The card of the measures that need no component."""
 
 from qkscope.lenses.card import Card, CardInput, bands, error_span, opening, rows
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.measures.table import FILE
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import HeadPanel
@@ -25,6 +26,7 @@ def measures_card(given: CardInput) -> Card:
         ),
         *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(given, panel, kind, name)) for kind, name in KINDS),
         _best(given),
+        *held(given, "measures"),
     ]
     steps = [("Aggregation", f"mean and standard deviation of each measure over the heads of each {given.noun}.")]
     headline = f"Position without Components {given.study.span.title()}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dtrtri
 
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE, Array, one_blas_thread
@@ -70,11 +71,35 @@ def read_out(cov_xx: Array, cov_xt: Array) -> Array:
     known = np.isfinite(cov_xx).all(axis=(1, 2)) & np.isfinite(cov_xt).all(axis=1)
     if known.any():
         with one_blas_thread():
-            values, vectors = np.linalg.eigh(cov_xx[known])
-        along = np.einsum("hdc,hd->hc", vectors, cov_xt[known]) ** 2
-        used = values > FAINTEST * values[:, -1:]
-        found[known] = np.divide(along, values, out=np.zeros_like(along), where=used).sum(axis=1)
+            found[known] = _inverted(cov_xx[known], cov_xt[known])
+            faint = known & np.isnan(found)
+            if faint.any():
+                found[faint] = _without_faintest(cov_xx[faint], cov_xt[faint])
     return found
+
+
+def _inverted(cov_xx: Array, cov_xt: Array) -> Array:
+    """c' Σ⁻¹ c where no direction is faint, which a triangular inverse tells sooner than eigenvectors; NaN elsewhere.
+
+    With Σ = L L', no eigenvalue is smaller than 1 over the sum of squares of L⁻¹, and none is larger than the trace.
+    """
+    found = np.full(len(cov_xx), np.nan)
+    for head, (cov, drift) in enumerate(zip(cov_xx, cov_xt, strict=True)):
+        factor, failed = dpotrf(cov, lower=1)  # what lies above the diagonal becomes 0
+        if failed:
+            continue
+        inverse, singular = dtrtri(factor, lower=1)
+        if not singular and FAINTEST * np.trace(cov) * (inverse**2).sum() < 1.0:
+            found[head] = ((inverse @ drift) ** 2).sum()
+    return found
+
+
+def _without_faintest(cov_xx: Array, cov_xt: Array) -> Array:
+    """The same over the directions that are left."""
+    values, vectors = np.linalg.eigh(cov_xx)
+    along = np.einsum("hdc,hd->hc", vectors, cov_xt) ** 2
+    used = values > FAINTEST * values[:, -1:]
+    return np.asarray(np.divide(along, values, out=np.zeros_like(along), where=used).sum(axis=1))
 
 
 def between_buckets(buckets: BucketMeans) -> Array:

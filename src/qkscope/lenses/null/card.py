@@ -4,14 +4,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
+from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, rows
 from qkscope.lenses.null.shifts import FEWEST_BLOCKS
 from qkscope.lenses.null.summary import NAME, PARTS
 from qkscope.lenses.null.table import FILE, KINDS
+from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, number, percent, shown
+from qkscope.words.phrases import label, listed, percent
 
 MOST = 6  # entries that are told one by one
 
@@ -59,7 +61,7 @@ def _told(given: CardInput, means: Means, kind: str) -> str:
     said = []
     for entry in chosen:
         row = means[entry.name]
-        measured, null = shown(number, row[f"r_{kind}_abs"], row[f"null_r_{kind}"])
+        measured, null = (plus_minus(row[name], row[error_name(name)]) for name in (f"r_{kind}_abs", f"null_r_{kind}"))
         said.append(f"{measured} measured and {null} shifted at {label(entry)}")
     return f"Mean |r_{kind}| is {listed(said)}."
 
@@ -69,8 +71,9 @@ def _beyond(given: CardInput, means: Means, kind: str) -> str:
     entry = _with_null(given, means)[-1]
     row = means[entry.name]
     shifts = int(row["null_shifts"])
+    share = plus_minus(100 * row[f"beyond_null_{kind}"], 100 * row[error_name(f"beyond_null_{kind}")])
     return (
-        f"At {label(entry)}, {percent(row[f'beyond_null_{kind}'])} of heads have an |r_{kind}| larger than under each "
+        f"At {label(entry)}, {share} % of heads have an |r_{kind}| larger than under each "
         f"of {counted(shifts, 'shift')} of positions; without position, {percent(1 / (1 + shifts))} would."
     )
 

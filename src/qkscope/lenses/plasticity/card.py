@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkscope.lenses.card import Card, CardInput, error_bars, opening, rows, window_agreement
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, mean_where_all, parts_of
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.plasticity.words import (
@@ -56,7 +57,7 @@ def plasticity_card(given: CardInput) -> Card:
         ("ap", "mean plasticity", number),
         ("ap_same_position", "mean plasticity at one position", number),
     ]
-    shows += [*_agreement(given, compared), held_fixed(given)]
+    shows += [*_agreement(given, compared), held_fixed(given), *held(given, "plasticity")]
     headline = at_common(f"What Takes Plasticity from Queries {given.study.span.title()}", given)
     return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)
 
@@ -115,7 +116,7 @@ def _same_position(given: CardInput, entry: Entry) -> list[str]:
             "where RoPE has turned them differently."
         )
     if len(comparable_entries(given, "ap_same_position")) > 1:
-        said.append(course_of(given, "ap_same_position", "Over all, it"))
+        said.append(course_of(given, "ap_same_position", "Over all entries, it"))
     return [joined(said)]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from qkscope.lenses.plasticity.grid import FEWEST, Array, Cells, Index, PartGrid, buckets_of, cells_of
 from qkscope.lenses.plasticity.turning import turning
+from qkscope.lenses.score.lines import mean_residual, window_keys
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second import Statistics
 
@@ -97,7 +98,12 @@ def _cell_values(sums: LayerSums) -> CellValues:
     rest, drift = _preferences(queries.mean, fixed.k, which, grid)  # (heads, parts b, parts c)
     gap = queries.mean @ keys.mean[which].swapaxes(1, 2)  # (heads, parts b, parts c)
     apart = _apart(keys.mean, fixed.q, which, grid)  # (heads, parts b, parts c, parts c)
-    decided = _of_differences(fixed.traces, apart, cells)
+    traces, moved = fixed.traces, moved_covariances(sums)
+    if moved is not None:
+        traces = traces + _moved_traces(moved, fixed, which, grid)
+        apart = apart + _apart_by(moved.q[:, None], _about_centre(keys.mean)[which])
+        rest = rest + np.einsum("hbi,hij,hbj->hb", queries.mean, moved.k[which], queries.mean, optimize=True)[..., None]
+    decided = _of_differences(traces, apart, cells)
     b, c, d = cells.b, cells.c, cells.d
     content = np.clip(rest[:, b, c] + rest[:, b, d], 0.0, None)
     preferred = content + drift[:, b, c] + drift[:, b, d]
@@ -112,6 +118,44 @@ def _cell_values(sums: LayerSums) -> CellValues:
         queries.n,
         buckets_of(sums.edges),
     )
+
+
+@dataclass(frozen=True)
+class Moved:
+    """By how much a replicate's covariances within buckets differ from the whole's, on the mean over buckets."""
+
+    q: Array  # (heads, d, d)
+    k: Array  # (key heads, d, d)
+
+
+def moved_covariances(sums: LayerSums) -> Moved | None:
+    """None of the whole, and where groups have no squares of their own: there covariances are held fixed.
+
+    Groups have squares over windows, not in single buckets. So how buckets differ is held fixed, and all move alike.
+    """
+    if sums.whole is None or sums.replication.method != "jackknife":
+        return None
+    q, k = sums.shared(_mean_residuals)
+    own_q, own_k = _mean_residuals(sums)
+    return Moved(own_q - q, own_k - k)
+
+
+def _mean_residuals(sums: LayerSums) -> tuple[Array, Array]:
+    """Covariance within buckets without their lines, the mean over buckets: of queries, and of distinct keys."""
+    return mean_residual(sums.q, sums.q_buckets), mean_residual(window_keys(sums), sums.k_buckets)
+
+
+def _moved_traces(moved: Moved, fixed: Fixed, which: Index, grid: PartGrid) -> Array:
+    """tr((Σ_b + ΔΣ)(S_c + ΔS)) − tr(Σ_b S_c) of every head, for all parts b and c."""
+    of_keys = moved.k[which]
+    by_queries = _traces_with(moved.q[:, None], fixed.k, which, grid)  # (heads, 1, parts c)
+    heads, sources, d, _ = fixed.q.cov.shape
+    by_keys = (fixed.q.cov.reshape(heads, sources, d * d) @ of_keys.reshape(heads, d * d, 1))[:, grid.source]
+    if grid.divided.any():
+        lines = _quadratic(of_keys[:, None], fixed.q.slope)[:, grid.source]
+        by_keys = by_keys + fixed.q.excess(grid)[..., None] * lines
+    both = np.einsum("hij,hij->h", moved.q, of_keys)[:, None, None]
+    return np.asarray(by_queries + by_keys + both)
 
 
 def _fixed(whole: LayerSums) -> Fixed:

@@ -1,7 +1,7 @@
 """Attention plasticity of every head: how often two queries at a place disagree about which of two keys wins.
 
-Closed form from the means and covariances of position buckets; nothing is sampled. What is held fixed in errors: the
-covariances within buckets, of which document groups have none of their own.
+Closed form from the means and covariances of position buckets; nothing is sampled. What is held fixed in errors: how
+buckets differ in covariance, because document groups have squares over whole windows only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qkscope.lenses.sums import LayerSums
 FILE, PROFILE_FILE, MAP_FILE = "plasticity.csv", "plasticity_profile.csv", "plasticity_map.csv"
 CLOSED_FORM = "closed form"
 ESTIMATOR = (("estimator", CLOSED_FORM),)
-HELD = "covariances within buckets"
+HELD = "differences between buckets in covariance"
 SHARE, DIFFERENCE, COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
 
 COLUMNS = (

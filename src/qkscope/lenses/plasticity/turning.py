@@ -47,29 +47,35 @@ def _mean_before(before: BeforeRotation, first: int, last: int) -> Array:
 
 def turned_covariance(means: Array, rotation: Rotation, edges: tuple[int, ...]) -> Array:
     """Covariance over the positions of each part of vectors (heads, parts, d) that turn with position."""
-    first, second = np.array(rotation.pairs, dtype=np.intp).T
-    same, mirrored = _turns(rotation.angles, edges)
-    planes = means[..., first] + 1j * means[..., second]
-    one = planes[..., :, None] * planes[..., None, :].conj() * same  # Cov(w, w'*) of w = planes · e^{iθt}
-    two = planes[..., :, None] * planes[..., None, :] * mirrored  # Cov(w, w')
+    pairs = np.array(rotation.pairs, dtype=np.intp)
+    order, count = pairs.T.ravel(), len(pairs)  # the planes' first coordinates, then their second ones
+    in_order = np.array_equal(order, np.arange(2 * count))
+    half_same, half_mirrored = _turns(rotation.angles, edges)
     found = np.zeros((*means.shape, means.shape[-1]))
-    for rows, columns, values in (
-        (first, first, one.real + two.real),
-        (second, second, one.real - two.real),
-        (first, second, two.imag - one.imag),
-        (second, first, two.imag + one.imag),
-    ):
-        found[..., rows[:, None], columns[None, :]] = values / 2
+    one, two = slice(0, count), slice(count, 2 * count)
+    for head, vectors in enumerate(means):  # what one head takes stays in a processor's cache
+        planes = vectors[:, pairs[:, 0]] + 1j * vectors[:, pairs[:, 1]]
+        same, mirrored = (planes[:, :, None] * other[:, None, :] for other in (planes.conj(), planes))
+        same *= half_same  # half of Cov(w, w'*) of w = planes · e^{iθt}
+        mirrored *= half_mirrored  # half of Cov(w, w')
+        into = found[head] if in_order else np.zeros((len(vectors), 2 * count, 2 * count))
+        np.add(same.real, mirrored.real, out=into[:, one, one])
+        np.subtract(same.real, mirrored.real, out=into[:, two, two])
+        np.subtract(mirrored.imag, same.imag, out=into[:, one, two])
+        np.add(mirrored.imag, same.imag, out=into[:, two, one])
+        if not in_order:
+            found[head][:, order[:, None], order] = into
     return found
 
 
 @lru_cache(maxsize=16)
 def _turns(angles: tuple[float, ...], edges: tuple[int, ...]) -> tuple[Complex, Complex]:
-    """Over the positions of each part (parts, planes, planes): covariances of e^{iθt} with e^{-iθ't}, and e^{iθ't}."""
+    """Half the covariances of e^{iθt} with e^{-iθ't}, and with e^{iθ't}, over each part: (parts, planes, planes)."""
     grid, theta = part_grid(edges), np.array(angles)
     alone = mean_turn(theta, grid)
     apart = mean_turn(theta[:, None] - theta, grid) - alone[:, :, None] * alone[:, None, :].conj()
-    return apart, mean_turn(theta[:, None] + theta, grid) - alone[:, :, None] * alone[:, None, :]
+    together = mean_turn(theta[:, None] + theta, grid) - alone[:, :, None] * alone[:, None, :]
+    return apart / 2, together / 2
 
 
 def mean_turn(angle: Array, grid: PartGrid) -> Complex:

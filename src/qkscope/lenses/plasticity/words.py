@@ -30,7 +30,10 @@ LISTED = 4  # entries that a sentence names
 
 def held_fixed(given: CardInput) -> str:
     """What errors are about."""
-    exact = "means of buckets are found anew, covariances within buckets are held fixed"
+    exact = (
+        "means of buckets and the mean of their covariances are found anew, how buckets differ in covariance is held "
+        "fixed"
+    )
     return errors_said(given.at.table(FILE), exact)
 
 

@@ -17,6 +17,7 @@ from qkscope.lenses.card import (
     undefined_sentence,
     window_agreement,
 )
+from qkscope.lenses.claims.words import held
 from qkscope.stats.findings import Curve, Step, Trend
 from qkscope.stats.noise import Change
 from qkscope.words.blocks import Block, Strong, paragraph
@@ -37,6 +38,7 @@ def position_signal(given: CardInput) -> Card:
         paragraph(Strong("Keys."), " ", " ".join([tell_curve(given, "r_k", "Mean r_k", number), *_fall(given)])),
         undefined_sentence(given),
         *window_agreement(given, [("r_q", "mean r_q", number), ("r_k", "mean r_k", number)]),
+        *held(given, "position_signal"),
     ]
     steps = [
         ("Aggregation", f"mean and standard deviation of r_q and r_k over the heads of each {given.noun}."),

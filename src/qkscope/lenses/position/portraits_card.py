@@ -11,6 +11,7 @@ from qkscope.lenses.card import (
     undefined_sentence,
     window_agreement,
 )
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
 from qkscope.results.read import Entry
 from qkscope.text import counted
@@ -40,6 +41,7 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
             [("r_q_spread", "the mean distance of r_q from its median", number),
              ("r_k_spread", "the mean distance of r_k from its median", number)],
         ),
+        *held(given, "rq_rk_scatter_grid"),
     ]  # fmt: skip
     wanted = given.results.provenance.study
     by_study = wanted is not None and bool(wanted.figure_checkpoints)

@@ -7,6 +7,8 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.claims.words import held
+from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
 from qkscope.lenses.rope.table import FILE
@@ -46,9 +48,13 @@ def rope_alone_card(given: CardInput) -> Card:
             f"alone gives.{bars}",
         ),
         MEANING,
-        *(paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(given, name))) for name in names),
+        *(
+            paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(given, name, headed=True)))
+            for name in names
+        ),
         paragraph(Strong("Where it fails."), " ", joined(_largest(given, last))),
         _flipped(given, last),
+        _left_out(given),
         errors_said(given.table(FILE), HELD),
         paragraph(
             "Position 0, where attention sinks sit, is not among the vectors before rotation: what is special about it "
@@ -82,7 +88,13 @@ def rope_excess_card(given: CardInput) -> Card:
         part = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
         said = [_excess_course(given, measure, kind, part) for measure, _ in NAMES]
         shows.append(paragraph(Strong(sentence(_heads(kind))), " ", joined(said)))
-    shows += [joined([tell(given, panel, "bias_excess", BIAS, _significant)]), SIGNS, _errors(given)]
+    shows += [
+        joined([tell(given, panel, "bias_excess", BIAS, _significant)]),
+        SIGNS,
+        _left_out(given),
+        _errors(given),
+        *held(given, "rope_excess"),
+    ]
     steps = [("Aggregation", f"means over the heads of each {given.noun} that have a prediction, by kind of layer.")]
     headline = f"What RoPE Alone Leaves {given.study.span.title()}{_at(given)}"
     return Card(headline, shows, FILE, steps, [_told(given, kinds[0])])
@@ -101,6 +113,19 @@ def _errors(given: CardInput) -> str:
 
 def _at(given: CardInput) -> str:
     return " at a Common Window" if given.at.common else ""
+
+
+def _left_out(given: CardInput) -> str:
+    """Which layers have no prediction, and why."""
+    table = given.table(FILE)
+    said = []
+    for _, rows_of in table[table["prediction"] > Basis.NOTHING_ROTATES].groupby("prediction"):
+        layers = [str(layer) for layer in sorted(set(rows_of["layer"]))]
+        every = len(layers) == len(set(table.loc[table["model"].isin(set(rows_of["model"])), "layer"]))
+        which = "all layers" if every else f"{'layer' if len(layers) == 1 else 'layers'} {listed(layers)}"
+        why = Basis(int(rows_of["prediction"].iloc[0])).words
+        said.append(f"{which} of {counted(len(set(rows_of['model'])), given.noun)}, because {why}")
+    return f"Left out, without a prediction: {'; '.join(said)}." if said else ""
 
 
 def _few(given: CardInput) -> bool:
@@ -124,9 +149,9 @@ def _row(given: CardInput, model: str, kind: str) -> pd.Series | None:
     return None if here.empty else here.iloc[0]
 
 
-def _agreement(given: CardInput, model: str) -> list[str]:
-    """How well each kind of layer is predicted at one entry."""
-    said = []
+def _agreement(given: CardInput, model: str, *, headed: bool = False) -> list[str]:
+    """How well each kind of layer is predicted at one entry, which a heading may have named."""
+    said, place = [], "" if headed else f"At {label(_entry(given, model))}, "
     for kind in _kinds(given):
         row = _row(given, model, kind)
         if row is None:
@@ -143,7 +168,7 @@ def _agreement(given: CardInput, model: str) -> list[str]:
                        if np.isfinite(row[f"corr_{name}"])])  # fmt: skip
         across = f" Over heads, prediction and measurement correlate {over}." if over else ""
         said.append(
-            f"At {label(_entry(given, model))}, {heads}: {'; '.join(parts)}.{across} The predicted PC0 has a median "
+            f"{place}{heads}: {'; '.join(parts)}.{across} The predicted PC0 has a median "
             f"|cosine| of {row['median_pc0_cos']:.2f} with the measured one."
         )
     return said

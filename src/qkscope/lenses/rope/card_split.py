@@ -6,6 +6,7 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.claims.base import Found
 from qkscope.lenses.rope.split import PARTS
 from qkscope.lenses.rope.split_table import DOMINATED, EVERY, FILE, R_K, R_Q
 from qkscope.lenses.rope.steps import (
@@ -49,11 +50,11 @@ def rope_split_card(given: CardInput) -> Card:
         MEANING,
         paragraph(Strong("The whole way."), " ", _told(total, entries)),
         *(
-            paragraph(Strong(f"{_between(step[R_Q], entries)}."), " ", _told(step, entries))
+            paragraph(Strong(f"{_headed(step[R_Q], entries)}."), " ", _told(step, entries, whole=False))
             for step in (told if whole is not None else [])
         ),
         _still(given, entries),
-        paragraph(Strong("Does it hold here?"), " ", _consolidation(steps, entries)),
+        paragraph(Strong("Does it hold here?"), " ", _consolidation(given, steps, entries)),
         _orders(steps, total),
         _errors(table),
     ]
@@ -100,9 +101,14 @@ def _setting(row: pd.Series) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
-def _told(step: dict[str, pd.Series], entries: dict[str, Entry]) -> str:
-    """A step in one sentence for each quantity; the first says where."""
-    return joined([_step(step[q], entries, whole=i == 0) for i, q in enumerate(q for q in NAMES if q in step)])
+def _headed(row: pd.Series, entries: dict[str, Entry]) -> str:
+    return f"{_between(row, entries)}{_setting(row)}"
+
+
+def _told(step: dict[str, pd.Series], entries: dict[str, Entry], *, whole: bool = True) -> str:
+    """A step in one sentence for each quantity; the first says where, unless a heading did."""
+    known = [q for q in NAMES if q in step]
+    return joined([_step(step[q], entries, whole=whole and i == 0) for i, q in enumerate(known)])
 
 
 def _step(row: pd.Series, entries: dict[str, Entry], *, whole: bool = True) -> str:
@@ -111,7 +117,7 @@ def _step(row: pd.Series, entries: dict[str, Entry], *, whole: bool = True) -> s
     before, after = shown(percent if quantity == DOMINATED else number, row["before"], row["after"])
     way = "rises" if row["after"] > row["before"] else "falls"
     course = f"stays at {before}" if before == after else f"{way} from {before} to {after}"
-    place = f"From {_between(row, entries)}{_setting(row)} " if whole else ""
+    place = f"From {_headed(row, entries)} " if whole else ""
     return sentence(f"{place}{NAMES[quantity]} {course}: {_parts(row)}")
 
 
@@ -170,27 +176,26 @@ def _still(given: CardInput, entries: dict[str, Entry]) -> str:
     return f"In {heads} RoPE predicts no change; {listed(said)}, all of it unexplained."
 
 
-def _consolidation(steps: Steps, entries: dict[str, Entry]) -> str:
-    """The published sentence about long-context training, at the steps where the window grows."""
-    longer = [step for step in steps if step[R_Q]["to_window"] > step[R_Q]["from_window"]]
+def _consolidation(given: CardInput, steps: Steps, entries: dict[str, Entry]) -> str:
+    """The published sentence about long-context training, at the steps where the context grows: is it the weights?"""
+    claim, context = "Long-context training makes heads position-dominated", given.at.context_of
+    longer = [s for s in steps if context(str(s[R_Q]["to_model"])) > context(str(s[R_Q]["from_model"]))]
     if not longer:
-        return (
-            "That long-context training makes heads position-dominated cannot be asked here: the window does not grow "
-            "between these checkpoints."
-        )
+        return f"{claim}: that cannot be asked here, because the context does not grow between these checkpoints."
     said = []
     for step in longer[:TOLD]:
         row = step[DOMINATED]
-        weights, error = float(row["joint_weights"]), float(row["joint_weights_se"])
-        real = math.isfinite(error) and abs(weights) > max(2 * error, SMALLEST)
-        verdict = "the weights alone do" if real and weights > 0 else "the weights alone do the opposite" if real else \
-            "the weights alone do not, beyond two errors"  # fmt: skip
+        found = Found(float(row["joint_weights"]), float(row["joint_weights_se"]))
         said.append(
-            f"at {_between(row, entries)} the share goes from {percent(row['before'])} to {percent(row['after'])}, and "
-            f"{verdict} ({plus_minus(100 * weights, 100 * error)} points; window and base together "
-            f"{plus_minus(100 * row['joint'], 100 * row['joint_se'])})"
+            f"{found.ruling} from {_between(row, entries)}, where the share goes from {percent(row['before'])} to "
+            f"{percent(row['after'])} and the weights alone add {_points(row, 'joint_weights')} (window and base "
+            f"together {_points(row, 'joint')})"
         )
-    return f"Long-context training makes heads position-dominated: {'; '.join(said)}."
+    return f"{claim}. As a doing of the weights this is {'; '.join(said)}."
+
+
+def _points(row: pd.Series, part: str) -> str:
+    return f"{plus_minus(100 * float(row[part]), 100 * float(row[error_name(part)]))} points"
 
 
 def _orders(steps: Steps, total: dict[str, pd.Series]) -> str:
@@ -200,6 +205,8 @@ def _orders(steps: Steps, total: dict[str, pd.Series]) -> str:
     together = max(float(row["joint_spread"]) for row in rows)
     if apart < SMALLEST:
         return "Window and base never change together here, so the order in which the parts change does not matter."
+    if not any(bool(row["from_window"] != row["to_window"]) for row in rows):
+        return f"All have one window; the two orders of base and weights differ by up to {number(apart)} in a part."
     return (
         f"The six orders of window, base and weights differ by up to {number(apart)} in a part; the two orders of the "
         f"weights and both others at once by up to {number(together)}. A longer window with the old base turns slow "

@@ -52,7 +52,10 @@ def _summary(at: AtWindow, model: str, kind: str, rows: pd.DataFrame) -> dict[st
     panel = at.panel_of(FILE)
     found: dict[str, float] = {"window": at.window_of(model), "heads": float(len(rows))}
     for name in ("r_q", "r_k"):
-        found |= {name: float(rows[name].mean()), error_name(name): at.panel.error(name, model, where)}
+        # Of the heads that have a prediction, and of no others: what is measured is predicted and excess together.
+        parts = [panel.drawn(f"{name}_{part}", model, where) for part in ("rope", "excess")]
+        error = float(np.std(parts[0] + parts[1])) if len(parts[0]) == len(parts[1]) > 0 else np.nan
+        found |= {name: float(rows[name].mean()), error_name(name): error}
     for name in PREDICTED:
         found |= {name: float(rows[name].mean()), error_name(name): panel.error(name, model, where)}
     moves = rows[rows["prediction"] == 0]

@@ -1,12 +1,13 @@
 """Cards of the figures with bars: how queries and keys drift along a, and what that adds to a score."""
 
 from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.rotation.chosen import STABLE
 from qkscope.lenses.rotation.table import FILE
-from qkscope.lenses.tell import beyond_zero, errors_said, joined, mean_of, plus_minus, share_of, tell
+from qkscope.lenses.tell import beyond_zero, errors_said, joined, mean_of, share_of, tell
 from qkscope.results.read import Entry
 from qkscope.stats.findings import context_changes
-from qkscope.stats.noise import Change, HeadPanel, unpaired_change
+from qkscope.stats.noise import Change, HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import label, number, percent, significant, tokens, went
@@ -16,7 +17,6 @@ BARS = (
     "Bars are means over heads, thick grey lines the middle half of heads, thin lines ± 1 standard error over "
     "documents, small marks the means of each kind of layer where there are several."
 )
-DOMINATED = "position-dominated"
 
 
 def drift_card(given: CardInput) -> Card:
@@ -138,8 +138,8 @@ def bias_card(given: CardInput) -> Card:
         paragraph(Strong("Over the window."), " ", joined([tell(given, panel, q, n, significant) for q, n in OVER])),
         paragraph(Strong("What a slope per token hides."), " ", joined(hidden)),
         paragraph(Strong("Along a, and in all."), " ", joined(_totals(given, panel, last))),
-        paragraph(Strong("Does it hold here?"), " ", _dominated(given, last)),
         errors_said(given.table(FILE), AXES),
+        *held(given, "rotation_bias"),
     ]
     steps = [
         (
@@ -221,31 +221,9 @@ def _sign(panel: HeadPanel, last: Entry) -> str:
     way = beyond_zero(panel, "bias_effect", last)
     direction = {1: "later keys score higher", -1: "earlier keys score higher", 0: "neither late nor early keys win"}
     return (
-        f"On the mean over heads {direction[way]}: from the first to the last key the score gains "
+        f"On average over heads {direction[way]}: from the first to the last key the score gains "
         f"{mean_of(panel, 'bias_effect', last)} standard deviations at {label(last)}; "
         f"{share_of(panel, 'bias_total_positive', last)} of heads favour later keys."
-    )
-
-
-def _dominated(given: CardInput, last: Entry) -> str:
-    """Whether position-dominated heads (by PC0) have the larger bias, as the published account has it."""
-    heads = given.at.heads
-    here = heads.loc[heads["model"] == last.name, ["layer", "head", "kv_head", "category"]]
-    table = given.at.table(FILE)
-    effects = table.loc[table["model"] == last.name, ["layer", "head", "bias_effect"]]
-    both = here.merge(effects, on=["layer", "head"], how="inner").dropna(subset=["bias_effect"])
-    inside = both["category"] == DOMINATED
-    claim = "Position-dominated heads are said to implement a bias by position. "
-    if inside.sum() < 3 or (~inside).sum() < 3:
-        return claim + f"At {label(last)} there are too few heads on one side to compare."
-    values = [both.loc[side, "bias_effect"].abs().to_numpy() for side in (~inside, inside)]
-    keys = [(both.loc[s, "layer"] * 100_000 + both.loc[s, "kv_head"]).to_numpy("int64") for s in (~inside, inside)]
-    change = unpaired_change(values[0], values[1], keys[0], keys[1])
-    verdict = {1: "It holds", -1: "It does not hold, on the contrary", 0: "That is not decided"}[change.direction]
-    return (
-        f"{claim}{verdict}: the mean |bias_effect| at {label(last)} is {significant(change.after)} in them and "
-        f"{significant(change.before)} in the others (difference {plus_minus(change.difference, change.error)}, an "
-        "error over key heads)."
     )
 
 

@@ -7,15 +7,14 @@ from typing import Any, cast
 import pandas as pd
 
 from qkscope.lenses.card import Card, CardInput, opening, rows
-from qkscope.lenses.depth.findings import EARLY, LATE
-from qkscope.lenses.layer_kinds.card import kinds_by_name
+from qkscope.lenses.claims.words import held, ruling_of
 from qkscope.lenses.rotation.chosen import RULE, chosen_heads
 from qkscope.lenses.rotation.planes import FILE as PLANES
 from qkscope.lenses.rotation.summaries import map_axis, relations
 from qkscope.lenses.rotation.table import FILE
-from qkscope.lenses.tell import errors_said, mean_of, plus_minus, share_of
+from qkscope.lenses.tell import errors_said, plus_minus, share_of
 from qkscope.results.read import Entry
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import label, listed, number, shortened
@@ -65,16 +64,13 @@ def _families(given: CardInput) -> str:
     return f"Each {given.noun} has its own r: pooling them would mix differences between {given.noun}s into it."
 
 
-CLAIM = "Early layers are said to carry position."
-
 # --- by depth -------------------------------------------------------------------------------------------
 
 
 def depth_card(given: CardInput) -> Card:
     """Where in depth keys drift, and where scores are biased."""
-    panel, last = given.at.panel_of(FILE), given.checkpoints[-1]
+    last = given.checkpoints[-1]
     cells = "layers" if map_axis(given.at).layers is not None else "ten bins of normalised depth"
-    early = _early_and_late(given, panel, last)
     shows: list[Block | str] = [
         opening(
             given,
@@ -82,34 +78,13 @@ def depth_card(given: CardInput) -> Card:
             "Below: the mean bias along a per 1,000 tokens; purple above 0 (later keys score higher), orange below. "
             "Hatched cells have no heads.",
         ),
-        paragraph(Strong("Does it hold here?"), " ", CLAIM, " ", " ".join(early)),
         paragraph(Strong("Strongest."), " ", _strongest(given, last)),
         errors_said(given.table(FILE), "both axes are found anew each time"),
+        *held(given, "rotation_depth_map"),
     ]
     steps = [("Aggregation", f"means over the heads of each {given.noun} and cell.")]
     headline = f"Drift and Bias by Depth {given.study.span.title()}{_at(given)}"
-    return Card(headline, shows, FILE, steps, [CLAIM, *early[:1], _strongest(given, last)])
-
-
-def _early_and_late(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
-    """First against last three tenths of depth, in each kind of layer that is in both."""
-    kinds: Sequence[str | None] = kinds_by_name(given).get(last.name) or [None]
-    said = []
-    for kind in kinds:
-        ends = [Part(part.low, part.high, layer_kind=kind) for part in (EARLY, LATE)]
-        if not all(panel.layers_of(last.name, part) for part in ends):
-            continue
-        of_kind = f" of {shortened(kind)} layers" if kind else ""
-        for quantity, name in (("r_k_a_abs", "mean |r| of keys along a"), ("bias_effect", "the mean bias_effect")):
-            change = panel.contrast(quantity, last.name, *ends)
-            values = [mean_of(panel, quantity, last, part) for part in ends]
-            verdict = {
-                1: "It does not hold: {} is smaller in the first than in",
-                -1: "It holds: {} is larger in the first than in",
-                0: "It is not decided: {} does not differ beyond its error between the first and",
-            }[change.direction].format(f"at {label(last)} {name}{of_kind}")
-            said.append(f"{verdict} the last three tenths of depth ({values[0]} and {values[1]}).")
-    return said or [f"{label(last)} has no kind of layer in both the first and the last three tenths of its depth."]
+    return Card(headline, shows, FILE, steps, [ruling_of(given, "early_drift"), _strongest(given, last)])
 
 
 def _strongest(given: CardInput, last: Entry) -> str:

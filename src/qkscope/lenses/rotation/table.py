@@ -215,6 +215,10 @@ def averaged(columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.log2(np.abs(columns["alpha_k"]) / np.abs(columns["alpha_q"]))
+        window = columns["bias_window"] / columns["bias_total"]
+        # Over queries spread evenly, the slope of the score is bias_total on average and varies by interaction_total.
+        varies = (columns["interaction_total"] * window) ** 2 / 12.0
+        interaction = varies / (columns["bias_total"] ** 2 + varies)
     sized = ("r_q_a", "r_k_a", "alpha_q", "alpha_k", "alpha_k_window")
     return {
         **{f"{name}_abs": np.abs(columns[name]) for name in sized},
@@ -222,6 +226,8 @@ def averaged(columns: Mapping[str, Any]) -> Mapping[str, Any]:
         "bias_per_1000": THOUSAND * columns["bias_strength"],
         "bias_total_per_1000": THOUSAND * columns["bias_total"],
         "slope_ratio_log2": ratio,
+        "bias_effect_abs": np.abs(columns["bias_effect"]),
+        "interaction_share": interaction,
         "r_a_gap": np.abs(columns["r_k_a"]) - np.abs(columns["r_q_a"]),
         "r_own_gap": columns["r_k_own"] - columns["r_q_own"],
         "bias_positive": _positive(columns["bias_strength"]),
@@ -261,4 +267,5 @@ def _diagonal(of: Statistics) -> Array:
     return np.asarray(np.diagonal(of.cov_xx, axis1=1, axis2=2))
 
 
-TABLE = HeadTable(FILE, COLUMNS, rotated, judged=JUDGED, judge=judge, averaged=averaged)
+BY_CATEGORY = ("bias_effect_abs", "interaction_share")
+TABLE = HeadTable(FILE, COLUMNS, rotated, judged=JUDGED, judge=judge, averaged=averaged, by_category=BY_CATEGORY)

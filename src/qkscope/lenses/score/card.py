@@ -14,6 +14,7 @@ from qkscope.lenses.card import (
     rows,
     window_agreement,
 )
+from qkscope.lenses.claims.words import held, ruling_of
 from qkscope.lenses.depth.table import depth_axis
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
 from qkscope.lenses.score.phrases import (
@@ -43,10 +44,7 @@ from qkscope.words.phrases import (
     sentence,
     shortened,
     significant,
-    went,
 )
-
-EARLY, LATE = (0.0, 1 / 3), (2 / 3, 1.0)
 
 
 def score_split(given: CardInput) -> Card:
@@ -67,7 +65,7 @@ def score_split(given: CardInput) -> Card:
         _kinds(given, last),
         _sizes(given, panel),
         *window_agreement(given, _compared(given), FILE),
-        _freed(given, panel),
+        *held(given, "score_split"),
     ]
     steps = [
         ("Aggregation", f"mean of each share over the heads of each {given.noun}."),
@@ -166,26 +164,6 @@ def _compared(given: CardInput) -> list[tuple[str, str, Format]]:
     return found
 
 
-def _freed(given: CardInput, panel: HeadPanel) -> str:
-    """Does the query part grow where keys stop following position? Only of one run, from its first to its last."""
-    if not given.study.one_run or len(given.checkpoints) < 2:
-        return ""
-    first, last = given.checkpoints[0], given.checkpoints[-1]
-    keys = given.panel.change("r_k", first.name, last.name)
-    content = panel.change(shares_shown(given.at)[3], first.name, last.name)
-    if keys.direction >= 0:
-        verdict = "mean r_k does not fall here, so the claim cannot be tested"
-    elif content.direction > 0:
-        verdict = "both changes are there, which agrees with the claim and does not prove it"
-    else:
-        verdict = "the query part does not grow, so it does not hold here"
-    return (
-        "Does it hold here? It is said that keys which stop following position are freed for content. From "
-        f"{label(first)} to {label(last)}, mean r_k {went(keys, number)} and the share of the query part "
-        f"{went(content, percent)}: {verdict}."
-    )
-
-
 # --- by depth -----------------------------------------------------------------------------------------
 
 
@@ -203,11 +181,11 @@ def score_depth(given: CardInput) -> Card:
         ),
         line_note(given),
         *(_extremes(given, entry) for entry in chosen),
-        *(_early(given, entry) for entry in chosen),
+        *held(given, "score_depth"),
     ]
     steps = [("Aggregation", f"mean of each share over the heads of each ({given.noun}, {what})."), ("Errors", FIXED)]
     last = chosen[-1]
-    takeaway = [_extremes(given, last), _early(given, last)]
+    takeaway = [_extremes(given, last), ruling_of(given, "early_scores")]
     headline = "What Scores Are Made Of, by Depth" + (" at a Common Window" if given.at.common else "")
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -234,22 +212,3 @@ def _extremes(given: CardInput, entry: Entry) -> str:
 def _words(columns: tuple[str, ...], cell: str) -> str:
     place = columns.index(cell)
     return f"layer {place}" if cell.startswith("layer") else f"depth {place / 10:.1f} to {(place + 1) / 10:.1f}"
-
-
-def _early(given: CardInput, entry: Entry) -> str:
-    """Do early layers carry position? The first third of depth against the last, in layers of one kind."""
-    table = given.table(BY_KIND)
-    kinds = [kind for kind in table.loc[table["model"] == entry.name, "layer_kind"] if kind != EVERY_KIND]
-    kind = kinds[0] if kinds else None
-    panel, share = given.at.panel_of(FILE), shares_shown(given.at)[0]
-    one, other = Part(*EARLY, layer_kind=kind), Part(*LATE, layer_kind=kind)
-    if not panel.layers_of(entry.name, one) or not panel.layers_of(entry.name, other):
-        return ""
-    gap = panel.contrast(share, entry.name, one, other)
-    among = f" (among {shortened(kind)} layers)" if kind else ""
-    numbers = f"{percent(gap.before, 1)} in the first third of depth and {percent(gap.after, 1)} in the last{among}"
-    verdict = {-1: "it holds", 0: "no difference beyond noise", 1: "the opposite holds"}[gap.direction]
-    return (
-        f"Does it hold here? It is said that early layers carry position. {_place(given, entry)} position explains "
-        f"{numbers}: {verdict}."
-    )

@@ -1,21 +1,21 @@
 """Cards of single heads: every head's split, and the maps of a few."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening
-from qkscope.lenses.categories import POSITION_DOMINATED
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
-from qkscope.lenses.score.phrases import FIXED, MEANING, lean, part_share, plus_minus, shares_row, wins_sentence
+from qkscope.lenses.score.phrases import FIXED, MEANING, lean, part_share, shares_row, wins_sentence
 from qkscope.lenses.score.summaries import with_kind
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, QUERY_POSITION, SHARES
-from qkscope.results.read import Entry
-from qkscope.stats.noise import unpaired_change
-from qkscope.text import are, counted
+from qkscope.text import counted
 from qkscope.words.blocks import Block, bullet
-from qkscope.words.phrases import label, listed, percent, sentence
+from qkscope.words.phrases import label, listed, sentence, significant
 
 PARTS = {POSITION: "position", QUERY_POSITION: "query-position", PREFERENCE: "preference", QUERY: "the query part"}
 MOST_NAMED = 3
@@ -37,7 +37,7 @@ def score_heads(given: CardInput) -> Card:
         _leaders(heads, POSITION, "Most position"),
         _leaders(heads, QUERY, "Most that depends on the query"),
         wins_sentence(shares_row(given, last.name)),
-        _dominated(given, last, heads),
+        *held(given, "score_heads"),
     ]
     steps = [("Order", "by position_share, falling."), ("Errors", FIXED)]
     takeaway = [_largest(heads), wins_sentence(shares_row(given, last.name))]
@@ -69,25 +69,6 @@ def _share(row: "pd.Series", column: str) -> str:
     return part_share(float(row[column]), float(row.get(error_name(column), np.nan)))
 
 
-def _dominated(given: CardInput, last: Entry, heads: pd.DataFrame) -> str:
-    """Do position-dominated heads score by position? Against all other heads; the error is over heads."""
-    of = given.at.heads
-    categories = of.loc[of["model"] == last.name, ["layer", "head", "category"]]
-    named = heads.merge(categories, on=["layer", "head"], how="inner")
-    inside = named["category"] == POSITION_DOMINATED
-    if inside.sum() < 3 or (~inside).sum() < 3:
-        return ""
-    gap = unpaired_change(named.loc[~inside, POSITION], named.loc[inside, POSITION])
-    claim = "Does it hold here? It is said that position-dominated heads implement a bias by position."
-    verdict = {1: "it holds", 0: "no difference beyond two errors", -1: "the opposite holds"}[gap.direction]
-    count = int(inside.sum())
-    return (
-        f"{claim} Position explains {percent(gap.after)} of the scores of the {counted(count, 'head')} that "
-        f"{are(count)} position-dominated, and {percent(gap.before)} of the others' (difference "
-        f"{plus_minus(gap.difference, gap.error)}, error over heads): {verdict}."
-    )
-
-
 # --- maps -------------------------------------------------------------------------------------------
 
 
@@ -100,12 +81,12 @@ def score_map(given: CardInput) -> Card:
             given,
             f"Mean scores of {counted(len(maps), 'head')} of {label(last)}: query position up, key position across, "
             "from the mean of the row (softmax sees no more than that) in standard deviations of the head's scores. "
-            "All panels share one scale of colours. The narrow column at the left, where it is, are keys at position "
-            "0. A query's own bucket is shown whole, although an early query of it does not see the later keys; what "
-            "no query of a row sees is blank.",
+            "All panels share one scale of colours. The narrow column at the left, where there is one, holds keys at "
+            "position 0. A query's own bucket is shown whole, although an early query of it does not see the later "
+            "keys; what no query of a row sees is blank.",
         ),
         *(bullet(_told(each)) for each in maps),
-        "These means have no errors of their own; the advantage of late keys has.",
+        _map_errors(maps),
     ]
     steps = [
         (
@@ -117,6 +98,18 @@ def score_map(given: CardInput) -> Card:
     ]
     takeaway = [sentence(_told(each)) for each in maps[:1]]
     return Card("Mean Scores by Position", shows, MAP_FILE, steps, takeaway)
+
+
+def _map_errors(maps: Sequence[HeadMap]) -> str:
+    """How large the errors of the cells are."""
+    errors = np.concatenate([np.ravel(each.errors) for each in maps]) if maps else np.zeros(0)
+    known = errors[np.isfinite(errors)]
+    if not len(known):
+        return "These mean scores have no errors: document groups are too few, or were not kept."
+    return (
+        f"Half of these mean scores have a standard error over documents of at most {significant(np.median(known))} "
+        f"standard deviations, the largest is {significant(known.max())}; every cell has its own in the table."
+    )
 
 
 def _told(of: HeadMap) -> str:

@@ -38,6 +38,7 @@ class HeadMap:
     cells: tuple[int, ...]  # of the parts of the keys
     first: Array  # (query buckets,): keys at position 0
     scores: Array  # (query buckets, parts)
+    errors: Array  # of all of these over documents, before a row's mean is taken off; NaN where they are not known
 
 
 def maps_of(at: AtWindow) -> list[HeadMap]:
@@ -68,10 +69,12 @@ def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
 def _map(rows: pd.DataFrame, numbers: pd.Series, why: str, part: str) -> HeadMap:
     edges = (*(int(start) for start in rows["start"]), int(rows["end"].iloc[-1]))
     cells = key_cells(edges)
-    scores = rows[[TO_FIRST, *TO_CELLS[: len(cells) - 1]]].to_numpy(dtype=float)
+    columns = [TO_FIRST, *TO_CELLS[: len(cells) - 1]]
+    scores = rows[columns].to_numpy(dtype=float)
+    errors = rows.reindex(columns=[error_name(name) for name in columns]).to_numpy(dtype=float)
     weight = np.where(np.isfinite(scores), np.array([1, *np.diff(cells)]), 0.0)
     with np.errstate(invalid="ignore"):
         mean = np.where(weight > 0, weight * scores, 0.0).sum(axis=1) / weight.sum(axis=1)
         scores = (scores - mean[:, None]) / float(numbers["score_sd"])
-    place = int(numbers["layer"]), int(numbers["head"])
-    return HeadMap(*place, why, part, numbers, edges, cells, scores[:, 0], scores[:, 1:])
+    place, errors = (int(numbers["layer"]), int(numbers["head"])), errors / float(numbers["score_sd"])
+    return HeadMap(*place, why, part, numbers, edges, cells, scores[:, 0], scores[:, 1:], errors)

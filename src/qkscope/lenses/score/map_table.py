@@ -20,7 +20,7 @@ FILE = "score_map.csv"
 KEY_CELLS = 16  # as many as the usual number of buckets
 TO_FIRST = "to_first"
 TO_CELLS = tuple(f"to_{cell:02d}" for cell in range(KEY_CELLS))
-_UNSEEN = "empty where no query of the bucket sees one of them; it has no error."
+_UNSEEN = "empty where no query of the bucket sees one of them."
 
 COLUMNS = (
     Column("start", "First position of the query bucket.", "tokens", error=None),
@@ -28,14 +28,12 @@ COLUMNS = (
     Column(
         TO_FIRST,
         f"Mean score of the bucket's mean query with keys at position 0, where that is a bucket by itself; {_UNSEEN}",
-        error=None,
     ),
     *(
         Column(
             name,
             f"Mean score of the bucket's mean query with keys of part {cell} of 16 equal parts of the window (without "
             f"position 0 where that is apart), before the layer's scale; {_UNSEEN}",
-            error=None,
         )
         for cell, name in enumerate(TO_CELLS)
     ),
@@ -82,4 +80,4 @@ def _cell_keys(sums: LayerSums, bounds: NDArray[np.int64]) -> Array:
     return np.asarray(weights @ lines_of(sums.k_buckets, sums.edges, known))
 
 
-TABLE = HeadTable(FILE, COLUMNS, score_map, windows="own", across="bucket", detail=True)
+TABLE = HeadTable(FILE, COLUMNS, score_map, across="bucket", detail=True)

@@ -104,4 +104,6 @@ def shares_of(sums: LayerSums, split: Split) -> tuple[list[Array], Array]:
     return [np.clip(part / total, 0.0, 1.0) for part in parts], np.sqrt(total)
 
 
-TABLE = HeadTable(FILE, COLUMNS, score, holds_fixed=HELD_FIXED)
+TABLE = HeadTable(
+    FILE, COLUMNS, score, holds_fixed=HELD_FIXED, by_category=(POSITION, LINE_SHARES[0], QUERY, LINE_SHARES[3])
+)

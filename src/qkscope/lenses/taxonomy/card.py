@@ -14,6 +14,7 @@ from qkscope.lenses.card import (
     undefined_sentence,
     window_agreement,
 )
+from qkscope.lenses.claims.words import held
 from qkscope.lenses.taxonomy.findings import Busiest, busiest_steps, moves_between
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
 from qkscope.results.read import Entry
@@ -40,6 +41,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
         *(_training(given) if given.study.one_run else _entries(given)),
         undefined_sentence(given),
         *_other_window(given),
+        *held(given, "taxonomy_evolution"),
     ]
     rule = (
         f"position-dominated when r_q > {HIGH:g} and |r_k| > {HIGH:g}; Q-positional when r_q > {HIGH:g} and "

@@ -71,7 +71,7 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
     }
     rows: list[tuple[str, str, str, str, int, float]] = []
     for before, after in itertools.pairwise(models):
-        pairs = by_model[before].join(by_model[after], how="inner", lsuffix="_a", rsuffix="_b")
+        pairs = by_model[before].add_suffix("_a").join(by_model[after].add_suffix("_b"), how="inner")
         doubt = pairs["undecided_a"] + pairs["undecided_b"]  # NaN where either has no errors
         pairs = pairs.assign(decided=(doubt == 0).astype(float).where(doubt.notna()))
         moves = pairs.groupby(["category_a", "category_b"])["decided"]

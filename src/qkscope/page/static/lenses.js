@@ -3,6 +3,7 @@
 import { View } from "./view.js";
 import { cellsSpec } from "./lens_cells.js";
 import { element } from "./dom.js";
+import { intervalsView } from "./lens_intervals.js";
 import { scatterSpec } from "./lens_scatter.js";
 import { seriesSpec } from "./lens_series.js";
 import { bound } from "./numbers.js";
@@ -46,8 +47,8 @@ function lensView(app, declared) {
 
 // `section(id, title, intro, ...children)` makes a part of the page; there is none for a lens without views.
 export function lensSections(app, section) {
-  return app.data.lenses.filter((lens) => lens.views.length).map((lens) => {
-    const views = lens.views.map((declared) => lensView(app, declared));
+  return app.data.lenses.filter((lens) => lens.views.length + lens.intervals.length).map((lens) => {
+    const views = [...lens.views.map((declared) => lensView(app, declared)), ...lens.intervals.map((declared) => intervalsView(app, declared))];
     app.views.push(...views);
     return section(`lens-${lens.name}`, lens.question, lens.title, element("div", { class: "pair" }, ...views.map((view) => view.node)));
   });

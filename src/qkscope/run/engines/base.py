@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from qkscope.run.plan import CheckpointPlan, Shard
+from qkscope.run.plan import Shard
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.stopping import Stop
 
@@ -36,13 +37,25 @@ class Placement:
     gpus_per_worker: float | None = None
 
 
+class BaseWorker(Protocol):
+    """What runs tasks in one process; it tells of everything through the function it was made with."""
+
+    def run(self, task: Task, following: int | None = None) -> None:
+        """Run all shards of the task; `following` is the checkpoint that will probably be asked for next."""
+
+    def close(self) -> None:
+        """Let go of what it holds: nothing more will be asked of it."""
+
+
 @dataclass(frozen=True)
 class Job:
     """All that is left to do of a run, and how."""
 
-    plans: Sequence[CheckpointPlan]
+    plans: Sequence[Any]  # one per checkpoint, as the worker wants them
     tasks: Sequence[Task]
     folder: Path
+    # Called with plans, folder and a function to tell reports, in the process that works: it is sent there by name.
+    worker: Callable[..., BaseWorker]
     placement: Placement = Placement()
     leniency: Leniency = Leniency()  # noqa: RUF009 - frozen
     held: bool = False  # the caller holds the lock of the one shard there is

@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import QkscopeError, QkscopeWarning
-from qkscope.run.engines.base import BaseEngine, Job, LeftOut, Noted, Report, Started, Task, Told
+from qkscope.run.engines.base import BaseEngine, BaseWorker, Job, LeftOut, Noted, Report, Started, Task, Told
 from qkscope.run.engines.schedule import Schedule
-from qkscope.run.engines.worker import Worker, pack, unpack
+from qkscope.run.engines.worker import pack, unpack
 from qkscope.run.runner import Leniency
 from qkscope.run.stopping import Stop
 
@@ -49,13 +49,16 @@ class LocalEngine(BaseEngine):
                 schedule.drop(report.checkpoint)
             told(report)
 
-        worker = Worker(job.plans, job.folder, heard, leniency=job.leniency, held=job.held)
+        worker = job.worker(job.plans, job.folder, heard, leniency=job.leniency, held=job.held)
         loaded = None
-        while not stop.asked and (task := schedule.take(loaded)) is not None:
-            told(Started(task.checkpoint))
-            worker.run(task, schedule.following(task))
-            schedule.finish(task)
-            loaded = task.checkpoint
+        try:
+            while not stop.asked and (task := schedule.take(loaded)) is not None:
+                told(Started(task.checkpoint))
+                worker.run(task, schedule.following(task))
+                schedule.finish(task)
+                loaded = task.checkpoint
+        finally:
+            worker.close()
 
 
 @dataclass
@@ -143,6 +146,7 @@ class _Pool:
         threads = max(1, (os.cpu_count() or 1) // self._size)
         setting = _Setting(
             folder=self._job.folder.resolve(),
+            worker=self._job.worker,
             leniency=self._job.leniency,
             threads=threads,
             gpus=share_of_gpus(self._gpus, number, self._size),
@@ -202,6 +206,7 @@ class _Setting:
     """What a worker process is told at birth."""
 
     folder: Path
+    worker: Callable[..., BaseWorker]
     leniency: Leniency
     threads: int
     gpus: list[str]
@@ -227,7 +232,7 @@ def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
 
     take_share(setting.threads, setting.gpus)
     _send_warnings(connection)
-    worker = Worker(unpack(packed), setting.folder, connection.send, leniency=setting.leniency)
+    worker = setting.worker(unpack(packed), setting.folder, connection.send, leniency=setting.leniency)
     while (given := connection.recv()) is not None:
         try:
             worker.run(*given)

@@ -11,7 +11,7 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,20 @@ from typing import Any
 from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.files import write_text
 from qkscope.results.folder import marker_path
-from qkscope.run.engines.base import BaseEngine, Job, LeftOut, Noted, Placement, Report, Started, Task, Told
+from qkscope.run.engines.base import (
+    BaseEngine,
+    BaseWorker,
+    Job,
+    LeftOut,
+    Noted,
+    Placement,
+    Report,
+    Started,
+    Task,
+    Told,
+)
 from qkscope.run.engines.schedule import Schedule
-from qkscope.run.engines.worker import Worker, pack, unpack
+from qkscope.run.engines.worker import pack, unpack
 from qkscope.run.runner import Leniency
 from qkscope.run.stopping import Stop
 
@@ -104,7 +115,7 @@ class _Crew:
         self._gpus = _gpus_per_worker(ray, asked)
         self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
         self._plans = ray.put(pack(job.plans))  # once per node, however many workers it has
-        self._arguments = (self._plans, str(marker), job.leniency, max(1, int(self._cpus)))
+        self._arguments = (self._plans, str(marker), job.worker, job.leniency, max(1, int(self._cpus)))
         self._members: list[_RayWorker] = []
         self._failure: QkscopeError | None = None
         self._alone = 0.0  # seconds without a ready worker
@@ -230,7 +241,9 @@ def _message(cause: BaseException) -> str:
 class _Actor:
     """The worker's side; one process somewhere in the cluster."""
 
-    def __init__(self, packed: bytes, marker: str, leniency: Leniency, threads: int) -> None:
+    def __init__(
+        self, packed: bytes, marker: str, worker: Callable[..., BaseWorker], leniency: Leniency, threads: int
+    ) -> None:
         from qkscope.capture.devices import take_share
 
         take_share(threads, [])  # Ray has chosen the GPUs
@@ -238,7 +251,7 @@ class _Actor:
         # The folder is shared if the run's marker is there; another machine may well have a folder of that name.
         self._shared = Path(marker).is_file()
         folder = Path(marker).parents[1]
-        self._worker = Worker(
+        self._worker = worker(
             unpack(packed),
             folder,
             self._reports.append,

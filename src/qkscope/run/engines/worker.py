@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qkscope.errors import QkscopeError, located
 from qkscope.moments.moments import Moments
@@ -61,6 +61,9 @@ class Worker:
                     raise _advised(error) from error
                 self._told(LeftOut(task.checkpoint, str(error.args[0])))
 
+    def close(self) -> None:
+        """Nothing is open between tasks."""
+
     def _run(self, task: Task, following: CheckpointPlan | None) -> None:
         self._checkpoint = task.checkpoint
         plan = self._plans[task.checkpoint]
@@ -92,15 +95,15 @@ def _advised(error: QkscopeError) -> QkscopeError:
     )
 
 
-def pack(plans: Sequence[CheckpointPlan]) -> bytes:
+def pack(plans: Sequence[Any]) -> bytes:
     """Plans for another process of this run; tokenizers that checkpoints share are packed once."""
     return pickle.dumps(list(plans))
 
 
-def unpack(packed: bytes) -> list[CheckpointPlan]:
+def unpack(packed: bytes) -> list[Any]:
     """Plans from the process that started this one."""
     from qkscope.capture.load import find_custom_code
 
     find_custom_code()
-    plans: list[CheckpointPlan] = pickle.loads(packed)
+    plans: list[Any] = pickle.loads(packed)
     return plans

@@ -1,0 +1,87 @@
+"""The worker's side of an ablation, for every engine: load a checkpoint with its head, run shards, keep outcomes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkscope.ablate.kept import keep
+from qkscope.ablate.work import AblationShard, CheckpointAblation
+from qkscope.documents.tokens import group_of
+from qkscope.errors import InputError, located
+from qkscope.moments.moments import Moments
+from qkscope.results.folder import moments_path
+from qkscope.run.engines.base import Advanced, Finished, Report, Task
+from qkscope.run.runner import Leniency
+
+if TYPE_CHECKING:
+    from qkscope.ablate.measure import Measurer, Text
+
+
+class AblationWorker:
+    """Runs shards one after the other; a checkpoint stays loaded until one of another comes."""
+
+    def __init__(
+        self,
+        works: Sequence[CheckpointAblation],
+        folder: Path,
+        told: Callable[[Report], None],
+        *,
+        leniency: Leniency,
+        shared: bool = True,
+        held: bool = False,
+    ) -> None:
+        self._works, self._folder, self._told, self._shared = works, folder, told, shared
+        self._loaded: int | None = None
+        self._measurer: Measurer | None = None
+        self._open = ExitStack()
+
+    def run(self, task: Task, following: int | None = None) -> None:
+        """Run all shards of the task."""
+        if not self._shared:
+            raise InputError(
+                "an ablation needs a results folder that every worker sees (its moments); this one does not"
+            )
+        with located(f"checkpoint {task.name!r}"):
+            measurer = self._load(task.checkpoint)
+            for shard in task.shards:
+                assert isinstance(shard, AblationShard)
+                work = self._works[task.checkpoint]
+                keep(self._folder, work, shard, measurer.measure(self._text(work, shard), shard.edit, shard.units))
+                self._told(Advanced(task.checkpoint, 0, len(shard.units) * work.variants * work.tokens))
+                self._told(Finished(task.checkpoint, shard.number))
+
+    def close(self) -> None:
+        """Take all hooks off the model and let it go."""
+        self._open.close()
+        self._measurer = self._loaded = None
+        gc.collect()  # before the next one comes
+
+    def _load(self, checkpoint: int) -> Measurer:
+        from qkscope.ablate.measure import EditSource, Measurer
+        from qkscope.ablate.passes import Ablation
+        from qkscope.capture.load import load_backbone
+
+        if self._measurer is None or self._loaded != checkpoint:
+            self.close()
+            work = self._works[checkpoint]
+            plan, study = work.plan, work.plan.study
+            moments = Moments.load(moments_path(self._folder, work.name))
+            model = load_backbone(plan.source, plan.config, dtype=study.dtype, device=study.device, head=True)
+            source = EditSource(moments, work.tokens, work.settings.seed)
+            ablation = self._open.enter_context(Ablation(model))
+            self._measurer, self._loaded = Measurer(ablation, source, work.settings, plan.tokenizer), checkpoint
+        return self._measurer
+
+    def _text(self, work: CheckpointAblation, shard: AblationShard) -> Text:
+        from qkscope.ablate.measure import Text
+
+        plan, (document,) = work.plan, shard.documents
+        (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
+        ids = np.asarray(window.ids[: work.tokens], dtype=np.int64)
+        return Text(document, group_of(document, plan.study.groups), ids)

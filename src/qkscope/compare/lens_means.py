@@ -1,0 +1,70 @@
+"""Published means of a lens: what a comparison has to know about them, whatever the lens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from qkscope.compare.references import PublishedReference
+from qkscope.lenses.base import HeadTable
+from qkscope.results.read import Results, read_head_table
+
+_HEAD = ["model", "layer", "head"]
+Noise = dict[tuple[str, str], float]  # by checkpoint and number
+
+
+@dataclass(frozen=True)
+class LensMeans:
+    """Numbers over the heads of a checkpoint that a publication has of a lens, and how a run gets the same.
+
+    They are compared where results have the lens's table; results that have not say so (`absent`).
+    """
+
+    name: str  # of the published table
+    title: str
+    words: Mapping[str, str]  # what each number is, in published order
+    shares: frozenset[str]  # of these numbers a given tolerance is a difference, of others a share of the number
+    read: Callable[[Results], pd.DataFrame | None]  # the heads' rows at each checkpoint's own context
+    aggregate: Callable[[pd.DataFrame], pd.DataFrame]  # heads of all checkpoints in, a row per `model` out
+    noise: Callable[[pd.DataFrame, pd.DataFrame, int, float], Noise]  # heads, published, tokens, what averaging leaves
+    absent: str
+    needs: tuple[str, ...] = ()  # columns that every head must have, or its checkpoint's numbers are missing
+    note: Callable[[pd.DataFrame], str] = lambda heads: ""  # what a reader has to know about the run's heads
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The numbers of a checkpoint."""
+        return tuple(self.words)
+
+    def heads(self, table: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the kept heads; `known` says whether the table has a head, with all that it needs."""
+        rows = kept[_HEAD].merge(table, on=_HEAD, how="left", indicator="side")
+        known = (rows["side"] == "both") & rows[list(self.needs)].notna().all(axis=1)
+        return rows.drop(columns="side").assign(known=known)
+
+    def values(self, rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+        """The run's numbers, a row per checkpoint; empty where a head of it is not known."""
+        whole = rows.groupby("model")["known"].all()
+        found = self.aggregate(rows).reindex(list(models))[list(self.cells)]
+        found.loc[[not whole.get(model, False) for model in models]] = np.nan
+        return found.rename_axis("model").reset_index()
+
+    def given_tolerance(self, cell: str, value: float, given: float) -> float:
+        """What a given tolerance means for this number."""
+        return given if cell in self.shares else given * abs(value)
+
+    def reading_error(self, reference: PublishedReference, cell: str) -> float:
+        """How exactly the number could be read."""
+        return reference.reading_error[f"{self.name} {cell}"]
+
+
+def rows_at_own_window(results: Results, of: HeadTable) -> pd.DataFrame | None:
+    """A head table's rows at each checkpoint's own context; None where results have no such table."""
+    table = read_head_table(results, of.file, of.names, of.key)
+    if table is None:
+        return None
+    windows = results.heads.groupby("model")["window"].max()
+    return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)

@@ -1,0 +1,128 @@
+"""Which measure of strength tells beforehand what an edit of a head costs: rank correlations, and how far they differ.
+
+Heads of one layer are alike, so a bootstrap draws layers, not heads, and its standard deviation is the error. The same
+draws serve all measures: the difference between two correlations has an error of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from qkscope.lenses.ablation.table import EDITS, FILE, SPREAD
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.taxonomy.heads import heads_at
+
+# What could tell beforehand which heads matter, where the results have it: column of tables/heads.csv, and in words.
+STRENGTHS = {
+    "r_q": "|r_q| on PC0",
+    "position_share": "score variance that is position",
+    SPREAD: "spread of the kernel |κ|",
+    "bias_effect": "|positional bias| in score spreads",
+    "decode_q": "position decodable from queries",
+    "share_q": "query variance linear in position",
+}
+NAME = "ablation_strength"
+FEWEST_HEADS = 8  # for a rank correlation
+FEWEST_LAYERS = 4  # for a bootstrap over layers
+LEVEL, DRAWS, SEED = 0.95, 500, 0
+REACH = float(stats.norm.ppf(0.5 + LEVEL / 2))  # standard errors
+
+Array = NDArray[np.float64]
+
+
+def strengths_at(at: AtWindow) -> pd.DataFrame | None:
+    """Rank correlation of each edit's loss with each measure of strength, over the heads of each entry.
+
+    `low` and `high` are its 95 % interval; `behind`, with its own, is how much smaller its size is than the largest.
+    """
+    if FILE not in at.head_tables:
+        return None
+    heads = heads_at(at)
+    found = [
+        table.assign(model=model, edit=edit)
+        for model in at.names
+        for edit in EDITS
+        if (table := correlations(heads[heads["model"] == model], f"loss_{edit}")) is not None
+    ]
+    if not found:
+        return None
+    joined = pd.concat(found, ignore_index=True)
+    return joined[["model", "edit", *(name for name in joined.columns if name not in ("model", "edit"))]]
+
+
+def correlations(heads: pd.DataFrame, loss: str) -> pd.DataFrame | None:
+    """A row per measure that the heads have; None where none can be computed."""
+    names = [name for name in STRENGTHS if _enough(heads, loss, name)]
+    if not names:
+        return None
+    known = heads[["layer", loss, *names]].dropna()
+    common = len(known) >= FEWEST_HEADS and all(_varies(known[name]) for name in (loss, *names))
+    drawn = _drawn(known, loss, names) if common and known["layer"].nunique() >= FEWEST_LAYERS else None
+    rows = []
+    for place, name in enumerate(names):
+        pairs = heads[[loss, name]].dropna()
+        rho = float(stats.spearmanr(pairs[name].abs(), pairs[loss]).statistic)
+        error = independent_error(rho, len(pairs)) if drawn is None else float(np.nanstd(_fisher(drawn[:, place])))
+        low, high = fisher_interval(rho, error)
+        rows.append({"strength": name, "heads": len(pairs), "rho": rho, "low": low, "high": high})
+    found = pd.DataFrame(rows)
+    return found.assign(**_behind(found, drawn))
+
+
+def _enough(heads: pd.DataFrame, loss: str, name: str) -> bool:
+    if loss not in heads.columns or name not in heads.columns:
+        return False
+    known = heads[[loss, name]].dropna()
+    return len(known) >= FEWEST_HEADS and _varies(known[loss]) and _varies(known[name])
+
+
+def _varies(values: pd.Series[float]) -> bool:
+    return bool(values.min() < values.max())
+
+
+def _drawn(known: pd.DataFrame, loss: str, names: list[str]) -> Array:
+    """(draws, measures): rank correlations over the heads of layers drawn with replacement."""
+    rng = np.random.default_rng(SEED)
+    by_layer = [rows.index.to_numpy() for _, rows in known.reset_index(drop=True).groupby("layer")]
+    values = np.column_stack([known[loss], *(known[name].abs() for name in names)])
+    found = np.empty((DRAWS, len(names)))
+    for draw in range(DRAWS):
+        chosen = np.concatenate([by_layer[i] for i in rng.integers(len(by_layer), size=len(by_layer))])
+        ranks = stats.rankdata(values[chosen], axis=0)
+        with np.errstate(invalid="ignore"):
+            found[draw] = np.corrcoef(ranks, rowvar=False)[0, 1:]
+    return found
+
+
+def _behind(found: pd.DataFrame, drawn: Array | None) -> dict[str, list[float]]:
+    """How much smaller the size of each correlation is than that of the largest one."""
+    sizes = found["rho"].abs().to_numpy(float)
+    best = int(sizes.argmax())
+    behind = sizes[best] - sizes
+    error = np.full(len(sizes), np.nan)
+    if drawn is not None:
+        signs = np.sign(found["rho"].to_numpy(float))
+        error = np.nanstd(signs[best] * drawn[:, [best]] - signs * drawn, axis=0)
+    return {
+        "behind": list(behind),
+        "behind_low": list(behind - REACH * error),
+        "behind_high": list(behind + REACH * error),
+    }
+
+
+def _fisher(rho: Array | float) -> Array:
+    return np.asarray(np.arctanh(np.clip(rho, -0.999999, 0.999999)))
+
+
+def fisher_interval(rho: float, error: float) -> tuple[float, float]:
+    """A 95 % interval from a standard error on Fisher's scale."""
+    z = float(_fisher(rho))
+    return float(np.tanh(z - REACH * error)), float(np.tanh(z + REACH * error))
+
+
+def independent_error(rho: float, n: int) -> float:
+    """The error on Fisher's scale of a rank correlation over n independent heads: Bonett and Wright (2000)."""
+    return float(np.sqrt((1 + rho**2 / 2) / (n - 3)))

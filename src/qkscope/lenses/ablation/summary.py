@@ -1,0 +1,47 @@
+"""Since when a head's position matters: over the entries at which the same heads were edited."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from qkscope.lenses.ablation.table import ERRORS, FILE, measured_edits, measured_entries
+from qkscope.lenses.at_window import AtWindow
+
+BEGINS = "ablation_begins"
+
+
+def begins_at(at: AtWindow) -> pd.DataFrame | None:
+    """At each entry and edit: how many heads begin to matter there, and how many have begun so far.
+
+    A head begins to matter at the first entry from which on its edit costs more than two of its errors, at every entry
+    that was ablated. Heads that were not edited at all of them are left out. None for fewer than two entries.
+    """
+    if FILE not in at.head_tables or len(measured_entries(at)) < 2 or not at.study.one_run:
+        return None
+    found = [row for edit in measured_edits(at) for row in _begins(at, edit)]
+    return pd.DataFrame(found) if found else None
+
+
+def _begins(at: AtWindow, edit: str) -> list[dict[str, object]]:
+    table, loss = at.table(FILE), f"loss_{edit}"
+    known = table[table[loss].notna() & table[f"{loss}_se"].notna()]
+    names = [name for name in at.names if name in set(known["model"])]
+    if len(names) < 2:
+        return []
+    costly = known.assign(costs=known[loss] > ERRORS * known[f"{loss}_se"])
+    wide = costly.pivot_table("costs", ["layer", "head"], "model", aggfunc="first").reindex(columns=names).dropna()
+    values = wide.to_numpy(dtype=bool)
+    rows = []
+    for place, name in enumerate(names):
+        since = values[:, place:].all(axis=1)
+        before = values[:, place - 1 :].all(axis=1) if place else since & False
+        rows.append(
+            {
+                "model": name,
+                "edit": edit,
+                "heads": len(wide),
+                "begin": int((since & ~before).sum()),
+                "so_far": int(since.sum()),
+            }
+        )
+    return rows

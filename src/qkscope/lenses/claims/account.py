@@ -1,0 +1,224 @@
+"""The published account of such a study, sentence by sentence, and `tables/claims.csv`, which says what holds here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.categories import POSITION_DOMINATED
+from qkscope.lenses.claims.base import Claim, Found, unasked
+from qkscope.lenses.claims.groups import (
+    by_interaction,
+    dominated_more,
+    early_more,
+    even_depth,
+    fixed,
+    nope_less,
+    position_share,
+    sign_leans,
+    vary_more,
+)
+from qkscope.lenses.claims.steps import (
+    after_the_fall,
+    change_more,
+    deep_falls_more,
+    falls_with,
+    goes,
+    mostly_rope,
+    never,
+    queries_first,
+)
+from qkscope.lenses.measures.table import FILE as MEASURES
+from qkscope.lenses.plasticity.table import FILE as PLASTICITY
+from qkscope.lenses.rope.table import FILE as ROPE
+from qkscope.lenses.rotation.table import FILE as ROTATED
+from qkscope.lenses.score.summaries import shares_shown
+from qkscope.lenses.score.table import FILE as SCORE
+from qkscope.results.read import Entry
+
+COLUMNS = (
+    "claim", "said", "statistic", "model", "value", "value_se", "errors", "value_se_heads", "verdict", "found", "why",
+)  # fmt: skip
+
+
+def query_share(at: AtWindow) -> str:
+    """The share of the query part by which entries can be compared here."""
+    return shares_shown(at)[3]
+
+
+BIAS = "Position-dominated heads implement a bias by position."
+FREED = "Where keys stop following position, they are freed for content."
+EARLY = "Early layers carry position."
+PARTING = "Long-context training strengthens position in queries and weakens it in keys."
+CLOUD = "Long-context training tightens r_q over heads and widens r_k."
+DYNAMIC = "Keys are more dynamic than queries."
+CONTENT = "Deeper layers give the variance of their keys to content rather than position."
+
+CLAIMS = (
+    Claim(
+        "bias_of_dominated", BIAS,
+        "the mean size of bias_effect (the bias over the window in standard deviations of a score) is larger in them",
+        ("taxonomy_evolution", "rotation_bias"), dominated_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
+    ),
+    Claim(
+        "position_of_dominated", BIAS, "position is a larger share of the variance of their scores",
+        ("taxonomy_evolution", "score_heads"), dominated_more(SCORE, position_share), (SCORE,),
+    ),
+    Claim(
+        "by_interaction", "They do so through α·β, the product of both drifts.",
+        "of the mean square over queries of the slope of scores in key position, the product of both drifts, and not "
+        "the mean query, makes more than half",
+        ("taxonomy_evolution", "rotation_bias"), by_interaction, (ROTATED,),
+    ),
+    Claim(
+        "sign_leans", "Keys that drift with their queries favour late keys, keys that drift against them early ones.",
+        "the sign of r_k agrees with the sign of the late advantage in more than half of heads",
+        ("concordance",), sign_leans, (SCORE,),
+    ),
+    Claim(
+        "queries_stronger", PARTING, "mean r_q rises", ("position_signal",),
+        goes(None, fixed("r_q"), 1), about="training",
+    ),
+    Claim(
+        "keys_weaker", PARTING, "mean r_k falls", ("position_signal",), goes(None, fixed("r_k"), -1), about="training",
+    ),
+    Claim(
+        "coupling_weaker", "A fall of mean r_k means that keys follow position less.", "mean |r_k| falls with it",
+        ("position_signal", "concordance"), after_the_fall(None, fixed("r_k_abs"), -1), about="training",
+    ),
+    Claim(
+        "query_part_grows", FREED, "where mean r_k falls, the query part of scores grows",
+        ("position_signal", "score_split"), after_the_fall(SCORE, query_share, 1), (SCORE,), "training",
+    ),
+    Claim(
+        "query_part_by_head", FREED, "heads whose |r_k| falls are those whose query part grows",
+        ("score_split",), falls_with(SCORE, query_share), (SCORE,), "training",
+    ),
+    Claim(
+        "plasticity_grows", FREED, "where mean r_k falls, plasticity grows",
+        ("position_signal", "plasticity"), after_the_fall(PLASTICITY, fixed("ap"), 1), (PLASTICITY,), "training",
+    ),
+    Claim(
+        "plasticity_by_head", FREED, "heads whose |r_k| falls are those whose plasticity grows",
+        ("plasticity",), falls_with(PLASTICITY, fixed("ap")), (PLASTICITY,), "training",
+    ),
+    Claim(
+        "consolidation", "Long-context training makes heads position-dominated.",
+        "the share of position-dominated heads rises", ("taxonomy_evolution",),
+        goes(None, fixed(POSITION_DOMINATED), 1), about="training",
+    ),
+    Claim(
+        "queries_first", "Queries follow position first, keys later.",
+        "by the second checkpoint, mean r_q has made more of its rise than mean r_k",
+        ("taxonomy_evolution",), queries_first, about="training",
+    ),
+    Claim(
+        "tighter_queries", CLOUD, "the mean distance of r_q from its median falls", ("rq_rk_scatter_grid",),
+        goes(None, fixed("r_q_spread"), -1), about="training",
+    ),
+    Claim(
+        "wider_keys", CLOUD, "the mean distance of r_k from its median rises", ("rq_rk_scatter_grid",),
+        goes(None, fixed("r_k_spread"), 1), about="training",
+    ),
+    Claim(
+        "early_queries", EARLY, "mean r_q is larger in early than in late layers", ("layer_heatmap_rq",),
+        early_more(None, fixed("r_q")),
+    ),
+    Claim(
+        "even_queries", "Position in queries does not depend on depth.",
+        "mean r_q of early and late layers is less than 0.1 apart", ("layer_heatmap_rq",), even_depth,
+    ),
+    Claim(
+        "early_keys", EARLY, "mean r_k is larger in early than in late layers", ("layer_heatmap_rk",),
+        early_more(None, fixed("r_k")),
+    ),
+    Claim(
+        "early_keys_size", EARLY, "mean |r_k| is larger in early than in late layers", ("layer_heatmap_rk",),
+        early_more(None, fixed("r_k_abs")),
+    ),
+    Claim(
+        "early_drift", EARLY, "mean |r| of keys along a is larger in early than in late layers",
+        ("rotation_depth_map",), early_more(ROTATED, fixed("r_k_a_abs")), (ROTATED,),
+    ),
+    Claim(
+        "early_bias", EARLY, "the mean size of bias_effect is larger in early than in late layers",
+        ("rotation_depth_map",), early_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
+    ),
+    Claim(
+        "early_scores", EARLY, "position is a larger share of the variance of scores in early than in late layers",
+        ("score_depth",), early_more(SCORE, position_share), (SCORE,),
+    ),
+    Claim(
+        "early_excess_q", EARLY, "r_q exceeds what RoPE alone predicts by more in early than in late layers",
+        ("rope_excess",), early_more(ROPE, fixed("r_q_excess")), (ROPE,),
+    ),
+    Claim(
+        "early_excess_k", EARLY, "r_k exceeds what RoPE alone predicts by more in early than in late layers",
+        ("rope_excess",), early_more(ROPE, fixed("r_k_excess")), (ROPE,),
+    ),
+    Claim(
+        "late_content", CONTENT, "the share of the variance of keys that is linear in position is smaller in late "
+        "than in early layers",
+        ("layer_heatmap_rk", "measures"), early_more(MEASURES, fixed("share_k")), (MEASURES,),
+    ),
+    Claim(
+        "deep_fall", "The fall of r_k in long-context training is largest in deep layers.",
+        "mean r_k falls more in late than in early layers", ("layer_heatmap_rk",), deep_falls_more, about="training",
+    ),
+    Claim(
+        "keys_vary", DYNAMIC, "mean r_k varies more over layers than mean r_q", ("layer_heatmap_rk",), vary_more,
+    ),
+    Claim(
+        "keys_change", DYNAMIC, "mean r_k varies more over checkpoints than mean r_q", ("layer_heatmap_rk",),
+        change_more, about="training",
+    ),
+    Claim(
+        "bottlenecks", "Differences of r_k between layers decide which layers limit the effective context length.",
+        "", ("layer_heatmap_rk",),
+        never("nothing here measures what the model does with a long context; that takes a benchmark by length"),
+        about="training",
+    ),
+    Claim(
+        "rope_structure", "Position in queries early in training is the structure of RoPE.",
+        "of mean r_q, RoPE alone gives more than half", ("rope_excess",), mostly_rope, (ROPE,), told="first",
+    ),
+    Claim(
+        "nope_less", "NoPE layers have lower r_q.", "mean r_q is higher in rotary layers", ("layer_kinds",), nope_less,
+    ),
+)  # fmt: skip
+
+
+def claims_at(at: AtWindow) -> pd.DataFrame:
+    """Every claim at one choice of windows: a row per entry, or one about training with the last checkpoint's name."""
+    return pd.concat([claim_rows(claim, at) for claim in CLAIMS], ignore_index=True)
+
+
+def claim_rows(claim: Claim, at: AtWindow) -> pd.DataFrame:
+    """One claim: a row per entry, or one about training."""
+    entries = at.study.checkpoints if claim.about == "entry" else at.study.checkpoints[-1:]
+    return pd.DataFrame([_row(claim, entry, _asked(claim, at, entry)) for entry in entries], columns=list(COLUMNS))
+
+
+def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Found:
+    missing = [file for file in claim.needs if file not in at.head_tables]
+    if missing:
+        return unasked(f"{missing[0]} is not among these results at this window")
+    return claim.test(at, entry)
+
+
+def _row(claim: Claim, entry: Entry, found: Found) -> dict[str, Any]:
+    return {
+        "claim": claim.name,
+        "said": claim.said,
+        "statistic": claim.statistic,
+        "model": entry.name,
+        "value": found.value,
+        "value_se": found.error,
+        "errors": found.source,
+        "value_se_heads": found.heads_error,
+        "verdict": found.ruling.value,
+        "found": found.words,
+        "why": found.reason,
+    }

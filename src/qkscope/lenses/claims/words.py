@@ -1,0 +1,134 @@
+"""What a card says of the claims that its figure is about: under "Does it hold here?", a sentence and its verdict each.
+
+Cards read `claims`, the summary, and add nothing to it: the number, its error and the verdict are those of the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pandas as pd
+
+from qkscope.lenses.card import CardInput
+from qkscope.lenses.claims.base import Claim, Ruling
+from qkscope.lenses.tell import plus_minus
+from qkscope.stats.noise import STANDARD_ERRORS
+from qkscope.words.blocks import Block, Strong, bullet, paragraph
+from qkscope.words.phrases import listed, shortened
+
+NAME = "claims"
+HEADING = "Does it hold here?"
+RULE = (
+    "What the published account says of such a figure, what would follow if it were so, and a statistic of this study "
+    "that is then above 0: supported or contradicted where it is more than two errors above or below 0."
+)
+MOST_TOLD = 4  # models or seeds that are told one by one
+
+
+def held(given: CardInput, figure: str) -> list[Block]:
+    """The claims of a figure's card, each with its verdict; nothing where the results were built without claims."""
+    from qkscope.lenses.claims.account import CLAIMS  # it knows all lenses, whose cards import this
+
+    if not given.at.has(NAME):
+        return []
+    every = [claim for claim in CLAIMS if figure in claim.figures]
+    chosen = [claim for claim in every if claim.about == "entry" or given.study.one_run]
+    stages = "" if len(chosen) == len(every) else f" What is said of stages of a run cannot be asked of {given.noun}s."
+    blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{stages}".strip())]
+    for said, parts in itertools.groupby(chosen, key=lambda claim: claim.said):
+        blocks.append(bullet(Strong(said), " ", " ".join(_told(given, claim) for claim in parts)))
+    return blocks if every else []
+
+
+def ruling_of(given: CardInput, name: str) -> str:
+    """For a takeaway: one claim's sentence and verdict at the entry that cards speak of."""
+    from qkscope.lenses.claims.account import CLAIMS
+
+    claim = next(each for each in CLAIMS if each.name == name)
+    if not given.at.has(NAME):
+        return ""
+    row = _chosen(given, claim, _rows(given.table(NAME), claim))
+    if row["verdict"] == Ruling.UNASKED:
+        return ""
+    judged = f"{row['verdict']}{_place(given, claim, row)}, judged by whether {claim.statistic}"
+    return f"{claim.said.removesuffix('.')}: {judged} ({_size(row)})."
+
+
+def _rows(table: pd.DataFrame, claim: Claim) -> pd.DataFrame:
+    return table[table["claim"] == claim.name]
+
+
+def _chosen(given: CardInput, claim: Claim, rows: pd.DataFrame) -> pd.Series:
+    return rows.iloc[0 if claim.told == "first" and given.study.one_run else -1]
+
+
+def _told(given: CardInput, claim: Claim) -> str:
+    """One statistic: its verdict, the numbers, what the other window says, and how often it is so."""
+    rows = _rows(given.table(NAME), claim)
+    if claim.about == "entry" and not given.study.one_run and len(rows) > 1:
+        told = [_at_entry(given, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
+        return " ".join([*told, _counts(given, rows)]).strip()
+    row = _chosen(given, claim, rows)
+    said = [_at_entry(given, claim, row), _elsewhere(given, claim, row)]
+    return " ".join(text for text in (*said, _counts(given, rows)) if text)
+
+
+def _place(given: CardInput, claim: Claim, row: pd.Series) -> str:
+    if claim.about == "training":
+        return ""
+    return f" {'at' if given.study.one_run else 'in'} {shortened(given.study.labels[str(row['model'])])}"
+
+
+def _at_entry(given: CardInput, claim: Claim, row: pd.Series) -> str:
+    then = f"If so, {claim.statistic}. " if claim.statistic else ""
+    verdict = str(row["verdict"]).capitalize()
+    if row["verdict"] == Ruling.UNASKED:
+        return f"{then}{verdict}{_place(given, claim, row) or ' here'}: {row['why']}."
+    return f"{then}{verdict}{_place(given, claim, row)}: {row['found']} ({_errors(row)})."
+
+
+def _size(row: pd.Series) -> str:
+    """A statistic with its error: `statistic 0.52 ± 0.01 over documents`."""
+    value, error = float(row["value"]), float(row["value_se"])
+    if not math.isfinite(error):
+        return f"statistic {plus_minus(value, error)}, no error is known"
+    return f"statistic {plus_minus(value, error)} over {row['errors']}"
+
+
+def _errors(row: pd.Series) -> str:
+    """The statistic itself, and whether other heads like these might not show it."""
+    apart = float(row["value_se_heads"])
+    if not math.isfinite(apart) or row["errors"] == "heads":
+        return _size(row)
+    few = row["verdict"] != Ruling.UNDECIDED and not abs(float(row["value"])) > STANDARD_ERRORS * apart
+    return f"{_size(row)}, ± {plus_minus(apart, math.nan)} over key heads{', within two of these' if few else ''}"
+
+
+def _elsewhere(given: CardInput, claim: Claim, row: pd.Series) -> str:
+    """The same at the other choice of windows, where there is one."""
+    other = given.other
+    if other is None or not other.has(NAME):
+        return ""
+    rows = _rows(other.table(NAME), claim)
+    there = rows[rows["model"] == row["model"]]
+    if there.empty:
+        return ""
+    row_there, where = there.iloc[0], "At each checkpoint's own context" if given.at.common else "At the common window"
+    if not given.study.one_run:
+        where = where.replace("checkpoint", given.noun)
+    if row_there["verdict"] == Ruling.UNASKED:
+        same = row["verdict"] == Ruling.UNASKED
+        return "" if same else f"{where} it cannot be asked: {row_there['why']}."
+    return f"{where}: {row_there['verdict']} ({_size(row_there)})."
+
+
+def _counts(given: CardInput, rows: pd.DataFrame) -> str:
+    """At how many entries each verdict falls, where there are several."""
+    if len(rows) < 2:
+        return ""
+    counts = rows["verdict"].value_counts()
+    ways = [f"{verdict.value} at {counts[verdict.value]}" for verdict in Ruling if verdict.value in counts]
+    if len(ways) == 1:
+        return f"It is the same at all {len(rows)} {given.noun}s."
+    return f"Of {len(rows)} {given.noun}s it is {listed(ways)}."

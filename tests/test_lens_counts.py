@@ -1,0 +1,69 @@
+"""What lenses ask for is counted, not timed: sums are read once, and eigenproblems are solved once, for all of them."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lens_worlds import GROUPS, HEADS, NOPE, moments_of
+from qkscope.lenses.registry import registered
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.moments.moments import Moments
+
+LAYERS, OWN, COMMON = 3, 128, 64
+READS = ("window", "without_group", "bucket_means", "bucket_statistics", "before_rotation")
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """How often every read of sums was asked for, by its arguments, and every eigenproblem, by heads and width."""
+    reads, eigenproblems = Counter(), Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in READS:
+            patch.setattr(Moments, name, _counting(getattr(Moments, name), name, reads))
+        solve = np.linalg.eigh
+
+        def eigh(matrices, *others):
+            eigenproblems[np.shape(matrices)[:-2]] += 1
+            return solve(matrices, *others)
+
+        patch.setattr(np.linalg, "eigh", eigh)
+        moments = moments_of(0, OWN, layers=LAYERS, common=COMMON)
+        tables = [table for lens in registered() for table in lens.tables if table.rows is not None]
+        checkpoint_rows(moments, tables, RowSettings(own=OWN, common=COMMON, components=2), model="m")
+    return reads, eigenproblems
+
+
+def _counting(read, name, counts):
+    def asked(self, layer, kind, *places, **options):
+        without = options.get("without", places[0] if name == "without_group" else None)
+        window = next(place for place in places[1 if name == "without_group" else 0 :])
+        counts[name, layer, kind, window, without] += 1
+        return read(self, layer, kind, *places, **options)
+
+    return asked
+
+
+def test_no_sums_are_read_twice_whatever_lenses_want_them(counted):
+    reads, _ = counted
+    assert {asked: count for asked, count in reads.items() if count > 1} == {}
+    assert {name for name, *_ in reads} == set(READS)
+
+
+def test_every_group_is_left_out_once_per_layer_window_and_kind(counted):
+    reads, _ = counted
+    groups = Counter((layer, kind, window) for name, layer, kind, window, _ in reads if name == "without_group")
+    exact = {place: count for place, count in groups.items() if place[2] in (OWN, COMMON)}
+    assert set(exact.values()) == {GROUPS}
+    assert len(exact) == LAYERS * 2 * 2
+
+
+def test_eigenproblems_of_a_layer_are_few_and_shared_by_lenses(counted):
+    """The pool of each head: whole and without each group at both windows, and whole at shorter ones, where components
+    are held fixed. What RoPE alone predicts has one of its own at both windows, and a small one of all groups at once.
+    Read-outs of position take eigenvectors only where a direction is faint, which none is here."""
+    _, eigenproblems = counted
+    shorter = [window for window in moments_of(0, OWN, layers=1, common=COMMON).layout.windows() if window < COMMON]
+    pools, predictions = 2 * (1 + GROUPS) + len(shorter), 2
+    assert eigenproblems == {(HEADS,): LAYERS * (pools + predictions), (HEADS, GROUPS): LAYERS * predictions}
+    assert NOPE < LAYERS  # one of the layers does not rotate

@@ -1,0 +1,74 @@
+"""Parts of `benchmarks/plasticity.py` that compute: buckets put together, samples without a group, and the page."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope import Moments
+from qkscope.layers import LayerFacts
+from qkscope.lenses.plasticity import closed_form, table
+from qkscope.lenses.plasticity.pairs import SampledVectors
+from qkscope.lenses.plasticity.sampled import LayerVectors
+from qkscope.moments.layout import Layout, capture_layout
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import plasticity as bench
+import plasticity_errors
+
+FACTS = LayerFacts(0, 4, 2, 5, "nope")
+COARSE = (0, 1, 8, 16, 24, 32, 40, 48, 56, 64)
+
+
+def captured(layout):
+    rng = np.random.default_rng(0)
+    t = np.arange(64)[:, None] / 64
+    q, k = (rng.normal(size=(6, heads, 64, 5)) + 1 + 3 * t * rng.normal(size=5) for heads in (4, 2))
+    moments = Moments(layout, [FACTS])
+    moments.add(0, q, k, groups=[0, 1, 2, 3, 0, 1])
+    return moments
+
+
+def test_buckets_that_are_put_together_are_those_of_a_coarser_capture():
+    fine, coarse = captured(capture_layout(64, buckets=16, groups=4)), captured(Layout(COARSE, 4))
+    found, expected = bench.heads_of(bench.put_together(fine, COARSE)), bench.heads_of(coarse)
+    assert expected["ap"].between(0.01, 0.99).all()
+    pd.testing.assert_frame_equal(found, expected, rtol=1e-9)
+    assert (closed_form.FEWEST, table.FEWEST_FOR_ENDS) == (4, 8)  # as before
+
+
+def test_a_sample_without_a_group_lacks_its_documents_and_no_others():
+    documents = np.array([0, 0, 3, 8, 9])
+    sample = SampledVectors(documents, np.arange(5), np.arange(10.0).reshape(5, 2))
+    left = plasticity_errors.left(LayerVectors({1: sample}, {0: sample}), 0)  # groups are documents mod 8
+    assert left.q[1].document.tolist() == left.k[0].document.tolist() == [3, 9]
+    assert left.k[0].vectors.tolist() == [[4.0, 5.0], [8.0, 9.0]]
+
+
+def test_estimators_are_compared_with_counting_head_by_head():
+    rows = [
+        {"layer": 0, "head": head, "estimator": name, "ap": ap + add, "ap_drop": 0.1 + 2 * add, "ap_drop_matched": 0.0}
+        for head, ap in enumerate((0.2, 0.4, 0.6, 0.8))
+        for name, add in {bench.COUNTING: 0.0, bench.CLOSED: 0.02, bench.KEY_PAIRS: -0.01 * (-1) ** head}.items()
+    ]
+    others = [
+        {**row, "estimator": name} for name in (bench.DIAGONAL, bench.PUBLISHED) for row in rows if row["head"] >= 0
+        if row["estimator"] == bench.COUNTING
+    ]  # fmt: skip
+    lines = bench.compared(pd.DataFrame(rows + others))
+    (closed,) = [line for line in lines if line.startswith("| **closed form** |")]
+    assert closed == "| **closed form** | 0.520 | 0.140 | 0.000 | +0.020 | 0.020 | 1.000 | 0.040 |"
+    (pairs,) = [line for line in lines if line.startswith("| key pairs")]
+    assert "| +0.000 | 0.010 |" in pairs.replace("−0.000", "+0.000")
+    assert "4 heads: 95 % are within 0.020, the worst is 0.020 off; rank correlation 1.000." in lines[-1]
+
+
+def test_the_page_gets_a_table_where_it_is_marked(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- widths -->\nold\n<!-- end -->\nb\n<!-- errors -->\n<!-- end -->\n")
+    bench.write(page, "widths", ["| new |"])
+    assert page.read_text() == "a\n<!-- widths -->\n\n| new |\n\n<!-- end -->\nb\n<!-- errors -->\n<!-- end -->\n"
+    with pytest.raises(SystemExit, match="no place marked 'other'"):
+        bench.write(page, "other", [])
