@@ -128,3 +128,9 @@ def test_figures_have_a_panel_or_line_for_each(three):
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([40, 40, 40])
     panels = drawing(three, "family_scatter").axes
     assert [sum(len(dots.get_offsets()) for dots in axes.collections) for axes in panels] == [20, 16]
+
+
+def test_a_card_names_the_table_behind_it_and_its_rows(three):
+    text = card_text(three, "pc_roles")
+    assert "`pc_roles.csv`: 12 rows" in text  # three models and all heads, three components each
+    assert "filtered to PC0" not in text

@@ -186,7 +186,8 @@ class StudyTables:
         """How many rows a figure's numbers come from."""
         if file == QK_WINDOWS_CSV:
             return 0 if self.own.windows is None else len(self.own.windows)
-        return len(at.head_tables.get(file, at.heads))
+        summary = None if file in at.head_tables else at.find(file.removesuffix(".csv").removesuffix(COMMON_SUFFIX))
+        return len(at.head_tables.get(file, at.heads) if summary is None else summary)
 
     def choices(self) -> list[AtWindow]:
         """The choices of windows that there are."""

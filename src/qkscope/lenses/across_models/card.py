@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from qkscope.lenses.across_models.table import EVERY_MODEL, ROLES, at_component, family_of, twins
+from qkscope.lenses.at_window import summary_file
 from qkscope.lenses.card import Card, CardInput, opening, rows, table_file
 from qkscope.results.entries import Entry
 from qkscope.words.blocks import Block, Strong, paragraph
@@ -29,12 +30,22 @@ def roles(given: CardInput) -> Card:
         *twins(given.at),
     ]
     q, k = (at_component(table, EVERY_MODEL, name) for name in ("r_q_abs", "r_k_abs"))
-    steps = [("Aggregation", "plain means over heads of each (model, component); over all heads in the last panel.")]
+    steps = [
+        (
+            "Aggregation",
+            f"plain means over heads of each (model, component) of {table_file(given)}; over all heads in the last panel.",
+        )
+    ]
     takeaway = [
         f"Over all heads, the mean size of r_q is {number(float(q[0]))} on component 0 and {number(float(q[1]))} on "
         f"component 1; of r_k {number(float(k[0]))} and {number(float(k[1]))}."
     ]
-    return Card(f"Roles of Components {given.study.span.title()}", shows, table_file(given), steps, takeaway)
+    return Card(f"Roles of Components {given.study.span.title()}", shows, _file(given), steps, takeaway)
+
+
+def _file(given: CardInput) -> str:
+    """The table of means by component, at this choice of windows."""
+    return summary_file(ROLES, given.at.common)
 
 
 def _at(given: CardInput, entry: Entry, measure: str, component: int) -> str:
@@ -67,8 +78,8 @@ def explained(given: CardInput) -> Card:
         *twins(given.at),
     ]
     takeaway = [ranking(given.contrast("explained_variance"), "The mean share of component 0", percent, given.noun)]
-    steps = [("Aggregation", "plain means over heads of each (model, component).")]
-    return Card(f"Explained Variance {given.study.span.title()}", shows, table_file(given), steps, takeaway)
+    steps = [("Aggregation", f"plain means over heads of each (model, component) of {table_file(given)}.")]
+    return Card(f"Explained Variance {given.study.span.title()}", shows, _file(given), steps, takeaway)
 
 
 def families(given: CardInput) -> Card:

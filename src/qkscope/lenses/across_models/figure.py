@@ -61,7 +61,7 @@ def _draw_role(axes: Axes, at: AtWindow, name: str) -> None:
         sizes = at_component(table, name, f"r_{kind}_abs")
         axes.plot(x, sizes, color=style.INK, marker="_", linestyle="none", markersize=6, gid=f"size {kind}")
     axes.axhline(0, color=style.LINE, linewidth=0.8)
-    axes.set_ylim(min(-0.12, *(1.1 * v for v in at_component(table, name, "r_k") if math.isfinite(v))), 1.02)
+    axes.set_ylim(min(-0.12, 1.1 * float(np.nanmin([table["r_k"].min(), 0.0]))), 1.02)  # the same in every panel
     axes.set_xticks(components, [f"{int(c)}" for c in components])
     axes.set_xlabel("component", fontsize=7.5)
 
