@@ -33,7 +33,7 @@ def roles(given: CardInput) -> Card:
     steps = [
         (
             "Aggregation",
-            f"plain means over heads of each (model, component) of {table_file(given)}; over all heads in the last panel.",
+            f"means over heads of each (model, component) of {table_file(given)}; in the last panel over all heads.",
         )
     ]
     takeaway = [
