@@ -25,7 +25,7 @@ from qkscope.ablate.study import ablate_study
 from qkscope.ablate.work import AblationSettings
 from qkscope.cli.progress import progress
 from qkscope.draw import style
-from qkscope.lenses.ablation.card import best_sentence, verdict
+from qkscope.lenses.ablation.card import best_sentence, by_chance, verdict
 from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
@@ -59,7 +59,8 @@ PARTS = {
         tokens=512,
     ),
     # Heads by themselves.
-    "heads": AblationSettings(edits=("kernel", "zero"), heads=HeadChoice(a_third()), documents=4, tokens=256),
+    "kernel": AblationSettings(edits=("kernel",), heads=HeadChoice(a_third()), documents=4, tokens=256),
+    "zero": AblationSettings(edits=("zero",), heads=HeadChoice(a_third()), documents=4, tokens=256),
 }
 
 
@@ -121,8 +122,8 @@ def heads_lines(at: AtWindow) -> list[str]:
     heads, course = heads_at(at), at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
     lines = [
-        f"**Heads by themselves** (three of each layer, drawn at random), {PARTS['heads'].documents} documents of "
-        f"{PARTS['heads'].tokens} tokens. Rank correlation over heads with the rise of the loss (95 % interval):",
+        f"**Heads by themselves** (three of each layer, drawn at random), {PARTS['kernel'].documents} documents of "
+        f"{PARTS['kernel'].tokens} tokens. Rank correlation over heads with the rise of the loss (95 % interval):",
         "",
     ]
     lines += [f"| measure | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|{'---|' * len(edits)}"]
@@ -140,11 +141,13 @@ def heads_lines(at: AtWindow) -> list[str]:
         lines += [
             "",
             f"`{edit}`: mean over {int(row['heads'])} heads {row['mean']:+.5f} ± {row['mean_se']:.5f} nats per token; "
-            f"{int(row['costly'])} heads cost more than two of their errors, {int(row['gaining'])} gain as much (one "
-            f"in twenty would do either by chance). The largest: L{int(top['layer'])}H{int(top['head'])}, "
+            f"{int(row['costly'])} heads cost more than two of their errors, {int(row['gaining'])} gain as much "
+            f"(about {row['heads'] * by_chance(int(row['documents'])):.0f} would do each by chance). "
+            f"The largest: L{int(top['layer'])}H{int(top['head'])}, "
             f"{top[f'loss_{edit}']:+.4f} ± {top[f'loss_{edit}_se']:.4f}. {best_sentence(ranks[ranks['edit'] == edit])}",
         ]
-    return [*lines, "", *by_category(heads, edits), ""]
+    note = "`kernel_spread` is the size of what the edit `kernel` takes away, so it is close to it by definition."
+    return [*lines, "", note, "", *by_category(heads, edits), ""]
 
 
 def by_category(heads: pd.DataFrame, edits: list[str]) -> list[str]:

@@ -158,7 +158,7 @@ def test_a_folder_of_checkpoints_is_not_a_checkpoint_and_says_which_are_in_it(wo
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["beside a config", "alone"])
-def test_an_adapter_is_named_with_what_to_do(world, tmp_path, checkpoints, whole):
+def test_an_adapter_without_its_weights_is_refused(world, tmp_path, checkpoints, whole):
     if whole:
         shutil.copytree(checkpoints / "short", tmp_path / "lora")
     else:
@@ -166,7 +166,7 @@ def test_an_adapter_is_named_with_what_to_do(world, tmp_path, checkpoints, whole
     about = {"peft_type": "LORA", "base_model_name_or_path": "org/base"}
     (tmp_path / "lora/adapter_config.json").write_text(json.dumps(about))
     study = world(checkpoints=[{"name": "a", "model": "lora", "context": 64}])
-    refused(study, r"holds a LoRA adapter, not a whole model: merge it into 'org/base' and save.*merge_and_unload")
+    refused(study, r"has an adapter_config.json but no adapter_model.safetensors; save the adapter again")
 
 
 # -- equal weights -----------------------------------------------------------------------------------------

@@ -172,6 +172,11 @@ class Serving(BaseHTTPRequestHandler):
     def do_GET(self):
         self.asked.append(self.path)
         path = urlsplit(self.path).path
+        if path == "/api/models/org/tiny/refs":
+            branches = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": self._commit(name)}
+                        for name in self.revisions]  # fmt: skip
+            self._answer(json.dumps({"branches": branches, "tags": [], "converts": []}).encode())
+            return
         if path.startswith("/api/models/org/tiny/revision/"):
             self._answer(json.dumps(self._info(path.rpartition("/")[2])).encode())
             return
@@ -351,7 +356,95 @@ def test_an_adapter_on_the_hub_is_named(world, tmp_path):
     with serving({"step-1": tmp_path / "lora"}) as (endpoint, _):
         done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
     assert done.returncode == 2
-    assert "org/tiny@step-1 holds a LoRA adapter, not a whole model: merge it into 'org/base'" in done.stderr
+    assert "org/tiny@step-1 holds a LoRA adapter, not a whole model: fetch it into a folder" in done.stderr
+    assert "it is then merged into 'org/base'" in done.stderr
+
+
+# -- series of branches ------------------------------------------------------------------------------------
+
+
+def series(world, pattern="stage1-step-*", **more):
+    return world(model="org/tiny", context=64, checkpoints={"revisions": pattern, **more})
+
+
+def test_branches_become_checkpoints_in_the_order_of_their_steps(world, tmp_path, checkpoints):
+    series(world)
+    branches = {"main": "long", "stage1-step-100": "long", "stage1-step-20": "short", "stage2-step-5": "short"}
+    with serving({name: checkpoints / folder for name, folder in branches.items()}) as (endpoint, asked):
+        done = run(tmp_path, tmp_path / "home", "run", "study.yaml", "--out", "out", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"]
+    assert [each["name"] for each in told] == ["stage1-step-20", "stage1-step-100"]
+    assert [each["step"] for each in told] == [20, 100]
+    assert [each["commit"] for each in told] == [hashlib.sha1(each["name"].encode()).hexdigest() for each in told]
+    kept = yaml.safe_load((tmp_path / "out/study.yaml").read_text())
+    assert [each["revision"] for each in kept["checkpoints"]] == ["stage1-step-20", "stage1-step-100"]
+    assert len([path for path in asked if path.startswith("/api/models/org/tiny/refs")]) == 1
+    # The series is found in the cache when nobody may be asked.
+    again = run(tmp_path, tmp_path / "home", "run", "study.yaml", "--out", "out", HF_HUB_OFFLINE="1")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("moments are there already") == 2
+
+
+def test_equal_weights_in_a_series_are_all_named_before_a_download(world, tmp_path, checkpoints):
+    series(world, "step*")
+    branches = {"step1": "long", "step2": "long", "step3": "short", "step10": "long"}
+    with serving({name: checkpoints / folder for name, folder in branches.items()}) as (endpoint, asked):
+        done = run(tmp_path, tmp_path / "empty", "run", "study.yaml", "--out", "out", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2
+    assert "checkpoints 'step1', 'step2', 'step10' have the same weights (org/tiny@" in done.stderr
+    assert "`exclude` leaves names out of a series" in done.stderr
+    assert not [path for path in asked if path.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "environment", "message"),
+    [
+        ("stage9-*", {}, "no branch of org/tiny is like 'stage9-*'; it has step-1"),
+        ("*", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, and the cache holds no revision of org/tiny"),
+        ("*", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the branches of org/tiny could not be listed"),
+    ],
+)
+def test_branches_that_cannot_be_found(world, tmp_path, checkpoints, pattern, environment, message):
+    series(world, pattern)
+    with serving({"step-1": checkpoints / "long"}) as (endpoint, _):
+        given = {"HF_ENDPOINT": endpoint, **environment}
+        done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", **given)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason"),
+    [
+        (404, "RepoNotFound", "there is no repository org/tiny"),
+        (403, "GatedRepo", "org/tiny is gated: accept its terms"),
+    ],
+)
+def test_a_series_of_what_is_refused_says_why(world, tmp_path, status, code, reason):
+    handler = type("Refusing", (Hub,), {"status": status, "code": code})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        series(world)
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+    finally:
+        server.shutdown()
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+def test_init_proposes_the_branches_of_a_repository(tmp_path, checkpoints):
+    branches = {"main": "long", "step-1": "short", "step-20": "long", "step-100": "long"}
+    with serving({name: checkpoints / folder for name, folder in branches.items()}) as (endpoint, _):
+        done = run(tmp_path, tmp_path / "empty", "init", "org/tiny", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    said = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    assert (said["model"], said["checkpoints"]) == ("org/tiny", {"revisions": "step-*"})
+    assert said["context"] == 64
+    assert "3 branches of org/tiny, step-1 to step-100" in done.stdout
 
 
 def test_no_request_is_made_for_a_local_study(world, tmp_path):

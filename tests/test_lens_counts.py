@@ -1,11 +1,14 @@
 """What lenses ask for is counted, not timed: sums are read once, and eigenproblems are solved once, for all of them."""
 
+import gc
+import weakref
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from lens_worlds import GROUPS, HEADS, NOPE, moments_of
+from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments
@@ -67,3 +70,24 @@ def test_eigenproblems_of_a_layer_are_few_and_shared_by_lenses(counted):
     pools, predictions = 2 * (1 + GROUPS) + len(shorter), 2
     assert eigenproblems == {(HEADS,): LAYERS * (pools + predictions), (HEADS, GROUPS): LAYERS * predictions}
     assert NOPE < LAYERS  # one of the layers does not rotate
+
+
+def test_sums_of_a_window_are_gone_when_its_tables_are_made():
+    """Without waiting for Python's collector, which runs by the number of objects and not by their size."""
+    seen = []
+
+    def rows(sums):
+        seen.append(weakref.ref(sums))
+        return {"nothing": np.zeros(len(sums.heads))}
+
+    table = HeadTable("nothing.csv", (Column("nothing", "Nothing."),), rows)
+    gc.collect()
+    gc.disable()
+    try:
+        checkpoint_rows(
+            moments_of(0, OWN, layers=LAYERS, common=COMMON), [table], RowSettings(common=COMMON), model="m"
+        )
+        assert len(seen) == LAYERS * 2 * (1 + GROUPS)
+        assert not [sums for sums in (found() for found in seen) if sums is not None]
+    finally:
+        gc.enable()

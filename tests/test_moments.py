@@ -385,3 +385,21 @@ def test_layers_that_saw_different_tokens_are_not_whole():
     moments.add(0, q, k)
     with pytest.raises(InputError, match=r"not all given the same tokens.*\{0: 32, 1: 0\}"):
         moments.require_complete()
+
+
+def test_sums_inside_autocast_are_those_outside():
+    """A mixed-precision training rounds its own products to half precision; sums are not to be."""
+    facts = LayerFacts(layer=0, q_heads=1, kv_heads=1, head_dim=32, rotary="nope")
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(64, 1, 128, 32, generator=generator) for _ in range(2)]  # the second is summed in float32
+    found = []
+    for inside in (False, True):
+        moments = Moments(Layout(bucket_edges(128, 4), groups=2, unrotated_every=1), [facts])
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            for each in batches:
+                moments.add(0, each, each)
+        found.append(moments.layer_moments(0)["q"])
+    outside, inside = found
+    np.testing.assert_array_equal(outside.buckets.xx, inside.buckets.xx)
+    np.testing.assert_array_equal(outside.unrotated.x, inside.unrotated.x)
+    np.testing.assert_array_equal(outside.unrotated.xx, inside.unrotated.xx)

@@ -13,8 +13,8 @@ PACKAGE = Path(qkscope.__file__).parent
 # The way data flows; whoever is later may import from whoever is earlier.
 STAGES = [
     "data", "_version", "text", "errors", "foreign", "files", "layers", "kinds", "study", "documents", "moments",
-    "capture", "vectors", "results", "stats", "words", "draw", "lenses", "tables", "page", "report", "compare",
-    "join", "collage", "run", "ablate", "cost", "demo", "api", "cli", "__init__", "__main__",
+    "capture", "vectors", "results", "stats", "words", "draw", "lenses", "tables", "page", "report", "compare", "share",
+    "join", "collage", "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__", "__main__",
 ]  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -48,8 +48,8 @@ def test_a_stage_imports_only_from_stages_before_it(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_libraries_stay_in_their_stages(path):
     homes = {
-        "transformers": {"capture", "demo", "cli"},
-        "torch": {"capture", "moments", "vectors", "ablate", "demo", "api"},
+        "transformers": {"capture", "demo", "train", "cli"},
+        "torch": {"capture", "moments", "vectors", "ablate", "demo", "api", "train"},
         "matplotlib": {"draw", "lenses", "report", "compare", "join", "collage"},
     }
     for name in imported(path):
@@ -79,6 +79,7 @@ HEAVY = {"torch", "transformers", "pandas", "matplotlib", "numpy", "pydantic", "
 
 def test_importing_the_package_loads_nothing_heavy():
     assert not HEAVY & loaded_after("import qkscope")
+    assert not HEAVY & loaded_after("import qkscope; dir(qkscope.train)")
 
 
 def test_help_loads_nothing_heavy():

@@ -153,7 +153,10 @@ def require_parsed(arguments: list[str], capsys) -> None:
     assert capsys.readouterr().err == "", arguments
 
 
-COMMANDS = ("run", "status", "report", "compare", "inspect", "plan", "shard", "capture", "analyze", "predict", "demo")
+COMMANDS = (
+    "run", "status", "report", "compare", "inspect", "plan", "shard", "capture", "analyze", "predict", "demo", "init",
+    "watch", "log", "export", "push",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

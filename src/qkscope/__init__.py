@@ -14,7 +14,7 @@ _HOMES = {
     "predict": "qkscope.api",
     "ablate_heads": "qkscope.api",
     "Moments": "qkscope.moments.moments",
-    "load_study": "qkscope.study.load",
+    "load_results": "qkscope.api",
     "run_study": "qkscope.run.execute",
     "QkscopeError": "qkscope.errors",
 }
@@ -26,7 +26,7 @@ __all__ = [
     "ablate_heads",
     "analyze",
     "capture_moments",
-    "load_study",
+    "load_results",
     "predict",
     "run_study",
     "token_windows",
@@ -34,10 +34,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in ("report", "train"):  # rooms: the first can be called, the second has the callbacks
+        return import_module(f"qkscope.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 

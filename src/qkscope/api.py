@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
     from qkscope.moments.windows import Window
+    from qkscope.report.loaded import StudyResults
 
 LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**24, 1024, 256  # as in a study
 
@@ -53,10 +54,10 @@ def capture_moments(
     """
     from qkscope.capture.collect import collect_moments
 
-    _require_stage(stage)
+    require_stage(stage)
     if progress is not None and not callable(progress):
         raise InputError(f"progress should be a function of a number of tokens, not {type(progress).__name__}")
-    batch_size = _whole("batch_size", batch_size, 1)
+    batch_size = whole_argument("batch_size", batch_size, 1)
     ids, context = _windows(model, windows, context)
     layout = _layout(context, buckets, groups, common_window, stage)
     report = progress or (lambda tokens: None)
@@ -71,7 +72,8 @@ def capture_moments(
         raise _advised(error, "give a smaller batch_size or context") from error
 
 
-def _require_stage(stage: Any) -> None:
+def require_stage(stage: Any) -> None:
+    """Refuse what is no stage of a capture."""
     from qkscope.layers import Stage
 
     if stage not in get_args(Stage):
@@ -80,16 +82,17 @@ def _require_stage(stage: Any) -> None:
 
 def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Window], int]:
     """The windows as ids that the model has, and how many positions of them are summed."""
+    from qkscope.capture.backbone import model_limits
     from qkscope.moments.windows import read_windows
 
-    vocabulary, positions = _limits(model)
+    vocabulary, positions = model_limits(model)
     ids: Iterable[Window] = read_windows(windows, vocabulary)
     if context is None:
         ids = list(ids)
         context = max((len(window) for window in ids), default=0)
         if context < 2:
             raise InputError("capturing needs at least one window of two tokens or more")
-    context = _whole("context", context, 2, LONGEST)
+    context = whole_argument("context", context, 2, LONGEST)
     if positions is not None and context > positions:
         raise InputError(
             f"{context} tokens are more than the model's {positions} positions; context={positions} cuts windows to "
@@ -98,30 +101,19 @@ def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Win
     return ids, context
 
 
-def _limits(model: nn.Module) -> tuple[int | None, int | None]:
-    """How many token ids and how many positions the model has, where it says so."""
-    from qkscope.capture.backbone import text_backbone, text_config
-
-    find: Any = getattr(text_backbone(model), "get_input_embeddings", None)
-    table = getattr(find() if find is not None else None, "weight", None)
-    longest = getattr(text_config(model), "max_position_embeddings", None)
-    vocabulary = int(table.shape[0]) if table is not None and table.ndim == 2 and len(table) else None
-    return vocabulary, longest if isinstance(longest, int) and longest > 0 else None
-
-
 def _layout(context: int, buckets: int, groups: int, common_window: int | None, stage: Stage) -> Layout:
     from dataclasses import replace
 
     from qkscope.moments.layout import capture_layout
 
-    buckets = _whole("buckets", buckets, 1, MOST_BUCKETS)
-    groups = _whole("groups", groups, 1, MOST_GROUPS)
-    common = None if common_window is None else _whole("common_window", common_window, 2, context)
+    buckets = whole_argument("buckets", buckets, 1, MOST_BUCKETS)
+    groups = whole_argument("groups", groups, 1, MOST_GROUPS)
+    common = None if common_window is None else whole_argument("common_window", common_window, 2, context)
     layout = capture_layout(context, buckets=buckets, groups=groups, common=common)
     return layout if stage == "post_rope" else replace(layout, unrotated_every=0)
 
 
-def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def whole_argument(name: str, value: Any, least: int, most: int | None = None) -> int:
     """The value as an int, if it is a whole number within bounds."""
     try:
         number = operator.index(value)
@@ -162,7 +154,7 @@ def token_windows(
     """The first `context` tokens of each text that has so many; shorter texts are left out."""
     from qkscope.documents.encode import Encoder
 
-    context = _whole("context", context, 2, LONGEST)
+    context = whole_argument("context", context, 2, LONGEST)
     if special_tokens not in ("default", "none", "bos"):
         raise InputError(f"special_tokens should be 'default', 'none' or 'bos', not {special_tokens!r}")
     if not callable(tokenizer):
@@ -205,13 +197,24 @@ def analyze(
         raise InputError(f"analyze takes moments or the path of a moments file, not {type(moments).__name__}")
     if not isinstance(model, str):
         raise InputError(f"model is the name for the table's first column, a str, not {type(model).__name__}")
-    components = _whole("components", components, 1)
+    components = whole_argument("components", components, 1)
     if window is not None:
-        window = _whole("window", window, 1)
-    skip = _whole("skip_positions", skip_positions, 0)
-    heads = None if sample is None else HeadSample(_whole("sample", sample, 1), _whole("seed", seed, -(2**63)))
+        window = whole_argument("window", window, 1)
+    skip = whole_argument("skip_positions", skip_positions, 0)
+    heads = (
+        None
+        if sample is None
+        else HeadSample(whole_argument("sample", sample, 1), whole_argument("seed", seed, -(2**63)))
+    )
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
     return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
+
+
+def load_results(folder: Path | str) -> StudyResults:
+    """What a run wrote, read and checked: `.heads()`, `.table(name)`, `.figure(name)`, `.card(name)`."""
+    from qkscope.report.loaded import StudyResults
+
+    return StudyResults(folder)
 
 
 def ablate_heads(
@@ -248,12 +251,12 @@ def ablate_heads(
             raise InputError(f"{name} is a single word; put it in a list: [{value!r}]")
     if needle and tokenizer is None:
         raise InputError("a needle is a text: give the model's tokenizer, too")
-    top, seed = None if top is None else _whole("top", top, 1), _whole("seed", seed, 0)
-    choice = HeadChoice(tuple(heads), top, by, together, _whole("controls", controls, 1), seed)
+    top, seed = None if top is None else whole_argument("top", top, 1), whole_argument("seed", seed, 0)
+    choice = HeadChoice(tuple(heads), top, by, together, whole_argument("controls", controls, 1), seed)
     settings = AblationSettings(tuple(edits), choice, seed=seed, needle=tuple(needle), attention=attention)
     ids, context = _windows(model, windows, None)
     read: list[Any] = list(ids)
-    moments = capture_moments(model, read, context=context, groups=_whole("groups", groups, 1, MOST_GROUPS))
+    moments = capture_moments(model, read, context=context, groups=whole_argument("groups", groups, 1, MOST_GROUPS))
     return ablate_windows(model, read, moments, _leading(moments), settings, tokenizer, progress)
 
 
@@ -285,8 +288,8 @@ def predict(
         raise InputError(f"predict takes the path of a moments file, not {type(moments).__name__}")
     if rope_theta is not None and not (isinstance(rope_theta, int | float) and 1 < rope_theta < 1e30):
         raise InputError(f"rope_theta should be a number above 1, not {str(rope_theta)[:40]!r}")
-    window = None if window is None else _whole("window", window, 2, LONGEST)
-    skip = _whole("skip_positions", skip_positions, 0)
+    window = None if window is None else whole_argument("window", window, 2, LONGEST)
+    skip = whole_argument("skip_positions", skip_positions, 0)
     file = RestFile(Path(moments))
     rotation = None if rope_theta is None else with_base(file, {None: float(rope_theta)}, str(moments))
     return extrapolate(file, name=model, window=window, rotation=rotation, skip=skip).heads

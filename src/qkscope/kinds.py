@@ -61,9 +61,11 @@ def differ(architectures: Sequence[Architecture], *, with_type: bool = True) -> 
     return any(len({getattr(a, name) for a in architectures} - {None}) > 1 for name in fields)
 
 
-def kind_of(architectures: Sequence[Architecture]) -> Kind:
-    """How entries are read where nothing says what they are: models if they differ, else checkpoints."""
-    return MODELS if differ(architectures) else CHECKPOINTS
+def kind_of(architectures: Sequence[Architecture], runs: Sequence[str | None] = ()) -> Kind:
+    """How entries are read where nothing says it: models if they differ, seeds if they are of several runs."""
+    if differ(architectures):
+        return MODELS
+    return SEEDS if len(set(runs)) > 1 else CHECKPOINTS
 
 
 def kind_sentence(kind: Kind, entries: int, stated: bool) -> str:
@@ -72,8 +74,9 @@ def kind_sentence(kind: Kind, entries: int, stated: bool) -> str:
         return "one entry: nothing is compared"
     if stated:
         return f"the {entries} entries are read as {_READ_AS[kind]}, as `kind: {kind}` says"
-    why = "their architectures differ" if kind == MODELS else "they have one architecture"
+    whys = {MODELS: "their architectures differ", SEEDS: "they are of several runs"}
+    why = whys.get(kind, "they have one architecture")
     read = f"the {entries} entries are read as {_READ_AS[kind]}, because {why}"
-    if kind == MODELS:
+    if kind in whys:
         return read
     return f"{read}; `kind: seeds` or `kind: models` in the study (or --kind of analyze) says otherwise"

@@ -37,6 +37,15 @@ def text_config(model: nn.Module) -> Any:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
+def model_limits(model: nn.Module) -> tuple[int | None, int | None]:
+    """How many token ids and how many positions the model has, where it says so."""
+    find: Any = getattr(text_backbone(model), "get_input_embeddings", None)
+    table = getattr(find() if find is not None else None, "weight", None)
+    longest = getattr(text_config(model), "max_position_embeddings", None)
+    vocabulary = int(table.shape[0]) if table is not None and table.ndim == 2 and len(table) else None
+    return vocabulary, longest if isinstance(longest, int) and longest > 0 else None
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside data-parallel and compiled wrappers; refuses what splits it so that no one rank has a head."""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or _is_compiled_wrapper(model):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import text_backbone, text_config
-from qkscope.capture.probe import Probe, attention_kind, never_called_message
+from qkscope.capture.probe import ProbedModel, attention_kind, never_called_message
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.errors import CaptureError, ModelError
 from qkscope.layers import LayerFacts, Rotary
@@ -38,7 +38,7 @@ class WeightCounts:
 class Blueprint:
     """The layers a config describes; `exact` where a pass of shapes confirmed them."""
 
-    probe: Probe
+    probe: ProbedModel
     exact: bool
     parameters: int
     weights: WeightCounts
@@ -144,7 +144,7 @@ def _track_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     return bound.args, bound.kwargs
 
 
-def _confirmed(calls: dict[int, AttentionCall], config: Any) -> Probe:
+def _confirmed(calls: dict[int, AttentionCall], config: Any) -> ProbedModel:
     layers = []
     for layer, call in sorted(calls.items()):
         attention, window = attention_kind(layer, call.sliding_window, config)
@@ -155,10 +155,10 @@ def _confirmed(calls: dict[int, AttentionCall], config: Any) -> Probe:
             )
         )
     n_layers = max(int(getattr(config, "num_hidden_layers", 0) or 0), layers[-1].layer + 1)
-    return Probe(tuple(layers), n_layers, tuple(sorted({call.kernel for call in calls.values()})))
+    return ProbedModel(tuple(layers), n_layers, tuple(sorted({call.kernel for call in calls.values()})))
 
 
-def _declared(config: Any) -> Probe:
+def _declared(config: Any) -> ProbedModel:
     """What the config says of itself, where shapes alone could not be run."""
     heads = int(config.num_attention_heads)
     keys = int(getattr(config, "num_key_value_heads", None) or heads)
@@ -167,4 +167,4 @@ def _declared(config: Any) -> Probe:
     for layer in range(int(config.num_hidden_layers)):
         attention, window = attention_kind(layer, None, config)
         layers.append(LayerFacts(layer, heads, keys, width, "unknown", None, attention, window))
-    return Probe(tuple(layers), len(layers), ())
+    return ProbedModel(tuple(layers), len(layers), ())

@@ -18,7 +18,7 @@ from torch import nn
 
 from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.prerope import open_tap, prove_pre_rope
-from qkscope.capture.probe import Probe, attention_kind, probe_model
+from qkscope.capture.probe import ProbedModel, attention_kind, probe_model
 from qkscope.capture.tap import AttentionCall, Enough, Tap
 from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError
 from qkscope.layers import LayerFacts, Stage
@@ -70,7 +70,7 @@ def collect_moments(
     batches: Iterable[Batch],
     layout: Layout,
     *,
-    probe: Probe | None = None,
+    probe: ProbedModel | None = None,
     provenance: Mapping[str, Any] | None = None,
     stage: Stage = "post_rope",
     last_layer: int | None = None,

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
+from qkscope.capture.adapter import adapter_files
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, MAX_HEADER, SAFE, require_safe_index
 from qkscope.errors import ModelError
@@ -61,6 +62,12 @@ class Content:
     def equals(self, other: Content) -> bool:
         """Whether both hold the same weights, as far as that can be known without a download."""
         if self.source == other.source:
+            return True
+        if (self.source.adapter is None) != (other.source.adapter is None):
+            return False  # a merged copy is not seen to be the same
+        if self.source.adapter is not None and self._adapter != other._adapter:
+            return False
+        if self.source.without_adapter == other.source.without_adapter:
             return True
         kinds = {self.source.kind, other.source.kind}
         if kinds == {"hub"}:
@@ -107,6 +114,15 @@ class Content:
             with path.open("rb") as file:
                 self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._digests[path]
+
+    @cached_property
+    def _adapter(self) -> str:
+        """A hash of an adapter's tensors and of what is done with them."""
+        about, weights = adapter_files(self.source.adapter)
+        digest = hashlib.sha256(about.read_bytes())
+        with weights.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
     @cached_property
     def _sample(self) -> str:

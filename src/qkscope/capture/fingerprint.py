@@ -6,6 +6,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
+from qkscope.capture.adapter import adapter_files
 from qkscope.capture.source import ModelSource
 
 SAMPLE_BYTES, SAMPLES = 64 * 1024, 64  # of each weight file: telling checkpoints apart need not read 140 GB
@@ -19,14 +20,19 @@ State = tuple[tuple[Path, int, int], ...]  # files with their sizes and times
 
 
 def weights_fingerprint(source: ModelSource) -> str | None:
-    """A hash that tells a local checkpoint's weights from others: sizes and evenly spaced samples of each file."""
+    """A hash that tells a local checkpoint's weights from others: sizes and evenly spaced samples of each file.
+
+    Of a model on the Hub its commit says it, and None is returned, unless a local adapter is added to it.
+    """
+    adapter = adapter_files(source.adapter)
     if source.kind == "hub":
-        return None  # the commit hash says it
+        return f"{source.revision} {_sampled(_state(adapter))}" if adapter else None
     folder = Path(source.location)
     files = [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
     files += [path for path in [folder / "config.json"] if path.is_file() and not source.gguf_file]
     if source.trust_remote_code:  # then the code decides about the numbers as the weights do
         files += sorted(path for path in folder.rglob("*.py") if path.is_file())
+    files += adapter
     return _sampled(_state(files))
 
 

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from qkscope.capture.adapter import merged
 from qkscope.capture.gguf import parsed_once
 from qkscope.capture.hub import explain, pinned
 from qkscope.capture.source import ModelSource
@@ -90,7 +91,7 @@ def load_backbone(
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
         with panics_raised(), parsed_once(source.gguf_file):
-            model = (AutoModelForCausalLM if head else AutoModel).from_pretrained(
+            model = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
                 source.location,
                 config=config,
                 dtype=choose_dtype(dtype, chosen, config),
@@ -100,6 +101,9 @@ def load_backbone(
             )
     except Exception as error:
         raise explain(source, error) from error
+    if source.adapter:
+        model = merged(model, Path(source.adapter))
+        model = model if head else model.base_model
     return model.eval()
 
 

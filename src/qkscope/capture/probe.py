@@ -37,7 +37,7 @@ SHIFT = 3  # positions, for models whose attention takes no position embeddings
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbedModel:
     """What was found: the layers that call in, how many layers the model has, and which kernels they use."""
 
     layers: tuple[LayerFacts, ...]
@@ -52,7 +52,7 @@ class Probe:
         return tuple(layer for layer in range(self.n_layers) if layer not in found)
 
 
-def probe_model(model: nn.Module, context: int | None = None) -> Probe:
+def probe_model(model: nn.Module, context: int | None = None) -> ProbedModel:
     """Find the attention layers of `model` and their facts; refuse a model that cannot be captured.
 
     Rotations are those of sequences of `context` tokens, by default the longest that the model declares.
@@ -186,7 +186,7 @@ def _changed_by_shift(before: AttentionCall, after: AttentionCall) -> int | None
 
 def _probe_from(
     calls: dict[int, AttentionCall], rotary: dict[int, int | None], rotations: Rotations, config: Any
-) -> Probe:
+) -> ProbedModel:
     layers = tuple(
         replace(_facts(calls[layer], rotary.get(layer), config), rotation=rotations.found.get(layer))
         for layer in sorted(calls)
@@ -194,7 +194,7 @@ def _probe_from(
     declared = getattr(config, "num_hidden_layers", None)
     n_layers = max(int(declared or 0), layers[-1].layer + 1)
     unknown = [facts.layer for facts in layers if facts.rotation is None and facts.rotary != "nope"]
-    return Probe(
+    return ProbedModel(
         layers,
         n_layers,
         tuple(sorted({call.kernel for call in calls.values()})),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from qkscope.capture.adapter import base_of, is_adapter, require_peft
 from qkscope.capture.gguf import require_gguf_reader
 from qkscope.capture.weights import require_safe_weights, require_tokenizer
-from qkscope.errors import ModelError
+from qkscope.errors import ModelError, located
 
 Role = Literal["model", "tokenizer"]
 
@@ -30,6 +31,7 @@ class ModelSource:
     revision: str | None = None
     gguf_file: str | None = None  # the file's name inside `location`
     trust_remote_code: bool = False  # whether Python code that lies with the checkpoint may run
+    adapter: str | None = None  # the absolute path of a LoRA adapter, which is merged into the model
     looked_at: str = field(default="", compare=False)  # where a directory of this name was looked for
 
     @property
@@ -44,7 +46,13 @@ class ModelSource:
 
     def __str__(self) -> str:
         name = str(Path(self.location) / self.gguf_file) if self.gguf_file else self.location
-        return f"{name}@{self.revision}" if self.revision and self.kind == "hub" else name
+        named = f"{name}@{self.revision}" if self.revision and self.kind == "hub" else name
+        return f"{self.adapter} on {named}" if self.adapter else named
+
+    @property
+    def without_adapter(self) -> ModelSource:
+        """The base model alone."""
+        return replace(self, adapter=None)
 
 
 def find_source(
@@ -54,10 +62,12 @@ def find_source(
     *,
     role: Role = "model",
     trust_remote_code: bool = False,
+    base: tuple[str | None, str | None] = (None, None),
 ) -> ModelSource:
-    """Tell what `model` (or a tokenizer) is, from paths alone: nothing is parsed and nobody is asked.
+    """Tell what `model` (or a tokenizer) is, from paths alone: no weights are parsed and nobody is asked.
 
-    Paths are relative to `folder`. What is not there and can be the id of a repository is taken for one.
+    Paths are relative to `folder`. What is not there and can be the id of a repository is taken for one. `base` is the
+    model, and its revision, that an adapter belongs to, where it is not the one that the adapter names.
     """
     try:
         path = folder / Path(model).expanduser()
@@ -72,6 +82,10 @@ def find_source(
             raise ModelError(f"there is no GGUF file {path}{_closest(model, path)}")
         require_gguf_reader()
         return ModelSource("gguf", str(path.parent.resolve()), gguf_file=path.name, trust_remote_code=trust_remote_code)
+    if is_dir and role == "model" and is_adapter(path):
+        return _adapted(path, base, folder, trust_remote_code)
+    if any(base):
+        raise ModelError(f"`base` is of an adapter, but {model[:200]!r} is none; leave it out")
     if is_dir:
         require_safe_weights(path) if role == "model" else require_tokenizer(path)
         return ModelSource("local", str(path.resolve()), trust_remote_code=trust_remote_code)
@@ -79,6 +93,21 @@ def find_source(
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
     _require_hub_id(model, path, role)
     return ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
+
+
+def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trust_remote_code: bool) -> ModelSource:
+    """The source of an adapter's base model, with the adapter."""
+    require_peft()
+    named = base_of(path)
+    model, revision = base[0] or named[0], base[1] or (named[1] if base[0] is None else None)
+    if model is None:
+        raise ModelError(f"{path} holds an adapter that names no base model; name it with `base:`")
+    stated = base[0] is not None
+    with located(f"base model of the adapter {path}{'' if stated else ' (`base:` in the study names another)'}"):
+        found = find_source(model, revision, folder, trust_remote_code=trust_remote_code)
+    if found.adapter or found.kind == "gguf":
+        raise ModelError(f"{path}: its base model, {found}, is not a folder or repository of whole weights")
+    return replace(found, adapter=str(path.resolve()))
 
 
 def _revision_of_files(model: str, revision: str, path: Path, role: Role) -> str:

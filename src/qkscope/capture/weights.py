@@ -26,8 +26,6 @@ CONVERT = "convert them with model.save_pretrained(folder), which writes safeten
 def require_safe_weights(path: Path) -> None:
     """Refuse a model directory whose weights are not safetensors files inside it."""
     names = sorted(entry.name for entry in path.iterdir())
-    if ADAPTER in names:
-        raise ModelError(adapter_message(path, path / ADAPTER))
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} has no config.json: it is not a saved transformers model{_saved_inside(path)}")
     weights = [name for name in names if name.endswith(SAFE)]
@@ -39,7 +37,7 @@ def require_safe_weights(path: Path) -> None:
             )
         raise ModelError(f"{path} has no .safetensors weights")
     for name in weights:
-        _require_safetensors(path / name)
+        require_safetensors(path / name)
     if INDEX in names:
         for name in require_safe_index(path / INDEX):
             if name not in weights:
@@ -63,9 +61,8 @@ def adapter_message(where: object, config: Path) -> str:
     except (OSError, ValueError, AttributeError, RecursionError):
         pass  # what it says of itself only makes the advice more exact
     return (
-        f"{where} holds {kind}, not a whole model: merge it into {base} and save the result, with "
-        "peft.AutoPeftModelForCausalLM.from_pretrained(adapter).merge_and_unload().save_pretrained(folder), then point "
-        "`model:` at that folder"
+        f"{where} holds {kind}, not a whole model: fetch it into a folder, with `hf download ... --local-dir adapter`, "
+        f"and point `model:` at that folder; it is then merged into {base} when it is loaded"
     )
 
 
@@ -112,7 +109,7 @@ def is_plain_name(name: Any) -> bool:
     )
 
 
-def _require_safetensors(path: Path) -> None:
+def require_safetensors(path: Path) -> None:
     """A regular file that starts as a safetensors file does; its contents are checked when they are loaded."""
     if not path.is_file():  # a broken link, a folder, or a pipe that would never end
         raise ModelError(f"{path} is not a file")

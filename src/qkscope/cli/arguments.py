@@ -7,11 +7,16 @@ from typing import Any
 
 from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
-from qkscope.cli.collage import add_collage, add_vector_options
+from qkscope.cli.collage import add_collage
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
+from qkscope.cli.export import add_export, add_push
+from qkscope.cli.init import add_init
 from qkscope.cli.join import add_join
+from qkscope.cli.log import add_log
+from qkscope.cli.options import add_capture_options, add_engine_options, add_shard_options, add_trust, positive
 from qkscope.cli.predict import add_predict
+from qkscope.cli.watch import add_watch
 from qkscope.kinds import KINDS
 
 DESCRIPTION = """\
@@ -26,12 +31,15 @@ draws figures, writes cards that say what they show, and makes an interactive pa
 EPILOG = """\
 start here:
   qkscope demo                       train ten small checkpoints and analyze them: no network, three minutes
+  qkscope init FOLDER                write a study file for a folder of checkpoints, a model or a Hub repository
   qkscope inspect STUDY              check a study and see what a run would take, before anything runs
   qkscope run STUDY                  capture and analyze into results/<study>/; run it again to continue
+  qkscope watch FOLDER               follow a training: measure each checkpoint as it is saved
   qkscope status RESULTS             how far a run is, and how long it will take
   qkscope report RESULTS             draw the figures, write their cards, make the interactive page
   qkscope predict RESULTS            what RoPE alone predicts at a window or base that was not run
   qkscope ablate STUDY               take position away from heads and measure what the model loses
+  qkscope log, export, push          results in a tracker, as an archive, on the Hub
   qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
   qkscope join RESULTS --scores X    whether measures of models go with benchmark scores
 
@@ -64,6 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
         _add_ablate,
         add_join,
         add_collage,
+        add_init,
+        add_watch,
+        add_log,
+        add_export,
+        add_push,
         _add_demo,
     ):
         add(commands)
@@ -85,80 +98,11 @@ def _add_run(commands: Any) -> None:
     )
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
-    _add_capture_options(parser)
-
-
-def _add_trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run Python code that comes with a checkpoint: it can do anything that you can do on this machine "
-        "(default: refuse such checkpoints); recorded in the provenance",
-    )
-
-
-def _add_capture_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--evict",
-        action="store_true",
-        help="delete a checkpoint's files from the Hub cache once its moments are safe (ten 3B checkpoints are 60 GB)",
-    )
-    add_vector_options(parser)
-    _add_shard_options(parser)
-    _add_engine_options(parser)
-
-
-def _add_shard_options(parser: argparse.ArgumentParser) -> None:
-    _add_trust(parser)
-    parser.add_argument(
-        "--skip-bad-checkpoints",
-        action="store_true",
-        help="continue without checkpoints that cannot be measured (NaN weights, a damaged file, a refused model) "
-        "instead of stopping; they are listed at the end, by `qkscope status` and in the provenance",
-    )
-    parser.add_argument(
-        "--skip-bad-documents",
-        action="store_true",
-        help="leave out documents that make the model fail instead of stopping; they are listed in the provenance",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace finished moments that were made from other weights, documents, settings or versions; without it, "
-        "those that still fit the study are used, and any that do not are an error before anything runs",
-    )
-
-
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_argument_group("where it runs")
-    where.add_argument(
-        "--engine", default="local", metavar="NAME", help="local (default) or ray (pip install 'qkscope[ray]')"
-    )
-    where.add_argument(
-        "--workers",
-        type=_positive,
-        metavar="N",
-        help="local: number of processes, which share the GPUs and cores (default: 1, this process); "
-        "ray: number of workers (default: as many as the cluster has room for)",
-    )
-    where.add_argument(
-        "--ray-address", metavar="ADDRESS", help="a running Ray cluster: auto, host:port or ray://host:port"
-    )
-    where.add_argument(
-        "--cpus-per-worker", type=float, metavar="N", help="ray: default 1 with a GPU, else all of a node"
-    )
-    where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+    add_capture_options(parser)
 
 
 def _add_ablate(commands: Any) -> None:
-    add_ablate(commands, _add_engine_options)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
+    add_ablate(commands, add_engine_options)
 
 
 def _add_status(commands: Any) -> None:
@@ -197,7 +141,7 @@ def _add_plan(commands: Any) -> None:
         action="store_true",
         help="print instead: device hours, memory, disk, network and wall time on a cluster, and the bottleneck",
     )
-    _add_shard_options(parser)
+    add_shard_options(parser)
     add_cluster_options(parser)
 
 
@@ -214,7 +158,7 @@ def _add_shard(commands: Any) -> None:
     parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
     parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
     parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
-    _add_shard_options(parser)
+    add_shard_options(parser)
 
 
 def _add_report(commands: Any) -> None:
@@ -285,7 +229,7 @@ def _add_capture(commands: Any) -> None:
     parser.add_argument(
         "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint (may be repeated)"
     )
-    _add_capture_options(parser)
+    add_capture_options(parser)
 
 
 def _add_analyze(commands: Any) -> None:
@@ -320,7 +264,7 @@ def _add_analyze(commands: Any) -> None:
     parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
     parser.add_argument(
         "--common-window",
-        type=_positive,
+        type=positive,
         metavar="TOKENS",
         help="of moments: the window of qk_common.csv, at which all are compared (default: the shortest context)",
     )
@@ -337,13 +281,13 @@ def _add_analyze(commands: Any) -> None:
     )
     parser.add_argument(
         "--window",
-        type=_positive,
+        type=positive,
         metavar="TOKENS",
         help="of --vectors: qk.csv is over the first so many positions (default: all of them)",
     )
     parser.add_argument(
         "--plasticity-pairs",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="of a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to N "
         "pairs of real keys per part of the window, and by the published protocol",
@@ -374,7 +318,7 @@ def _add_inspect(commands: Any) -> None:
         "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
     )
     parser.add_argument("--documents", type=int, default=100, metavar="N", help="number of documents (default: 100)")
-    _add_trust(parser)
+    add_trust(parser)
 
 
 def _add_demo(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""`qkscope collage`: its options and those of a capture that keeps vectors, and what it does."""
+"""`qkscope collage`: its options, and what it does."""
 
 from __future__ import annotations
 
@@ -35,20 +35,6 @@ def add_collage(commands: Any) -> None:
     parser.add_argument("--plane", action="store_true", help="axes a (drift) and b (separation) instead")
     parser.add_argument("--document", type=int, metavar="N", help="this document in colour over the others")
     parser.add_argument("--out", metavar="DIR", help="where it goes (default: RESULTS/collage/...)")
-
-
-def add_vector_options(parser: argparse.ArgumentParser) -> None:
-    """What a capture keeps for pictures of heads, and for tools that read vectors."""
-    parser.add_argument(
-        "--vectors",
-        type=float,
-        nargs="?",
-        const=0.0,
-        metavar="RATE",
-        help="also keep the raw vectors of a sample of tokens, this share of all, in <results>/vectors/ (without RATE: "
-        "on average one token per position bucket)",
-    )
-    parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: keep the tokens' texts, too")
 
 
 def collage(options: argparse.Namespace) -> int:

@@ -32,19 +32,21 @@ def run(options: argparse.Namespace) -> int:
     quiet_libraries()
     with progress() as events:
         folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
-    tell_left_out(folder, options.study)
+    tell_left_out(folder)
     print(f"results: {folder}/")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
 
 
-def tell_left_out(folder: Path, study: str) -> None:
+def tell_left_out(folder: Path) -> None:
     """Say, last of all, what the results are without."""
     from qkscope.cli.describe import left_out_lines
+    from qkscope.results.folder import STUDY_YAML, results_file
     from qkscope.results.left_out import read_left_out
     from qkscope.study.load import load_study
 
-    names, reasons = [each.name for each in load_study(study).study.checkpoints], read_left_out(folder)
+    kept = load_study(results_file(folder, STUDY_YAML)).study  # with the checkpoints that a series found
+    names, reasons = [each.name for each in kept.checkpoints], read_left_out(folder)
     left_out = {name: reasons[name] for name in names if name in reasons}
     for line in left_out_lines(left_out, len(names)):
         print(line, file=sys.stderr)
@@ -60,7 +62,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
     rate = options.vectors
     if rate is not None and not 0 <= rate <= 1:
         raise InputError(f"--vectors {rate:g}: a share of tokens is above 0 and at most 1")
-    sample = None if rate is None else VectorSample(rate or None, tokens=options.vector_tokens)
+    sample = None if rate is None else VectorSample(rate or None, tokens=getattr(options, "vector_tokens", False))
     return CaptureOptions(
         only=getattr(options, "checkpoint", ()),
         evict=options.evict,
@@ -198,7 +200,7 @@ def capture(options: argparse.Namespace) -> int:
     chosen = capture_options(options)
     with progress() as events:
         capture_plan(plan_capture(file, folder, events, chosen), folder, events, chosen)
-    tell_left_out(folder, options.study)
+    tell_left_out(folder)
     print(f"moments: {moments_folder(folder)}/")
     return 0
 

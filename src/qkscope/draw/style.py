@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import blended_transform_factory
 
+from qkscope.draw.axis import NumberAxis
 from qkscope.draw.fonts import drawable, families
 from qkscope.draw.palette import AMBER as AMBER
 from qkscope.draw.palette import BLUE as BLUE
@@ -155,13 +156,19 @@ def as_printed(value: float) -> float:
 
 
 def checkpoint_axis(axes: Axes, study: Entries, *, labels: bool = True, phase_names: bool = True) -> None:
-    """Put the checkpoints of the study on the x axis at 0, 1, 2, ..., with dashed lines between phases."""
+    """Put the checkpoints of the study on the x axis at 0, 1, 2, ..., with dashed lines between phases.
+
+    Where the study asks for an axis of steps or tokens, 0, 1, 2, ... stand where these numbers are.
+    """
     n = len(study.checkpoints)
     margin = 0.6 + max(0.0, (4 - n) / 2)  # one bar alone should not fill the page
     axes.set_xlim(-margin, n - 1 + margin)
     texts = [plain(c.label) for c in study.checkpoints] if labels else [""] * n
     axes.set_xticks(range(n), texts, rotation=45, ha="right", rotation_mode="anchor")
     axes.tick_params(axis="x", length=3 if labels else 0)
+    numbers = NumberAxis.of(study)
+    if numbers is not None:
+        numbers.apply(axes, labels)
     segments = phase_segments(study.checkpoints)
     for _, first, _ in segments[1:]:
         axes.axvline(first - 0.5, color=LINE, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0.5, gid="phase")
@@ -169,8 +176,11 @@ def checkpoint_axis(axes: Axes, study: Entries, *, labels: bool = True, phase_na
         above = blended_transform_factory(axes.transData, axes.transAxes)
         for phase, first, last in segments:
             if phase:
+                middle = (first + last) / 2
+                if numbers is not None:
+                    middle = float(numbers.index_of(numbers.place_of([first, last]).mean()))
                 axes.text(
-                    (first + last) / 2,
+                    middle,
                     1.015,
                     plain(phase),
                     transform=above,
@@ -242,12 +252,11 @@ def _thin_checkpoint_labels(figure: Figure, axes: Axes) -> bool:
 
 def _drop_crowded_phase_names(figure: Figure, axes: Axes) -> None:
     edges = sorted({*axes.get_xlim(), *(_x_of_line(line) for line in axes.lines if line.get_gid() == "phase")})
-    left, right = axes.get_xlim()
-    pixels = axes.bbox.width / (right - left)
     for name in [text for text in axes.texts if text.get_gid() == "phase name"]:
         x = name.get_position()[0]
-        room = min(e for e in edges if e > x) - max(e for e in edges if e < x)
-        if text_size(figure, name.get_text(), float(name.get_fontsize()))[0] > room * pixels * 0.96:
+        ends = (max(e for e in edges if e < x), min(e for e in edges if e > x))
+        low, high = (float(axes.transData.transform((end, 0.0))[0]) for end in ends)
+        if text_size(figure, name.get_text(), float(name.get_fontsize()))[0] > (high - low) * 0.96:
             name.remove()
 
 

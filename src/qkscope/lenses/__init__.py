@@ -18,6 +18,7 @@ from qkscope.lenses import (
     profile,
     rope,
     rotation,
+    runs,
     score,
     taxonomy,
     windows,
@@ -41,6 +42,7 @@ ROOMS = (
     null,
     ablation,
     across_models,
+    runs,
     claims,
 )
 

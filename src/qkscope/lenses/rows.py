@@ -72,6 +72,7 @@ def checkpoint_rows(
                     parts[table.file, window] = layer_rows(table, sums, found, replicates, n_layers)
                     means += mean_rows(table, sums, found, replicates) if has_means(table) else []
             parts[LAYER_MEANS_CSV, window] = joined_means(means, layer)
+            sums.release()
         return parts
 
     layers = over_layers(of_layer, chosen)

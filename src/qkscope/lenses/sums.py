@@ -187,6 +187,10 @@ class LayerSums:
     def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
         return {}
 
+    def release(self) -> None:
+        """Let go of the replicates, which know the whole: Python would keep the circle, and its memory, for a while."""
+        self.__dict__.pop("replicates", None)
+
     @cached_property
     def replicates(self) -> tuple[LayerSums, ...]:
         """The sums without each document group in turn; none where there can be no errors."""

@@ -77,6 +77,17 @@ def load_moments(path: Path | str) -> Moments:
         raise error.within(str(path)) from None
 
 
+def as_stored(moments: Moments) -> Moments:
+    """The same moments as their file would give them back: what serves errors alone is rounded."""
+    from qkscope.moments.moments import Moments
+
+    layers: dict[int, LayerMoments] = {
+        layer: {kind: read(written(held), moments.layout) for kind, held in moments.layer_moments(layer).items()}
+        for layer in moments.layers
+    }
+    return Moments.from_layers(moments.layout, moments.layers.values(), layers, moments.provenance, moments.documents)
+
+
 def read_provenance(path: Path | str) -> dict[str, Any]:
     """Only the provenance of a moments file, without reading its sums (and without checking them)."""
     return read_header(Path(path)).provenance

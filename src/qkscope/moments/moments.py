@@ -65,6 +65,15 @@ class Moments:
         self._placed: tuple[Any, Placed] | None = None
         self._broken: str | None = None
 
+    def __repr__(self) -> str:
+        layout, heads = self.layout, sum(facts.q_heads for facts in self.layers.values())
+        seen = self.documents.max(axis=1).sum() if self.documents.size else 0
+        name = f" of {self.provenance['name']!r}" if self.provenance.get("name") else ""
+        return (
+            f"<moments{name}: sums over {seen} documents of up to {layout.context} tokens, {len(self.layers)} layers, "
+            f"{heads} query heads, {layout.buckets} position buckets, {layout.groups} document groups>"
+        )
+
     # -- adding -------------------------------------------------------------------------------------------
 
     def add(
@@ -91,12 +100,16 @@ class Moments:
             self.documents += placed.documents
 
     def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+        import torch
+
         from qkscope.moments.live import Scratch
         from qkscope.moments.pivot import NonFinite
 
         self._scratch = self._scratch or Scratch(self.layout, self._way)
         try:
-            live.add(vectors, placed, self._scratch)
+            # Where a model runs in autocast, products of float32 would be rounded to half precision, too.
+            with torch.autocast(live.state.device.type, enabled=False):
+                live.add(vectors, placed, self._scratch)
         except NonFinite as bad:
             raise self._non_finite(layer, bad, placed) from None
 

@@ -29,7 +29,8 @@ from qkscope.results.read import Entry, Results
 from qkscope.words.blocks import Block, page_runs, to_page
 
 FORMAT = 1
-SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type")  # of a checkpoint's record
+# Of a checkpoint's record; `tokens` are those that were measured, `trained_tokens` those before it in training.
+SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type", "step", "trained_tokens", "run")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "kind": results.study.kind,
         "oneRun": results.study.one_run,
         "noun": results.study.noun,
+        "axis": _axis(results),
         "layerKinds": kinds_in_order(tables.own.heads["layer_kind"]),
         "checkpoints": [_checkpoint(c) for c in results.study.checkpoints],
         "unmeasured": list(results.unmeasured),
@@ -92,6 +94,13 @@ def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCar
     path = results_file(out or tables.results.folder, REPORT_HTML)
     write_text(path, page_html(tables, lead, cards, out))
     return path
+
+
+def _axis(results: Results) -> dict[str, Any]:
+    """By which number of the checkpoints (`step`, `trained_tokens`) an axis may be, and how."""
+    study = results.study
+    by = {"entries": None, "step": "step", "tokens": "trained_tokens"}[study.axis]
+    return {"by": by if study.amounts else None, "scale": study.axis_scale}
 
 
 def _checkpoint(checkpoint: Entry) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pandas as pd
 
@@ -18,6 +19,9 @@ DURING_TRAINING = "during training"
 ACROSS_CHECKPOINTS = "across checkpoints"  # one layout, but nothing says that it is one training run
 ACROSS_SEEDS = "across seeds"
 ACROSS_MODELS = "across models"
+
+Axis = Literal["entries", "step", "tokens"]
+Scale = Literal["linear", "log"]
 
 N_SELECTED = 6  # panels of the phase portraits, as published
 
@@ -44,6 +48,8 @@ class Entries:
     span: str = ACROSS_CHECKPOINTS
     sampled_heads: bool = True  # whether the heads are a sample, and not all heads of the model
     same_documents: bool = False  # whether all entries saw the same documents, so that errors can be paired
+    axis: Axis = "entries"  # of figures: one entry beside the other, or by a number
+    axis_scale: Scale = "linear"
 
     @property
     def one_run(self) -> bool:
@@ -64,6 +70,17 @@ class Entries:
     def labels(self) -> dict[str, str]:
         """Short labels by name."""
         return {c.name: c.label for c in self.checkpoints}
+
+    @property
+    def amounts(self) -> tuple[float, ...] | None:
+        """The entries' places on an axis of numbers; None where the axis is none, or they do not all rise on it."""
+        if self.axis == "entries" or not self.one_run:
+            return None
+        records = [c.record for c in self.checkpoints]
+        stated = [record.step if self.axis == "step" else record.trained_tokens for record in records]
+        known = tuple(float(number) for number in stated if number is not None)
+        rising = all(a < b for a, b in itertools.pairwise(known))
+        return known if rising and len(known) == len(stated) else None
 
     def only(self, models: Sequence[str]) -> "Entries":
         """The study restricted to some of its checkpoints (the order stays)."""

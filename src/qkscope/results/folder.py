@@ -24,6 +24,7 @@ PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
 LEFT_OUT_JSON = "left_out.json"
+TRAINING_JSON = "training.json"
 REPORT_HTML = "report.html"
 LOCK = ".lock"
 LEFT_OUT_LOCK = ".left_out.lock"
@@ -39,6 +40,7 @@ FILES = (
     PLAN_JSON,
     STUDY_YAML,
     LEFT_OUT_JSON,
+    TRAINING_JSON,
     REPORT_HTML,
     LOCK,
     LEFT_OUT_LOCK,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -26,11 +26,13 @@ from pydantic import ValidatorFunctionWrapHandler as Check
 from pydantic.functional_validators import ModelWrapValidatorHandler as MakeModel
 
 from qkscope.files import write_text
+from qkscope.foreign import is_finite
 from qkscope.kinds import Architecture, Kind
 from qkscope.results.folder import PROVENANCE_JSON, results_file
 
 SCHEMA = 1
 LONGEST = 2**31  # tokens of a window
+MOST_STEPS = 1e18  # steps, or tokens in training
 _READING = "reading"  # the context in which wrong types are forgiven
 
 Value = TypeVar("Value")
@@ -63,12 +65,18 @@ def _one_line(value: Any, check: Check, info: ValidationInfo) -> str | None:
     return None if text is None else one_line(text) or None
 
 
+def _amount(value: Any, check: Check, info: ValidationInfo) -> int | float | None:
+    amount: int | float | None = _forgiving(value, check, info)
+    return amount if amount is not None and is_finite(amount) and 0 <= amount <= MOST_STEPS else None
+
+
 def _tokens(value: Any, check: Check, info: ValidationInfo) -> int | None:
     return as_whole(value) if info.context == _READING else check(value)
 
 
 Recorded = Annotated[Value | None, WrapValidator(_forgiving)]
 Text = Annotated[str | None, WrapValidator(_one_line)]  # to be shown
+Amount = Annotated[int | float | None, WrapValidator(_amount)]  # of steps, or of tokens in training
 Tokens = Annotated[int | None, WrapValidator(_tokens)]  # of a window or a context
 
 
@@ -130,6 +138,9 @@ class CheckpointRecord(Record):
     name: Recorded[str] = None  # as the tables spell it
     label: Text = None
     phase: Text = None
+    step: Amount = None  # of training
+    trained_tokens: Amount = None  # before this checkpoint; `tokens` are those that were measured
+    run: Text = None  # which of several runs, or seeds
     context: Tokens = None
     family: Text = None
     parameters: Recorded[int] = None
@@ -176,6 +187,8 @@ class StudyRecord(Record):
     kind: Recorded[Kind] = None
     heads: Recorded[str | dict[str, Any]] = None
     figure_checkpoints: Recorded[list[Any]] = None
+    axis: Recorded[Literal["entries", "step", "tokens"]] = None
+    axis_scale: Recorded[Literal["linear", "log"]] = None
     groups: Recorded[int] = None
 
 

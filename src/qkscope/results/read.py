@@ -98,6 +98,8 @@ def load_results(folder: Path | str) -> Results:
         span=span_of(checkpoints, kind, provenance),
         sampled_heads=provenance.analysis is None or provenance.analysis.heads != "all",
         same_documents=saw_the_same([c.record for c in checkpoints]),
+        axis=settings.axis or "entries",
+        axis_scale=settings.axis_scale or "linear",
     )
     return Results(
         folder=folder,

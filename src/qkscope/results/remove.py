@@ -112,6 +112,7 @@ def remove_table(folder: Path, name: str) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed runs and reports left under temporary names; what somebody is writing now stays."""
     _remove_unfinished(folder, _any_of(FILES))
+    _remove_unfinished(folder, TABLE)
     _remove_unfinished(moments_folder(folder), MOMENTS_FILE)
     _remove_unfinished(tables_folder(folder), TABLE)
     _remove_unfinished(tokens_folder(folder), STORED_TOKENS)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qkscope.capture.source import ModelSource
 from qkscope.errors import InputError, ModelError, located
 from qkscope.files import as_path, require_writable, write_bytes
-from qkscope.foreign import read_bytes
 from qkscope.results.folder import (
-    STUDY_YAML,
     merging_path,
     moments_folder,
     moments_path,
     refuse_links,
-    results_file,
     vectors_path,
 )
 from qkscope.results.left_out import leave_out, read_left_out, take_back
@@ -28,8 +25,9 @@ from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Pl
 from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
 from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
+from qkscope.run.notebook import default_events
 from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan, with_tokens_kept
-from qkscope.run.record import write_record
+from qkscope.run.record import keep_study
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.shards import (
     CheckpointState,
@@ -43,7 +41,7 @@ from qkscope.run.shards import (
     usable_shard,
 )
 from qkscope.run.stopping import Stop, Stopped, stoppable
-from qkscope.study.load import MAX_BYTES, StudyFile, load_study
+from qkscope.study.load import StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
 from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
@@ -86,7 +84,7 @@ def run_study(
     """Capture and analyze a whole study; returns the results folder."""
     if not isinstance(options, CaptureOptions):
         raise InputError(f"options should be CaptureOptions(...), not {type(options).__name__}")
-    reports = events or Events()
+    reports = events or default_events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     plan = plan_capture(file, folder, reports, options)
@@ -121,16 +119,29 @@ def capture_plan(
         _capture(plan, folder, events, options)
 
 
+def capture_more(plan: Plan, folder: Path, events: Events, options: CaptureOptions) -> None:
+    """Write the moments of checkpoints that join others in the folder, whose study and plan the caller keeps."""
+    with only_run(folder):
+        _capture(plan, folder, events, options, joining=True)
+
+
 def _capture(
-    plan: Plan, folder: Path, events: Events, options: CaptureOptions, parts: TableParts | None = None
+    plan: Plan,
+    folder: Path,
+    events: Events,
+    options: CaptureOptions,
+    parts: TableParts | None = None,
+    *,
+    joining: bool = False,
 ) -> None:
     """Capture into a folder that the caller holds."""
     if not options.overwrite:
         require_nothing_lost(_chosen(plan, options), folder)
-    _tell_orphans(plan, folder, events)
     plan = with_tokens_kept(plan, folder)
     remove_other_tokens(folder, {each.corpus.key for each in plan.checkpoints})
-    keep_study(plan, folder, overwrite=options.overwrite)
+    if not joining:
+        _tell_orphans(plan, folder, events)
+        keep_study(plan, folder, overwrite=options.overwrite)
     run = _Run(_chosen(plan, options), folder, events, options, parts)
     with stoppable(run.tell_stopping) as stop:
         run.go(stop)
@@ -345,13 +356,18 @@ class _Run:
         self._make_tables(plan)
         # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
         waiting = (self._plans[other] for other, left in self._left.items() if left)
-        if self._options.evict and all(other.source != plan.source for other in waiting):
+        if self._options.evict and all(_files(other) != _files(plan) for other in waiting):
             _evict(plan, self._events)
 
     def _make_tables(self, plan: CheckpointPlan) -> None:
         """Let the lines of a finished checkpoint be made while others run."""
         if self._parts is not None and any(self._left.values()):
             self._parts.begin(plan.checkpoint.name, moments_path(self._folder, plan.checkpoint.name))
+
+
+def _files(plan: CheckpointPlan) -> ModelSource:
+    """What of a checkpoint lies in the cache: adapters of one model share it."""
+    return plan.source.without_adapter
 
 
 def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
@@ -375,13 +391,3 @@ def _tell_orphans(plan: Plan, folder: Path, events: Events) -> None:
     found = orphans((each.checkpoint.name for each in plan.checkpoints), folder)
     if found:
         events.noted(orphan_line(found, folder))
-
-
-def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
-    """Put the study file and the plan beside the results, so that these can be analyzed and watched without it."""
-    original, kept = plan.file.path, results_file(folder, STUDY_YAML)
-    if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
-        with located(str(original)):
-            contents = read_bytes(original, MAX_BYTES, follow=True)
-        write_bytes(kept, contents)
-    write_record(plan, folder, overwrite=overwrite)

@@ -22,6 +22,8 @@ SLOW_FIRST_LAST = {"local": 0, "hub": 1, "gguf": 2}
 # Of a config: what does not change a number that is measured.
 INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")
 
+MOST_NAMED = 20  # checkpoints in one message
+
 Noted = Callable[[str], None]
 
 
@@ -62,14 +64,17 @@ def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code:
             if described not in seen:
                 seen[described] = _blueprint(study, config, trust_remote_code)
             layers = seen[described]
-        models.append(Model(checkpoint, source, sources[number][1] or source, config, layers))
+        models.append(Model(checkpoint, source, sources[number][1] or source.without_adapter, config, layers))
     return models
 
 
 def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> tuple[ModelSource, ModelSource | None]:
-    model = find_source(checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code)
+    base = (checkpoint.base, checkpoint.base_revision)
+    model = find_source(
+        checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code, base=base
+    )
     if checkpoint.tokenizer is None:
-        return model, None
+        return model, _adapters_own(model)
     tokenizer = find_source(
         checkpoint.tokenizer,
         checkpoint.tokenizer_revision,
@@ -78,6 +83,13 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
         trust_remote_code=trust_remote_code,
     )
     return model, tokenizer
+
+
+def _adapters_own(source: ModelSource) -> ModelSource | None:
+    """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
+    if source.adapter is None or not (Path(source.adapter) / "tokenizer.json").is_file():
+        return None
+    return ModelSource("local", source.adapter, trust_remote_code=source.trust_remote_code)
 
 
 def _configured(study: Study, checkpoint: Checkpoint, found: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:
@@ -127,9 +139,11 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
     for group in groups:
         settings = {model.checkpoint.name: _settings(model, tokenizer_of(model)) for model in group}
         for number, model in enumerate(group):
-            for earlier in group[:number]:
-                if settings[earlier.checkpoint.name] == settings[model.checkpoint.name]:
-                    raise StudyError(_identical(earlier, model))
+            same = [
+                each for each in group[number:] if settings[each.checkpoint.name] == settings[model.checkpoint.name]
+            ]
+            if len(same) > 1:
+                raise StudyError(_identical(same))
         different = [key for key in settings[group[0].checkpoint.name] if len({s[key] for s in settings.values()}) > 1]
         names = ", ".join(repr(model.checkpoint.name) for model in group)
         notes.append(f"checkpoints {names} have the same weights; they differ in {' and '.join(different)}")
@@ -155,12 +169,17 @@ def _described(config: Any) -> str:
     return json.dumps(kept, sort_keys=True, default=str)
 
 
-def _identical(one: Model, other: Model) -> str:
-    a, b = one.checkpoint, other.checkpoint
+def _identical(same: Sequence[Model]) -> str:
+    """Which checkpoints would have the same rows; two of them with where they are, of many the first."""
+    one, other = same[:2]
     where = str(one.source) if one.source == other.source else f"{one.source} and {other.source}"
+    names = [repr(model.checkpoint.name) for model in same]
+    told = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    told = " and ".join(names) if len(names) == 2 else told
     return (
-        f"checkpoints {a.name!r} and {b.name!r} have the same weights ({where}), context, config and tokenizer, so all "
-        f"their rows would be identical; remove one, or point its `model:` or `revision:` at the checkpoint you mean"
+        f"checkpoints {told} have the same weights ({where}), context, config and tokenizer, so all their rows would "
+        "be identical; keep one of them (`exclude` leaves names out of a series), or point `model:` or `revision:` at "
+        "the checkpoint you mean"
     )
 
 

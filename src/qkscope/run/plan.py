@@ -109,7 +109,7 @@ class CheckpointPlan:
     def _facts(self, shard: Shard | None) -> dict[str, Any]:
         facts = {
             "schema": SCHEMA,
-            "model": self.commit or weights_fingerprint(self.source),
+            "model": weights_fingerprint(self.source) or self.commit,
             "config": self.checkpoint.config,
             "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else self.documents),
             "edges": self.layout.edges,
@@ -165,7 +165,8 @@ class Plan:
     @property
     def kind(self) -> Kind:
         """What the checkpoints are to each other: what the study says, else what their architectures tell."""
-        return self.study.kind or kind_of([each.architecture for each in self.checkpoints])
+        runs = [each.checkpoint.run for each in self.checkpoints]
+        return self.study.kind or kind_of([each.architecture for each in self.checkpoints], runs)
 
     def how_read(self) -> str:
         """How the study's entries are read, in a sentence."""
@@ -239,7 +240,7 @@ def make_plan(
         with located(f"checkpoint {model.checkpoint.name!r}"):
             plans.append(_plan_one(file.study, model, corpora))
     _check_kind(file.study.kind, plans)
-    return Plan(file, plans, remarks)
+    return Plan(file, plans, [*file.notes, *remarks])
 
 
 def with_tokens_kept(plan: Plan, folder: Path) -> Plan:

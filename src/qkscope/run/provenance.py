@@ -8,13 +8,13 @@ from typing import Any
 from qkscope.capture.config import MISSING, find_value
 from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.identity import attention_hashes, count_parameters
-from qkscope.capture.probe import Probe
+from qkscope.capture.probe import ProbedModel
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.plan import CheckpointPlan
 
 
-def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> CheckpointRecord:
+def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:
     """Everything about one checkpoint's capture; stored inside its moments file."""
     checkpoint = plan.checkpoint
     parameter = next(backbone.parameters())
@@ -22,6 +22,9 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "name": checkpoint.name,
         "label": checkpoint.label,
         "phase": checkpoint.phase,
+        "step": checkpoint.step,
+        "trained_tokens": checkpoint.tokens,
+        "run": checkpoint.run,
         "context": plan.context,
         "family": checkpoint.family,
         "parameters": checkpoint.parameters or count_parameters(backbone),
@@ -30,6 +33,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: Probe, backbone: Any) -> 
         "model": checkpoint.model,
         "revision": checkpoint.revision,
         "commit": plan.commit,
+        "base_model": plan.source.location if plan.source.adapter else None,
         "weights": weights_fingerprint(plan.source),
         "trust_remote_code": plan.trust_remote_code,
         "config_overrides": checkpoint.config or {},

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qkscope.errors import InputError
-from qkscope.files import write_text
+from qkscope.errors import InputError, located
+from qkscope.files import write_bytes, write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
-from qkscope.results.folder import PLAN_JSON, results_file
+from qkscope.results.folder import PLAN_JSON, STUDY_YAML, results_file
 from qkscope.run.finished import read_judgement
 from qkscope.run.plan import CheckpointPlan, Plan
+from qkscope.study.load import MAX_BYTES, study_text
 from qkscope.study.schema import Name
 
 SCHEMA = 1
@@ -52,21 +54,52 @@ class PlanRecord(_StrictRecord):
     checkpoints: list[PlannedCheckpoint]
 
 
+def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
+    """Put the study file and the plan beside the results, so that these can be analyzed and watched without it.
+
+    A study with a series is kept as it was found: later, or elsewhere, the series would find something else.
+    """
+    original, kept = plan.file.path, results_file(folder, STUDY_YAML)
+    if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
+        if plan.file.expanded:
+            about = f"The study of {original.name}, with the checkpoints that its series found; paths are from there."
+            write_text(kept, study_text(plan.study, about))
+        else:
+            with located(str(original)):
+                contents = read_bytes(original, MAX_BYTES, follow=True)
+            write_bytes(kept, contents)
+    write_record(plan, folder, overwrite=overwrite)
+
+
 def write_record(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
     """Write the plan into the results folder."""
-    checkpoints = [
-        {
-            "name": each.checkpoint.name,
-            "context": each.context,
-            "fingerprint": _fingerprint(each, folder, overwrite),
-            "shards": [
-                {"documents": len(shard.documents), "fingerprint": each.fingerprint(shard)} for shard in each.shards()
-            ],
-        }
-        for each in plan.checkpoints
-    ]
-    record = {"schema": SCHEMA, "study": plan.study.study, "checkpoints": checkpoints}
+    _write(folder, plan.study.study, [_planned(each, folder, overwrite) for each in plan.checkpoints])
+
+
+def join_record(plan: Plan, folder: Path) -> None:
+    """Add checkpoints to the plan in the results folder, or put them in place of those of their names."""
+    try:
+        there = [each.model_dump() for each in read_record(folder).checkpoints]
+    except InputError:  # none yet, or not ours
+        there = []
+    new = [_planned(each, folder, overwrite=False) for each in plan.checkpoints]
+    names = {each["name"] for each in new}
+    _write(folder, plan.study.study, [*(each for each in there if each["name"] not in names), *new])
+
+
+def _write(folder: Path, study: str, checkpoints: list[dict[str, Any]]) -> None:
+    record = {"schema": SCHEMA, "study": study, "checkpoints": checkpoints}
     write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _planned(each: CheckpointPlan, folder: Path, overwrite: bool) -> dict[str, Any]:
+    shards = [{"documents": len(shard.documents), "fingerprint": each.fingerprint(shard)} for shard in each.shards()]
+    return {
+        "name": each.checkpoint.name,
+        "context": each.context,
+        "fingerprint": _fingerprint(each, folder, overwrite),
+        "shards": shards,
+    }
 
 
 def _fingerprint(plan: CheckpointPlan, folder: Path, overwrite: bool) -> str:

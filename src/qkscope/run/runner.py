@@ -29,7 +29,7 @@ from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positi
 
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch, Keep
-    from qkscope.capture.probe import Probe
+    from qkscope.capture.probe import ProbedModel
     from qkscope.capture.tap import AttentionCall
     from qkscope.moments.moments import Moments
     from qkscope.results.provenance import CheckpointRecord
@@ -71,7 +71,7 @@ class Loaded:
 
     name: str
     model: Any
-    probe: Probe
+    probe: ProbedModel
     about: CheckpointRecord
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from qkscope.errors import StudyError
 from qkscope.files import as_path
 from qkscope.foreign import Missing, Unreadable, read_bytes
 from qkscope.study.harmless import DECIDES, number_hint
-from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Study
+from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Series, Study
+from qkscope.study.series import expand, is_series
 
 MAX_BYTES = 4 * 1024 * 1024  # a study of 10 000 checkpoints is below 2 MB
 MAX_DEPTH = 32  # levels of nesting
@@ -30,19 +32,66 @@ class StudyFile:
     study: Study
     folder: Path
     path: Path | None = None
+    notes: tuple[str, ...] = ()  # about checkpoints that a series found, or left out
+    expanded: bool = False  # whether the file has a series, so that the study says more than the file does
 
 
 def load_study(path: Path | str) -> StudyFile:
     """Read and check a study file; every mistake is a StudyError that names the file and the key."""
     path = as_path(path, "a study file")
     try:
-        return StudyFile(parse_study(_read(path)), path.parent.resolve(), path)
+        return study_of(_mapping(_read(path)), path.parent.resolve(), path)
     except StudyError as error:
         raise error.within(str(path)) from None
 
 
 def parse_study(text: str) -> Study:
-    """The study in `text`."""
+    """The study in `text`; a series of checkpoints is looked for from where we are."""
+    return study_of(_mapping(text), Path.cwd()).study
+
+
+def study_of(settings: dict[str, Any], folder: Path, path: Path | None = None) -> StudyFile:
+    """The study that settings describe as a file would, its series replaced by the checkpoints that are there."""
+    read = series_in(settings)
+    if not any(isinstance(entry, Series) for entry in read):
+        return StudyFile(_validated(settings), folder, path)
+    model = settings.get("model")
+    found = expand(read, folder, model if isinstance(model, str) else None)
+    return StudyFile(_validated({**settings, "checkpoints": found.checkpoints}), folder, path, tuple(found.notes), True)
+
+
+def series_in(settings: dict[str, Any]) -> list[Any]:
+    """The entries of `checkpoints`, each series checked; a single series may stand without a list around it."""
+    entries = settings.get("checkpoints")
+    listed = [entries] if is_series(entries) else entries if isinstance(entries, list) else []
+    return [_series(entry, number, isinstance(entries, dict)) for number, entry in enumerate(listed)]
+
+
+def study_settings(path: Path) -> dict[str, Any]:
+    """What a study file says, before its series are looked for."""
+    try:
+        return _mapping(_read(path))
+    except StudyError as error:
+        raise error.within(str(path)) from None
+
+
+def _series(entry: Any, number: int, alone: bool) -> Any:
+    """The series that an entry is, checked; any other entry as it is."""
+    if not is_series(entry):
+        return entry
+    try:
+        return Series.model_validate(entry)
+    except ValidationError as error:
+        raise StudyError("\n  ".join(_problems(error, ["checkpoints"] if alone else ["checkpoints", number]))) from None
+
+
+def study_text(study: Study, about: str) -> str:
+    """A study as a file that says the same; `about` becomes a comment above it."""
+    said = study.model_dump(mode="json", exclude_defaults=True)
+    return f"# {about}\n{yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=120)}"
+
+
+def _mapping(text: str) -> dict[str, Any]:
     try:
         loaded = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
@@ -52,7 +101,7 @@ def parse_study(text: str) -> Study:
         raise StudyError(f"cannot be read as YAML ({type(error).__name__}: {_short(str(error))})") from None
     if not isinstance(loaded, dict):
         raise StudyError("should be a mapping with the keys study, checkpoints and documents")
-    return _validated(loaded)
+    return loaded
 
 
 def changed(study: Study, changes: dict[str, Any]) -> Study:
@@ -130,20 +179,20 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return " ".join(str(error).split())
 
 
-def _problems(error: ValidationError) -> list[str]:
+def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[str]:
     """One line per mistake: where it is, what is wrong, what was probably meant."""
     lines = []
     for problem in error.errors():
         if "literal['all']" in problem["loc"]:
             continue  # the other reading of `heads`, which the user did not mean
-        location = [part for part in problem["loc"] if part != "Heads"]
+        location = [*within, *(part for part in problem["loc"] if part != "Heads")]
         place = _place(location)
         if problem["type"] == "extra_forbidden" and str(location[-1]) == "trust_remote_code":
             lines.append(
                 f"{place!r} is not a key: {DECIDES}, because what a checkpoint brings along is then run on this machine"
             )
         elif problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key {place!r}{_suggestion(location)}")
+            lines.append(f"unknown key {place!r}{_suggestion(location, error.title)}")
         elif problem["type"] == "missing":
             lines.append(f"missing key {place!r}")
         else:
@@ -163,10 +212,10 @@ def _place(location: list[Any]) -> str:
     return place if len(place) <= 200 else f"{place[:197]}..."
 
 
-def _suggestion(location: list[Any]) -> str:
+def _suggestion(location: list[Any], model: str) -> str:
     """The closest valid key at that place."""
     containers: dict[str, type[BaseModel]] = {
-        "checkpoints": Checkpoint,
+        "checkpoints": Series if model == Series.__name__ else Checkpoint,
         "documents": Documents,
         "heads": Heads,
         "phases": Phase,

@@ -24,6 +24,7 @@ Tokens = Annotated[int, Field(ge=2, le=2**24)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tags = Annotated[dict[Text, Text], Field(max_length=32)]
 Overrides = Annotated[dict[str, Any], AfterValidator(overrides)]
+Amount = Annotated[int | float, Field(ge=0, le=1e18)]  # steps, or training tokens
 
 
 class _Strict(BaseModel):
@@ -54,6 +55,42 @@ class Checkpoint(_Strict):
     family: Text | None = None  # of models: what figures colour by, and joins leave out together
     parameters: Positive | None = None  # their number; counted from the weights by default
     tags: Tags | None = None  # anything else to be kept with the entry, by name
+    step: Amount | None = None  # of training; a place on the x axis
+    tokens: Amount | None = None  # that it was trained on; likewise
+    run: Text | None = None  # which of several runs, or seeds, it is of
+    base: Place | None = None  # of an adapter: the model it belongs to; what the adapter names by default
+    base_revision: Place | None = None
+
+
+class Series(_Strict):
+    """Several checkpoints at once: folders, or branches of a repository; what else is said holds for each of them."""
+
+    folder: Place | None = None  # a glob, relative to the study file
+    revisions: Place | None = None  # a pattern over the branches of `model`
+    exclude: list[Place] | None = None  # patterns of names that are not taken
+    every: Positive | None = None  # each of these four chooses; what any of them chooses is in
+    first: Positive | None = None
+    last: Positive | None = None
+    log: Positive | None = None  # so many, evenly spaced along the logarithm of the step
+    prefix: Annotated[str, Field(max_length=40), AfterValidator(file_safe)] | None = None  # of names and labels
+    model: Place | None = None
+    tokenizer: Place | None = None
+    tokenizer_revision: Place | None = None
+    phase: Text | None = None
+    context: Tokens | None = None
+    config: Overrides | None = None
+    expect: Overrides | None = None
+    run: Text | None = None
+    base: Place | None = None
+    base_revision: Place | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.folder is None) == (self.revisions is None):
+            raise ValueError("give either `folder` or `revisions`")
+        if self.folder is not None and self.model is not None:
+            raise ValueError("`folder` finds the models itself; leave `model` out")
+        return self
 
 
 class Documents(_Strict):
@@ -96,6 +133,9 @@ class Study(_Strict):
     model: Place | None = None
     tokenizer: Place | None = None
     tokenizer_revision: Place | None = None
+    context: Tokens | None = None  # for checkpoints that, like their phase, say none
+    config: Overrides | None = None  # for all checkpoints; phases and checkpoints add to it
+    expect: Overrides | None = None  # likewise
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float32 on CPU, the checkpoint's own on GPU
     device: Place = "auto"  # GPUs if there are any (layers spread over them), else the CPU
     phases: dict[Text, Phase] = {}
@@ -117,6 +157,8 @@ class Study(_Strict):
     shard_tokens: Positive = 2**22  # what a run that is killed loses at most; a shard is a whole number of documents
     detail: bool | None = None  # tables with many rows per head; by default up to MOST_IN_DETAIL checkpoints have them
     figure_checkpoints: list[str] | None = None  # which checkpoints the phase portraits show
+    axis: Literal["entries", "step", "tokens"] = "entries"  # of figures: one beside the other, or by a number
+    axis_scale: Literal["linear", "log"] = "linear"
 
     @field_validator("heads", mode="before")
     @classmethod
@@ -158,6 +200,7 @@ class Study(_Strict):
                 raise ValueError(f"figure_checkpoints names {shown!r}, which is not a checkpoint of this study")
         for checkpoint in self.checkpoints:
             self._check_checkpoint(checkpoint)
+        self._check_axis()
         shortest = min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
         if self.common_window is not None and not self.skip_positions + 1 < self.common_window <= shortest:
             raise ValueError(
@@ -165,6 +208,24 @@ class Study(_Strict):
                 f"context, {shortest}"
             )
         return self
+
+    def _check_axis(self) -> None:
+        """An axis of numbers needs them of every checkpoint, and they rise."""
+        if self.axis == "entries":
+            return
+        by, earlier = self.axis, None
+        for checkpoint in self.checkpoints:
+            if getattr(checkpoint, by) is None:
+                raise ValueError(
+                    f"axis: {by}, but checkpoint {checkpoint.name!r} has no `{by}`; give each its own, or leave `axis` "
+                    "out"
+                )
+            if earlier is not None and getattr(checkpoint, by) <= getattr(earlier, by):
+                raise ValueError(
+                    f"axis: {by}, but checkpoint {checkpoint.name!r} comes after {earlier.name!r} and has no larger "
+                    f"`{by}`; leave `axis` out, or put each run into a study of its own"
+                )
+            earlier = checkpoint
 
     def _check_labels(self) -> None:
         """Axes and sentences call a checkpoint by its label: two of one label could not be told apart."""
@@ -193,7 +254,7 @@ class Study(_Strict):
             )
         context = resolved.context
         if context is None:
-            raise ValueError(f"checkpoint {checkpoint.name!r} has no context, nor has its phase")
+            raise ValueError(f"checkpoint {checkpoint.name!r} has no context, nor has its phase or the study")
         if self.skip_positions >= context - 1:
             raise ValueError(
                 f"skip_positions {self.skip_positions} leaves nothing of checkpoint {checkpoint.name!r}, "
@@ -215,9 +276,9 @@ class Study(_Strict):
                 "tokenizer_revision": checkpoint.tokenizer_revision
                 or (self.tokenizer_revision if checkpoint.tokenizer is None else None),
                 "label": checkpoint.label or checkpoint.name,
-                "context": checkpoint.context or phase.context,
-                "config": {**(phase.config or {}), **(checkpoint.config or {})},
-                "expect": {**(phase.expect or {}), **(checkpoint.expect or {})},
+                "context": checkpoint.context or phase.context or self.context,
+                "config": {**(self.config or {}), **(phase.config or {}), **(checkpoint.config or {})},
+                "expect": {**(self.expect or {}), **(phase.expect or {}), **(checkpoint.expect or {})},
             }
         )
 

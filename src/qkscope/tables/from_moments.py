@@ -203,7 +203,7 @@ def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str,
 
 def _kind(origins: list[CheckpointRecord], stated: Kind | None, events: Listener, told: bool) -> dict[str, Any]:
     """What the entries are to each other, for the provenance; said aloud where no plan said it."""
-    kind = stated or kind_of([origin.architecture for origin in origins])
+    kind = stated or kind_of([origin.architecture for origin in origins], [origin.run for origin in origins])
     if told and len(origins) > 1:
         events.noted(kind_sentence(kind, len(origins), stated is not None))
     return {"kind": kind, "kind_stated": stated is not None}

@@ -48,7 +48,11 @@ class TablePart:
 
 def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
     """Read a checkpoint's moments, once, and write its lines."""
-    moments = Moments.load(request.moments)
+    return part_of(Moments.load(request.moments), request, tables)
+
+
+def part_of(moments: Moments, request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
+    """Write the lines of moments that are at hand; their file is not read, and need not be there."""
     longest = longest_window(request.name, moments, request.checkpoint)
     lines: dict[str, tuple[int, int]] = {}
     headers: dict[str, str] = {}

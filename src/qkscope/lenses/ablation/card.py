@@ -3,6 +3,7 @@
 import math
 
 import pandas as pd
+from scipy import stats
 
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.summary import BEGINS
@@ -32,7 +33,7 @@ def ablation_card(given: CardInput) -> Card:
     here = table[(table["model"] == model) & table[f"loss_{edit}"].notna()]
     ranks = at.table(NAME)
     ranks = ranks[(ranks["edit"] == edit) & (ranks["model"] == model)]
-    matter = _matter(here, edit)
+    matter = _matter(here, edit, _documents(given, model, edit))
     shows = [
         f"Each dot is a head of {label(_entry(given, model))}: how much the mean loss of the documents' tokens rises "
         f"when an edit takes away {EDITS[edit]}, with its standard error over documents, against measures of how "
@@ -51,15 +52,32 @@ def _entry(given: CardInput, name: str) -> Entry:
     return next(each for each in given.checkpoints if each.name == name)
 
 
-def _matter(heads: pd.DataFrame, edit: str) -> str:
+def _documents(given: CardInput, model: str, edit: str) -> int | None:
+    """On how many documents single heads were measured, where that is recorded."""
+    if not given.at.has(COURSE_FILE):
+        return None
+    course = given.at.table(COURSE_FILE)
+    here = course[(course["model"] == model) & (course["edit"] == edit)]
+    return None if here.empty else int(here["documents"].iloc[0])
+
+
+def by_chance(documents: int) -> float:
+    """The share of heads without any effect that lie beyond two errors on one side: few documents, heavy tails."""
+    return float(stats.t.sf(ERRORS, documents - 1))
+
+
+def _matter(heads: pd.DataFrame, edit: str, documents: int | None) -> str:
     loss, error = heads[f"loss_{edit}"], heads[f"loss_{edit}_se"]
     if error.isna().all():
         return f"{counted(len(heads), 'head')} were edited; too few documents for errors, so nothing is claimed."
     worse, better = int((loss > ERRORS * error).sum()), int((loss < -ERRORS * error).sum())
     largest = heads.iloc[int(loss.argmax())]
+    chance = ""
+    if documents is not None:
+        chance = f"; over {documents} documents, about {len(heads) * by_chance(documents):.0f} would do each by chance"
     return (
-        f"Of {counted(len(heads), 'head')}, {worse} cost loss beyond two errors when edited, and {better} gain; one in "
-        f"twenty would do either by chance. The largest rise is {largest[f'loss_{edit}']:.4f} ± "
+        f"Of {counted(len(heads), 'head')}, {worse} cost loss beyond two errors when edited, and {better} "
+        f"gain{chance}. The largest rise is {largest[f'loss_{edit}']:.4f} ± "
         f"{largest[f'loss_{edit}_se']:.4f} nats per token, of L{int(largest['layer'])}H{int(largest['head'])}."
     )
 
@@ -153,7 +171,7 @@ def course_card(given: CardInput) -> Card:
         "The same ablation at several checkpoints. Left: the mean over heads, each edited alone, of how much the loss "
         "rises, with its standard error over documents. Right: how many heads cost more than two of their errors "
         "(solid), and of these how many do so at every later checkpoint, too (dashed): they have begun to matter. "
-        "About one head in forty costs that much by chance at a checkpoint.",
+        f"By chance, {100 * by_chance(int(course['documents'].min())):.0f} % of heads cost that much at a checkpoint.",
         *said,
     ]
     steps = [PASSES, ("Aggregation", f"{COURSE_FILE}, and tables/{BEGINS}.csv.")]

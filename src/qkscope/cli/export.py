@@ -1,0 +1,67 @@
+"""`qkscope export` and `qkscope push`: their options, and what they do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from qkscope.cli.command import add_command
+from qkscope.cli.visible import visible
+
+EXPORT = """\
+Write what others need of a results folder: tables as parquet, the page, figures with their cards, provenance, and a
+dataset card by which the Hub shows the tables. Moments, tokens and vectors stay here.
+"""
+PUSH = """\
+Upload a results folder to the Hub: what `qkscope export` writes as a dataset, the page as a static Space of the same
+name. HF_TOKEN says who you are. With --dry-run nothing leaves this machine.
+"""
+
+
+def add_export(commands: Any) -> None:
+    """The command and its options."""
+    summary = "results for others: parquet tables, page, cards, provenance, dataset card"
+    epilog = "examples:\n  qkscope export results/my_study --zip\n  qkscope export results/my_study --out shared"
+    parser = add_command(commands, "export", "qkscope.cli.export:export", summary, EXPORT, epilog)
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument("--zip", action="store_true", help="as one archive")
+    parser.add_argument("--out", metavar="PATH", help="where it goes (default: <RESULTS>-export, or .zip)")
+
+
+def add_push(commands: Any) -> None:
+    """The command and its options."""
+    summary = "upload results to the Hub, as a dataset and a static Space"
+    epilog = "examples:\n  qkscope push results/my_study my-org/my-study-heads --dry-run\n" \
+             "  qkscope push results/my_study my-org/my-study-heads --private"  # fmt: skip
+    parser = add_command(commands, "push", "qkscope.cli.export:push", summary, PUSH, epilog)
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; made if it is not there")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be uploaded")
+    parser.add_argument("--private", action="store_true", help="repositories that are made are private")
+    parser.add_argument("--no-space", action="store_true", help="only the dataset")
+    parser.add_argument("--message", default="Results of qkscope", metavar="TEXT", help="of the commits")
+
+
+def export(options: argparse.Namespace) -> int:
+    """`qkscope export`."""
+    from qkscope.share.bundle import export_results
+
+    name = Path(options.results).resolve().name
+    out = Path(options.out) if options.out else Path(f"{name}-export{'.zip' if options.zip else ''}")
+    print(f"export: {export_results(options.results, out, archive=options.zip)}")
+    return 0
+
+
+def push(options: argparse.Namespace) -> int:
+    """`qkscope push`."""
+    from qkscope.share.push import PushSettings, push_results
+
+    settings = PushSettings(options.repo, not options.no_space, options.private, options.message)
+    told = push_results(
+        options.results, settings, dry_run=options.dry_run, told=lambda line: print(visible(line), file=sys.stderr)
+    )
+    for address in told:
+        print(f"uploaded: {address}")
+    return 0

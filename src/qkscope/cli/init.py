@@ -1,0 +1,49 @@
+"""`qkscope init`: its options, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from qkscope.cli.command import add_command
+from qkscope.errors import InputError
+
+ABOUT = """\
+Write a commented study file from what is found: a folder in which a trainer saves checkpoints, a model, or a repository
+on the Hub whose branches are checkpoints. Context, RoPE base and tokenizer come from the configs. Nothing is measured.
+"""
+EXAMPLES = """\
+examples:
+  qkscope init runs/a --documents "texts/*.txt"
+  qkscope init HuggingFaceTB/SmolLM3-3B-checkpoints --out smollm3.yaml
+"""
+
+
+def add_init(commands: Any) -> None:
+    """The command and its options."""
+    summary = "write a study file for a folder of checkpoints, a model or a Hub repository"
+    parser = add_command(commands, "init", "qkscope.cli.init:init", summary, ABOUT, EXAMPLES)
+    parser.add_argument("target", metavar="FOLDER|MODEL", help="a folder of checkpoints, a model, or a Hub id")
+    parser.add_argument("--out", metavar="FILE", default="study.yaml", help="the study file (default: study.yaml)")
+    parser.add_argument("--documents", metavar="GLOB", help="the documents (default: a place to fill in)")
+    parser.add_argument("--revision", metavar="REV", help="one revision of a model on the Hub")
+    parser.add_argument("--overwrite", action="store_true", help="replace a study file that is there")
+
+
+def init(options: argparse.Namespace) -> int:
+    """`qkscope init`."""
+    from qkscope.cli.commands import quiet_libraries
+    from qkscope.files import write_text
+    from qkscope.run.propose import propose_study
+
+    path = Path(options.out)
+    if path.exists() and not options.overwrite:
+        raise InputError(f"{path} is there already; give another --out, or --overwrite")
+    quiet_libraries()
+    text = propose_study(options.target, path.parent, documents=options.documents, revision=options.revision)
+    write_text(path, text)
+    print(text, end="")
+    print(f"study: {path}")
+    print(f"next: qkscope inspect {path}")
+    return 0

@@ -1,0 +1,89 @@
+"""Options that several commands share. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Whether code that comes with a checkpoint may run."""
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code that comes with a checkpoint: it can do anything that you can do on this machine "
+        "(default: refuse such checkpoints); recorded in the provenance",
+    )
+
+
+def add_capture_options(parser: argparse.ArgumentParser) -> None:
+    """What a capture does beside summing, and where."""
+    parser.add_argument(
+        "--evict",
+        action="store_true",
+        help="delete a checkpoint's files from the Hub cache once its moments are safe (ten 3B checkpoints are 60 GB)",
+    )
+    parser.add_argument(
+        "--vectors",
+        type=float,
+        nargs="?",
+        const=0.0,
+        metavar="RATE",
+        help="also keep the raw vectors of a sample of tokens, this share of all, one parquet file per head, in "
+        "<results>/vectors/ "
+        "(without RATE: on average one token per position bucket)",
+    )
+    parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: keep the tokens' texts, too")
+    add_shard_options(parser)
+    add_engine_options(parser)
+
+
+def add_shard_options(parser: argparse.ArgumentParser) -> None:
+    """What the capture of a shard may leave out or replace."""
+    add_trust(parser)
+    parser.add_argument(
+        "--skip-bad-checkpoints",
+        action="store_true",
+        help="continue without checkpoints that cannot be measured (NaN weights, a damaged file, a refused model) "
+        "instead of stopping; they are listed at the end, by `qkscope status` and in the provenance",
+    )
+    parser.add_argument(
+        "--skip-bad-documents",
+        action="store_true",
+        help="leave out documents that make the model fail instead of stopping; they are listed in the provenance",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace finished moments that were made from other weights, documents, settings or versions; without it, "
+        "those that still fit the study are used, and any that do not are an error before anything runs",
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Where the work runs."""
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--engine", default="local", metavar="NAME", help="local (default) or ray (pip install 'qkscope[ray]')"
+    )
+    where.add_argument(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="local: number of processes, which share the GPUs and cores (default: 1, this process); "
+        "ray: number of workers (default: as many as the cluster has room for)",
+    )
+    where.add_argument(
+        "--ray-address", metavar="ADDRESS", help="a running Ray cluster: auto, host:port or ray://host:port"
+    )
+    where.add_argument(
+        "--cpus-per-worker", type=float, metavar="N", help="ray: default 1 with a GPU, else all of a node"
+    )
+    where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number

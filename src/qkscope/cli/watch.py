@@ -1,0 +1,111 @@
+"""`qkscope watch`: its options, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from qkscope.cli.command import add_command
+from qkscope.cli.options import add_trust, positive
+from qkscope.errors import InputError
+
+ABOUT = """\
+Follow a folder in which a training saves checkpoints. Each is measured once it is whole and its files stay as they are;
+tables and page are kept current. Stop it at any time: it goes on where it was, also if checkpoints were deleted since.
+Only the folder is needed, so it can run on another machine than the training.
+"""
+EXAMPLES = """\
+examples:
+  qkscope watch runs/a --documents "texts/*.txt" --context 2048
+  qkscope watch study.yaml                 a study whose checkpoints are a series of folders
+  qkscope watch study.yaml --once          measure what is there and end: for cron
+  qkscope watch study.yaml --evict 3       delete measured checkpoints, all but the newest three
+"""
+
+
+def add_watch(commands: Any) -> None:
+    """The command and its options."""
+    summary = "follow a training: measure each checkpoint as it is saved, keep tables and page current"
+    parser = add_command(commands, "watch", "qkscope.cli.watch:watch", summary, ABOUT, EXAMPLES)
+    parser.add_argument("target", metavar="RUN_DIR|STUDY", help="the folder of the checkpoints, or a study file")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    parser.add_argument("--once", action="store_true", help="measure what is there, and end")
+    parser.add_argument(
+        "--every", type=float, default=30.0, metavar="S", help="seconds between two looks (default: 30)"
+    )
+    parser.add_argument(
+        "--settle", type=float, default=5.0, metavar="S",
+        help="seconds for which a checkpoint's files must stay as they are before it is read (default: 5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--evict", type=positive, metavar="N",
+        help="DELETE the folders of measured checkpoints, all but the newest N: a training can only resume from those",
+    )  # fmt: skip
+    parser.add_argument("--figures", action="store_true", help="also draw all figures each time (takes a while)")
+    parser.add_argument("--no-page", action="store_true", help="do not write report.html")
+    parser.add_argument("--skip-bad-documents", action="store_true", help="leave out documents that make a model fail")
+    add_trust(parser)
+    of_folder = parser.add_argument_group("where RUN_DIR is a folder, and no study says it")
+    of_folder.add_argument("--documents", metavar="GLOB", help="the documents: text, .jsonl or .parquet files")
+    of_folder.add_argument("--context", type=positive, metavar="TOKENS", help="tokens per document")
+    of_folder.add_argument("--tokenizer", metavar="MODEL", help="where the checkpoints bring none")
+
+
+def watch(options: argparse.Namespace) -> int:
+    """`qkscope watch`."""
+    from qkscope.cli.commands import command_line, quiet_libraries
+    from qkscope.cli.progress import progress
+    from qkscope.run.execute import CaptureOptions
+    from qkscope.run.watch import Watch, WatchSettings
+
+    settings, folder = watched(options)
+    if not options.every > 0 or not options.settle >= 0:
+        raise InputError("--every and --settle are seconds: above 0, and from 0 on")
+    quiet_libraries()
+    capture = CaptureOptions(trust_remote_code=options.trust_remote_code, skip_bad_documents=options.skip_bad_documents)
+    how = WatchSettings(
+        every=options.every,
+        settle=options.settle,
+        once=options.once,
+        evict=options.evict,
+        page=not options.no_page,
+        figures=options.figures,
+        capture=capture,
+    )
+    with progress() as events:
+        following = Watch(settings, folder, options.out, how, events, command_line())
+        following.go()
+    print(f"results: {following.out}/")
+    return 0
+
+
+def watched(options: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+    """What a study would say of the target, and the folder that its paths start from."""
+    from qkscope.study.load import study_settings
+    from qkscope.study.series import safe_name
+
+    target = Path(options.target)
+    own = [name for name in ("documents", "context", "tokenizer") if getattr(options, name) is not None]
+    if target.suffix.lower() in (".yaml", ".yml"):
+        if own:
+            raise InputError(f"--{own[0]} is for a folder; a study says it itself")
+        return study_settings(target), target.parent.resolve()
+    if not target.is_dir():
+        raise InputError(f"{target}: there is no such folder (yet); a watch starts when the training has made it")
+    missing = [name for name in ("documents", "context") if getattr(options, name) is None]
+    if missing:
+        raise InputError(
+            f"--{missing[0]} is needed to watch a folder; or write a study with `qkscope init {target}`, and watch that"
+        )
+    settings: dict[str, Any] = {
+        "study": safe_name(target.resolve().name),
+        "documents": {"files": str(Path(options.documents).absolute())},
+        "context": options.context,
+        "kind": "checkpoints",
+        "checkpoints": [{"folder": f"{target.resolve()}/*"}],
+    }
+    if options.tokenizer is not None:
+        here = Path(options.tokenizer).expanduser()
+        settings["tokenizer"] = str(here.resolve()) if here.is_dir() else options.tokenizer
+    return settings, Path.cwd()

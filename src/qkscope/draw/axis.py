@@ -1,0 +1,110 @@
+"""The x axis by numbers: entries stand where their step, or their training tokens, are, linear or logarithmic.
+
+Figures draw entry i at i, whatever the axis. A scale then puts i where its number is, so that no figure has to know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from qkscope.results.read import Entries
+from qkscope.study.numbers import short
+
+TITLES = {"step": "training step", "tokens": "training tokens"}
+MOST_TICKS = 8
+
+
+@dataclass(frozen=True)
+class NumberAxis:
+    """Where entries stand by their numbers, which rise."""
+
+    numbers: tuple[float, ...]
+    title: str
+    log: bool = False
+
+    @classmethod
+    def of(cls, study: Entries) -> NumberAxis | None:
+        """The axis that the study asks for; None where entries stand one beside the other."""
+        numbers = study.amounts
+        if numbers is None or len(numbers) < 2:
+            return None
+        return cls(numbers, TITLES[study.axis], study.axis_scale == "log")
+
+    @cached_property
+    def places(self) -> npt.NDArray[np.float64]:
+        """The entries' places; on a logarithmic axis 0 stands as far before the first number as others are apart."""
+        values = np.asarray(self.numbers, dtype=np.float64)
+        if not self.log:
+            return values
+        positive = np.log10(values[values > 0])
+        if len(positive) == len(values):
+            return positive
+        apart = np.diff(positive).mean() if len(positive) > 1 else 1.0
+        return np.concatenate([[positive[0] - apart], positive])
+
+    def place_of(self, index: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Where index i of an entry, or something between two, stands; beyond the ends it goes on evenly."""
+        at, last = np.asarray(index, dtype=np.float64), len(self.numbers) - 1
+        beyond = np.maximum(at - last, 0.0) + np.minimum(at, 0.0)
+        inside: npt.NDArray[np.float64] = np.interp(at, np.arange(last + 1), self.places)
+        return inside + beyond * self._even
+
+    def index_of(self, place: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """The other way round."""
+        at, last = np.asarray(place, dtype=np.float64), len(self.numbers) - 1
+        beyond = np.maximum(at - self.places[-1], 0.0) + np.minimum(at - self.places[0], 0.0)
+        inside: npt.NDArray[np.float64] = np.interp(at, self.places, np.arange(last + 1))
+        found: npt.NDArray[np.float64] = inside + beyond / self._even
+        return found
+
+    @property
+    def _even(self) -> float:
+        return float(self.places[-1] - self.places[0]) / (len(self.numbers) - 1)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Round numbers between the first and the last, as indices, with their texts."""
+        if self.log:
+            shown = _powers([n for n in self.numbers if n > 0]) if self.numbers[-1] > 0 else []
+            shown = [0.0, *shown] if self.numbers[0] == 0 else shown
+            at = [self.places[0] if number == 0 else math.log10(number) for number in shown]
+        else:
+            steps = MaxNLocator(nbins=MOST_TICKS, steps=[1, 2, 5, 10], integer=True)
+            shown = [float(n) for n in steps.tick_values(self.numbers[0], self.numbers[-1])]
+            shown = [n for n in shown if self.numbers[0] <= n <= self.numbers[-1]]
+            at = shown
+        return [(float(self.index_of(place)), short(number)) for place, number in zip(at, shown, strict=True)]
+
+    def apply(self, axes: Axes, labels: bool) -> None:
+        """Give axes on which entry i was drawn at i this scale, its ticks and its name."""
+        axes.set_xscale("function", functions=(self.place_of, self.index_of))
+        ticks = self.ticks()
+        texts = [text if labels else "" for _, text in ticks]
+        axes.set_xticks([at for at, _ in ticks], texts, rotation=0.0, ha="center", rotation_mode="default")
+        if labels:
+            axes.set_xlabel(f"{self.title} (log)" if self.log else self.title)
+
+
+def number_ticks(axes: Axes, *, log: bool) -> None:
+    """Short round numbers on an x axis of steps that already are where they belong."""
+    if log:
+        axes.set_xscale("symlog" if axes.get_xlim()[0] <= 0 else "log")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=MOST_TICKS // 2, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(lambda value, _: short(value) if value >= 0 else "")
+
+
+def _powers(numbers: Sequence[float]) -> list[float]:
+    """Powers of ten within the numbers; with 2, 3 and 5 between them where there are few."""
+    low, high = math.floor(math.log10(numbers[0])), math.ceil(math.log10(numbers[-1]))
+    factors = (1,) if high - low > 1 else (1, 2, 3, 5)
+    every = math.ceil((high - low + 1) / MOST_TICKS)
+    found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
+    return [number for number in found if numbers[0] <= number <= numbers[-1]]

@@ -1,0 +1,107 @@
+"""Checkpoints as they appear in a folder: which are whole, which have come to rest, which are gone."""
+
+from __future__ import annotations
+
+import glob
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import StudyError
+from qkscope.study.complete import State, state_of, why_incomplete
+from qkscope.study.schema import Series
+from qkscope.study.series import checkpoint_of, members_of, own_keys
+
+BEING_MADE = (".", "tmp", "temp")  # how names begin while somebody still writes under them
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A whole checkpoint in the folder."""
+
+    name: str
+    place: Path
+    settings: dict[str, Any]  # as a study would name it
+    state: State
+
+
+@dataclass
+class Arrivals:
+    """What is seen at one look."""
+
+    whole: list[Arrival] = field(default_factory=list)  # in order
+    waiting: dict[str, str] = field(default_factory=dict)  # folders that are not whole yet, and why
+
+
+def look_for(series: Sequence[Series], folder: Path) -> Arrivals:
+    """All checkpoints of these series that are whole now; paths are relative to `folder`."""
+    found = Arrivals()
+    for each in series:
+        notes: list[str] = []
+        own = own_keys(each)
+        for member in members_of(each, folder, None, notes):
+            place = (folder / member.where["model"]).resolve()
+            state = state_of(place)
+            if place.name.lower().startswith(BEING_MADE) or state is None:
+                continue
+            settings = {**checkpoint_of(member, own, each.prefix or ""), "model": str(place)}
+            found.whole.append(Arrival(settings["name"], place, settings, state))
+        found.waiting.update(_unfinished(each, folder))
+    return found
+
+
+def _unfinished(series: Series, folder: Path) -> dict[str, str]:
+    """Folders that a pattern finds and that hold a part of a checkpoint."""
+    waiting = {}
+    for name in sorted(glob.glob(series.folder or "", root_dir=folder)):
+        place = folder / name
+        if place.is_dir() and not place.name.lower().startswith(BEING_MADE):
+            why, state = why_incomplete(place), state_of(place)
+            if why is not None and any(_is_part(file) for file, _, _ in state or ()):
+                waiting[place.name] = why
+    return waiting
+
+
+def _is_part(name: str) -> bool:
+    return name in ("config.json", "adapter_config.json", "trainer_state.json") or name.endswith(".safetensors")
+
+
+def at_rest(arrivals: Sequence[Arrival], seconds: float, sleep: Callable[[float], None] = time.sleep) -> list[Arrival]:
+    """Those whose files stay as they are for so many seconds: a file may have its size before it has its contents."""
+    if not arrivals:
+        return []
+    sleep(seconds)
+    return [each for each in arrivals if state_of(each.place) == each.state]
+
+
+def is_gone(arrival: Arrival) -> bool:
+    """Whether a checkpoint was deleted, or is being deleted."""
+    return state_of(arrival.place) is None or why_incomplete(arrival.place) is not None
+
+
+def delete_checkpoint(arrival: Arrival) -> int:
+    """Delete a checkpoint's folder; returns the bytes freed. A link is not followed."""
+    if arrival.place.is_symlink() or why_incomplete(arrival.place) is not None:
+        return 0
+    freed = sum(path.stat().st_size for path in arrival.place.rglob("*") if path.is_file() and not path.is_symlink())
+    shutil.rmtree(arrival.place)
+    return freed
+
+
+def folder_series(entries: Any) -> list[Series]:
+    """The series of a study to be watched: folders only, all of their checkpoints."""
+    listed = [entries] if isinstance(entries, dict) else entries
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, Series) for each in listed):
+        raise StudyError("to be watched, `checkpoints` must be a series of folders: {folder: runs/a/checkpoint-*}")
+    for each in listed:
+        if each.folder is None:
+            raise StudyError("`revisions` are on the Hub, where no folder can be watched; `qkscope run` takes them")
+        chosen = [key for key in ("every", "first", "last", "log") if getattr(each, key) is not None]
+        if chosen:
+            raise StudyError(
+                f"`{chosen[0]}` chooses from checkpoints that are all there; a watch takes each as it comes"
+            )
+    return listed

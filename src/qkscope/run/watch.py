@@ -1,0 +1,212 @@
+"""Follow a folder in which checkpoints appear: measure each as it comes, keep tables and page current.
+
+All that is remembered lies in the results folder, so a watch that was killed goes on where it was, also after the
+checkpoints themselves were deleted. Nothing of the training is needed but the folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import InputError, MomentsFileError, located
+from qkscope.files import as_path, require_writable, write_text
+from qkscope.moments.file import read_provenance
+from qkscope.report.write import write_report
+from qkscope.results.folder import (
+    MOMENTS_SUFFIX,
+    STUDY_YAML,
+    entries,
+    moments_folder,
+    moments_path,
+    refuse_links,
+    results_file,
+)
+from qkscope.results.left_out import leave_out
+from qkscope.results.lock import only_run
+from qkscope.results.provenance import CheckpointRecord
+from qkscope.run.appearing import Arrival, at_rest, delete_checkpoint, folder_series, is_gone, look_for
+from qkscope.run.events import Events
+from qkscope.run.execute import CaptureOptions, capture_more
+from qkscope.run.finished import ROUNDING, differences
+from qkscope.run.plan import Plan, make_plan
+from qkscope.run.record import join_record
+from qkscope.run.runner import BAD_CHECKPOINT
+from qkscope.study.complete import State
+from qkscope.study.load import series_in, study_of, study_text
+from qkscope.study.numbers import numbers_in
+from qkscope.study.schema import Study
+from qkscope.study.series import make_labels_differ, own_keys
+from qkscope.tables.from_moments import analyze_study
+from qkscope.text import counted
+
+OF_A_RECORD = {"label": "label", "phase": "phase", "step": "step", "trained_tokens": "tokens", "run": "run",
+               "context": "context", "model": "model"}  # fmt: skip
+ABOUT = "Written by qkscope watch: the checkpoints that were measured so far."
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """How a folder is followed."""
+
+    every: float = 30.0  # seconds between two looks
+    settle: float = 5.0  # seconds for which a checkpoint's files must stay as they are
+    once: bool = False  # look once, measure what is there, and end
+    evict: int | None = None  # delete the folders of measured checkpoints, all but the newest so many
+    page: bool = True
+    figures: bool = False
+    capture: CaptureOptions = field(default_factory=CaptureOptions)
+
+
+class Watch:
+    """One results folder, and the checkpoints that come into it."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        folder: Path,
+        out: Path | str | None = None,
+        how: WatchSettings = WatchSettings(),  # noqa: B008 - frozen
+        events: Events | None = None,
+        command: str = "watch",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings, self._home, self._how = settings, folder, how
+        self._events, self._command, self._sleep = events or Events(), command, sleep
+        self._series = folder_series(series_in(settings))
+        study = _template(settings, self._series, folder)
+        self.out = as_path(out, "the results folder") if out is not None else Path("results") / study.study
+        for each in (self.out, moments_folder(self.out)):
+            require_writable(each)
+        refuse_links(self.out)
+        self._failed: dict[str, State] = {}  # as they were when they could not be measured
+        self._told: dict[str, str] = {}
+        self._made = False  # whether this watch has brought tables and page up to date
+
+    def go(self) -> None:
+        """Look, and look again, until somebody stops it; with `once`, look once."""
+        self._events.noted(f"{counted(len(self.measured()), 'checkpoint')} measured so far in {self.out}")
+        while True:
+            self.look()
+            if self._how.once:
+                return
+            self._sleep(self._how.every)
+
+    def look(self) -> list[str]:
+        """Measure what has come; returns the names of checkpoints that were added."""
+        known, found = self.measured(), look_for(self._series, self._home)
+        self._tell_waiting(found.waiting)
+        new = [each for each in found.whole if each.name not in known and self._failed.get(each.name) != each.state]
+        added = [each.name for each in at_rest(new, self._how.settle, self._sleep) if self._measure(each)]
+        known |= {each.name: each.settings for each in new if each.name in added}
+        if known and (added or not self._made):
+            self._write(known)
+            self._made = True
+        if self._how.evict is not None:
+            self._evict([each for each in found.whole if each.name in known], found.whole)
+        return added
+
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """The checkpoints whose moments are in the results folder, as a study would name them."""
+        found = {}
+        for entry in entries(moments_folder(self.out)):
+            name = entry.name.removesuffix(MOMENTS_SUFFIX)
+            if entry.name.endswith(MOMENTS_SUFFIX) and entry.name[0] != ".":
+                try:
+                    record = CheckpointRecord.read(read_provenance(moments_path(self.out, name)))
+                except MomentsFileError as error:
+                    self._events.noted(f"{error}; it is left out of the tables")
+                    continue
+                stated = {key: getattr(record, of) for of, key in OF_A_RECORD.items()}
+                found[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
+        return found
+
+    def _measure(self, arrival: Arrival) -> bool:
+        """Write the moments of one checkpoint; False where it could not be measured, which is told."""
+        file = study_of({**self._settings, "checkpoints": [arrival.settings]}, self._home)
+        options = replace(self._how.capture, evict=False, only=())
+        try:
+            plan = make_plan(file, self._events, trust_remote_code=options.trust_remote_code, results=self.out)
+            self._compare(plan)
+            self._events.planned(plan)
+            capture_more(plan, self.out, self._events, options)
+        except (*BAD_CHECKPOINT, OSError) as error:
+            self._give_up(arrival, error)
+            return False
+        join_record(plan, self.out)
+        return True
+
+    def _give_up(self, arrival: Arrival, error: Exception) -> None:
+        if is_gone(arrival):
+            self._events.noted(f"{arrival.name} was deleted before it was measured")
+            return
+        self._failed[arrival.name] = arrival.state
+        self.out.mkdir(parents=True, exist_ok=True)
+        leave_out(self.out, arrival.name, str(error))
+        self._events.noted(f"{arrival.name} cannot be measured, and is left out: {error}")
+
+    def _compare(self, plan: Plan) -> None:
+        """Say that a checkpoint has the weights of another; refuse one measured with other documents or settings."""
+        planned = plan.checkpoints[0]
+        for name in self.measured():
+            record = CheckpointRecord.read(read_provenance(moments_path(self.out, name)))
+            stored, now = record.settings or {}, planned.settings()
+            if name != planned.checkpoint.name and stored.get("model") == now["model"]:
+                self._events.noted(
+                    f"{planned.checkpoint.name} has the same weights as {name}: their rows will be identical"
+                )
+            changes = differences(stored, now)
+            told = [words for key, words in changes.items() if key not in ("model", *ROUNDING)]
+            if told:
+                raise InputError(
+                    f"{self.out} holds checkpoint {name!r}, which was measured with {', '.join(told)}: the two cannot "
+                    "stand beside each other"
+                ).advised(python="choose another `out`", command="give another --out, or the settings it was made with")
+
+    def _write(self, known: dict[str, dict[str, Any]]) -> None:
+        """Study, tables and page of all that is measured."""
+        listed = sorted(known.values(), key=_order)
+        make_labels_differ(listed, range(len(listed)))
+        with located(str(results_file(self.out, STUDY_YAML))):
+            study = study_of({**self._settings, "checkpoints": listed}, self._home).study
+        write_text(results_file(self.out, STUDY_YAML), study_text(study, ABOUT))
+        with only_run(self.out):
+            analyze_study(self.out, study, self._events, self._command)
+        if self._how.page or self._how.figures:
+            for path in write_report(self.out, figures=self._how.figures, page=self._how.page)[-1:]:
+                self._events.wrote(str(path))
+
+    def _tell_waiting(self, waiting: dict[str, str]) -> None:
+        for name, why in waiting.items():
+            if self._told.get(name) != why:
+                self._events.noted(f"waiting for {name}: {why}")
+        self._told = waiting
+
+    def _evict(self, done: list[Arrival], whole: list[Arrival]) -> None:
+        """Delete what is measured, but never the newest of a run, measured or not: a training may resume from them."""
+        runs: dict[Any, list[str]] = {}
+        for each in whole:
+            runs.setdefault(each.settings.get("run"), []).append(each.name)
+        newest = {name for names in runs.values() for name in names[-max(1, self._how.evict or 1) :]}
+        for arrival in (each for each in done if each.name not in newest):
+            freed = delete_checkpoint(arrival)
+            if freed:
+                self._events.noted(f"deleted {arrival.place} ({freed / 1e6:,.0f} MB): its moments are safe")
+
+
+def _order(checkpoint: dict[str, Any]) -> tuple[Any, ...]:
+    run = str(checkpoint.get("run") or "")
+    return numbers_in(run), run, numbers_in(checkpoint["name"]), checkpoint["name"]
+
+
+def _template(settings: dict[str, Any], series: list[Any], folder: Path) -> Study:
+    """The study as it would be with a checkpoint of each series: whatever is wrong with it is told now."""
+    made = [{**own_keys(each), "name": f"checkpoint-{k}", "model": "checkpoint"} for k, each in enumerate(series)]
+    study = study_of({**settings, "checkpoints": made, "axis": "entries"}, folder).study
+    contexts = {checkpoint.context for checkpoint in study.resolved_checkpoints()}
+    if len(contexts) > 1:
+        raise InputError(f"a watch has one context for all checkpoints, not {sorted(map(str, contexts))}")
+    return study

@@ -1,0 +1,1 @@
+"""Results elsewhere: in trackers, as an archive, on the Hub."""

@@ -1,0 +1,129 @@
+"""The card of a dataset of results: what it holds, how it was made, how to read it; and that of the page's Space."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qkscope._version import __version__
+from qkscope.results.provenance import one_line
+from qkscope.results.read import Results
+
+FIRST = "qk"  # the table that a viewer shows first
+TAGS = ["interpretability", "attention", "rope", "qkscope"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A table that is shared."""
+
+    name: str  # in the dataset
+    source: Path
+    summary: bool  # over heads, and not a row per head
+
+    @property
+    def config(self) -> str:
+        """What a viewer, and `load_dataset`, call it."""
+        return f"{'summary_' if self.summary else ''}{self.source.stem}"
+
+
+def dataset_card(results: Results, tables: Sequence[Shared], files: Sequence[str]) -> str:
+    """README.md of the dataset, with the configs by which the Hub shows its tables."""
+    configs: list[dict[str, Any]] = [{"config_name": each.config, "data_files": each.name} for each in tables]
+    for config in configs:
+        if config["config_name"] == FIRST:
+            config["default"] = True
+    title = one_line(results.study.title)
+    front = {"pretty_name": f"{title}: attention heads and position", "tags": TAGS, "configs": configs}
+    return "\n".join([_front_matter(front), *_about(results), *_tables(tables), *_rest(results, files)]) + "\n"
+
+
+def space_card(results: Results) -> str:
+    """README.md of a static Space that shows the page."""
+    title = one_line(results.study.title)[:60]
+    return _front_matter({"title": title, "sdk": "static", "app_file": "index.html", "tags": TAGS}) + "\n"
+
+
+def _front_matter(values: dict[str, Any]) -> str:
+    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
+
+
+def _about(results: Results) -> list[str]:
+    study = results.study
+    lines = [
+        "",
+        f"# {_plain(study.title)}",
+        "",
+        f"How the attention heads of {len(study.checkpoints)} {study.noun}{'s' if len(study.checkpoints) > 1 else ''} "
+        f"encode the position of tokens, measured by qkscope {results.provenance.qkscope or __version__}. Each row of "
+        "`qk` is a component of a head: `r_q` and `r_k` say how closely its queries and keys follow position.",
+        "",
+        f"| {study.noun} | model | revision | context | documents | tokens |",
+        "|---|---|---|---|---|---|",
+    ]
+    for entry in study.checkpoints:
+        record = entry.record
+        cells = [
+            entry.name,
+            record.model,
+            record.commit or record.revision,
+            entry.context,
+            record.documents,
+            record.tokens,
+        ]
+        lines.append("| " + " | ".join("" if cell is None else _plain(str(cell)) for cell in cells) + " |")
+    return lines
+
+
+def _tables(tables: Sequence[Shared]) -> list[str]:
+    lines = ["", "## Tables", "", "| config | file |", "|---|---|"]
+    lines += [f"| `{each.config}` | `{each.name}` |" for each in tables]
+    return [
+        *lines,
+        "",
+        "```python",
+        "from datasets import load_dataset",
+        "",
+        'heads = load_dataset("REPO", "qk")',
+        "```",
+    ]
+
+
+def _rest(results: Results, files: Sequence[str]) -> list[str]:
+    lines = ["", "## What else is here", ""]
+    if "report.html" in files:
+        lines.append("- `report.html`: the interactive page, one file that needs no network")
+    if any(name.startswith("figures/") for name in files):
+        lines.append("- `figures/`: each figure with a card that says in words what it shows")
+    lines.append("- `provenance.json`: weights, documents, tokens, precision, kernel and versions behind every number")
+    made = results.provenance.command
+    return [*lines, "", *([f"Made by `{_plain(made)}`."] if made else [])]
+
+
+def _plain(text: str) -> str:
+    """Text of a study inside Markdown: one line, and nothing that would be markup or end a cell."""
+    line = one_line(text)
+    return "".join(f"\\{c}" if c in "|*_[]<>`\\#" else c for c in line)
+
+
+def paths_in(results: Results) -> list[str]:
+    """Absolute paths that the provenance names: whoever gets the results reads them."""
+    found: dict[str, None] = {}
+    _gather(json.loads(json.dumps(results.provenance.to_json(), default=str)), found)
+    return list(found)
+
+
+def _gather(value: Any, found: dict[str, None]) -> None:
+    if isinstance(value, dict):
+        for each in value.values():
+            _gather(each, found)
+    elif isinstance(value, list):
+        for each in value:
+            _gather(each, found)
+    elif isinstance(value, str) and (value.startswith(("/", "~")) or value[1:3] == ":\\"):
+        found[value] = None

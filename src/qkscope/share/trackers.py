@@ -1,0 +1,125 @@
+"""A finished study in a tracker: TensorBoard, Weights & Biases or trackio. Each is asked for only when it is named."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from qkscope.errors import InputError, QkscopeError, StorageError
+from qkscope.lenses.at_window import build_tables
+from qkscope.results.entries import Entry
+from qkscope.results.read import load_results
+from qkscope.share.scalars import entry_scalars
+from qkscope.study.series import safe_name
+
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+class Tracker(Protocol):
+    """One run in a tracker."""
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        """Numbers of one step."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+def log_results(
+    folder: Path | str, to: str, *, where: Path | None = None, project: str = "qkscope", name: str | None = None
+) -> list[str]:
+    """Log every entry of a results folder; returns what to tell about it."""
+    if to not in TRACKERS:
+        raise InputError(f"{to!r} is no tracker that is known here; they are {', '.join(TRACKERS)}")
+    results = load_results(folder)
+    at = build_tables(results).own
+    runs: dict[str | None, list[Entry]] = {}
+    for entry in at.study.checkpoints:
+        runs.setdefault(entry.record.run, []).append(entry)
+    notes = []
+    for run, listed in runs.items():
+        title = name or results.study.title
+        named = safe_name(f"{title}-{run}" if run else title)
+        steps, told = steps_of(listed)
+        tracker = _open(to, where, project, named, {"title": title, "study": str(Path(folder).name)})
+        try:
+            for entry, step in zip(listed, steps, strict=True):
+                tracker.log(entry_scalars(at, entry.name), step)
+        finally:
+            tracker.close()
+        notes.append(f"{named}: {len(listed)} entries at {told}")
+    return notes
+
+
+def steps_of(entries: Sequence[Entry]) -> tuple[list[int], str]:
+    """Where entries stand in a tracker, and what that is: their steps, if they rise, else their numbers in order."""
+    stated = [entry.record.step for entry in entries]
+    known = [int(step) for step in stated if step is not None and step == int(step)]
+    if len(known) == len(entries) and all(a < b for a, b in itertools.pairwise(known)):
+        return known, f"steps {known[0]} to {known[-1]}"
+    return list(range(len(entries))), f"0 to {len(entries) - 1}, in order, because they have no rising steps"
+
+
+def _open(to: str, where: Path | None, project: str, name: str, about: dict[str, str]) -> Tracker:
+    try:
+        if to == "tensorboard":
+            return _TensorBoard((where or Path("runs")) / name)
+        return _WeightsAndBiases(to, where, project, name, about)
+    except ImportError as error:
+        raise InputError(f"{to} is not installed ({error}): pip install {to}") from None
+    except QkscopeError:
+        raise
+    except Exception as error:  # whatever a tracker may not like: no account, no folder, no connection
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise StorageError(f"{to}: a run could not be begun ({told})") from error
+
+
+class _TensorBoard:
+    """Event files, written without torch and without TensorFlow."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if any(folder.glob("events.out.tfevents.*")):
+            raise InputError(f"{folder} has events already, which would stand beside these").advised(
+                python="give another `where` or `name`", command="give another --dir or --name, or remove them"
+            )
+        self._writer: Any = EventFileWriter(str(folder))
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        """Numbers of one step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Everything is on disk."""
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    """wandb; trackio has the same functions."""
+
+    def __init__(self, library: str, where: Path | None, project: str, name: str, about: dict[str, str]) -> None:
+        from importlib import import_module
+
+        self._library: Any = import_module(library)
+        options: dict[str, Any] = {"project": project, "name": name, "config": about}
+        if library == "wandb":
+            options["dir"] = str(where) if where is not None else None
+        elif where is not None:
+            raise InputError("trackio keeps its runs in a place of its own (TRACKIO_DIR); leave --dir out")
+        self._run = self._library.init(**options)
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        """Numbers of one step."""
+        self._library.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        """Everything is sent, or kept for later."""
+        self._library.finish()

@@ -1,0 +1,114 @@
+"""A look at a model in training after which everything is as it was: modes, buffers, random numbers, compiled graphs.
+
+A forward pass in evaluation mode draws no random numbers and changes no weight. What it can change is what a model
+fills on the way: angles that follow the length of what was last seen (dynamic RoPE) are put back with their modules'
+plain attributes. Nothing is run in inference mode, whose tensors could not be trained with afterwards; where a trainer
+is in it (Lightning, during validation), it is left for the while.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qkscope.capture.backbone import uncompiled
+
+PLAIN = (bool, int, float, str, type(None))  # attributes of a module that say what its buffers are of
+
+
+@contextmanager
+def untouched(model: nn.Module, autocast: torch.dtype | None = None) -> Iterator[None]:
+    """Evaluation without gradients, uncompiled; afterwards model and random numbers are as if it had not been.
+
+    With `autocast`, passes run in that precision, as a mixed-precision training does; without, in whatever precision
+    is set around the call.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # first: what is kept must be fit for training, too
+        for each in (_random_numbers_kept(), _modules_kept(model), torch.no_grad(), uncompiled()):
+            stack.enter_context(each)
+        stack.enter_context(_precision(model, autocast))
+        model.eval()
+        yield
+
+
+def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+    """The training's own precision, without a cache.
+
+    Weights that autocast casts under `no_grad` have no gradient. Older versions of torch kept them in the cache, and
+    the training around would have gone on with them.
+    """
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    if autocast is None and not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    dtype = autocast or torch.get_autocast_dtype(kind)
+    return torch.autocast(kind, dtype=dtype, cache_enabled=False)
+
+
+@contextmanager
+def _modules_kept(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    # Those of scripted modules are no dict, and cannot be put back by hand.
+    kept = [_Kept(module) for module in model.modules() if isinstance(module._buffers, dict) and module._buffers]
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for each in kept:
+            each.put_back()
+
+
+class _Kept:
+    """A module's buffers, by identity and by value, and its plain attributes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._buffers = dict(module._buffers)
+        self._values = {name: tensor.detach().clone() for name, tensor in self._buffers.items() if tensor is not None}
+        self._plain = {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
+        self._versions = {name: tensor._version for name, tensor in self._tensors()}
+
+    def put_back(self) -> None:
+        for name, tensor in self._tensors():
+            if tensor._version != self._versions[name]:
+                with torch.no_grad():
+                    tensor.copy_(self._values[name])
+        self._module._buffers.clear()
+        self._module._buffers.update(self._buffers)
+        vars(self._module).update(self._plain)
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        # Inference tensors count no versions, and nothing outside of inference mode can change them.
+        found = [(name, tensor) for name, tensor in self._buffers.items() if tensor is not None]
+        return [(name, tensor) for name, tensor in found if not tensor.is_inference()]
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a training may draw from
+    host = torch.get_rng_state()
+    devices = [(module, module.get_rng_state_all()) for module in _started_devices()]
+    apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(host)
+        for module, states in devices:
+            module.set_rng_state_all(states)
+        if apple is not None:
+            torch.mps.set_rng_state(apple)
+
+
+def _started_devices() -> list[Any]:
+    """Kinds of devices that have been used: asking another one for its state would start it."""
+    modules: list[Any] = [torch.cuda, torch.xpu]
+    return [module for module in modules if module.is_available() and module.is_initialized()]

@@ -1,0 +1,144 @@
+"""`HeadsCallback` for Hugging Face's Trainer: one line, `trainer.add_callback(HeadsCallback(documents, trainer))`.
+
+The trainer is needed to log: what a callback puts into `logs` in `on_log` comes after the reporters have read them.
+Scalars are logged by `Trainer.log` itself: trainers that override it (TRL's) average and clear metrics of their own at
+each call, and nothing of the training's is to change. The trainer's own log at the same step still happens.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from transformers import Trainer, TrainerCallback
+
+from qkscope.errors import InputError, QkscopeWarning
+from qkscope.train.probe import Probe, ProbeOptions, ProbeSettings
+from qkscope.train.schedule import Every, is_due, require_every, training_goes_on
+
+if TYPE_CHECKING:
+    import torch
+
+FOLDER = "qkscope"  # in the trainer's output_dir
+
+
+class HeadsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Measure the heads of the model that is trained: every so many steps, at evaluation, or when it is saved.
+
+    The first and the last step are measured, too. Without `documents` the first rows of the trainer's eval set are
+    taken. What cannot be measured at all is refused when the training begins; what fails later is a warning, and the
+    training goes on (`strict=True` raises it). All other options are those of `Probe`.
+    """
+
+    def __init__(
+        self,
+        documents: Any = None,
+        trainer: Trainer | None = None,
+        *,
+        every: Every = "evaluation",
+        out: Path | str | None = None,
+        strict: bool = False,
+        **options: Unpack[ProbeOptions],
+    ) -> None:
+        if isinstance(documents, Trainer):
+            raise InputError("the documents come first: HeadsCallback(documents, trainer)")
+        if documents is None and trainer is None:
+            raise InputError("give documents, or the trainer whose eval set they are to be taken from")
+        ProbeSettings.of(options)  # refuses what is wrong, here
+        self._documents, self._trainer, self._every = documents, trainer, require_every(every)
+        self._out, self._strict, self._options = out, strict, options
+        self.probe: Probe | None = None  # while the model trains
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Read the documents, and measure where the training begins."""
+        if kwargs.get("model") is None:
+            raise InputError("the trainer has no model")
+        self._require_events(args)
+        if self._trainer is None:
+            warnings.warn(
+                "HeadsCallback writes tables and page, but logs nothing: it was not given the trainer; use "
+                "trainer.add_callback(HeadsCallback(documents, trainer))",
+                QkscopeWarning,
+                stacklevel=2,
+            )
+        options: ProbeOptions = {
+            "tokenizer": kwargs.get("processing_class"),
+            "autocast": _autocast(args),
+            "expected": self._expected(args, state),
+            **self._options,
+        }
+        out = self._out or Path(args.output_dir) / FOLDER
+        self.probe = Probe(kwargs["model"], self._chosen_documents(), out, **options)
+        self._measure(state, control, strict=True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Every so many steps, and the last."""
+        if is_due(self._every, state.global_step) or control.should_training_stop:
+            self._measure(state, control, strict=self._strict)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """At evaluation."""
+        if self._every == "evaluation":
+            self._measure(state, control, strict=self._strict)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """When a checkpoint is saved."""
+        if self._every == "save":
+            self._measure(state, control, strict=self._strict)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Bring the page up to date. The model is not measured: it may be the best one now, and not the last."""
+        if self.probe is not None:
+            with training_goes_on(state.global_step, strict=self._strict):
+                self.probe.finish()
+            self.probe = None
+
+    def _measure(self, state: Any, control: Any, *, strict: bool) -> None:
+        if self.probe is None or self.probe.last_step == state.global_step:
+            return
+        with training_goes_on(state.global_step, strict=strict):
+            found = self.probe(state.global_step)
+            if found and state.is_world_process_zero and self._trainer is not None:
+                self._log({f"eval_{name}": value for name, value in found.items()}, state, control)
+
+    def _log(self, scalars: dict[str, float], state: Any, control: Any) -> None:
+        """Log once: a resumed training has the lines of its checkpoint's own step already."""
+        here = [line for line in state.log_history if line.get("step") == state.global_step]
+        if any(name in line for line in here for name in scalars):
+            return
+        to_log = control.should_log  # to log says that what was to be logged is: the training's own would not come
+        Trainer.log(self._trainer, scalars)
+        control.should_log = to_log
+
+    def _require_events(self, args: Any) -> None:
+        """Refuse to wait for something that never happens."""
+        strategy = {"evaluation": "eval_strategy", "save": "save_strategy"}.get(str(self._every))
+        if strategy is not None and str(getattr(args, strategy)).rpartition(".")[2].lower() == "no":
+            raise InputError(f"every={self._every!r}, but {strategy} is 'no'; set it, or give a number of steps")
+
+    def _chosen_documents(self) -> Any:
+        if self._documents is not None:
+            return self._documents
+        held_out = getattr(self._trainer, "eval_dataset", None)
+        if isinstance(held_out, dict):
+            held_out = next(iter(held_out.values()), None)
+        if held_out is None:
+            raise InputError("no documents were given, and the trainer has no eval_dataset to take them from")
+        return held_out
+
+    def _expected(self, args: Any, state: Any) -> int | None:
+        """How many steps will be measured, where that can be told."""
+        names = {"evaluation": ("eval_strategy", "eval_steps"), "save": ("save_strategy", "save_steps")}
+        interval: Any = self._every
+        if isinstance(interval, str):
+            strategy, steps = (getattr(args, name) for name in names[interval])
+            interval = steps if str(strategy).rpartition(".")[2].lower() == "steps" else None
+        return state.max_steps // int(interval) + 2 if interval and interval >= 1 else None
+
+
+def _autocast(args: Any) -> torch.dtype | None:
+    """The precision that accelerate casts a mixed-precision training's forward pass to."""
+    import torch
+
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None

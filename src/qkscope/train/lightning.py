@@ -1,0 +1,111 @@
+"""`LightningHeadsCallback` for Lightning, of either name of its package: `Trainer(callbacks=[...])`.
+
+Validation runs in inference mode there by default; the measurement leaves it for the while. Scalars go to every logger
+of the trainer, at its global step.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from qkscope.errors import InputError
+from qkscope.train.probe import Probe, ProbeOptions, ProbeSettings
+from qkscope.train.schedule import Every, is_due, require_every, training_goes_on
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FOLDER = "qkscope"  # in the trainer's default_root_dir
+
+
+def _callback_class() -> Any:
+    """The base class of the package that a script uses: both can be installed."""
+    from importlib import import_module
+
+    places = ("lightning.pytorch", "pytorch_lightning")
+    for place in sorted(places, key=lambda each: each not in sys.modules):
+        try:
+            return import_module(place).Callback
+        except ImportError:
+            continue
+    raise InputError("Lightning is not installed: pip install 'qkscope[lightning]'")
+
+
+class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
+    """Measure the heads of the transformers model in a LightningModule, as `HeadsCallback` does.
+
+    `model` is the attribute that holds it; by default the first transformers model in the module is taken.
+    """
+
+    def __init__(
+        self,
+        documents: Any,
+        *,
+        model: str | None = None,
+        every: Every = "evaluation",
+        out: Path | str | None = None,
+        strict: bool = False,
+        **options: Unpack[ProbeOptions],
+    ) -> None:
+        super().__init__()
+        ProbeSettings.of(options)
+        self._documents, self._name, self._every = documents, model, require_every(every)
+        self._out, self._strict, self._options = out, strict, options
+        self.probe: Probe | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Read the documents, and measure where the training begins."""
+        out = self._out or Path(trainer.default_root_dir) / FOLDER
+        self.probe = Probe(self._find(pl_module), self._documents, out, **self._options)
+        self._measure(trainer, strict=True)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Every so many optimizer steps."""
+        if is_due(self._every, trainer.global_step):
+            self._measure(trainer, strict=self._strict)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """At evaluation; not at the check of the first batches before a training."""
+        if self._every == "evaluation" and not trainer.sanity_checking:
+            self._measure(trainer, strict=self._strict)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """When a checkpoint is saved."""
+        if self._every == "save":
+            self._measure(trainer, strict=self._strict)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Measure the last step, and bring the page up to date."""
+        self._measure(trainer, strict=self._strict)
+        if self.probe is not None:
+            with training_goes_on(trainer.global_step, strict=self._strict):
+                self.probe.finish()
+            self.probe = None
+
+    def _measure(self, trainer: Any, *, strict: bool) -> None:
+        step = trainer.global_step
+        if self.probe is None or self.probe.last_step == step:
+            return
+        with training_goes_on(step, strict=strict):
+            with trainer.precision_plugin.forward_context():
+                found = self.probe(step)
+            if found and trainer.is_global_zero:
+                for logger in trainer.loggers:
+                    logger.log_metrics(found, step=step)
+
+    def _find(self, pl_module: Any) -> nn.Module:
+        if self._name is not None:
+            found: nn.Module | None = getattr(pl_module, self._name, None)
+            if found is None:
+                raise InputError(f"{type(pl_module).__name__} has no attribute {self._name!r}")
+            return found
+        for module in pl_module.modules():
+            if hasattr(module, "get_decoder") and hasattr(module, "config"):
+                inner: nn.Module = module
+                return inner
+        raise InputError(
+            f"{type(pl_module).__name__} holds no transformers model; its attention can be measured with a hook: see "
+            "docs/training.md"
+        )

@@ -1,0 +1,231 @@
+"""`Probe`: fixed documents through a model in training, at the steps where it is called.
+
+    probe = Probe(model, documents, out="runs/a/qkscope", tokenizer=tokenizer)
+    for step in range(steps):
+        train_step()
+        if step % 100 == 0:
+            print(probe(step))
+    probe.finish()
+
+Every rank of a distributed training calls it. What a trainer's callback does beyond this is to know when.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from qkscope.api import require_stage, whole_argument
+from qkscope.capture.backbone import model_limits
+from qkscope.errors import InputError, QkscopeWarning
+from qkscope.layers import Stage
+from qkscope.moments.layout import Layout, capture_layout
+from qkscope.study.schema import MOST_IN_DETAIL
+from qkscope.train.cost import Clock, Cost
+from qkscope.train.documents import ProbeDocuments, Wanted, probe_documents
+from qkscope.train.folder import FolderSettings, TrainingFolder
+from qkscope.train.measure import Measurement, measure
+from qkscope.train.ranks import Ranks
+from qkscope.train.scalars import PREFIX
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SAME = 1e-3  # how far r of a step that is measured again may be off: what another order of adding up can do
+
+_LEAST = {"limit": 1, "batch_tokens": 1, "components": 1, "skip_positions": 0, "buckets": 1, "groups": 1}
+
+Decision = Literal["measure", "known", "compare", "wait"]
+
+
+class ProbeOptions(TypedDict, total=False):
+    """What can be said to `Probe` and to the callbacks; `ProbeSettings` has the defaults and why."""
+
+    tokenizer: Any
+    context: int | None
+    limit: int
+    text: str
+    special_tokens: str
+    buckets: int
+    groups: int
+    stage: Stage
+    batch_tokens: int
+    components: int
+    skip_positions: int
+    autocast: torch.dtype | None
+    detail: bool | None
+    keep_moments: bool
+    page: bool
+    at_most: float | None
+    all_ranks: bool
+    title: str
+    expected: int | None
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How documents are read, summed and written."""
+
+    tokenizer: Any = None  # for texts
+    context: int | None = None  # tokens of each document; by default as many as half of them have, at most 1024
+    limit: int = 64  # the first so many rows of a dataset or a file
+    text: str = "text"  # the column of texts
+    special_tokens: str = "default"  # as in a study: default, none or bos
+    buckets: int = 16  # as in a study
+    groups: int = 8  # document groups, for errors; as in a study
+    stage: Stage = "post_rope"
+    batch_tokens: int = 8192  # of a pass, as in a study
+    components: int = 10
+    skip_positions: int = 0
+    autocast: torch.dtype | None = None  # the precision of a mixed-precision training; by default what is in force
+    detail: bool | None = None  # tables with many rows per head; by default where few steps are expected
+    keep_moments: bool = False  # one moments file per step
+    page: bool = True  # refresh report.html
+    at_most: float | None = None  # the share of the training's time that measuring may take, such as 0.02
+    all_ranks: bool = True  # every rank calls, takes its share of documents, and sums are added up
+    title: str = "Training"
+    expected: int | None = None  # steps that will be measured, where that is known
+    clock: Clock = field(default=time.perf_counter, repr=False)
+
+    @classmethod
+    def of(cls, options: ProbeOptions) -> ProbeSettings:
+        """The settings, if all options are known and of the right kind."""
+        known = [each.name for each in fields(cls)]
+        if unknown := [name for name in options if name not in known]:
+            raise InputError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
+        made = cls(**options)
+        require_stage(made.stage)
+        for name, least in _LEAST.items():
+            whole_argument(name, getattr(made, name), least)
+        if made.context is not None:
+            whole_argument("context", made.context, 2)
+        if made.special_tokens not in ("default", "none", "bos"):
+            raise InputError(f"special_tokens should be 'default', 'none' or 'bos', not {made.special_tokens!r}")
+        Cost(made.at_most)
+        return made
+
+    def layout(self, context: int) -> Layout:
+        """The axes of the sums; before rotation nothing is left to be turned back."""
+        made = capture_layout(context, buckets=self.buckets, groups=self.groups, skip=self.skip_positions)
+        return made if self.stage == "post_rope" else replace(made, unrotated_every=0)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is asked of documents."""
+        return Wanted(self.context, self.limit, self.text, self.special_tokens)
+
+
+class Probe:
+    """Measure a model's heads on fixed documents: `probe(step)`, on every rank.
+
+    Tables, provenance and page grow in `out`. Each call returns the step's scalars (on rank 0, and nothing where the
+    budget did not allow a measurement). The model, its mode, random numbers and compiled graphs stay as they are.
+    """
+
+    def __init__(
+        self, model: nn.Module, documents: Any, out: Path | str = "qkscope-training", **options: Unpack[ProbeOptions]
+    ) -> None:
+        self.settings = given = ProbeSettings.of(options)
+        self._model = model
+        self._ranks = Ranks.all() if given.all_ranks else Ranks()
+        vocabulary, positions = model_limits(model)
+        self.documents: ProbeDocuments = probe_documents(
+            documents, given.tokenizer, given.wanted, vocabulary=vocabulary, positions=positions
+        )
+        context, ranks = self.documents.context, self._ranks
+        rows = max(1, given.batch_tokens // context)
+        self._measurement = Measurement(self.documents, given.layout(context), given.stage, rows, given.autocast, ranks)
+        ranks.share(len(self.documents.windows))  # refuses too few, now
+        self._cost = Cost(given.at_most, given.clock)
+        self._measured: set[int] = set()
+        self._compared = False
+        self.last_step: int | None = None  # at which it was called
+        self.folder: TrainingFolder | None = None  # on rank 0
+        ranks.decided(lambda: self._open(Path(out)))
+
+    @property
+    def cost_share(self) -> float:
+        """Seconds spent on measuring, tables and page, over those that the training had for itself."""
+        return self._cost.share
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Measure now; the step's scalars on rank 0, empty elsewhere and where nothing was measured."""
+        self.last_step = step = whole_argument("step", step, 0)
+        decision = self._ranks.decided(lambda: self._decide(step))
+        if decision in ("wait", "known"):
+            return self._known(step) if decision == "known" else {}
+        _catch_up(self._model)
+        with self._cost.counted("measure"):
+            moments = measure(self._model, self._measurement)
+            self._measured.add(step)
+            if moments is None or self.folder is None:
+                return {}
+            if decision == "compare":
+                self._compare(step, self.folder.apart(step, moments))
+                return self._known(step)
+            found = self.folder.add(step, moments)
+        self._refresh()
+        return {**found, **self._costs()}
+
+    def _open(self, out: Path) -> None:
+        """The folder, with tables in detail as its steps have them, or where few steps will come."""
+        given = self.settings
+        few = given.expected is not None and given.expected <= MOST_IN_DETAIL
+        wanted = FolderSettings(given.title, given.components, given.skip_positions, few, given.keep_moments)
+        self.folder = TrainingFolder(out, wanted)
+        detail = given.detail if given.detail is not None else self.folder.recorded("detail")
+        if detail is not None:
+            self.folder.settings = replace(wanted, detail=bool(detail))
+
+    def finish(self) -> None:
+        """Bring the page up to date, whatever it costs: the training has ended."""
+        if self.folder is not None and self.settings.page:
+            self.folder.write_page()
+
+    def _decide(self, step: int) -> Decision:
+        """On rank 0: whether this step is measured, was measured before, or has to wait for its budget."""
+        assert self.folder is not None
+        if self.folder.scalars(step) is not None:
+            first = not self._compared and step not in self._measured
+            self._compared = True
+            return "compare" if first else "known"
+        return "measure" if self._cost.fits("measure") else "wait"
+
+    def _known(self, step: int) -> dict[str, float]:
+        return (self.folder.scalars(step) if self.folder is not None else None) or {}
+
+    def _compare(self, step: int, apart: float) -> None:
+        """A training that goes on in a folder should be where it was: the first step that is there already tells."""
+        if not apart <= SAME:
+            warnings.warn(
+                f"step {step} is in {self.folder and self.folder.path} already, but r_q or r_k of a head is off by "
+                f"{apart:.2g} now: this training is not the one that was measured there. Steps that are there stay; to "
+                "measure them anew, give another folder",
+                QkscopeWarning,
+                stacklevel=3,
+            )
+
+    def _refresh(self) -> None:
+        if self.folder is not None and self.settings.page and self._cost.fits("page"):
+            with self._cost.counted("page"):
+                self.folder.write_page()
+
+    def _costs(self) -> dict[str, float]:
+        share = self._cost.share
+        told = {f"{PREFIX}seconds": self._cost.last["measure"]}
+        return told if share == float("inf") else {**told, f"{PREFIX}cost_share": share}
+
+
+def _catch_up(model: nn.Module) -> None:
+    """Wait for what the training has asked of its device: those seconds are its own."""
+    import torch
+
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    wait = getattr(getattr(torch, kind, None), "synchronize", None)
+    if wait is not None and kind != "cpu":
+        wait()

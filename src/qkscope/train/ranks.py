@@ -1,0 +1,117 @@
+"""Several processes that train one model: who takes which documents, and how their sums become one.
+
+Of n ranks, each takes every n-th document and runs as many passes as any other: with weights sharded over ranks (FSDP2)
+a pass is something that all do together, so a rank that has a document less runs one and sums nothing of it. Sums are
+gathered layer by layer at rank 0, in the order of ranks. Whatever fails on one rank is raised on all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from qkscope.errors import CaptureError, InputError, QkscopeError
+from qkscope.moments.moments import Moments, added
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that take part."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def all(cls) -> Ranks:
+        """Every process of the default group; this one alone where there is none."""
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes."""
+        return self.rank == 0
+
+    def share(self, documents: int) -> list[int | None]:
+        """The numbers of this rank's documents; None for a pass that is only run because others run one."""
+        if documents < self.size:
+            raise InputError(
+                f"{documents} probe documents are fewer than the {self.size} ranks that share them; give at least one "
+                "for each rank"
+            )
+        mine: list[int | None] = list(range(self.rank, documents, self.size))
+        return mine + [None] * (-(-documents // self.size) - len(mine))
+
+    def decided(self, decide: Callable[[], Value]) -> Value:
+        """What rank 0 decides, on every rank; its QkscopeError, too."""
+        if self.size == 1:
+            return decide()
+        import torch.distributed as dist
+
+        told: list[Any] = [None, None]
+        if self.first:
+            try:
+                told[0] = decide()
+            except QkscopeError as error:
+                told[1] = error
+        dist.broadcast_object_list(told, src=0)
+        if told[1] is not None:
+            raise told[1]
+        value: Value = told[0]
+        return value
+
+    def together(self, work: Callable[[], Value], same: Callable[[Value], object]) -> Value:
+        """Do a part of one work on every rank; an error of any, or parts that are not `same`, is an error of all."""
+        if self.size == 1:
+            return work()
+        import torch.distributed as dist
+
+        value, failure = None, None
+        try:
+            value = work()
+        except Exception as error:
+            failure = error
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, (None if failure else same(value), _as_text(failure)))  # type: ignore[arg-type]
+        if failure is not None:
+            raise failure
+        if failed := [(rank, text) for rank, (_, text) in enumerate(told) if text is not None]:
+            raise CaptureError(f"rank {failed[0][0]} could not be measured: {failed[0][1]}")
+        if any(each != told[0] for each in told):
+            raise CaptureError("ranks were given different documents, or their models have different layers")
+        return value  # type: ignore[return-value]
+
+    def merged(self, moments: Moments) -> Moments | None:
+        """The sums of all ranks, on rank 0; None elsewhere."""
+        if self.size == 1:
+            return moments
+        layers = {}
+        for layer in moments.layers:  # one after the other: rank 0 holds one layer of every rank at a time
+            parts = self._gathered(moments.layer_moments(layer))
+            if parts is not None:
+                layers[layer] = functools.reduce(added, parts)
+        documents = self._gathered(moments.documents)
+        if documents is None:
+            return None
+        whole = np.sum(documents, axis=0)
+        return Moments.from_layers(moments.layout, moments.layers.values(), layers, moments.provenance, whole)
+
+    def _gathered(self, part: Value) -> Sequence[Value] | None:
+        import torch.distributed as dist
+
+        parts: list[Any] | None = [None] * self.size if self.first else None
+        dist.gather_object(part, parts, dst=0)
+        return parts
+
+
+def _as_text(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"[:500]

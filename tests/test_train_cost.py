@@ -1,0 +1,127 @@
+"""What measuring costs, by a clock that the test sets; and shares of documents, without any process."""
+
+import pytest
+
+from families import tiny, tokens
+from qkscope.errors import InputError
+from qkscope.train import Probe
+from qkscope.train.cost import Cost
+from qkscope.train.ranks import Ranks
+
+
+class HandClock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+def spend(cost, clock, seconds, work="measure"):
+    with cost.counted(work):
+        clock.now += seconds
+
+
+def test_the_share_is_of_the_seconds_that_the_training_had_for_itself(clock):
+    cost = Cost(clock=clock)
+    assert cost.share == float("inf")
+    clock.now += 90
+    spend(cost, clock, 8)
+    spend(cost, clock, 1, "page")
+    assert cost.share == pytest.approx(9 / 90)
+
+
+def test_a_budget_stretches_the_interval_until_the_next_measurement_fits(clock):
+    cost = Cost(0.02, clock)
+    assert cost.fits("measure")  # the first: nothing is known of its cost
+    spend(cost, clock, 1)
+    # A second one makes 2 seconds, which are 2 % of 100.
+    clock.now += 99
+    assert not cost.fits("measure")
+    clock.now += 1
+    assert cost.fits("measure")
+    spend(cost, clock, 3)
+    # Now 4 are spent, and 3 more make 7: 2 % of 350.
+    clock.now += 249
+    assert not cost.fits("measure")
+    clock.now += 1
+    assert cost.fits("measure")
+
+
+def test_without_a_budget_everything_fits_but_the_page_has_its_own(clock):
+    cost = Cost(clock=clock)
+    spend(cost, clock, 100)
+    assert cost.fits("measure")
+    spend(cost, clock, 1, "page")
+    clock.now += 199
+    assert not cost.fits("page")
+    clock.now += 1
+    assert cost.fits("page")  # 2 seconds are 1 % of 200
+
+
+def test_the_page_counts_in_the_budget_of_all(clock):
+    cost = Cost(0.02, clock)
+    spend(cost, clock, 4)
+    spend(cost, clock, 1, "page")
+    clock.now += 250  # 2 % are 5: all of it is spent; the page's own 1 % would be 2.5
+    assert not cost.fits("page")
+    clock.now += 50
+    assert cost.fits("page")
+
+
+def test_what_fails_has_cost_as_much(clock):
+    cost = Cost(clock=clock)
+    with pytest.raises(RuntimeError), cost.counted("measure"):
+        clock.now += 5
+        raise RuntimeError
+    assert cost.last["measure"] == 5
+
+
+@pytest.mark.parametrize("budget", [0, -0.1, 2, True, "2%"])
+def test_a_budget_is_a_share(budget):
+    with pytest.raises(InputError, match="at_most should be a share"):
+        Cost(budget)
+
+
+def test_ranks_share_documents_and_run_equally_many_passes():
+    shares = [Ranks(rank, 3).share(7) for rank in range(3)]
+    assert shares == [[0, 3, 6], [1, 4, None], [2, 5, None]]
+    assert Ranks().share(3) == [0, 1, 2]
+
+
+def test_a_rank_without_any_document_is_refused():
+    with pytest.raises(InputError, match="2 probe documents are fewer than the 3 ranks"):
+        Ranks(0, 3).share(2)
+
+
+def test_a_probe_measures_when_its_budget_has_room(tmp_path, clock):
+    """Each pass of the model takes a second on this clock, and so does each step of the training."""
+    model = tiny("llama", num_hidden_layers=2)
+    model.model.register_forward_pre_hook(lambda *_: setattr(clock, "now", clock.now + 1))
+    options = {"page": False, "groups": 1, "at_most": 0.1, "clock": clock}
+    probe = Probe(model, tokens(8, 32).tolist(), tmp_path / "out", **options)
+    seconds, measured = None, []
+    for step in range(1, 1000):
+        clock.now += 1
+        found = probe(step)
+        if found:
+            seconds = found["qkscope/seconds"]
+            measured.append(step)
+            assert found["qkscope/cost_share"] <= 0.1 or step == 1
+        if len(measured) == 4:
+            break
+    assert seconds >= 1
+    # n measurements fit into a tenth of 10 n times as many seconds; the first is not asked.
+    assert measured == [1, 20 * seconds, 30 * seconds, 40 * seconds]
+
+
+def test_every_option_that_is_typed_is_one_that_is_known():
+    from dataclasses import fields
+
+    from qkscope.train.probe import ProbeOptions, ProbeSettings
+
+    assert set(ProbeOptions.__annotations__) == {field.name for field in fields(ProbeSettings)}

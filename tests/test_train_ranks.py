@@ -1,0 +1,93 @@
+"""A model that two processes train together is measured by both: each takes its documents, and sums are added up."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import qkscope
+from families import tiny
+from train_ranks import DOCUMENTS
+from warm import Warm
+
+pytestmark = pytest.mark.slow  # processes of its own
+
+HERE = Path(__file__).parent
+WAYS = ["plain", "ddp", "fsdp2", "fsdp2, trained before", "compiled layers"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks found; they meet over gloo."""
+    folder = tmp_path_factory.mktemp("ranks")
+    local = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **local}
+    started = []
+    for rank in range(2):
+        env = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        started.append(Warm(rank, folder, cwd=folder, script=HERE / "train_ranks.py", env=env))
+    try:
+        for process in started:
+            _, told = process.communicate()
+            assert process.returncode == 0, told
+    finally:
+        for process in started:
+            process.end()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The same documents in one process."""
+    return qkscope.analyze(qkscope.capture_moments(tiny("llama"), DOCUMENTS), model="step-0")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_both_together_find_what_one_process_finds(ranks, alone, way):
+    first, second = (found[way] for found in ranks)
+    assert first["writes"] and not second["writes"]
+    assert second["scalars"] == {}
+    table = pd.read_csv(Path(first["out"]) / "qk.csv")
+    assert set(table["n_q"]) == {7 * 48}
+    for column in ("r_q", "r_k", "explained_variance"):
+        np.testing.assert_allclose(table[column], alone[column], rtol=0, atol=1e-5, err_msg=column)
+    # Files keep three digits of what serves errors alone, and tables are what files give.
+    np.testing.assert_allclose(table["r_q_se"], alone["r_q_se"], rtol=0.02)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_both_train_on_bit_by_bit_as_they_would_have(ranks, way):
+    for found in ranks:
+        assert found[way]["same"]
+    assert ranks[0][way]["steps"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("fsdp1", "FullyShardedDataParallel (FSDP1)"),
+        ("tensor parallel", "tensor-parallel over 2 ranks"),
+        ("different documents", "ranks were given different documents"),
+        ("taken", "holds the results of something else"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_on_both_with_its_reason(ranks, way, message):
+    for found in ranks:
+        assert message in found[way]["message"]
+
+
+def test_what_fails_on_one_rank_is_an_error_of_both(ranks):
+    first, second = (found["broken on one"] for found in ranks)
+    assert "division by zero" in second["message"]
+    assert "rank 1 could not be measured" in first["message"]
+    assert "division by zero" in first["message"]
+
+
+def test_a_trainer_on_two_ranks_measures_on_both_and_logs_on_the_first(ranks):
+    first, second = (found["trainer"] for found in ranks)
+    assert first["wrapped"] == second["wrapped"] == "DistributedDataParallel"
+    assert (first["steps"], second["steps"]) == ([0, 2, 4], [])
+    assert first["same"] and second["same"]

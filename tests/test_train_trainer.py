@@ -1,0 +1,344 @@
+"""`HeadsCallback` in Hugging Face's Trainer: when it measures, what it logs, and that the training stays as it is."""
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from families import tiny, tokens
+from qkscope.errors import InputError, QkscopeWarning
+from qkscope.train import HeadsCallback
+from warm import Warm
+
+HERE = Path(__file__).parent
+DOCUMENTS = tokens(8, 48, seed=3).tolist()
+KEY = "eval_qkscope/r_q_mean"
+QUICK = {"page": False, "groups": 1}  # no errors over documents: they take most of the time
+
+
+def rows(count=64, seed=0):
+    return [{"input_ids": row, "labels": row} for row in tokens(count, 24, seed=seed)]
+
+
+def arguments(folder, **changes):
+    settings = {
+        "output_dir": str(folder),
+        "max_steps": 6,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 2,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 1,
+        **changes,
+    }
+    return TrainingArguments(**settings)
+
+
+def build(folder, model=None, **changes):
+    model = model or tiny("llama", num_hidden_layers=2, attention_dropout=0.2)
+    return Trainer(model, arguments(folder, **changes), train_dataset=rows(), eval_dataset=rows(8, seed=9))
+
+
+def follow(trainer, documents=DOCUMENTS, **options):
+    callback = HeadsCallback(documents, trainer, **{**QUICK, "strict": True, **options})
+    trainer.add_callback(callback)
+    return callback
+
+
+def logged(trainer):
+    """What the training itself logged: without speeds, which no two runs share."""
+    own = [each for each in trainer.state.log_history if not any("qkscope" in name for name in each)]
+    return [{k: v for k, v in each.items() if "runtime" not in k and "per_second" not in k} for each in own]
+
+
+def steps_logged(trainer):
+    return [each["step"] for each in trainer.state.log_history if KEY in each]
+
+
+def steps_in(folder):
+    return [each["step"] for each in json.loads((folder / "qkscope/training.json").read_text())["steps"]]
+
+
+def trained(trainer):
+    trainer.train()
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def test_every_so_many_steps_with_the_first_and_the_last(tmp_path):
+    trainer = build(tmp_path, max_steps=7)
+    follow(trainer, every=3)
+    trainer.train()
+    assert steps_in(tmp_path) == [0, 3, 6, 7]
+    assert steps_logged(trainer) == [0, 3, 6, 7]
+
+
+def test_at_evaluation(tmp_path):
+    trainer = build(tmp_path, eval_strategy="steps", eval_steps=2)
+    follow(trainer)
+    trainer.train()
+    assert steps_in(tmp_path) == [0, 2, 4, 6]
+    evaluations = [each["step"] for each in trainer.state.log_history if "eval_loss" in each]
+    assert evaluations == [2, 4, 6]
+
+
+def test_when_saved(tmp_path):
+    trainer = build(tmp_path, save_strategy="steps", save_steps=4, max_steps=5)
+    follow(trainer, every="save")
+    trainer.train()
+    assert steps_in(tmp_path) == [0, 4, 5]
+
+
+@pytest.mark.parametrize("logging_steps", [2, 3])
+def test_the_training_and_what_it_logs_are_bit_identical_with_and_without(tmp_path, logging_steps):
+    """At some steps both log, at others only one: none of the training's own lines is lost or changed."""
+    plain = build(tmp_path / "plain", logging_steps=logging_steps)
+    expected = trained(plain)
+    measured = build(tmp_path / "measured", logging_steps=logging_steps)
+    follow(measured, every=3)
+    found = trained(measured)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert logged(measured) == logged(plain)
+    assert len(logged(plain)) == 6 // logging_steps + 1
+    assert steps_logged(measured) == [0, 3, 6]
+
+
+def test_scalars_are_floats_that_say_what_was_found_and_what_it_cost(tmp_path):
+    trainer = build(tmp_path, max_steps=2)
+    follow(trainer, every=1, groups=8)
+    trainer.train()
+    found = [each for each in trainer.state.log_history if KEY in each][-1]
+    ours = {name: value for name, value in found.items() if name.startswith("eval_qkscope/")}
+    assert all(type(value) is float and np.isfinite(value) for value in ours.values())
+    assert {f"{KEY}_se", "eval_qkscope/seconds", "eval_qkscope/cost_share", "eval_qkscope/share/mixed"} <= set(ours)
+    table = pd.read_csv(tmp_path / "qkscope/qk.csv")
+    last = table[(table["model"] == "step-2") & (table["pc"] == 0)]
+    assert ours[KEY] == pytest.approx(last["r_q"].mean(), abs=1e-12)
+
+
+def test_reporters_get_the_scalars_under_names_of_their_own(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    trainer = build(tmp_path, max_steps=2, report_to="tensorboard")
+    follow(trainer, every=1)
+    trainer.train()
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert [event.step for event in events.Scalars("eval/qkscope/r_q_mean")] == [0, 1, 2]
+    assert "train/loss" in events.Tags()["scalars"]
+
+
+def test_a_trainer_that_clears_its_metrics_at_each_log_keeps_them(tmp_path):
+    """TRL's trainers average and clear what they gathered since their last log, in a `log` of their own."""
+
+    class Averaging(Trainer):
+        gathered = 0
+
+        def training_step(self, *given, **named):
+            self.gathered += 1
+            return super().training_step(*given, **named)
+
+        def log(self, logs, start_time=None):
+            logs["gathered"] = self.gathered
+            self.gathered = 0
+            super().log(logs, start_time)
+
+    model = tiny("llama", num_hidden_layers=2)
+    trainer = Averaging(model, arguments(tmp_path, logging_steps=3), train_dataset=rows())
+    follow(trainer, every=2)
+    trainer.train()
+    assert [each["gathered"] for each in trainer.state.log_history if "loss" in each] == [3, 3]
+
+
+def test_without_documents_the_eval_set_gives_them(tmp_path):
+    trainer = build(tmp_path)
+    callback = HeadsCallback(trainer=trainer, every=100, limit=6, **QUICK)
+    trainer.add_callback(callback)
+    trainer.train()
+    record = json.loads((tmp_path / "qkscope/provenance.json").read_text())["checkpoints"][0]
+    assert record["documents"] == 6
+    assert record["context"] == 24
+
+
+def test_without_a_trainer_tables_are_written_and_a_warning_says_that_nothing_is_logged(tmp_path):
+    trainer = Trainer(
+        tiny("llama", num_hidden_layers=2),
+        arguments(tmp_path),
+        train_dataset=rows(),
+        callbacks=[HeadsCallback(DOCUMENTS, every=100, **QUICK)],
+    )
+    with pytest.warns(QkscopeWarning, match="logs nothing: it was not given the trainer"):
+        trainer.train()
+    assert steps_in(tmp_path) == [0, 6]
+    assert steps_logged(trainer) == []
+
+
+def test_the_page_is_there_at_the_end(tmp_path):
+    trainer = build(tmp_path, max_steps=2)
+    follow(trainer, every=1, page=True)
+    trainer.train()
+    assert "step-2" in (tmp_path / "qkscope/report.html").read_text(encoding="utf-8")
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every should be a number of steps, 'evaluation' or 'save', not 0"),
+        ({"every": "epoch"}, "not 'epoch'"),
+        ({"contxt": 5}, "there is no option 'contxt'; there are"),
+        ({"context": 1}, "context should be a whole number"),
+        ({"at_most": 3}, "at_most should be a share"),
+        ({"special_tokens": "some"}, "special_tokens should be"),
+        ({"stage": "rope"}, "stage should be one of"),
+    ],
+)
+def test_wrong_options_are_refused_where_they_are_written(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        HeadsCallback(DOCUMENTS, build(tmp_path), **options)
+
+
+def test_arguments_in_the_wrong_order_are_refused(tmp_path):
+    trainer = build(tmp_path)
+    with pytest.raises(InputError, match="the documents come first"):
+        HeadsCallback(trainer, DOCUMENTS)
+    with pytest.raises(InputError, match="give documents, or the trainer"):
+        HeadsCallback()
+
+
+@pytest.mark.parametrize("every", ["evaluation", "save"])
+def test_an_event_that_never_comes_is_refused_when_the_training_begins(tmp_path, every):
+    trainer = build(tmp_path)
+    follow(trainer, every=every)
+    with pytest.raises(InputError, match=f"every='{every}', but {every[:4]}_strategy is 'no'"):
+        trainer.train()
+
+
+def test_a_model_that_cannot_be_captured_is_refused_when_the_training_begins(tmp_path):
+    trainer = build(tmp_path, tiny("falcon"))
+    follow(trainer, every=2, strict=False)
+    with pytest.raises(InputError, match="computes attention itself"):
+        trainer.train()
+
+
+class Poisoned(TrainerCallback):
+    """Weights that are NaN when a step ends and as before when the next begins."""
+
+    kept = None
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        weight = model.model.layers[1].self_attn.q_proj.weight
+        if state.global_step == 2:
+            self.kept = weight.detach().clone()
+            weight.data[0, 0] = torch.nan
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if self.kept is not None:
+            model.model.layers[1].self_attn.q_proj.weight.data.copy_(self.kept)
+            self.kept = None
+
+
+def test_what_fails_during_the_training_is_said_and_the_training_goes_on(tmp_path):
+    trainer = build(tmp_path, max_steps=4)
+    trainer.add_callback(Poisoned())
+    follow(trainer, every=2, strict=False)
+    with pytest.warns(QkscopeWarning, match=r"step 2 could not be measured.*layer 1, .*q_proj\.weight has 1 of"):
+        trainer.train()
+    assert trainer.state.global_step == 4
+    assert steps_in(tmp_path) == [0, 4]
+
+
+# Ways to train
+
+
+def same_curve(folder, make_model, **changes):
+    """Loss and weights with and without the callback, for a model that is built the same twice."""
+    plain = build(folder / "plain", make_model(), **changes)
+    expected = trained(plain)
+    measured = build(folder / "measured", make_model(), **changes)
+    follow(measured, every=3)
+    found = trained(measured)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert logged(measured) == logged(plain)
+    record = json.loads((folder / "measured/qkscope/provenance.json").read_text())["checkpoints"]
+    assert [each["step"] for each in record] == [0, 3, 6]
+    return record[-1]
+
+
+def llama():
+    return tiny("llama", num_hidden_layers=2, attention_dropout=0.2)
+
+
+def test_with_gradient_checkpointing(tmp_path):
+    same_curve(tmp_path, llama, gradient_checkpointing=True)
+
+
+def test_with_mixed_precision(tmp_path):
+    record = same_curve(tmp_path, llama, bf16=True)
+    assert record["autocast"] == "bfloat16"
+
+
+@pytest.mark.slow
+def test_with_a_compiled_model(tmp_path):
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    same_curve(tmp_path, llama, torch_compile=True, torch_compile_backend="aot_eager")
+    torch._dynamo.reset()
+
+
+def test_with_lora(tmp_path):
+    """The adapter is part of what is measured: its heads are those of the merged model."""
+    import peft
+
+    import qkscope
+
+    def adapted():
+        torch.manual_seed(0)
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "k_proj"], lora_dropout=0.1)
+        return peft.get_peft_model(llama(), config)
+
+    plain = build(tmp_path / "plain", adapted())
+    expected = trained(plain)
+    measured = build(tmp_path / "measured", adapted(), learning_rate=5e-5)
+    follow(measured, every=3)
+    assert all(torch.equal(one, other) for one, other in zip(expected, trained(measured), strict=True))
+    table = pd.read_csv(tmp_path / "measured/qkscope/qk.csv")
+    merged = qkscope.analyze(qkscope.capture_moments(measured.model.merge_and_unload(), DOCUMENTS))
+    last = table[table["model"] == "step-6"]
+    np.testing.assert_allclose(last["r_q"], merged["r_q"], atol=1e-5)
+
+
+# Killed and resumed
+
+LONGER = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2}
+
+
+@pytest.mark.slow  # a process of its own
+def test_a_killed_and_resumed_training_continues_the_same_tables(tmp_path):
+    whole = build(tmp_path / "whole", **LONGER)
+    follow(whole, every=2)
+    whole.train()
+
+    killed = Warm(tmp_path / "killed", cwd=tmp_path, script=HERE / "killed_training.py")
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert steps_in(tmp_path / "killed") == [0, 2, 4]
+
+    second = build(tmp_path / "killed", **LONGER)
+    follow(second, every=2)
+    second.train(resume_from_checkpoint=str(tmp_path / "killed/checkpoint-2"))
+    for path in sorted((tmp_path / "whole/qkscope").glob("*.csv")):
+        assert path.read_bytes() == (tmp_path / "killed/qkscope" / path.name).read_bytes(), path.name
+    # Scalars of steps that were there are logged again: the trainer's own history goes back to its checkpoint.
+    assert steps_logged(second) == [0, 2, 4, 6, 8]
+    ends = [[each[KEY] for each in trainer.state.log_history if KEY in each] for trainer in (whole, second)]
+    assert ends[0] == ends[1]

@@ -1,0 +1,274 @@
+"""A folder in which checkpoints appear: each is measured once, whatever happens to it or to the watch."""
+
+import json
+import os
+import shutil
+import signal
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file, save_file
+
+import shared
+from qkscope.cli.main import main
+from qkscope.errors import InputError, StudyError
+from qkscope.run.appearing import Arrival, at_rest, look_for
+from qkscope.run.events import Events
+from qkscope.run.execute import run_study
+from qkscope.run.status import read_status
+from qkscope.run.watch import Watch, WatchSettings
+from qkscope.study.complete import state_of
+from qkscope.study.schema import Series
+from saved import save_stub
+from warm import run_warm
+
+ONCE = WatchSettings(once=True, settle=0.0, page=False)
+
+
+class Heard(Events):
+    def __init__(self):
+        self.notes = []
+
+    def noted(self, message):
+        self.notes.append(message)
+
+    def told(self, *words):
+        return [note for note in self.notes if all(word in note for word in words)]
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoints):
+    """Checkpoints 5, 20 and 100 of a training, not to be changed."""
+
+    def save(folder):
+        for number, step in enumerate((5, 20, 100)):
+            shutil.copytree(checkpoints / "long", folder / f"checkpoint-{step}")
+            weights = load_file(folder / f"checkpoint-{step}/model.safetensors")
+            weights["model.layers.1.self_attn.q_proj.weight"] *= 1 + 0.2 * number
+            save_file(weights, folder / f"checkpoint-{step}/model.safetensors", {"format": "pt"})
+
+    return shared.once("trained", save)
+
+
+@pytest.fixture
+def run(world, tmp_path):
+    """A training's folder without checkpoints yet; the world has written documents beside it."""
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def settings(**changes):
+    return {
+        "study": "watched",
+        "documents": {"files": "docs/*.txt", "special_tokens": "none"},
+        "groups": 3,
+        "context": 64,
+        "components": 2,
+        "checkpoints": {"folder": "run/checkpoint-*"},
+        **changes,
+    }
+
+
+def watch(tmp_path, how=ONCE, **changes):
+    heard = Heard()
+    return Watch(settings(**changes), tmp_path, tmp_path / "out", how, heard, sleep=lambda seconds: None), heard
+
+
+def appear(trained, run, *steps):
+    for step in steps:
+        shutil.copytree(trained / f"checkpoint-{step}", run / f"checkpoint-{step}")
+
+
+def models(tmp_path):
+    return list(pd.read_csv(tmp_path / "out/qk.csv")["model"].unique())
+
+
+def test_a_watch_makes_what_a_run_over_all_would_make_and_goes_on_after_deletions(trained, run, tmp_path, world):
+    """Out of order, with a restart and with checkpoints that are gone: the bytes of a study over all three."""
+    following, _ = watch(tmp_path)
+    assert following.look() == []
+    appear(trained, run, 20)
+    assert following.look() == ["checkpoint-20"]
+    shutil.rmtree(run / "checkpoint-20")
+    appear(trained, run, 5)
+    again, _ = watch(tmp_path)  # another process
+    assert again.look() == ["checkpoint-5"]
+    appear(trained, run, 100)
+    assert again.look() == ["checkpoint-100"]
+    assert again.look() == []
+    assert models(tmp_path) == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
+    shutil.copytree(trained, run, dirs_exist_ok=True)
+    whole = {key: value for key, value in settings().items() if key not in ("study", "documents", "groups")}
+    run_study(world(**whole), tmp_path / "at-once")
+    for name in ("qk.csv", "replicates.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "at-once" / name).read_bytes()
+    told = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"]
+    assert [each["step"] for each in told] == [5, 20, 100]
+    status = read_status(tmp_path / "out")
+    assert {each.name: each.left for each in status.checkpoints} == dict.fromkeys(models(tmp_path), 0)
+
+
+def test_what_is_not_whole_waits_and_is_said_once(trained, run, tmp_path):
+    appear(trained, run, 5)
+    weights = run / "checkpoint-5/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    following, heard = watch(tmp_path)
+    assert following.look() == following.look() == []
+    assert heard.told("waiting for checkpoint-5: model.safetensors is cut short") == heard.notes
+    weights.write_bytes(whole)
+    assert following.look() == ["checkpoint-5"]
+
+
+def test_a_page_and_figures_are_kept_current_if_asked(trained, run, tmp_path, sketches):
+    appear(trained, run, 5, 20)
+    following, _ = watch(tmp_path, WatchSettings(once=True, settle=0.0, figures=True))
+    following.go()
+    assert (tmp_path / "out/report.html").stat().st_size > 10_000
+    assert list((tmp_path / "out/figures").glob("*/figure.png"))
+
+
+def test_files_that_still_change_are_left_alone(tmp_path):
+    folder = save_stub(tmp_path / "checkpoint-1")
+    arrival = Arrival("checkpoint-1", folder, {}, state_of(folder))
+    assert at_rest([arrival], 1.0, lambda _: None) == [arrival]
+    assert at_rest([arrival], 1.0, lambda _: (folder / "config.json").write_text("{} ")) == []
+    assert at_rest([arrival], 1.0, lambda _: shutil.rmtree(folder)) == []
+    slept = []
+    assert at_rest([], 5.0, slept.append) == slept == []
+
+
+def test_folders_that_are_being_made_are_not_seen(tmp_path):
+    for name in ("tmp-checkpoint-1", ".checkpoint-2", "checkpoint-3", "logs-4"):
+        save_stub(tmp_path / name)
+    (tmp_path / "logs-4/config.json").unlink()
+    (tmp_path / "logs-4/model.safetensors").unlink()
+    found = look_for([Series(folder="*")], tmp_path)
+    assert [each.name for each in found.whole] == ["checkpoint-3"]
+    assert found.waiting == {}
+
+
+def test_a_checkpoint_that_cannot_be_measured_is_left_out_and_tried_again_when_it_changes(trained, run, tmp_path):
+    appear(trained, run, 5, 20)
+    config = run / "checkpoint-5/config.json"
+    right = config.read_text()
+    config.write_text(right.replace('"smollm3"', '"no_such_model"'))
+    following, heard = watch(tmp_path)
+    assert following.look() == ["checkpoint-20"]
+    assert heard.told("checkpoint-5 cannot be measured, and is left out")
+    assert following.look() == []
+    assert len(heard.told("cannot be measured")) == 1
+    assert "checkpoint-5" in json.loads((tmp_path / "out/left_out.json").read_text())["checkpoints"]
+    config.write_text(right + " ")
+    assert following.look() == ["checkpoint-5"]
+    assert models(tmp_path) == ["checkpoint-5", "checkpoint-20"]
+    assert not (tmp_path / "out/left_out.json").exists()
+
+
+def test_a_checkpoint_that_is_deleted_before_its_turn_is_no_error(trained, run, tmp_path, monkeypatch):
+    appear(trained, run, 5)
+    following, heard = watch(tmp_path)
+
+    def gone(*_, **__):
+        shutil.rmtree(run / "checkpoint-5")
+        raise FileNotFoundError(2, "gone")
+
+    monkeypatch.setattr("qkscope.run.watch.make_plan", gone)
+    assert following.look() == []
+    assert heard.told("checkpoint-5 was deleted before it was measured")
+    assert not (tmp_path / "out/left_out.json").exists()
+
+
+def test_equal_weights_are_said_before_the_checkpoint_runs(trained, run, tmp_path):
+    appear(trained, run, 5)
+    shutil.copytree(run / "checkpoint-5", run / "checkpoint-6")
+    following, heard = watch(tmp_path)
+    assert following.look() == ["checkpoint-5", "checkpoint-6"]
+    assert heard.told("checkpoint-6 has the same weights as checkpoint-5")
+
+
+def test_other_documents_or_settings_are_refused_beside_what_is_measured(trained, run, tmp_path):
+    appear(trained, run, 5)
+    watch(tmp_path)[0].look()
+    before = (tmp_path / "out/qk.csv").read_bytes()
+    appear(trained, run, 20)
+    with pytest.raises(
+        InputError, match=r"holds checkpoint 'checkpoint-5', which was measured with context 64 \(now 32"
+    ):
+        watch(tmp_path, context=32)[0].look()
+    (tmp_path / "docs/more.txt").write_text("x" * 3000)
+    with pytest.raises(InputError, match="other documents"):
+        watch(tmp_path)[0].look()
+    assert (tmp_path / "out/qk.csv").read_bytes() == before
+
+
+def test_eviction_deletes_what_is_measured_but_never_the_newest(trained, run, tmp_path):
+    appear(trained, run, 5, 20, 100)
+    (run / "checkpoint-100/config.json").write_text("{}")  # cannot be measured, and is the newest
+    keep_two = WatchSettings(once=True, settle=0.0, page=False, evict=2)
+    following, heard = watch(tmp_path, keep_two)
+    assert following.look() == ["checkpoint-5", "checkpoint-20"]
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-100", "checkpoint-20"]
+    assert len(heard.told("deleted", "checkpoint-5", "its moments are safe")) == 1
+    watch(tmp_path, keep_two)[0].look()
+    assert models(tmp_path) == ["checkpoint-5", "checkpoint-20"]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "message"),
+    [
+        ([{"name": "a", "model": "m"}], "must be a series of folders"),
+        ({"revisions": "step*"}, "`revisions` are on the Hub"),
+        ({"folder": "run/*", "every": 2}, "`every` chooses from checkpoints that are all there"),
+        ([], "must be a series of folders"),
+        ([{"folder": "a/*"}, {"folder": "b/*", "context": 32}], "a watch has one context"),
+    ],
+)
+def test_studies_that_cannot_be_watched(run, tmp_path, checkpoints, message):
+    with pytest.raises(InputError, match=message):
+        watch(tmp_path, checkpoints=checkpoints, model="org/x")
+
+
+def test_a_study_that_is_wrong_is_refused_before_anything_appears(run, tmp_path):
+    with pytest.raises(StudyError, match="has no context"):
+        watch(tmp_path, context=None)
+    with pytest.raises(StudyError, match="unknown key 'bucket'"):
+        watch(tmp_path, bucket=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no such folder (yet)"),
+        (["run"], "--documents is needed to watch a folder; or write a study with `qkscope init run`"),
+        (["run", "--documents", "x"], "--context is needed"),
+        (["study.yaml", "--context", "64"], "--context is for a folder"),
+        (["run", "--documents", "x", "--context", "64", "--every", "0"], "--every and --settle are seconds"),
+        (["missing.yaml"], "there is no such study file"),
+    ],
+)
+def test_commands_that_are_wrong(run, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_follows_a_folder_until_it_is_stopped(trained, run, tmp_path, start):
+    common = ["--documents", "docs/*.txt", "--context", "64", "--out", "out", "--settle", "0.1"]
+    appear(trained, run, 5)
+    done = run_warm("watch", "run", *common, "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "results: out/" in done.stdout
+    appear(trained, run, 20)
+    process = start("watch", "run", *common, "--every", "0.1", "--no-page")
+    for line in process.stderr:
+        if "provenance.json" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert models(tmp_path) == ["checkpoint-5", "checkpoint-20"]
+    assert "Traceback" not in errors
+    assert (tmp_path / "out/report.html").exists()
+    assert os.listdir(run)

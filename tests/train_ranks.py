@@ -1,0 +1,128 @@
+"""One rank of two that train one model together and measure it, in every way it may be wrapped."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from families import tiny, tokens
+from qkscope.train import Probe
+from ranks import flat, replicated, sharded, tensor_parallel, trained_before
+
+DOCUMENTS = tokens(7, 48, seed=3).tolist()  # an odd number: one rank has a document less
+STEPS = 2
+
+
+def compiled_layers():
+    model = tiny("llama").train()
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model
+
+
+WAYS = {
+    "plain": lambda: tiny("llama").train(),
+    "ddp": replicated,
+    "fsdp2": sharded,
+    "fsdp2, trained before": lambda: trained_before(sharded()),
+    "compiled layers": compiled_layers,
+    "fsdp1": flat,
+    "tensor parallel": tensor_parallel,
+}
+
+
+def losses(model, look):
+    """A few steps on batches of this rank's own."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(STEPS):
+        look(step)
+        batch = tokens(2, 24, seed=10 * step + dist.get_rank())
+        loss = model(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def outcome(name, build, folder):
+    out = folder / name.replace(" ", "-").replace(",", "")
+    try:
+        model = build()
+        probe = Probe(model, DOCUMENTS, out, page=False, batch_tokens=48)
+        first = probe(0)
+        told = {"scalars": first, "out": str(out), "writes": probe.folder is not None}
+    except Exception as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    alone = losses(build(), lambda step: None)
+    with_probe = build()
+    again = Probe(with_probe, DOCUMENTS, f"{out}-trained", page=False, groups=1, batch_tokens=48)
+    return {**told, "same": losses(with_probe, again) == alone, "steps": again.folder.steps if again.folder else None}
+
+
+def failing(folder):
+    """What one rank alone meets is an error of both."""
+    model = tiny("llama").train()
+    documents = [row[: 48 if dist.get_rank() == 0 else 40] for row in DOCUMENTS]
+    try:
+        Probe(model, documents, folder / "different", page=False)(0)
+    except Exception as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {}
+
+
+def broken(folder):
+    """A layer that fails on rank 1 only."""
+    model = tiny("llama").train()
+    if dist.get_rank() == 1:
+        model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    try:
+        Probe(model, DOCUMENTS, folder / "broken", page=False)(0)
+    except Exception as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {}
+
+
+def taken(folder):
+    """A folder that rank 0 refuses is refused on both."""
+    place = folder / "taken"
+    if dist.get_rank() == 0:
+        place.mkdir()
+        (place / "qk.csv").write_text("model\n")
+    dist.barrier()
+    try:
+        Probe(tiny("llama"), DOCUMENTS, place, page=False)
+    except Exception as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {}
+
+
+def with_trainer(folder):
+    """Hugging Face's Trainer, which wraps the model itself."""
+    from test_train_trainer import build, follow, logged, steps_logged
+
+    plain = build(folder / "trainer-plain", max_steps=4, ddp_backend="gloo")
+    plain.train()
+    trainer = build(folder / "trainer", max_steps=4, ddp_backend="gloo")
+    follow(trainer, every=2)
+    trainer.train()
+    wrapped = type(trainer.model_wrapped).__name__
+    return {"steps": steps_logged(trainer), "same": logged(trainer) == logged(plain), "wrapped": wrapped}
+
+
+def main():
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    found = {name: outcome(name, build, folder) for name, build in WAYS.items()}
+    found |= {"different documents": failing(folder), "broken on one": broken(folder), "taken": taken(folder)}
+    found["trainer"] = with_trainer(folder)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
