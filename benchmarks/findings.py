@@ -155,7 +155,7 @@ def _window_effect(studies: Sequence[Study]) -> str:
     if not moved:
         return "No mean r_q differs by more than two errors between the common window and the own context.\n"
     return (
-        f"From the common window to the own context, with the same weights, mean r_q goes in {listed(moved)}: by "
+        f"From the common window to the own context, with the same weights, mean r_q changes in {listed(moved)}: by "
         "more than "
         "two errors in each.\n"
     )
@@ -175,7 +175,8 @@ def rope(studies: Sequence[Study]) -> str:
     intro = (
         "RoPE alone: what the mean query and key before rotation give once they are rotated, with no position in "
         "the hidden "
-        "states. Excess is measured minus predicted.\n\n"
+        "states. Excess is measured minus predicted, over the heads that have a prediction: where some have "
+        "none, it is not the difference of the columns.\n\n"
     )
     beyond = [f"{entry.label} on {study.corpus}" for study, entry in _each(studies)
               if sure(study.number(ROPE, "r_q_excess", entry.name))]  # fmt: skip
@@ -283,7 +284,7 @@ def claims(studies: Sequence[Study]) -> str:
     ]  # fmt: skip
     lines = []
     for claim, find, note in checks:
-        known = [(f"{entry.label}, {study.corpus}", find(study, entry)) for study, entry in _each(studies)]
+        known = [(f"{entry.label} on {study.corpus}", find(study, entry)) for study, entry in _each(studies)]
         known = [(name, number) for name, number in known if math.isfinite(number[0])]
         if not known:
             lines.append(f"- **{claim}**: cannot be looked at here (windows too short).")

@@ -41,7 +41,7 @@ def test_a_claim_counts_only_what_exceeds_two_errors():
     models = (entry("a"), entry("b"), entry("c"))
     numbers = {("r_a_gap", "a"): (0.3, 0.1), ("r_a_gap", "b"): (-0.3, 0.1), ("r_a_gap", "c"): (0.1, 0.06)}
     said = findings.claims([Told("speeches", numbers, models)]).splitlines()[2]
-    assert "so in 1 of 3, the contrary in 1 (B, speeches), within two errors of 0 in 1" in said
+    assert "so in 1 of 3, the contrary in 1 (B on speeches), within two errors of 0 in 1" in said
     assert "cannot be looked at here" in findings.claims([Told("speeches", {}, models)])
 
 
