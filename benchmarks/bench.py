@@ -38,6 +38,7 @@ HEADINGS = {
     "sweep": "Sweeps",
     "startup": "The rest",
     "report": "The rest",
+    "page": "The rest",
     "gpu": "On a GPU",
 }
 

@@ -23,6 +23,7 @@ from common import (
 )
 from gpu import gpu
 from lens_cost import lens_cost
+from page_speed import add_rows, write
 from side_by_side import more_documents, paths
 from sweep import sweep
 from torch import Tensor
@@ -215,6 +216,15 @@ def report(quick: bool) -> Found:
     return found
 
 
+def page(quick: bool) -> Found:
+    """The page of ten 3B checkpoints in Chromium."""
+    found = Found()
+    heads = (4, 4) if quick else (36, 16)
+    table = random_table(10, *heads, 10)
+    add_rows(found, f"10 checkpoints × {heads[0] * heads[1]} heads × 10 components", write(table, WORK / "page"), 9)
+    return found
+
+
 def random_table(models: int, layers: int, heads: int, components: int) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     names = [f"step-{number:04d}" for number in range(models)]
@@ -245,5 +255,6 @@ SUITE = {
     "sweep": sweep,
     "startup": startup,
     "report": report,
+    "page": page,
     "gpu": gpu,
 }

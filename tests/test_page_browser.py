@@ -14,7 +14,6 @@ import pytest
 from browser import axe_script
 from conftest import small_world
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.depth.table import depth_axis
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.results.schema import JUDGED_COLUMNS
@@ -70,6 +69,22 @@ def set_slider(page, value):
     page.locator("#slider").evaluate(
         "(s, v) => { s.value = v; s.dispatchEvent(new Event('input', {bubbles: true})) }", value
     )
+
+
+UNFOLDED = "document.querySelectorAll('details.more, details.lens').forEach((node) => { node.open = true; })"
+
+
+def unfold(page):
+    """Open what is folded away: charts beside the main ones, and the views of every lens."""
+    page.evaluate(UNFOLDED)
+
+
+def tool(page, view, name):
+    """A button of a view's menu."""
+    menu = page.locator(f"#{view} details.menu")
+    if menu.get_attribute("open") is None:
+        menu.locator("summary").click()
+    return menu.get_by_role("button", name=name)
 
 
 CENTRED = """() => new Promise((done) => {
@@ -162,6 +177,10 @@ def test_the_window_switch_shows_the_common_window(visit, tiny):
         assert "window=common" in page.url
         page.get_by_role("button", name="own context", exact=True).click()
         assert_dots_are(page, rows(tiny, model="two", pc=0))
+        assert "window=own" in page.url
+        page.get_by_role("button", name="both", exact=True).click()
+        assert state(page)["both"] is True
+        assert "window" not in page.url
 
 
 def test_the_component_switch(visit, tiny):
@@ -189,11 +208,11 @@ def test_summaries_agree_with_the_tables(visit, published_page, choice):
             assert summary["concordant"] == pytest.approx(tables.table("concordance")["concordant"][c])
             rest = summary["r_k"]["mean"] - summary["concordantPart"] - summary["discordantPart"]
             assert abs(rest) <= 0.3
-            for statistic in ("r_q", "r_k"):
+            heads = tables.heads[tables.heads["model"] == tables.names[c]]
+            for statistic in ("r_q", "r_k"):  # the page has real layers where the tables have ten bins
                 means = page.evaluate("([c, s]) => qkscope.depth(c, s)", [c, statistic])
-                table = tables.table(f"depth_{statistic.replace('_', '')}")
-                expected = table[list(depth_axis(tables).columns)].iloc[c].to_numpy(float)
-                assert np.allclose(means, expected, atol=1e-12)
+                expected = heads.groupby("layer")[statistic].mean().reindex(range(36))
+                assert np.allclose(means, expected, atol=1e-12, equal_nan=True)
         flow = np.array(page.evaluate("qkscope.flow(0, 1)"))
         moves = tables.table("transitions")
         moves = moves[moves["from_model"] == tables.names[0]]
@@ -337,10 +356,20 @@ def test_everything_by_keyboard(visit, tiny):
         table = rows(tiny, model="one", pc=0)
         inside = table[(table["r_q"] >= 0.1) & (table["r_k"] <= 0.3)]
         assert shown(page) == set(zip(inside["layer"], inside["head"], strict=True))
+        page.locator("#view-signal details.menu summary").press("Enter")
         page.locator("#view-signal").get_by_role("button", name="Card").press("Enter")
-        assert page.locator("dialog.card").is_visible()
-        page.keyboard.press("Escape")
-        assert not page.locator("dialog.card").is_visible()
+        page.locator("#view-signal .card-body").wait_for()
+        page.keyboard.press("Enter")  # focus is on Close
+        assert not page.locator("#view-signal .card-body").is_visible()
+        curve = page.locator("#view-signal svg.surface")
+        curve.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        heard = page.locator("#live").text_content()
+        assert heard.startswith("S-2, ")
+        assert "mean r_q" in heard
+        page.keyboard.press("Enter")  # a curve moves the slider by keys, too
+        assert state(page)["checkpoint"] == 1
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -372,11 +401,13 @@ def test_the_csv_equals_the_table(visit, tiny, button, file):
 def test_every_view_as_a_file(visit, published_page, kind):
     with visit(published_page / "report.html") as page:
         views = page.locator("figure.view").evaluate_all("nodes => nodes.map((node) => node.id)")
-        assert len(views) == 11
+        assert len(views) == 12
+        unfold(page)
         for view in views:
-            button = page.locator(f"#{view} .tools").get_by_role("button", name=kind)
-            name, data = downloaded(page, button.click)
+            name, data = downloaded(page, tool(page, view, kind).click)
             assert name.endswith(f".{kind.lower()}")
+            assert "LC2-" in name  # a file says of which checkpoint, window and component it is
+            assert "PC0" in name
             if kind == "SVG":
                 root = ElementTree.fromstring(data)
                 assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -395,11 +426,11 @@ def test_every_view_as_a_file(visit, published_page, kind):
 def test_the_tables_behind_the_views(visit, published_page):
     tables = build_tables(load_results(published_page))
     with visit(published_page / "report.html") as page:
-        _, data = downloaded(page, page.locator("#view-flow .tools").get_by_role("button", name="CSV").click)
+        _, data = downloaded(page, tool(page, "view-flow", "CSV").click)
         pd.testing.assert_frame_equal(
             pd.read_csv(io.BytesIO(data)), tables.own.table("transitions").drop(columns="decided")
         )
-        _, data = downloaded(page, page.locator("#view-windows .tools").get_by_role("button", name="CSV").click)
+        _, data = downloaded(page, tool(page, "view-windows", "CSV").click)
         windows = pd.read_csv(io.BytesIO(data))
         for column in ("r_q", "r_k", "discordant", "position_dominated"):
             assert np.allclose(windows[column], tables.own.table("window_dependence")[column], atol=1e-12)
@@ -410,7 +441,7 @@ def test_compare_two_checkpoints(visit, published_page):
     with visit(published_page / "report.html") as page:
         page.get_by_label("Checkpoint A").select_option("2")
         page.get_by_label("Checkpoint B").select_option("6")
-        _, data = downloaded(page, page.locator("#view-compare .tools").get_by_role("button", name="CSV").click)
+        _, data = downloaded(page, tool(page, "view-compare", "CSV").click)
         table = pd.read_csv(io.BytesIO(data)).set_index("measure")
         for text, column in (("mean r_q", "r_q"), ("mean r_k", "r_k")):
             assert table.loc[text, ["A", "B"]].tolist() == pytest.approx(
@@ -423,13 +454,17 @@ def test_compare_two_checkpoints(visit, published_page):
 
 def test_cards_and_provenance_can_be_read_and_copied(visit, tiny):
     with visit(tiny / "report.html", permissions=["clipboard-read", "clipboard-write"]) as page:
-        page.locator("#view-signal").get_by_role("button", name="Card").click()
-        card = page.locator("dialog.card").inner_text()
+        tool(page, "view-signal", "Card").click()
+        body = page.locator("#view-signal .card-body")
+        body.wait_for()
+        card = body.text_content()
+        assert card.startswith("Key Takeaway")  # what to take from it first, the rest is folded
         assert "What This Figure Shows" in card
-        assert "Key Takeaway" in card
         assert "\\_" not in card
         page.get_by_role("button", name="Close card").click()
-        assert page.locator(".card-list li").count() >= 9
+        titles = page.locator(".card-list summary").all_inner_texts()
+        assert len(titles) >= 9
+        assert len(set(titles)) == len(titles)  # those of the common window say so
         page.get_by_role("button", name="Copy provenance").click()
         page.wait_for_function("() => document.getElementById('live').textContent === 'Provenance copied'")
         copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
@@ -470,9 +505,10 @@ def test_hostile_names_stay_text(visit, tmp_path):
             assert page.locator(".now bdi").text_content() == " ".join(label.replace("‮", " ").split())
             assert page.locator("#slider").get_attribute("aria-valuetext").startswith(label[:3])
         page.locator("#search").fill("L1H1")
-        page.locator(".card-list button").first.click()
-        assert page.locator("h1").text_content() == HOSTILE[0]
-        assert page.locator("#app img, dialog img, svg img, #app b i").count() == 0
+        page.locator(".card-list summary").first.click()
+        page.locator(".card-list .card-body p").first.wait_for()
+        assert page.locator(".study").text_content() == HOSTILE[0]
+        assert page.locator("#app img, svg img, #app b i").count() == 0
         assert page.evaluate("document.scripts.length") == 2  # the packed data is taken away once it is read
         assert "owned" not in page.title().replace(HOSTILE[0], "")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
@@ -484,7 +520,8 @@ def test_several_models(visit, tmp_path):
                 "layers_without_attention": [4]}]  # fmt: skip
     with visit(write_study(tmp_path, table, records)) as page:
         assert page.locator("#view-flow").count() == 0  # heads of two models are not the same heads
-        assert "Compare two models" in page.locator("#view-compare h3").inner_text()
+        assert "Compare the models" in page.locator("#view-compare h3").inner_text()
+        assert page.locator("#view-compare thead th").count() == 3
         assert len(shown(page)) == 20
         set_slider(page, 0)
         assert len(shown(page)) == 6
@@ -500,14 +537,14 @@ def test_seeds_are_neither_joined_nor_paired_nor_told_as_training(visit, tmp_pat
     (tmp_path / "provenance.json").write_text(json.dumps(record))
     write_report(tmp_path, figures=False)
     with visit(tmp_path / "report.html", "#head=1.1") as page:
-        page.get_by_label("kinds of layers apart").check()
+        assert page.get_by_label("kinds of layers apart").is_checked()
         page.locator("#view-signal").scroll_into_view_if_needed()
         page.wait_for_selector("#view-signal svg text")
         text = page.locator("#app").inner_text()
         assert "raining" not in text
         assert "heckpoint" not in text
-        assert "mean r_q (rotary, sliding 32)" in text
-        assert "Compare two seeds" in text
+        assert "mean r_q and mean r_k (rotary, sliding 32)" in text
+        assert "Compare the seeds" in text
         assert page.locator("#view-flow").count() == 0
         assert page.locator("#head svg[aria-label^='Path']").count() == 0
         assert "layer" in page.locator("#view-depth-rq .about").inner_text()

@@ -25,7 +25,7 @@ from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, static
-from qkscope.page.pack import Pack, unpack
+from qkscope.page.pack import Pack, unpack, unsqueeze
 from qkscope.page.write import page_html
 from qkscope.report.lead import SENTENCES, lead
 from qkscope.report.write import page_cards, write_report
@@ -37,7 +37,9 @@ PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTA
 
 def embedded(html):
     """(what the page knows, its packed arrays), read back as a browser would."""
-    return json.loads(ABOUT.search(html)[1]), PACK.search(html)[1]
+    about = json.loads(ABOUT.search(html)[1])
+    about["data"]["arrays"] = unsqueeze(about["data"]["arrays"])
+    return about, PACK.search(html)[1]
 
 
 # --- packing ----------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_a_large_study_gives_up_digits_and_says_so(tmp_path, monkeypatch):
     assert add_tables(Pack(), results)["precision"] == "float32"
     monkeypatch.setattr("qkscope.page.arrays.EXACT_ROWS", 18)
     assert add_tables(Pack(), results)["precision"] == "float64"
-    assert EXACT_ROWS >= 10 * 576 * 10 * 2  # ten 3B checkpoints, both windows, ten components
+    assert EXACT_ROWS >= 10 * 64 * 10 * 2 + 10 * 64 * 8  # the demo: both windows, ten components, prefix windows
 
 
 # --- text -------------------------------------------------------------------------------------------
@@ -142,8 +144,8 @@ def test_json_in_the_page_cannot_become_markup(value):
 def test_hostile_labels_stay_in_their_place(tmp_path, label):
     results, tables = invented(tmp_path, 2, label=label.replace("{", "{{").replace("}", "}}") + " {i}")
     html = page_html(tables, lead(tables), page_cards(tables))
-    assert html.count("<script") == 3
-    assert html.count("</script>") == 3
+    assert html.count("<script") == 4
+    assert html.count("</script>") == 4
     about, _ = embedded(html)
     assert [c["label"] for c in about["checkpoints"]] == [c.label for c in results.study.checkpoints]
 

@@ -11,6 +11,7 @@ from qkscope.page.errors import add_errors
 from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
+from test_page_browser import unfold
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_a_table_without_errors_shows_none(visit, bare):
         assert page.locator("#numbers thead").inner_text().count("same category") == 0
         assert page.locator("[data-filter=unsure]").count() == 0
         page.locator("#view-signal").scroll_into_view_if_needed()
-        page.locator("#view-signal svg text", has_text="mean r_q").wait_for()
+        page.locator("#view-signal svg text", has_text="mean r_q").first.wait_for()
         assert "SE over documents" not in page.locator("#view-signal svg").text_content()
 
 
@@ -125,7 +126,7 @@ def test_unsure_heads_can_be_left_out_and_sorted(visit, known):
 
 def test_means_have_their_error_until_a_filter_chooses_heads(visit, known):
     table = build_tables(load_results(known)).own.table("trajectory")
-    with visit(known / "report.html") as page:
+    with visit(known / "report.html", "#kinds=together") as page:
         signal = page.locator("#view-signal")
         signal.scroll_into_view_if_needed()
         signal.locator("svg text", has_text="± 1 SE over documents").wait_for()
@@ -158,6 +159,7 @@ def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
         page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 20)  # layer 0 of the first checkpoint
         error = float(tables.table("depth_rq")["layer_0_se"].iloc[0])
         assert f"± {error:.2g}" in page.locator(".tooltip").inner_text()
+        unfold(page)
         stack = page.locator("#view-stack")
         stack.scroll_into_view_if_needed()
         stack.locator("svg path[stroke-width='1.2']").first.wait_for(state="attached")

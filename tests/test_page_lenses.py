@@ -21,7 +21,7 @@ from qkscope.page.pack import Pack, unpack
 from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
-from test_page_browser import downloaded, set_slider, state
+from test_page_browser import downloaded, set_slider, state, tool
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
 CONTEXTS = {"one": 64, "two": 64, "three": 256}
@@ -159,13 +159,13 @@ def test_what_is_packed_is_what_the_tables_say(tables):
     known = add_lenses(pack, GRID, [LENS], tables, {"tilt_curve": True, "other": False})
     packed = pack.text()
     for choice, table in tables["tilt.csv"].items():
-        for name in ("tilt", "tilt_se", "share", "size"):
+        for name, kind in (("tilt", np.float32), ("tilt_se", np.float16), ("share", np.float32), ("size", np.float32)):
             dense = unpack(packed, pack.index, f"lens.tilt.{choice}.{name}")
             assert dense.shape == (3, 12)
-            assert dense.dtype == np.float32
+            assert dense.dtype == kind  # of an error two digits count
             for row in table.itertuples():
                 value = dense[MODELS.index(row.model), row.layer * HEADS + row.head]
-                assert value == np.float32(getattr(row, name)) or (np.isnan(value) and row.layer == 2)
+                assert value == kind(getattr(row, name)) or (np.isnan(value) and row.layer == 2)
     assert "lens.reach.common.reach" not in pack.index
     assert "lens.tilt.own.share_se" not in pack.index
     assert json.loads(json.dumps(known, allow_nan=False)) == known
@@ -214,7 +214,9 @@ def test_a_large_study_has_half_precision_where_that_is_enough(tables):
     add_lenses(pack, GRID, [LENS], tables, {}, large=True)
     types = {name.split(".")[-1]: entry["type"] for name, entry in pack.index.items()}
     # `size` is at most 9e-6, of which half precision would leave nothing; `reach` is up to 1,055 tokens.
-    assert types == {"tilt": "float16", "tilt_se": "float16", "share": "float16", "size": "float32", "reach": "float16"}
+    assert types == {"tilt": "float16", "tilt_se": "log8", "share": "float16", "size": "float32", "reach": "float16"}
+    errors = unpack(pack.text(), pack.index, "lens.tilt.own.tilt_se")
+    np.testing.assert_allclose(errors.ravel(), tables["tilt.csv"]["own"]["tilt_se"], rtol=0.03)
     stored = unpack(pack.text(), pack.index, "lens.tilt.own.tilt")
     values = tables["tilt.csv"]["own"]["tilt"].to_numpy().reshape(stored.shape)
     np.testing.assert_allclose(stored, values, rtol=1e-3)
@@ -268,6 +270,7 @@ def test_a_column_name_stands_for_one_column_and_a_head_has_one_row(tables):
 
 def view_of(page, place):
     node = page.locator(f"#view-lens-tilt-{place}")
+    page.locator("#lens-tilt").evaluate("node => { node.open = true; }")
     node.evaluate("node => node.scrollIntoView({block: 'center'})")
     page.wait_for_function(  # drawn: only then the label says more than the title
         "id => document.querySelector(`${id} .surface`).getAttribute('aria-label').includes(': ')",
@@ -312,18 +315,19 @@ def number_and_error(text, before):
 def test_a_lens_has_a_section_with_its_question_and_definitions(visit, report):
     with visit(report) as page:
         section = page.locator("#lens-tilt")
-        assert section.locator("h2").inner_text() == "Which way do scores lean?"
-        assert section.locator(".intro").inner_text() == "Tilted scores"
+        assert section.locator("> summary").inner_text() == "Which way do scores lean?"
+        view_of(page, 0)
+        assert section.locator("> .intro").inner_text() == "Tilted scores"
         assert section.locator("h3").all_inner_texts() == [view.title for view in LENS.views[:5]]
         assert "Blue leans towards late keys." in section.inner_text()
         defines = view_of(page, 3).locator(".defines").inner_text()
         assert "How far the score leans towards late keys (per token, from −1 to 1)." in defines
         assert "The share of the score that leans (from 0 to 1)." in defines
-        order = page.locator("main > section").evaluate_all("nodes => nodes.map((node) => node.id)")
-        assert order.index("lens-tilt") == order.index("table") - 1
-        assert section.get_by_role("button", name="Card of").count() == 1
-        view_of(page, 0).get_by_role("button", name="Card").click()
-        assert "How scores lean." in page.locator("dialog.card").inner_text()
+        assert page.locator("#table #lens-tilt").count() == 1
+        assert section.locator("button[aria-label^='Card of']").count() == 1
+        tool(page, "view-lens-tilt-0", "Card").click()
+        page.locator("#view-lens-tilt-0 .card-body summary").click()
+        assert "How scores lean." in page.locator("#view-lens-tilt-0 .card-body").inner_text()
 
 
 def test_without_lenses_nothing_is_shown(visit, tmp_path):
@@ -473,14 +477,16 @@ def test_the_head_panel_lists_every_column(visit, report, tables):
     row = head(tables["tilt.csv"]["own"], "three", 1, 2)
     with visit(report, "#head=1.2") as page:
         facts = page.locator(".lens-facts")
-        assert facts.locator("h4").inner_text() == "Tilted scores"
+        assert facts.locator("summary").inner_text() == "Tilted scores"
+        facts.locator("summary").click()
         assert facts.locator("dt").all_inner_texts() == ["tilt", "share", "size", "reach"]
         assert facts.locator("dt").first.get_attribute("title") == "How far the score leans towards late keys."
         tilt, share, size, reach = facts.locator("dd").all_inner_texts()
+        last = tables["tilt.csv"]["own"].query("model == 'three'")
         assert number_and_error(tilt, "") == (row["tilt"], row["tilt_se"])
-        assert tilt.endswith(" per token")
+        assert tilt.endswith(f" per token ({int((last['tilt'] > row['tilt']).sum()) + 1} of 11)")  # one is undefined
         assert (number(share), number(size)) == (row["share"], row["size"])
-        assert reach == f"{30 * 30 + 5:.1f} tokens"
+        assert reach == f"{30 * 30 + 5:.1f} tokens (6 of 12)"
 
 
 def test_the_files_of_lens_views(visit, report, tables):
@@ -488,8 +494,8 @@ def test_the_files_of_lens_views(visit, report, tables):
     with visit(report) as page:
 
         def saved(place, kind):
-            button = view_of(page, place).locator(".tools").get_by_role("button", name=kind)
-            return downloaded(page, button.click)[1]
+            view_of(page, place)
+            return downloaded(page, tool(page, f"view-lens-tilt-{place}", kind).click)[1]
 
         means = pd.read_csv(io.BytesIO(saved(0, "CSV")))
         grouped = own.groupby("model", sort=False)
@@ -529,17 +535,19 @@ def test_no_serious_accessibility_violation(visit, report, scheme):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_lens_views_fit_and_print(visit, report, width):
     with visit(report, "#head=1.2", color_scheme="dark", viewport={"width": width, "height": 900}) as page:
+        page.locator("#lens-tilt").evaluate("node => { node.open = true; }")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         page.emulate_media(media="print")
         page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
-        drawn = page.locator("#lens-tilt svg.surface").evaluate_all("all => all.map((node) => node.childElementCount)")
-        assert min(drawn) > 10
+        drawn = page.locator("main svg.surface").evaluate_all("all => all.map((node) => node.childElementCount)")
+        assert min(drawn) > 3
 
 
 def test_intervals_follow_the_slider_and_say_where_nothing_was_measured(visit, tmp_path):
     SIDES_ROWS.to_csv(tmp_path / "sides.csv", index=False)
     with visit(write_study(tmp_path, (SIDED,))) as page:
         view = page.locator("#view-lens-sides-interval-0")
+        page.locator("#lens-sides").evaluate("node => { node.open = true; }")
         view.evaluate("node => node.scrollIntoView({block: 'center'})")
 
         def drawn(words):

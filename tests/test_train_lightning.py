@@ -96,6 +96,7 @@ def test_in_mixed_precision(tmp_path):
     assert record["autocast"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_accumulated_batches_count_once(tmp_path):
     callback = LightningHeadsCallback(DOCUMENTS, every=1, **{**QUICK, "page": True})
     _, logger = fit(tmp_path, callback, accumulate_grad_batches=3, max_steps=2)

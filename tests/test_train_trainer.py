@@ -179,6 +179,7 @@ def test_without_a_trainer_tables_are_written_and_a_warning_says_that_nothing_is
     assert steps_logged(trainer) == []
 
 
+@pytest.mark.slow
 def test_the_page_is_there_at_the_end(tmp_path):
     trainer = build(tmp_path, max_steps=2)
     follow(trainer, every=1, page=True)

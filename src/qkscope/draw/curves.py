@@ -1,6 +1,7 @@
 """Means over heads as a line with a band and error bars, for any lens that draws them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +25,20 @@ def draw_band_line(
     linestyle: str | tuple[int, tuple[int, ...]] = "-",
     x: "Sequence[float] | None" = None,
     joined: bool = True,
+    outlined: bool = False,
 ) -> None:
     """Markers at the means and ± 1 standard deviation: a line with a band, or bars where nothing joins the entries.
 
-    A table with errors over documents (`<measure>_se`) also gives each mean an error bar.
+    A table with errors over documents (`<measure>_se`) also gives each mean an error bar. An `outlined` band has edges
+    and no filling: two fillings on top of each other would make a third colour.
     """
     places = list(range(len(table))) if x is None else list(x)
     mean, std = table[measure], table[f"{measure}_std"]
     if joined and len(table) > 1:
-        axes.fill_between(
-            places, mean - std, mean + std, color=colour, alpha=0.14, linewidth=0, zorder=1, gid=f"{measure} band"
-        )
+        filled: dict[str, Any] = {"color": colour, "alpha": 0.0 if outlined else 0.14, "linewidth": 0}
+        axes.fill_between(places, mean - std, mean + std, zorder=1, gid=f"{measure} band", **filled)
+        for edge in (mean - std, mean + std) if outlined else ():
+            axes.plot(places, edge, color=colour, alpha=0.6, linewidth=0.9, linestyle=(0, (3, 2)), gid="edge")
     else:
         axes.vlines(places, mean - std, mean + std, color=colour, alpha=0.3, linewidth=7, gid=f"{measure} bar")
     axes.plot(

@@ -54,6 +54,7 @@ class AtWindow:
         self._window_replicates = window_replicates  # at every window
         self.components = components  # every component of each head, where they were read
         self.common = common
+        self.other: AtWindow | None = None  # the study at the other choice of windows, for drawings that overlay them
         self._lenses = lenses
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
@@ -225,6 +226,8 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
         head_tables=of_own,
         components=results.components,
     )
+    if common is not None:
+        own.other, common.other = common, own
     return StudyTables(results, own, common)
 
 

@@ -9,7 +9,10 @@ from qkscope.lenses.at_window import AtWindow
 
 
 def canvas(at: AtWindow, width: float, height: float, headline: str, names: Sequence[str] | None = None) -> Figure:
-    """A figure of so many inches; `names` are the entries that it shows, all by default."""
+    """A figure of so many inches; `names` are the entries that it shows, all by default.
+
+    The title says so where all are at the common window: two drawings of one study never have the same title.
+    """
     windows = [at.window_of(name) for name in (at.names if names is None else names)]
     note = style.window_note(windows, at.common, at.study.noun)
-    return style.new_figure(width, height, at.study, headline, note)
+    return style.new_figure(width, height, at.study, f"{headline} at a Common Window" if at.common else headline, note)

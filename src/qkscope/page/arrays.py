@@ -1,8 +1,9 @@
 """Tables as dense arrays: checkpoint x component x head, with NaN where the table has no value.
 
 The page must not decide what Python has decided: categories (of every component), kinds of layers and depth cells are
-codes that `analysis` computed. Correlations keep all their digits (float64) unless the study is so large that the page
-would no longer be pleasant to mail; then they are float32, which the page says.
+codes that Python computed. Correlations keep all their digits (float64) unless the study is so large that the page
+would no longer be pleasant to mail; then component 0 is float32, other components and windows are float16, and the page
+says so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.lenses.depth.table import DepthAxis
+from qkscope.lenses.depth.table import DepthAxis, layer_counts
 from qkscope.lenses.layer_kinds.table import with_layer_kind
 from qkscope.lenses.taxonomy.table import CATEGORIES, classify
 from qkscope.page.pack import Pack
@@ -23,8 +24,10 @@ STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")
 HEAD_NUMBERS = ("depth", "kv_head", "rotary_dims", "head_dim", "attention_window")
 HEAD_TEXTS = ("rotary", "attention", "layer_kind")
+REST = ".rest"  # what a large study keeps of the components after the first
 ABSENT = 255  # the category code of a head that a checkpoint does not have
-EXACT_ROWS = 250_000  # up to so many rows every digit is kept: about 6 MB; ten 3B checkpoints are 120,000
+MOST_LAYERS = 48  # more are put into bins
+EXACT_ROWS = 60_000  # up to so many rows every digit is kept: about 1.5 MB
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,6 +72,12 @@ def page_grid(study: Entries, data: Mapping[str, Any]) -> Grid:
     return Grid(study.names, tuple(data["components"]), heads)
 
 
+def page_depth(heads: pd.DataFrame) -> DepthAxis:
+    """The cells of depth on the page: real layers up to 48 where all models have the same, else as in the tables."""
+    counts = set(layer_counts(heads).values())
+    return DepthAxis(max(counts)) if len(counts) == 1 and max(counts) <= MOST_LAYERS else DepthAxis.of(heads)
+
+
 def column(table: pd.DataFrame, name: str) -> Floats:
     """A column as floats; NaN throughout where the table does not have it."""
     if name not in table.columns:
@@ -110,10 +119,16 @@ def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
 def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: str) -> None:
     known = table[pd.MultiIndex.from_arrays([table["layer"], table["head"]]).isin(grid.heads)]
     for name in STATISTICS:
-        pack.add(f"{choice}.{name}", grid.spread(known, column(known, name), np.nan), kind)
+        dense = grid.spread(known, column(known, name), np.nan)
+        if kind == "float64" or len(grid.components) == 1:
+            pack.add(f"{choice}.{name}", dense, kind, like=f"own.{name}")
+        else:
+            pack.add(f"{choice}.{name}", dense[:, :1], kind, like=f"own.{name}")
+            pack.add(f"{choice}.{name}{REST}", dense[:, 1:], "float16", like=f"own.{name}{REST}")
     for name in COUNTS:
-        pack.add(f"{choice}.{name}", grid.spread(known, column(known, name), np.nan), "float64")
-    pack.add(f"{choice}.category", grid.spread(known, categories(known), ABSENT), "uint8")
+        dense = grid.spread(known, column(known, name), np.nan)
+        pack.add(f"{choice}.{name}", dense, "float64", like=f"own.{name}")
+    pack.add(f"{choice}.category", grid.spread(known, categories(known), ABSENT), "uint8", like="own.category")
 
 
 def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[str]]:
@@ -122,7 +137,7 @@ def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[st
     flat = Grid(grid.names, (0,), grid.heads)
     for name in HEAD_NUMBERS:
         pack.add(f"head.{name}", flat.spread(first, column(first, name), np.nan)[:, 0], "float64")
-    cells = DepthAxis.of(first).cells(first).astype(np.uint8)
+    cells = page_depth(first).cells(first).astype(np.uint8)
     pack.add("head.depth_cell", flat.spread(first, cells, ABSENT)[:, 0], "uint8")
     texts: dict[str, list[str]] = {}
     for name in HEAD_TEXTS:
@@ -149,7 +164,8 @@ def _add_windows(pack: Pack, grid: Grid, windows: pd.DataFrame | None, kind: str
     there = place >= 0
     for name in (*STATISTICS, "category"):
         values = categories(rows) if name == "category" else column(rows, name)
-        fill, stored = (ABSENT, "uint8") if name == "category" else (np.nan, kind)
+        half = "float64" if kind == "float64" else "float16"
+        fill, stored = (ABSENT, "uint8") if name == "category" else (np.nan, half)
         dense = np.full((len(lines), len(heads)), fill, dtype=values.dtype)
         dense[line[there], place[there]] = values[there]
         pack.add(f"windows.{name}", dense, stored)

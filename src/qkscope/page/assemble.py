@@ -89,14 +89,15 @@ def _code_and_style() -> tuple[str, str]:
     return f"\n{script()}", f"\n{static('page.css')}"
 
 
-def assemble(about: dict[str, Any], packed: str) -> str:
-    """The page."""
+def assemble(about: dict[str, Any], packed: str, later: str = "") -> str:
+    """The page; `later` is what it unpacks when it is first needed."""
     code, style = _code_and_style()
     filled = {
         "policy": policy(code, style),
         "style": style,
         "about": safe_json(about),
         "pack": packed,
+        "later": later,
         "script": code,
     }
     # One pass, so that text that looks like a placeholder stays text.

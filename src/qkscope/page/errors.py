@@ -13,12 +13,13 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, undecided
-from qkscope.lenses.depth.table import depth_axis
+from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.position.summaries import MEASURES
 from qkscope.lenses.signs import sign_unsure
 from qkscope.lenses.windows.table import ESTIMATED, FEWEST_DOCUMENTS, FEWEST_TOKENS
-from qkscope.page.arrays import STATISTICS, Floats, Grid, column
+from qkscope.page.arrays import STATISTICS, Floats, Grid, column, page_depth
 from qkscope.page.pack import Pack
+from qkscope.stats.noise import Part
 
 FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and `sign_unknown` follow from others
 # Where the errors of means and shares are: table, and its columns.
@@ -31,6 +32,18 @@ def add_errors(pack: Pack, grid: Grid, tables: StudyTables) -> None:
         _add_heads(pack, grid, choice, at.heads)
         _add_means(pack, grid, choice, at)
         _add_depth(pack, grid, choice, at)
+
+
+def add_kinds(pack: Pack, grid: Grid, tables: StudyTables) -> None:
+    """Errors of mean r_q and r_k in each kind of layer: `<choice>.kind.<place>.<quantity>_se`, by checkpoint."""
+    kinds = kinds_in_order(tables.own.heads["layer_kind"])
+    for choice, at in zip(("own", "common"), tables.choices(), strict=False):
+        for place, kind in enumerate(kinds if len(kinds) > 1 else []):
+            for name in ("r_q", "r_k"):
+                part = Part(layer_kind=kind)
+                known = [at.panel.error(name, m, part) if m in at.names else np.nan for m in grid.names]
+                if np.isfinite(known).any():
+                    pack.add(f"{choice}.kind.{place}.{error_name(name)}", np.array(known), "float64")
 
 
 def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[int]]) -> dict[str, int]:
@@ -73,11 +86,15 @@ def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None
 
 def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
     """Errors of means by depth: `<choice>.depth.<statistic>_se`, checkpoint x cell."""
-    cells = [error_name(name) for name in depth_axis(at).columns]
-    for statistic, table in (("r_q", "depth_rq"), ("r_k", "depth_rk")):
-        errors = at.table(table).set_index("model")[cells].reindex(list(grid.names)).to_numpy(dtype=np.float64)
+    axis = page_depth(at.heads)
+    there = set(at.names)
+    for statistic in ("r_q", "r_k"):
+        errors = [
+            [at.panel.error(statistic, name, axis.part(cell)) if name in there else np.nan for cell in range(axis.size)]
+            for name in grid.names
+        ]
         if np.isfinite(errors).any():
-            pack.add(f"{choice}.depth.{error_name(statistic)}", errors, "float16")
+            pack.add(f"{choice}.depth.{error_name(statistic)}", np.array(errors), "float16")
 
 
 def _undecided(heads: pd.DataFrame) -> Floats:

@@ -16,12 +16,11 @@ import pandas as pd
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, View
 from qkscope.page.arrays import Grid, column
-from qkscope.page.pack import Pack
+from qkscope.page.pack import Pack, error_precision, precision
 from qkscope.results.schema import QK_FILES
 
 CHOICES = ("own", "common")  # as the page calls each checkpoint's own context and the common window
 ERROR = "_se"  # a column of this ending is the standard error of the column before it
-HALF = (0.01, 6e4)  # how large the largest value of a column may be for half precision
 MOST_SERIES = 4  # lines or bars that can be told apart
 # How many columns a view of each kind has: at least, at most.
 COLUMNS = {"curve": (1, MOST_SERIES), "bars": (1, MOST_SERIES), "heatmap": (1, 1), "scatter": (2, 2)}
@@ -164,10 +163,11 @@ def _check(lens: Lens, view: View, homes: Mapping[str, str]) -> None:
         raise ValueError(f"{where}: a {view.kind} shows {wanted} columns, not {len(view.columns)}")
 
 
-def _precision(values: np.ndarray[Any, np.dtype[np.float64]], large: bool) -> str:
-    """Half precision is enough to draw a large study: three digits, and steps of 6e-8 near 0."""
-    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-    return "float16" if large and HALF[0] <= largest <= HALF[1] else "float32"
+def _precision(values: np.ndarray[Any, np.dtype[np.float64]], is_error: bool, large: bool) -> str:
+    """Errors have two digits that mean something; values of a large study three, which is enough to draw."""
+    if is_error:
+        return error_precision(values, large=large)
+    return precision(values) if large else "float32"
 
 
 def _add_table(
@@ -185,7 +185,8 @@ def _add_table(
                 key = f"lens.{PurePath(table.file).stem}.{choice}.{name}"
                 if name in rows.columns and key not in packed:
                     values = _dense(grid, rows, name)
-                    pack.add(key, values, _precision(values, large))
+                    kind = _precision(values, name != declared.name, large)
+                    pack.add(key, values, kind, like=f"lens.{PurePath(table.file).stem}.own.{name}")
                     packed.add(key)
             if declared.name in rows.columns:
                 entry = described.setdefault(declared.name, _column(table, declared))

@@ -2,9 +2,14 @@
 
 Grouping bytes (all first bytes of an array, then all second bytes, ...) lets zlib find what correlations have in
 common: sign and exponent. The browser undoes it with DecompressionStream, so the page carries no decoder.
+
+An array that repeats lines of another one (the common window of a checkpoint whose context it is) keeps the others
+only. Errors of large studies are one byte each, on a logarithmic scale from the smallest to the largest.
 """
 
 import base64
+import json
+import math
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 # How arrays are called in the page; all little-endian, as every browser's typed arrays are.
-TYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "uint8": "u1"}
+TYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "uint8": "u1", "log8": "u1"}
+HALF = (0.01, 6e4)  # how large the largest value of an array may be for half precision
+LOG_STEPS = 253  # of one byte: 0 is NaN, 1 is 0, the rest are steps of the scale
+WIDEST = 6.0  # decades that one byte spans with steps below 6 %
 
 
 @dataclass
@@ -22,12 +30,30 @@ class Pack:
 
     _parts: list[bytes] = field(default_factory=list)
     index: dict[str, dict[str, Any]] = field(default_factory=dict)  # name: type, shape, first byte
+    _plain: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _bytes: int = 0
 
-    def add(self, name: str, values: npt.NDArray[Any], kind: str) -> None:
-        """Add an array under a name that is not taken yet."""
+    def add(self, name: str, values: npt.NDArray[Any], kind: str, like: str | None = None) -> None:
+        """Add an array under a name that is not taken yet; lines that `like` has in the same place are not repeated."""
+        entry: dict[str, Any] = {"type": kind}
+        if kind == "log8":
+            values, entry["low"], entry["high"] = to_log8(np.asarray(values, dtype=np.float64))
         plain = np.ascontiguousarray(values, dtype=np.dtype(TYPES[kind]))
-        grouped = plain.reshape(-1).view(np.uint8).reshape(-1, plain.itemsize).T
-        self._append(name, {"type": kind, "shape": list(plain.shape)}, grouped.tobytes())
+        entry["shape"] = list(plain.shape)
+        if like is not None and like != name and kind != "log8":
+            entry |= self._other_lines(plain, like)
+        self._plain[name] = plain
+        kept = plain[entry["lines"]] if "lines" in entry else plain
+        grouped = kept.reshape(-1).view(np.uint8).reshape(-1, kept.itemsize).T
+        self._append(name, entry, grouped.tobytes())
+
+    def _other_lines(self, plain: npt.NDArray[Any], like: str) -> dict[str, Any]:
+        """Which lines are not those of another array; nothing where the two cannot be compared or all differ."""
+        other = self._plain.get(like)
+        if other is None or other.shape != plain.shape or other.dtype != plain.dtype or plain.ndim < 2:
+            return {}
+        lines = [i for i in range(len(plain)) if plain[i].tobytes() != other[i].tobytes()]
+        return {} if len(lines) == len(plain) else {"like": like, "lines": lines}
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text."""
@@ -37,21 +63,71 @@ class Pack:
     def _append(self, name: str, entry: dict[str, Any], data: bytes) -> None:
         if name in self.index:
             raise ValueError(f"the page has {name!r} twice")
-        self.index[name] = {**entry, "first": sum(map(len, self._parts))}
+        self.index[name] = {**entry, "first": self._bytes}
         self._parts.append(data)
+        self._bytes += len(data)
 
     def text(self) -> str:
         """Everything, compressed, in letters that mean nothing to HTML."""
         return base64.b64encode(zlib.compress(b"".join(self._parts), 7)).decode("ascii")
 
 
+def squeeze(value: Any) -> str:
+    """JSON, compressed, in letters: an index of hundreds of arrays says the same words again and again."""
+    return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 9)).decode("ascii")
+
+
+def unsqueeze(text: str) -> Any:
+    """What was squeezed; the browser does the same."""
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def precision(values: npt.NDArray[np.float64]) -> str:
+    """Half precision where it is enough to draw: three digits, and steps of 6e-8 near 0."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+    return "float16" if largest == 0.0 or HALF[0] <= largest <= HALF[1] else "float32"
+
+
+def error_precision(values: npt.NDArray[np.float64], *, large: bool) -> str:
+    """How errors are kept: a large study has one byte for each where one byte is enough."""
+    known = values[np.isfinite(values) & (values > 0)]
+    if large and len(known) and math.log10(float(known.max()) / float(known.min())) <= WIDEST:
+        return "log8"
+    return precision(values)
+
+
+def to_log8(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.uint8], float, float]:
+    """Numbers of at least 0 as one byte each, and the logarithms of the smallest and the largest above 0."""
+    known = np.isfinite(values) & (values > 0)
+    logs = np.log10(np.where(known, values, 1.0))
+    low, high = (float(logs[known].min()), float(logs[known].max())) if known.any() else (0.0, 0.0)
+    steps = np.rint((logs - low) / ((high - low) or 1.0) * LOG_STEPS) + 2
+    codes = np.where(known, steps, np.where(values == 0, 1, 0))
+    return codes.astype(np.uint8), low, high
+
+
+def from_log8(codes: npt.NDArray[np.uint8], low: float, high: float) -> npt.NDArray[np.float64]:
+    """What such bytes stand for; the browser does the same."""
+    values = 10.0 ** (low + (codes.astype(np.float64) - 2) / LOG_STEPS * (high - low))
+    return np.where(codes == 0, np.nan, np.where(codes == 1, 0.0, values))
+
+
 def unpack(text: str, index: dict[str, dict[str, Any]], name: str) -> npt.NDArray[Any] | str:
     """What `Pack` was given under this name; the browser does the same."""
     data = zlib.decompress(base64.b64decode(text))
+    return _read(data, index, name)
+
+
+def _read(data: bytes, index: dict[str, dict[str, Any]], name: str) -> npt.NDArray[Any] | str:
     entry = index[name]
-    count = int(np.prod(entry["shape"]))
     if entry["type"] == "text":
-        return data[entry["first"] : entry["first"] + count].decode("utf-8")
-    kind = np.dtype(TYPES[entry["type"]])
+        return data[entry["first"] : entry["first"] + entry["shape"][0]].decode("utf-8")
+    shape = [len(entry["lines"]), *entry["shape"][1:]] if "lines" in entry else entry["shape"]
+    count, kind = int(np.prod(shape)), np.dtype(TYPES[entry["type"]])
     raw = np.frombuffer(data, np.uint8, count * kind.itemsize, entry["first"])
-    return np.ascontiguousarray(raw.reshape(kind.itemsize, count).T).view(kind).reshape(entry["shape"])
+    values: npt.NDArray[Any] = np.ascontiguousarray(raw.reshape(kind.itemsize, count).T).view(kind).reshape(shape)
+    if "lines" in entry:
+        whole = np.array(_read(data, index, entry["like"]))
+        whole[entry["lines"]] = values
+        values = whole
+    return from_log8(values, entry["low"], entry["high"]) if entry["type"] == "log8" else values

@@ -13,24 +13,27 @@ from qkscope.files import write_text
 from qkscope.foreign import is_finite
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.concordance.table import CONCORDANCE
-from qkscope.lenses.depth.table import depth_axis
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.registry import registered
-from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW
-from qkscope.page.arrays import add_tables, page_grid
+from qkscope.page.answer import answer
+from qkscope.page.arrays import add_tables, page_depth, page_grid
 from qkscope.page.assemble import assemble
-from qkscope.page.errors import add_errors, add_windows
+from qkscope.page.detail import add_details, split_rows
+from qkscope.page.errors import add_errors, add_kinds, add_windows
+from qkscope.page.examples import examples
 from qkscope.page.facts import facts
 from qkscope.page.lens_data import add_lenses, add_mean_errors, lens_tables
-from qkscope.page.pack import Pack
+from qkscope.page.pack import Pack, squeeze
+from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
 from qkscope.results.folder import REPORT_HTML, results_file
 from qkscope.results.read import Entry, Results
 from qkscope.words.blocks import Block, page_runs, to_page
 
-FORMAT = 1
-# Of a checkpoint's record; `tokens` are those that were measured, `trained_tokens` those before it in training.
-SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type", "step", "trained_tokens", "run")
+FORMAT = 2
+PLACES = ("step", "trained_tokens")  # where a checkpoint is in training, as numbers, if its record says so
+# Of a checkpoint's record; `tokens` are those that were measured.
+SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type", "run")
 
 
 @dataclass(frozen=True)
@@ -43,50 +46,81 @@ class PageCard:
 
 
 def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> str:
-    """The page as text; `lead` are the sentences of the first screen."""
+    """The page as text; `lead` are the openings of the cards' takeaways."""
     results = tables.results
-    pack = Pack()
-    axis = depth_axis(tables.own)
+    pack, later = Pack(), Pack()
     data = add_tables(pack, results)
-    shown = {card.figure: True for card in cards}
     grid = page_grid(results.study, data)
     add_errors(pack, grid, tables)
-    enough = add_windows(pack, grid, tables.own, data["windows"])
-    lens_data = add_lenses(pack, grid, registered(), lens_tables(tables), shown, large=data["precision"] == "float32")
-    add_mean_errors(pack, grid, registered(), tables)
-    pack.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
+    add_kinds(pack, grid, tables)
+    of_lenses = lens_tables(tables)
+    shown = {card.figure: True for card in cards}
+    large = data["precision"] == "float32"
     about = {
+        **_study(results, tables),
+        **_look(),
+        "enough": add_windows(pack, grid, tables.own, data["windows"]),
+        "answer": {**answer(tables), "examples": examples(tables.own)},
+        "facts": facts(results),
+        "lead": [page_runs(text) for text in lead],
+        "cards": [{"figure": c.figure, "common": c.common, "title": card_title(c)} for c in cards],
+        "commands": _commands(results, out),
+        "lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large),
+        "split": [
+            row
+            for choice, at in zip(("own", "common"), tables.choices(), strict=False)
+            for row in split_rows(at.head_tables, results.study.names, choice)
+        ],
+        "data": data,
+    }
+    add_mean_errors(pack, grid, registered(), tables)
+    data["detail"] = add_details(later, grid, of_lenses)
+    later.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
+    later.add_text("cards", json.dumps([to_page(card.blocks) for card in cards], ensure_ascii=False))
+    data["arrays"], data["later"] = squeeze(pack.index), squeeze(later.index)
+    return assemble(about, pack.text(), later.text())
+
+
+def _study(results: Results, tables: StudyTables) -> dict[str, Any]:
+    """Who is compared, and how."""
+    study, axis = results.study, page_depth(tables.own.heads)
+    return {
         "format": FORMAT,
         "version": __version__,
-        "title": results.study.title,
-        "span": results.study.span,
-        "kind": results.study.kind,
-        "oneRun": results.study.one_run,
-        "noun": results.study.noun,
+        "title": study.title,
+        "span": study.span,
+        "kind": study.kind,
+        "oneRun": study.one_run,
+        "noun": study.noun,
         "axis": _axis(results),
         "layerKinds": kinds_in_order(tables.own.heads["layer_kind"]),
-        "checkpoints": [_checkpoint(c) for c in results.study.checkpoints],
+        "checkpoints": [_checkpoint(c) for c in study.checkpoints],
         "unmeasured": list(results.unmeasured),
-        "categories": [{"name": name, "colour": CATEGORY_COLOURS[name]} for name in CATEGORIES],
-        "thresholds": {"high": HIGH, "low": LOW, "concordance": CONCORDANCE},
-        "enough": enough,
         "depth": {"byLayer": axis.layers is not None, "columns": list(axis.columns)},
+    }
+
+
+def _look() -> dict[str, Any]:
+    """Categories, thresholds and colours."""
+    return {
+        "categories": [{"name": name, "colour": CATEGORY_COLOURS[name]} for name in CATEGORIES],
+        "against": {"name": AGAINST, "colour": CATEGORY_COLOURS[AGAINST]},
+        "thresholds": {"high": HIGH, "low": LOW, "concordance": CONCORDANCE},
         "colours": {
             "blue": palette.BLUE,
             "red": palette.RED,
-            "purple": palette.PURPLE,
-            "amber": palette.AMBER,
-            "blues": list(palette.BLUES),
-            "reds": list(palette.REDS),
+            "diverging": list(DIVERGING),
+            "sequential": list(SEQUENTIAL),
+            "parts": list(SERIES),
         },
-        "facts": facts(results),
-        "lead": [page_runs(text) for text in lead],
-        "cards": [{"figure": c.figure, "common": c.common, "blocks": to_page(c.blocks)} for c in cards],
-        "commands": _commands(results, out),
-        "lenses": lens_data,
-        "data": data,
     }
-    return assemble(about, pack.text())
+
+
+def card_title(card: PageCard) -> str:
+    """Its first heading; the common window is named, so that no two cards are called the same."""
+    first = next((block for block in to_page(card.blocks) if block["kind"] == "heading"), None)
+    title = card.figure if first is None else "".join(text for _, text in first["runs"])
+    return f"{title} (common window)" if card.common and "common window" not in title.lower() else title
 
 
 def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> Path:
@@ -108,6 +142,8 @@ def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
     record = checkpoint.record
     shown = {key: getattr(record, key) for key in SHOWN}
     plain = {key: value for key, value in shown.items() if isinstance(value, str) or is_finite(value)}
+    recorded = record.to_json()
+    plain |= {key: recorded[key] for key in PLACES if is_finite(recorded.get(key))}
     layers = [number for number in record.layers_without_attention or [] if number is not None]
     return {
         "name": checkpoint.name,

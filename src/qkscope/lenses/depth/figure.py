@@ -17,6 +17,7 @@ from qkscope.results.read import Entries, phase_segments
 
 LABEL_CHARACTERS = 36
 ROW_INCHES = (0.34, 0.165)  # few rows are roomy; many shrink to the height of a line and the page grows
+BESIDE = 0.085  # room beside the cells, the same in both figures, so that their panels are of one size
 NEGATIVE = {"Blues": "#fde9c9", "Reds": "#dbe7fb"}  # another hue for means below 0, beside their sign
 
 
@@ -39,9 +40,12 @@ def draw_heatmap_rk(at: AtWindow) -> Figure:
         if not np.isnan(share):
             axes.text(
                 right, row, f"{100 * share:.0f}%", va="center", fontsize=size, color=style.AMBER,
-                gid="discordant", clip_on=False,
+                gid="discordant", clip_on=False, in_layout=False,
             )  # fmt: skip
-    axes.text(right, -0.6, "discordant\n($r_k$ < −0.3)", va="bottom", fontsize=7.5, color=style.AMBER, clip_on=False)
+    axes.text(
+        right, -0.6, "discordant\n($r_k$ < −0.3)", va="bottom", fontsize=7.5, color=style.AMBER, clip_on=False,
+        in_layout=False,
+    )  # fmt: skip
     return style.finish(figure)
 
 
@@ -67,7 +71,7 @@ def _heatmap(at: AtWindow, means: pd.DataFrame, colours: str, headline: str, lab
     _print_cells(axes, values, colourmap)
     _label_axes(axes, study, axis, _error_words(means[[error_name(name) for name in axis.columns]]))
     bar = figure.colorbar(
-        image, ax=axes, shrink=min(1.0, 3.0 / height), pad=0.055 if colours == "Reds" else 0.02, aspect=18,
+        image, ax=axes, shrink=min(1.0, 3.0 / height), pad=BESIDE, aspect=18,
         extend="min" if bool(np.nanmin(np.append(values, 0.0)) < 0) else "neither",
     )  # fmt: skip
     bar.set_label(label)

@@ -3,6 +3,7 @@
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.position.card import explained_variance, position_signal
 from qkscope.lenses.position.changes import changes_at
+from qkscope.lenses.position.kinds_words import signal_by_kind
 from qkscope.lenses.position.portraits_card import rq_rk_scatter_grid
 from qkscope.lenses.position.summaries import portraits_at, trajectory_at, with_measures
 from qkscope.lenses.position.table import COMMON, OWN, REPLICATES
@@ -45,6 +46,13 @@ LENS = Lens(
             needs=("trajectory", "portraits", "taxonomy_fractions", "concordance"),
             at_common_window=True,
             number=6,
+        ),
+        Figure(
+            "signal_by_kind",
+            later(f"{DRAW}.kinds_figure:draw_signal_by_kind"),
+            signal_by_kind,
+            needs=("trajectory",),
+            number=50,  # clear of those that other lenses count on
         ),
     ),
     own_views=("portrait", "map", "signal", "variance"),

@@ -27,11 +27,13 @@ def draw_position_signal(at: AtWindow) -> Figure:
         places = [i + (0 if study.one_run else BESIDE * side) for i in range(len(table))]
         draw_band_line(
             signal, table, measure, colour=colour, marker=marker, label=f"mean ${measure}$", x=places,
-            joined=study.one_run,
+            joined=study.one_run, outlined=measure == "r_k",
         )  # fmt: skip
     signal.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=2, gid="zero")
     lowest = min(float((table[m] - table[f"{m}_std"].fillna(0.0)).min()) for m in ("r_q", "r_k"))
-    signal.set_ylim(-1.0 if lowest < -0.6 else -0.6 if lowest < -0.2 else -0.2, 1.0)
+    highest = max(float((table[m] + table[f"{m}_std"].fillna(0.0)).max()) for m in ("r_q", "r_k"))
+    # A band may reach beyond what a correlation can be; cut off flat it would look as if the heads did.
+    signal.set_ylim(-1.0 if lowest < -0.6 else -0.6 if lowest < -0.2 else -0.2, max(1.0, highest + 0.02))
     signal.set_ylabel("Pearson r with position")
     style.checkpoint_axis(signal, study, labels=False)
     keys = spread_keys(style.GREY, has_errors(table, ("r_q", "r_k")))

@@ -23,13 +23,13 @@ THIN_SHARE = 0.012
 
 
 def draw_taxonomy_evolution(at: AtWindow) -> Figure:
-    """Figure 2: stacked fractions in the order of the taxonomy; undefined heads on top where there are any."""
+    """Figure 2: stacked fractions in the order of the taxonomy; categories without any head are left out."""
     study = at.study
     headline = f"Head Taxonomy {'Evolution ' if study.one_run else ''}{style.span_title(study)}"
     figure = canvas(at, 9.0, 4.6, headline)
     axes = figure.subplots()
     fractions = at.table("taxonomy_fractions")
-    shown = [c for c in CATEGORIES if c != UNDEFINED or bool((fractions[c] > 0).any())]
+    shown = [c for c in CATEGORIES if bool((fractions[c] > 0).any())]  # a key without a bar says nothing
     bottom = [0.0] * len(fractions)
     for category in shown:
         heights = [float(v) for v in fractions[category]]

@@ -66,8 +66,8 @@ def _value_axis(axes: Axes, drawn: pd.DataFrame, measure: str, scale: float) -> 
 
 
 def _looks(study: Entries) -> dict[str, tuple[tuple[float, float, float, float], str]]:
-    """Colour from dark to light in the order of the checkpoints, marker by phase."""
-    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, max(2, len(study.checkpoints))))
+    """Colour from dark to light in the order of the checkpoints, marker by phase; none too pale for white paper."""
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.72, max(2, len(study.checkpoints))))
     markers = {}
     for number, (_, first, last) in enumerate(phase_segments(study.checkpoints)):
         for i in range(first, last + 1):

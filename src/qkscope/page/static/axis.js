@@ -1,5 +1,6 @@
 // Axes: numbers, checkpoints with their phases, and labels that never overlap.
 
+import { axisOf } from "./numbers.js";
 import { shorten } from "./format.js";
 import { textWidth } from "./pen.js";
 
@@ -36,35 +37,71 @@ export function phaseRuns(data, checkpoints) {
   return runs;
 }
 
-// The checkpoints along x. `frame` is {left, right, top, bottom}; returns x(i) and the space between two.
-export function checkpointAxis(g, frame, checkpoints, layout) {
-  const { pen, theme, app } = g;
+// Where checkpoints stand along x: in order, or at their step or tokens. `frame` has left and right; returns x(i), the
+// edges of each one's column, and the mean space between two.
+export function checkpointPlaces(app, frame, checkpoints, ordinal = false) {
   const n = checkpoints.length;
   const step = (frame.right - frame.left) / n;
-  const x = (i) => frame.left + (i + 0.5) * step;
+  const { axis } = app.store.state;
+  if (ordinal || axis === "order" || n < 2) {
+    return { x: (i) => frame.left + (i + 0.5) * step, edge: (i) => frame.left + i * step, step, numbers: null };
+  }
+  const log = axis.startsWith("log ");
+  const key = axis.replace("log ", "");
+  const raw = checkpoints.map((c) => app.data.checkpoints[c][key]);
+  const values = log ? raw.map(Math.log10) : raw;
+  const x = scale([values[0], values[n - 1]], [frame.left + 16, frame.right - 16]);
+  const at = values.map(x);
+  const edge = (i) => (i === 0 ? frame.left : i === n ? frame.right : (at[i - 1] + at[i]) / 2);
+  return { x: (i) => at[i], edge, step, numbers: { raw, log, key, x: (value) => x(log ? Math.log10(value) : value) } };
+}
+
+// A number of steps or tokens, short: 4.7M.
+export function amount(value) {
+  const [unit, letter] = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]].find(([size]) => value >= size) ?? [1, ""];
+  return `${Number((value / unit).toPrecision(3))}${letter}`;
+}
+
+function numberLabels(g, frame, { raw, log, key, x }) {
+  const [low, high] = [raw[0], raw[raw.length - 1]];
+  const ticks = [];
+  if (log) for (let power = 10 ** Math.ceil(Math.log10(low)); power <= high; power *= 10) ticks.push(power);
+  else ticks.push(...axisOf([low, high], [low, high], { parts: 5 }).ticks);
+  for (const tick of ticks.length > 1 ? ticks : [low, high]) {
+    g.pen.text(amount(tick), x(tick), frame.bottom + 17, { size: LABEL, fill: g.theme.muted, anchor: "middle" });
+  }
+  g.pen.text(`${key === "step" ? "training steps" : "training tokens"}${log ? " (log scale)" : ""}`, frame.right, frame.bottom + 32, { size: LABEL, fill: g.theme.ink, anchor: "end" });
+}
+
+// The checkpoints along x, with their phases. `ordinal`: in order, whatever the reader chose for curves.
+export function checkpointAxis(g, frame, checkpoints, layout, ordinal = false) {
+  const { pen, theme, app } = g;
+  const n = checkpoints.length;
+  const places = checkpointPlaces(app, frame, checkpoints, ordinal);
+  const { x, edge, step } = places;
   checkpoints.forEach((c, i) => {
-    if (!isLabelled(i, n, layout.stride)) return;
+    if (places.numbers || !isLabelled(i, n, layout.stride)) return;
     const current = c === app.store.state.checkpoint;
     const style = { size: LABEL, fill: current ? theme.ink : theme.muted, weight: current ? 650 : 400 };
     if (layout.slanted) pen.text(layout.texts[i], x(i) + 4, frame.bottom + 16, { ...style, anchor: "end", rotate: -SLANT });
     else pen.text(layout.texts[i], x(i), frame.bottom + 17, { ...style, anchor: "middle" });
   });
+  if (places.numbers) numberLabels(g, frame, places.numbers);
   const runs = phaseRuns(app.data, checkpoints);
   for (const [phase, first, last] of runs.length > 1 ? runs : []) {
-    const edge = frame.left + first * step;
-    if (first > 0) pen.line([[edge, frame.top], [edge, frame.bottom]], { stroke: theme.line, width: 0.8, dash: [3, 3] });
-    const room = (last - first + 1) * step - 6;
-    if (textWidth(phase, 11) <= room) pen.text(phase, x((first + last) / 2), frame.top - 7, { size: 11, fill: theme.muted, anchor: "middle" });
+    if (first > 0) pen.line([[edge(first), frame.top], [edge(first), frame.bottom]], { stroke: theme.line, width: 0.8, dash: [3, 3] });
+    const room = edge(last + 1) - edge(first) - 6;
+    if (textWidth(phase, 11) <= room) pen.text(phase, (edge(first) + edge(last + 1)) / 2, frame.top - 7, { size: 11, fill: theme.muted, anchor: "middle" });
   }
   return { x, step };
 }
 
 // A soft column behind the checkpoint on the slider.
-export function currentColumn(g, frame, checkpoints) {
+export function currentColumn(g, frame, checkpoints, ordinal = false) {
   const i = checkpoints.indexOf(g.app.store.state.checkpoint);
   if (i < 0) return;
-  const step = (frame.right - frame.left) / checkpoints.length;
-  g.pen.rect(frame.left + i * step, frame.top, step, frame.bottom - frame.top, { fill: g.theme.faint, alpha: 0.55 });
+  const { edge } = checkpointPlaces(g.app, frame, checkpoints, ordinal);
+  g.pen.rect(edge(i), frame.top, edge(i + 1) - edge(i), frame.bottom - frame.top, { fill: g.theme.faint, alpha: 0.55 });
 }
 
 export function valueAxis(g, frame, y, ticks, format) {
@@ -85,12 +122,12 @@ export function drawErrors(g, x, y, values, errors, limits) {
 }
 
 // Areas that a pointer can be in, one per checkpoint: they move the slider.
-export function columnHits(g, frame, checkpoints, lines) {
-  const step = (frame.right - frame.left) / checkpoints.length;
+export function columnHits(g, frame, checkpoints, lines, ordinal = false) {
+  const { edge } = checkpointPlaces(g.app, frame, checkpoints, ordinal);
   return checkpoints.map((c, i) => ({
-    x: frame.left + i * step,
+    x: edge(i),
     y: frame.top,
-    w: step,
+    w: edge(i + 1) - edge(i),
     h: frame.bottom - frame.top,
     lines: [g.app.data.checkpoints[c].label, ...lines(c)],
     click: () => g.app.store.set({ checkpoint: c }),

@@ -43,49 +43,71 @@ export async function copyText(app, text, done) {
   app.announce(done, true);
 }
 
-function cardTitle(card) {
-  const heading = card.blocks.find((block) => block.kind === "heading");
-  return heading ? heading.runs.map(([, text]) => text).join("") : card.figure;
+// A card's parts by their headings of level 2: [heading, blocks].
+function partsOf(blocks) {
+  const parts = [];
+  for (const block of blocks) {
+    if (block.kind === "heading" && block.level === 1) continue;
+    if (block.kind === "heading" && block.level === 2) parts.push([block.runs.map(([, text]) => text).join(""), []]);
+    else if (parts.length) parts.at(-1)[1].push(block);
+  }
+  return parts;
+}
+
+// The takeaway first; what the drawing in the figures folder shows, and how it was made, are folded.
+function cardBody(blocks) {
+  const parts = partsOf(blocks).filter(([name]) => name !== "File"); // names of files beside the card mean nothing here
+  const isTakeaway = ([name]) => /takeaway/i.test(name);
+  const folded = parts.filter((part) => !isTakeaway(part));
+  return [
+    ...parts.filter(isTakeaway).flatMap(([name, inside]) => [element("h4", {}, name), ...renderBlocks(inside, 4)]),
+    ...folded.map(([name, inside]) => element("details", {}, element("summary", {}, name), ...renderBlocks(inside, 4))),
+    element("p", { class: "about" }, "About all heads on PC0 and the drawing in the figures folder; filters of the page do not change it."),
+  ];
 }
 
 export class Cards {
   constructor(app) {
     this.app = app;
     this.list = app.data.about.cards;
-    this.body = element("div", { class: "card-body" });
-    this.dialog = element(
-      "dialog", { class: "card", "aria-label": "Card" },
-      element("form", { method: "dialog" }, element("button", { class: "tool", "aria-label": "Close card" }, "Close")),
-      this.body,
-    );
-    document.body.append(this.dialog);
   }
 
   has(figure) {
     return this.list.some((card) => card.figure === figure);
   }
 
-  // The card at the window that the page shows, else the one there is.
-  show(figure) {
+  async #blocks(place) {
+    this.blocks ??= (await this.app.data.later()).cards();
+    return this.blocks[place];
+  }
+
+  // Below its chart: the card at the window that the page shows, else the one there is. Again, and it is folded away.
+  async toggle(node, figure) {
+    if (!node.hidden) {
+      node.hidden = true;
+      return;
+    }
     const common = this.app.store.state.choice === "common";
-    const cards = this.list.filter((card) => card.figure === figure);
-    this.open(cards.find((card) => card.common === common) ?? cards[0]);
+    const places = this.list.map((_, i) => i).filter((i) => this.list[i].figure === figure);
+    const place = places.find((i) => this.list[i].common === common) ?? places[0];
+    const leave = () => {
+      node.hidden = true;
+      node.parentElement.querySelector(".menu > summary").focus({ preventScroll: true });
+    };
+    const close = button("Close", leave, { class: "tool", "aria-label": "Close card" });
+    node.replaceChildren(close, element("div", { class: "card-body" }, ...cardBody(await this.#blocks(place))));
+    node.hidden = false;
+    close.focus({ preventScroll: true });
+    this.app.announce(`Card: ${this.list[place].title}`);
   }
 
-  open(card) {
-    const note = "Cards speak about all heads on PC0 and the drawing in the figures folder; filters of the page do not change them.";
-    // The file names of the picture beside a card mean nothing here.
-    const file = card.blocks.findIndex((block) => block.kind === "heading" && block.level === 2);
-    const blocks = card.blocks.filter((_, i) => i !== file && i !== file + 1);
-    this.body.replaceChildren(...renderBlocks(blocks, 2), element("p", { class: "about" }, note));
-    this.dialog.setAttribute("aria-label", cardTitle(card));
-    this.dialog.showModal();
-    this.dialog.scrollTop = 0;
-  }
-
-  // All cards by name, for those without a view of their own.
+  // All cards by name, for those without a view of their own: each unfolds in its place.
   index() {
-    const items = this.list.map((card) => element("li", {}, button(cardTitle(card), () => this.open(card), { class: "linklike" })));
+    const items = this.list.map((card, place) => {
+      const body = element("div", { class: "card-body" });
+      const node = element("details", { on: { toggle: async () => node.open && !body.childElementCount && body.replaceChildren(...cardBody(await this.#blocks(place))) } }, element("summary", {}, card.title), body);
+      return element("li", {}, node);
+    });
     return element("ul", { class: "card-list" }, ...items);
   }
 }
@@ -95,7 +117,8 @@ export function provenancePanel(app) {
   const commands = data.about.commands.map(([what, command]) =>
     element("div", { class: "command" }, element("span", { class: "about" }, `Makes ${what}`), element("code", {}, command), button("Copy", () => copyText(app, command, "Command copied"), { class: "tool", "aria-label": `Copy the command that makes ${what}` })),
   );
+  const provenance = async () => (await data.later()).provenance();
   const text = element("pre", { tabindex: "0", role: "region", "aria-label": "Provenance as JSON" });
-  const all = element("details", { on: { toggle: () => all.open && (text.textContent = data.provenance) } }, element("summary", {}, "Provenance: what produced these numbers"), text);
-  return element("div", {}, ...commands, element("div", { class: "command" }, button("Copy provenance", () => copyText(app, data.provenance, "Provenance copied"), { class: "tool" })), all);
+  const all = element("details", { on: { toggle: async () => all.open && (text.textContent = await provenance()) } }, element("summary", {}, "Provenance: what produced these numbers"), text);
+  return element("div", {}, ...commands, element("div", { class: "command" }, button("Copy provenance", async () => copyText(app, await provenance(), "Provenance copied"), { class: "tool" })), all);
 }

@@ -1,9 +1,10 @@
 // Layers downwards, heads across: every head in its place, what stands around, and how a reader means a head or a block.
 
-import { attachKeys, point } from "./pointing.js";
+import { attachKeys, choose, point } from "./pointing.js";
 import { markOf, readableOn } from "./colours.js";
 
 const MARGIN = { left: 34, right: 24, top: 22, bottom: 6 };
+const BRACKET = 4; // pixels below the column numbers: heads that share keys
 
 function geometry(app, width) {
   const { nLayers, nColumns } = app.data;
@@ -46,9 +47,10 @@ function drawSides(g, place, checkpoint) {
   const label = { size: 10.5, fill: theme.muted };
   for (let layer = 0; layer < data.nLayers; layer += 1) {
     const middle = place.y(layer) + place.down / 2;
-    if (layer % rows === 0) pen.text(String(layer), MARGIN.left - 6, middle + 4, { ...label, anchor: "end" });
     const h = data.layers.findIndex((each, i) => each === layer && data.choices.own.category[data.at(checkpoint, 0, i)] !== data.absent);
     const side = MARGIN.left + data.nColumns * place.across + 12;
+    if (h >= 0 && /^NoPE/.test(data.kind("layer_kind", checkpoint, h))) pen.rect(0, place.y(layer), MARGIN.left - 2, place.down, { fill: theme.faint });
+    if (layer % rows === 0) pen.text(String(layer), MARGIN.left - 6, middle + 4, { ...label, anchor: "end" });
     if (h >= 0) pen.mark(markOf(data.kind("layer_kind", checkpoint, h)), side, middle, Math.min(3.6, place.down * 0.36), { fill: "none", stroke: theme.line, width: 1 });
     else if (place.down >= 11 && layer < (data.checkpoints[checkpoint].n_layers ?? data.nLayers)) {
       const without = data.checkpoints[checkpoint].withoutAttention.includes(layer);
@@ -59,6 +61,23 @@ function drawSides(g, place, checkpoint) {
     pen.text(String(head), place.x(head) + place.across / 2, MARGIN.top - 6, { ...label, anchor: "middle" });
   }
   pen.text("layer", 2, MARGIN.top - 6, label);
+  drawKeyGroups(g, place, checkpoint);
+}
+
+// Heads that share keys, as brackets above the first layer that has them; a head of its own keys has none.
+function drawKeyGroups(g, place, checkpoint) {
+  const { data } = g.app;
+  const first = data.layers[0];
+  const groups = new Map();
+  data.layers.forEach((layer, h) => {
+    const key = data.number("kv_head", checkpoint, h);
+    if (layer === first && Number.isFinite(key)) groups.set(key, [...(groups.get(key) ?? []), data.heads[h]]);
+  });
+  for (const heads of groups.values()) {
+    if (heads.length < 2 || heads.length === data.nColumns) continue;
+    const [left, right] = [place.x(Math.min(...heads)) + 1.5, place.x(Math.max(...heads) + 1) - 1.5];
+    g.pen.line([[left, MARGIN.top - 1], [left, MARGIN.top - BRACKET], [right, MARGIN.top - BRACKET], [right, MARGIN.top - 1]], { stroke: g.theme.line, width: 1 });
+  }
 }
 
 // The whole map. `paint(h, place)` says how a head's cell looks: fill (null where its value is undefined) and text.
@@ -94,7 +113,7 @@ function attachPointer(view, lines) {
   const headAt = (cell) => (cell ? (app.data.byName.get(`L${cell.layer}H${cell.head}`) ?? null) : null);
   let start = null;
   surface.addEventListener("pointerdown", (event) => {
-    if (event.button === 0 && event.pointerType !== "touch") start = cellAt(view, event);
+    if (event.button === 0 && (event.pointerType !== "touch" || view.boxing)) start = cellAt(view, event);
   });
   surface.addEventListener("pointermove", (event) => {
     const cell = cellAt(view, event);
@@ -112,7 +131,8 @@ function attachPointer(view, lines) {
     if (app.draggingCells) {
       app.store.set({ brush: { kind: "cells", ...app.draggingCells } });
       app.draggingCells = null;
-    } else if (event.button === 0) app.store.set({ head: headAt(cellAt(view, event)) });
+      view.stopBoxing?.();
+    } else if (event.button === 0) choose(view, headAt(cellAt(view, event)));
     start = null;
   });
   surface.addEventListener("pointerleave", () => app.store.set({ hover: null }));

@@ -1,10 +1,11 @@
-// Colours: those of the data are the figures' own, the rest follows light or dark.
+// Colours: blue and red are queries and keys, categories and signed values have maps of their own, the rest follows light
+// or dark.
 
 const LIGHT = {
-  paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.07,
+  paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.09, edge: "#ffffff",
 };
 const DARK = {
-  paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.13,
+  paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.2, edge: "#aeb7c3",
 };
 
 export function colours(dark) {
@@ -29,11 +30,10 @@ export function isNegative(value) {
   return value <= -0.005;
 }
 
-// A correlation as a colour: its own hue above 0, the other hue below, so the sign is never lost.
-export function correlationColour(about, statistic, value) {
-  const { blues, reds } = about.colours;
-  const [above, below] = statistic === "r_k" ? [reds, blues] : [blues, reds];
-  return ramp(isNegative(value) ? below : above, Math.abs(value));
+// A signed value from -1 to 1 on the one diverging map; what is printed as 0.00 has the colour of 0.
+export function signedColour(about, value) {
+  const shown = Math.abs(value) < 0.005 ? 0 : value;
+  return ramp(about.colours.diverging, (shown + 1) / 2);
 }
 
 // Black or white, whichever reads better (WCAG contrast).
@@ -46,10 +46,17 @@ export function readableOn(hex) {
   return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000000" : "#ffffff";
 }
 
-// How a category is painted; undefined is an outline, as in the figures.
-export function categoryPaint(data, code, theme) {
+// How a category is painted; undefined is an outline. Position-dominated heads whose keys run against position have a
+// colour of their own.
+export function categoryPaint(data, code, theme, against = false) {
   if (code === data.undefinedCode) return { fill: theme.paper, stroke: theme.line, width: 1 };
+  if (against && code === 0) return { fill: data.about.against.colour };
   return { fill: data.categories[code]?.colour ?? theme.faint };
+}
+
+// The same for a head at a place of the arrays of a choice.
+export function headPaint(data, choice, at, theme) {
+  return categoryPaint(data, data.choices[choice].category[at], theme, data.runsAgainst(choice, at));
 }
 
 // The mark of a kind of layer: how it encodes position, and whether it sees all of the window.

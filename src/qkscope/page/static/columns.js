@@ -66,6 +66,29 @@ export function readLenses(data, array) {
   });
 }
 
+// A statistic of qk.csv in the shape of a lens's column, so that the same views can show it.
+export class StatisticColumn {
+  constructor(data, name, definition) {
+    Object.assign(this, { data, name, definition, unit: "", limits: [-1, 1], error: true, label: name, range: [name === "r_q" ? 0 : -1, 1] });
+  }
+
+  isAt() {
+    return true;
+  }
+
+  at({ choice, component }, checkpoint, head) {
+    return this.data.choices[choice][this.name][this.data.at(checkpoint, component, head)];
+  }
+
+  errorAt(state, checkpoint, head) {
+    return this.data.error(this.name, state, checkpoint, head);
+  }
+
+  text(state, checkpoint, head) {
+    return withError(this.at(state, checkpoint, head), this.errorAt(state, checkpoint, head));
+  }
+}
+
 // What a reader wants to know about a head: its place, and these columns.
 export function columnLines(columns) {
   return (app, head, checkpoint) => {
@@ -82,9 +105,9 @@ export function columnTable(app, columns) {
   const { data, store, selection } = app;
   const { checkpoint, choice } = store.state;
   const mask = selection.mask(checkpoint);
-  const seven = (value) => (Number.isFinite(value) ? Number(value.toPrecision(7)) : NaN); // what single precision holds
+  const digits = (value, n) => (Number.isFinite(value) ? Number(value.toPrecision(n)) : NaN); // what single and half precision hold
   const heads = Array.from(mask.keys()).filter((h) => mask[h]);
-  const numbers = (c, h) => [c.at(store.state, checkpoint, h), ...(c.error ? [c.errorAt(store.state, checkpoint, h)] : [])].map(seven);
+  const numbers = (c, h) => [digits(c.at(store.state, checkpoint, h), 7), ...(c.error ? [digits(c.errorAt(store.state, checkpoint, h), 3)] : [])];
   return {
     columns: ["model", "layer", "head", "window", ...columns.flatMap((c) => [c.name, ...(c.error ? [`${c.name}${ERROR}`] : [])])],
     rows: heads.map((h) => [data.checkpoints[checkpoint].name, data.layers[h], data.heads[h], data.window(choice, checkpoint), ...columns.flatMap((c) => numbers(c, h))]),

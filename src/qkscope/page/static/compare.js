@@ -1,12 +1,21 @@
-// Two checkpoints (or seeds, or models) side by side, and how each head got from one to the other.
+// Two checkpoints side by side and how each head got from one to the other; of seeds or models, several, one panel each.
 
+import { MOST_COMPARED } from "./state.js";
 import { View } from "./view.js";
+import { attachCells, cellsHeight, drawCells } from "./cells.js";
+import { button, element, named, select } from "./dom.js";
 import { cameFrom } from "./sure.js";
-import { categoryPaint } from "./colours.js";
+import { attachMarkKeys, choose, nearest, point } from "./pointing.js";
 import { correlation, difference, percent, shorten } from "./format.js";
 import { dotRadius, drawDots, drawFrame, portraitFrame } from "./portrait.js";
-import { element, named, select } from "./dom.js";
+import { headLines } from "./explorer.js";
+import { headPaint, signedColour } from "./colours.js";
 import { significant } from "./numbers.js";
+import { textWidth } from "./pen.js";
+
+const ARROWS = 12; // heads that moved most, with their names
+
+const isPair = (app) => app.data.oneRun && app.store.state.compare.length === 2;
 
 function positions(app, checkpoint) {
   const { data, store } = app;
@@ -16,28 +25,52 @@ function positions(app, checkpoint) {
 }
 
 function panels(app, width) {
-  const count = app.data.oneRun ? 3 : 2;
-  const columns = width >= 760 ? count : 1;
+  const count = app.store.state.compare.length + (isPair(app) ? 1 : 0);
+  const columns = width >= 760 ? Math.min(3, count) : width >= 480 ? Math.min(2, count) : 1;
   const w = width / columns;
   const h = Math.min(400, w * 0.95) + 26;
   return Array.from({ length: count }, (_, i) => ({ x: (i % columns) * w, y: Math.floor(i / columns) * h + 26, w, h: h - 26 }));
 }
 
-function drawMoves(g, frame) {
-  const { app } = g;
+// Heads that both ends have, the one that moved farthest first: [head, from, to].
+function moves(app) {
   const { data, store } = app;
   const [a, b] = store.state.compare;
   const [to, mask] = [positions(app, b), app.selection.mask(b)];
-  const start = data.row(b, store.state.component);
-  const { category } = data.choices[store.state.choice];
-  for (let h = 0; h < data.nHeads; h += 1) {
-    const from = cameFrom(data, store.state, a, b, h);
-    if (!mask[h] || ![...from, to.x[h], to.y[h]].every(Number.isFinite)) continue;
-    const { fill } = categoryPaint(data, category[start + h], g.theme);
-    const end = [frame.x(to.x[h]), frame.y(to.y[h])];
-    g.pen.line([[frame.x(from[0]), frame.y(from[1])], end], { stroke: fill, width: 1, alpha: 0.55 });
-    g.pen.circle(...end, 2.2, { fill });
+  const all = data.layers.map((_, h) => [h, cameFrom(data, store.state, a, b, h), [to.x[h], to.y[h]]]);
+  const far = ([, from, end]) => Math.hypot(end[0] - from[0], end[1] - from[1]);
+  return all.filter(([h, from, end]) => mask[h] && [...from, ...end].every(Number.isFinite)).sort((one, other) => far(other) - far(one));
+}
+
+function drawArrow(g, [x0, y0], [x1, y1], style) {
+  const angle = Math.atan2(y1 - y0, x1 - x0);
+  g.pen.line([[x0, y0], [x1, y1]], style);
+  if (Math.hypot(x1 - x0, y1 - y0) < 6) return;
+  const side = (turn) => [x1 - 7 * Math.cos(angle + turn), y1 - 7 * Math.sin(angle + turn)];
+  g.pen.polygon([[x1, y1], side(0.4), side(-0.4)], { fill: style.stroke, alpha: style.alpha });
+}
+
+function drawMoves(g, frame) {
+  const { app } = g;
+  const { data, store } = app;
+  const start = data.row(store.state.compare[1], store.state.component);
+  const all = moves(app);
+  all.forEach(([h, from, to], rank) => {
+    const [one, other] = [from, to].map(([q, k]) => [frame.x(q), frame.y(k)]);
+    const { fill } = headPaint(data, store.state.choice, start + h, g.theme);
+    if (rank >= ARROWS) g.pen.line([one, other], { stroke: fill, width: 0.8, alpha: 0.25 });
+  });
+  for (const [h, from, to] of all.slice(0, ARROWS).reverse()) {
+    const [one, other] = [from, to].map(([q, k]) => [frame.x(q), frame.y(k)]);
+    drawArrow(g, one, other, { stroke: headPaint(data, store.state.choice, start + h, g.theme).fill, width: 1.6, alpha: 0.9 });
   }
+  const labelled = [];
+  all.slice(0, ARROWS).forEach(([h, , [q, k]]) => {
+    if (labelled.length === 4 || labelled.some(([x, y]) => Math.abs(x - frame.x(q)) < 40 && Math.abs(y - frame.y(k)) < 12)) return;
+    labelled.push([frame.x(q), frame.y(k)]);
+    const left = frame.x(q) + textWidth(data.name(h), 10.5) + 6 > frame.right;
+    g.pen.text(data.name(h), frame.x(q) + (left ? -5 : 5), frame.y(k) - 4, { size: 10.5, fill: g.theme.ink, anchor: left ? "end" : "start" });
+  });
 }
 
 function draw(g) {
@@ -46,86 +79,168 @@ function draw(g) {
   panels(app, g.width).forEach((box, i) => {
     const frame = portraitFrame(app, box);
     const label = (c) => shorten(app.data.checkpoints[c].label, Math.floor(box.w / 14));
-    const title = i < 2 ? `${"AB"[i]}: ${label(compare[i])}` : "A to B, every head";
+    const title = i < compare.length ? `${"ABCDEF"[i]}: ${label(compare[i])}` : `A to B: the ${ARROWS} heads that moved most`;
     g.pen.text(title, frame.left, box.y - 4, { size: 13, weight: 650, fill: g.theme.ink });
     drawFrame(g, frame);
-    if (i === 2) drawMoves(g, frame);
+    if (i === compare.length) drawMoves(g, frame);
     else drawDots(g, frame, { ...positions(app, compare[i]), mask: app.selection.mask(compare[i]), checkpoint: compare[i], radius: dotRadius(app.data.nHeads, box.w) * 0.8, errors: true });
   });
 }
 
-// Every measure at A, at B, and the difference.
+// The panel and the head that a pointer means.
+function under(view, event) {
+  const { app } = view;
+  const { compare } = app.store.state;
+  const [x, y] = view.place(event);
+  const i = panels(app, view.width).findIndex((box) => x >= box.x && x < box.x + box.w && y >= box.y - 26 && y < box.y + box.h);
+  if (i < 0) return [null, null];
+  const checkpoint = compare[Math.min(i, compare.length - 1)];
+  const frame = portraitFrame(app, panels(app, view.width)[i]);
+  const at = positions(app, checkpoint);
+  return [checkpoint, nearest((h) => [frame.x(at.x[h]), frame.y(at.y[h])], app.selection.mask(checkpoint), [x, y])];
+}
+
+function attach(view) {
+  const { app, surface } = view;
+  surface.addEventListener("pointermove", (event) => {
+    const [checkpoint, head] = under(view, event);
+    point(view, head, event, (_, h) => [app.data.checkpoints[checkpoint].label, ...headLines(app, h, checkpoint)]);
+  });
+  surface.addEventListener("pointerleave", () => app.store.set({ hover: null }));
+  surface.addEventListener("click", (event) => choose(view, under(view, event)[1]));
+  // With keys: the heads of the last panel with marks, told at both ends.
+  const placesOf = () => {
+    const last = app.store.state.compare.length - 1;
+    const [frame, at] = [portraitFrame(app, panels(app, view.width)[last]), positions(app, app.store.state.compare[last])];
+    return (h) => [frame.x(at.x[h]), frame.y(at.y[h])];
+  };
+  const told = (_, h) => app.store.state.compare.flatMap((c) => [app.data.checkpoints[c].label, ...headLines(app, h, c).slice(0, 4)]);
+  attachMarkKeys(view, "scatter plots", placesOf, told);
+}
+
+// Every measure at each compared entry: [text, kind, values, key of its errors].
 export function comparisonRows(app) {
-  const [a, b] = app.store.state.compare.map((c) => app.summaries.at(c));
   const { choice, compare } = app.store.state;
-  const means = [["mean r_q", "r_q"], ["mean r_k", "r_k"], ["mean |r_k|", "r_k_abs"], ["mean explained variance", "explained_variance"]].map(([text, key]) => [text, a[key].mean, b[key].mean, "mean", key]);
-  const shares = app.data.categories.map((category, i) => [category.name, a.shares[i], b.shares[i], "share", category.name]);
+  const all = compare.map((c) => app.summaries.at(c));
+  const means = [["mean r_q", "r_q"], ["mean r_k", "r_k"], ["mean |r_k|", "r_k_abs"], ["mean explained variance", "explained_variance"]].map(([text, key]) => [text, "mean", all.map((s) => s[key].mean), key]);
+  const shares = app.data.categories.map((category, i) => [app.data.categoryName(i, app.store.state.component), "share", all.map((s) => s.shares[i]), category.name]);
   return [
-    ["window", ...compare.map((c) => app.data.window(choice, c)), "count"],
-    ["heads", a.heads, b.heads, "count"],
+    ["window", "count", compare.map((c) => app.data.window(choice, c))],
+    ["heads", "count", all.map((s) => s.heads)],
     ...means,
-    ["concordant", a.concordant, b.concordant, "share", "concordant"],
-    ["discordant", a.discordant, b.discordant, "share", "discordant"],
-    ...shares.filter(([, one, other]) => one || other),
+    ["concordant", "share", all.map((s) => s.concordant), "concordant"],
+    ["discordant", "share", all.map((s) => s.discordant), "discordant"],
+    ...shares.filter(([, , values]) => values.some(Boolean)),
   ];
 }
 
-// Errors over documents at A and at B; NaN where they are not known, as for a selection of heads.
+// Errors over documents; NaN where they are not known, as for a selection of heads.
 function errorsOf(app, key) {
   return app.store.state.compare.map((c) => (key ? app.summaries.error(c, key) : NaN));
 }
 
 function plusMinus(kind, error) {
   if (!Number.isFinite(error)) return "";
-  return kind === "share" ? ` ± ${percent(error, 1)}` : ` ± ${significant(error, 2)}`;
+  return kind === "share" ? ` ± ${(100 * error).toFixed(1)}` : ` ± ${significant(error, 2)}`;
 }
 
-function fillTable(app, body) {
-  const format = { mean: (v) => correlation(v, 3), share: (v) => percent(v, 1), count: (v) => (Number.isFinite(v) ? v.toLocaleString("en-US") : "not recorded") };
-  const delta = { mean: (v) => difference(v, 3), share: (v) => (Number.isFinite(v) ? `${difference(100 * v, 1)} points` : "undefined"), count: (v) => (Number.isFinite(v) ? `${v > 0 ? "+" : ""}${v.toLocaleString("en-US")}` : "") };
+const FORMAT = { mean: (v) => correlation(v, 3), share: (v) => percent(v, 1), count: (v) => (Number.isFinite(v) ? v.toLocaleString("en-US") : "not recorded") };
+const DELTA = { mean: (v) => difference(v, 3), share: (v) => (Number.isFinite(v) ? `${difference(100 * v, 1)} points` : "undefined"), count: (v) => (Number.isFinite(v) ? `${v > 0 ? "+" : ""}${v.toLocaleString("en-US")}` : "") };
+
+function fillTable(app, head, body) {
+  const { data, store } = app;
+  const pair = store.state.compare.length === 2;
+  const names = store.state.compare.map((c) => element("th", { scope: "col" }, named(data.checkpoints[c].label)));
+  head.replaceChildren(element("td"), ...names, ...(pair ? [element("th", { scope: "col" }, "B − A")] : []));
   body.replaceChildren(
-    ...comparisonRows(app).map(([text, one, other, kind, key]) => {
-      const [before, after] = errorsOf(app, key);
-      const cells = [format[kind](one) + plusMinus(kind, before), format[kind](other) + plusMinus(kind, after), delta[kind](other - one) + plusMinus(kind, Math.hypot(before, after))];
+    ...comparisonRows(app).map(([text, kind, values, key]) => {
+      const errors = errorsOf(app, key);
+      const cells = values.map((value, i) => FORMAT[kind](value) + plusMinus(kind, errors[i]));
+      if (pair) cells.push(DELTA[kind](values[1] - values[0]) + plusMinus(kind, Math.hypot(...errors)));
       return element("tr", {}, element("th", { scope: "row" }, text), ...cells.map((cell) => element("td", {}, cell)));
     }),
   );
 }
 
+function pickers(app) {
+  const { data, store } = app;
+  const choices = data.checkpoints.map((c, i) => [i, shorten(c.label, 40)]);
+  const node = element("div", { class: "options" });
+  const set = (i, value) => store.set({ compare: store.state.compare.map((c, place) => (place === i ? value : c)) });
+  const update = () => {
+    const { compare } = store.state;
+    const focused = node.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    const fields = compare.map((c, i) => {
+      const field = select(`${data.Noun} ${"ABCDEF"[i]}`, choices, (value) => set(i, Number(value)));
+      field.value = c;
+      return element("label", {}, `${"ABCDEF"[i]} `, field);
+    });
+    const more = compare.length < Math.min(MOST_COMPARED, data.checkpoints.length) ? button(`Add a ${data.noun}`, () => store.set({ compare: [...compare, data.checkpoints.findIndex((_, c) => !compare.includes(c))] }), { class: "tool", "aria-label": `Add a ${data.noun}` }) : null;
+    const fewer = compare.length > 2 ? button("Remove the last", () => store.set({ compare: compare.slice(0, -1) }), { class: "tool", "aria-label": "Remove the last" }) : null;
+    node.replaceChildren(...[...fields, more, fewer].filter(Boolean));
+    if (focused) node.querySelector(`[aria-label="${focused}"]`)?.focus();
+  };
+  store.subscribe((changed) => changed.has("compare") && update());
+  update();
+  return node;
+}
+
 export function compareView(app) {
   const { store, data } = app;
   if (data.checkpoints.length < 2) return null;
-  const choices = data.checkpoints.map((c, i) => [i, shorten(c.label, 40)]);
-  const pickers = ["A", "B"].map((letter, i) =>
-    select(`${data.Noun} ${letter}`, choices, (value) => store.set({ compare: i ? [store.state.compare[0], Number(value)] : [Number(value), store.state.compare[1]] })),
-  );
-  const body = element("tbody");
-  const heads = ["A", "B"].map(() => element("th", { scope: "col" }));
+  const [head, body] = [element("tr"), element("tbody")];
+  const what = data.oneRun ? "two" : "the";
   const view = new View(app, {
-    id: "compare", surface: "canvas", title: `Compare two ${data.noun}s`,
-    about: "The same selection, window and component on both sides.",
-    options: [element("label", {}, "A ", pickers[0]), element("label", {}, "B ", pickers[1])],
+    id: "compare", surface: "canvas", title: `Compare ${what} ${data.noun}s`,
+    about: "The same selection, window, component and axes everywhere.",
+    options: [pickers(app)],
     uses: ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "theme"],
     height: (width) => {
       const last = panels(app, width).at(-1);
       return Math.ceil(last.y + last.h);
     },
     draw,
-    table: () => ({ columns: ["measure", "A", "B", "difference", "A_se", "B_se"], rows: comparisonRows(app).map(([text, one, other, , key]) => [text, one, other, other - one, ...errorsOf(app, key)]) }),
+    attach,
+    table: () => {
+      const names = store.state.compare.map((_, i) => "ABCDEF"[i]);
+      const rows = comparisonRows(app).map(([text, , values, key]) => [text, ...values, values.at(-1) - values[0], ...errorsOf(app, key)]);
+      return { columns: ["measure", ...names, "difference", ...names.map((name) => `${name}_se`)], rows };
+    },
     note: () => (data.hasErrors ? "± is one standard error over documents; that of a difference is as if A and B had read different documents, and smaller where they read the same." : ""),
     label: () => `Portraits of ${store.state.compare.map((c) => data.checkpoints[c].label).join(" and ")}; the table below has the numbers.`,
   });
-  view.node.append(
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measures of A and B" }, element("table", { class: "numbers" }, element("caption", { class: "hidden" }, "Measures of A and B"), element("thead", {}, element("tr", {}, element("td"), ...heads, element("th", { scope: "col" }, "B − A"))), body)),
+  view.card.before(
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measures of what is compared" }, element("table", { class: "numbers compared" }, element("caption", { class: "hidden" }, "Measures of what is compared"), element("thead", {}, head), body)),
   );
-  const update = () => {
-    store.state.compare.forEach((c, i) => {
-      pickers[i].value = c;
-      heads[i].replaceChildren(named(data.checkpoints[c].label));
-    });
-    fillTable(app, body);
-  };
+  const update = () => fillTable(app, head, body);
   store.subscribe((changed) => ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush"].some((key) => changed.has(key)) && update());
   update();
   return view;
+}
+
+// Where heads changed: B − A of r_k, or of r_q where the map above shows r_q.
+export function differenceMap(app) {
+  const { data, store } = app;
+  if (!data.oneRun || data.checkpoints.length < 2) return null;
+  const name = () => (store.state.measure === "r_q" ? "r_q" : "r_k");
+  const value = (h) => {
+    const [a, b] = [store.state.compare[0], store.state.compare.at(-1)].map((c) => data.choices[store.state.choice][name()][data.at(c, store.state.component, h)]);
+    return b - a;
+  };
+  const ends = () => [store.state.compare[0], store.state.compare.at(-1)].map((c) => data.checkpoints[c].label).join(" → ");
+  const lines = (_, h) => {
+    const errors = [store.state.compare[0], store.state.compare.at(-1)].map((c) => data.error(name(), store.state, c, h));
+    const error = Math.hypot(...errors);
+    return [`Layer ${data.layers[h]}, head ${data.heads[h]}`, ends(), `${name()} ${difference(value(h), 3)}${Number.isFinite(error) ? ` ± at most ${significant(error, 2)}` : ""}`];
+  };
+  return new View(app, {
+    id: "difference", surface: "canvas", title: "Where heads changed", card: null, uses: ["compare", "checkpoint", "component", "choice", "measure", "layers", "hidden", "brush", "head", "hover", "theme"],
+    about: "B − A of every head; darkest at ± 1 or more.",
+    height: () => cellsHeight(app),
+    draw: (g) => drawCells(g, (h) => (Number.isFinite(value(h)) ? { fill: signedColour(data.about, value(h)), text: Math.abs(value(h)) >= 0.1 && value(h) < 0 ? "−" : "" } : { fill: null, text: "?" })),
+    table: () => ({ columns: ["layer", "head", `${name()}_difference`], rows: data.layers.map((layer, h) => [layer, data.heads[h], value(h)]) }),
+    attach: (view) => attachCells(view, lines),
+    label: () => `${name()} of every head, ${ends()}. Arrow keys move, Enter selects.`,
+    note: () => `${name()}, ${ends()}. Green-blue: rose; brown: fell.`,
+  });
 }

@@ -5,7 +5,7 @@ import { correlation, percent, plural } from "./format.js";
 import { phaseRuns } from "./axis.js";
 import { UNSURE } from "./sure.js";
 import { nothingHidden } from "./state.js";
-import { swatchOf } from "./headpanel.js";
+import { swatchOf } from "./swatch.js";
 
 function player(app) {
   const { store, selection, data } = app;
@@ -40,10 +40,10 @@ function player(app) {
     }));
   };
   store.subscribe((changed) => {
-    if (changed.has("hidden")) {
+    if (changed.has("hidden") || changed.has("checkpoint")) {
       const list = selection.checkpoints();
       if (!list.includes(store.state.checkpoint)) store.set({ checkpoint: list[list.length - 1] });
-      drawPhases();
+      if (changed.has("hidden")) drawPhases();
     }
     if (["checkpoint", "hidden", "playing"].some((key) => changed.has(key))) update();
   });
@@ -86,22 +86,43 @@ function themeButton(app) {
   return node;
 }
 
+// Filters act in every view, so the bar says that there are some, and takes them away.
+function filterPill(app) {
+  const { store, selection } = app;
+  const node = button("", () => showAll(app), { class: "chip pill", id: "pill" });
+  const update = () => {
+    node.hidden = !selection.active;
+    node.textContent = `${selection.title()} ✕`;
+    node.setAttribute("aria-label", `Filters are on: ${selection.title()}. Show all`);
+  };
+  store.subscribe((changed) => ["checkpoint", "component", "choice", "layers", "hidden", "brush"].some((key) => changed.has(key)) && update());
+  update();
+  return node;
+}
+
+function showAll(app) {
+  app.store.set({ layers: null, brush: null, hidden: nothingHidden() });
+  app.announce("All heads are shown");
+}
+
 export function bar(app) {
   const { data, store } = app;
-  const choice = segmented("Window", [["own", "own context"], ["common", "common window"]], (value) => store.set({ choice: value }));
-  choice.update(store.state.choice);
+  const windows = [["own", "own context"], ["common", "common window"], ...(data.checkpoints.length > 1 ? [["both", "both"]] : [])];
+  const choice = segmented("Window", windows, (value) => store.set({ choice: value === "common" ? "common" : "own", both: value === "both" }));
+  const shownWindow = () => (store.state.both && windows.length > 2 ? "both" : store.state.choice);
+  choice.update(shownWindow());
   choice.node.id = "choice";
   const component = select("Component", data.components.map((pc, i) => [i, `PC${pc}`]), (value) => store.set({ component: Number(value) }));
   component.id = "component";
   component.value = store.state.component;
   store.subscribe((changed) => {
-    if (changed.has("choice")) choice.update(store.state.choice);
+    if (changed.has("choice") || changed.has("both")) choice.update(shownWindow());
     if (changed.has("component")) component.value = store.state.component;
   });
   return element(
     "div", { class: "bar", role: "region", "aria-label": "Controls of all views" },
     player(app),
-    element("div", { class: "switches" }, data.choices.common ? choice.node : null, data.components.length > 1 ? component : null, search(app), themeButton(app)),
+    element("div", { class: "switches" }, data.choices.common ? choice.node : null, data.components.length > 1 ? component : null, filterPill(app), search(app), themeButton(app)),
   );
 }
 
@@ -112,7 +133,7 @@ export function legend(app) {
   const toggle = (name) => {
     const hidden = store.state.hidden.category;
     const category = hidden.includes(name) ? hidden.filter((each) => each !== name) : [...hidden, name];
-    store.set({ hidden: { ...store.state.hidden, category } });
+    store.set({ hidden: { ...store.state.hidden, category, at: category.length ? store.state.checkpoint : null } });
   };
   const update = () => {
     const s = summaries.at(store.state.checkpoint);
@@ -121,7 +142,8 @@ export function legend(app) {
       const off = store.state.hidden.category.includes(category.name);
       if (i === data.undefinedCode && !s.counts[i] && !off) return null;
       const chip = button(swatchOf(app, i), () => toggle(category.name), { class: "chip", "aria-pressed": String(!off) });
-      chip.append(` ${category.name} `, element("b", {}, off ? "off" : `${s.counts[i]}`), off ? "" : element("span", { class: "about" }, ` ${percent(s.shares[i])}`));
+      const against = i === 0 && s.against && !off ? element("span", { class: "about" }, " (", swatchOf(app, 0, "rotary", true), ` ${s.against} with keys against)`) : "";
+      chip.append(` ${data.categoryName(i, store.state.component)} `, element("b", {}, off ? "off" : `${s.counts[i]}`), off ? "" : element("span", { class: "about" }, ` ${percent(s.shares[i])}`), against);
       return chip;
     });
     node.replaceChildren(...chips.filter(Boolean));
@@ -137,9 +159,18 @@ function choices(app, what, title, values) {
   const change = (value, on) => {
     const { hidden } = app.store.state;
     const list = on ? hidden[what].filter((each) => each !== value) : [...hidden[what], value];
+    if (what === "phase" && list.length === values.length) {
+      update();
+      app.announce("At least one phase stays", true);
+      return;
+    }
     app.store.set({ hidden: { ...hidden, [what]: list } });
   };
-  const boxes = values.map((each) => [each].flat()).map(([value, text = value]) => checkbox(named(text || "unnamed"), true, (on) => change(value, on)));
+  const pairs = values.map((each) => [each].flat());
+  const boxes = pairs.map(([value, text = value]) => checkbox(named(text || "unnamed"), true, (on) => change(value, on)));
+  const update = () => boxes.forEach((box, i) => (box.firstElementChild.checked = !app.store.state.hidden[what].includes(pairs[i][0])));
+  app.store.subscribe((changed) => changed.has("hidden") && update());
+  update();
   return element("fieldset", { "data-filter": what }, element("legend", {}, title), ...boxes);
 }
 
@@ -151,15 +182,19 @@ function numberField(label, { min, max, step }) {
 function layerFilter(app) {
   const last = app.data.nLayers - 1;
   const [from, to] = ["First layer", "Last layer"].map((label) => numberField(label, { min: 0, max: last, step: 1 }));
+  const inside = (field, otherwise) => Math.max(0, Math.min(last, field.value === "" ? otherwise : Math.round(Number(field.value))));
   const change = () => {
-    const range = [from.value === "" ? 0 : Number(from.value), to.value === "" ? last : Number(to.value)].sort((a, b) => a - b);
+    const range = [inside(from, 0), inside(to, last)].sort((a, b) => a - b);
     app.store.set({ layers: range[0] <= 0 && range[1] >= last ? null : range });
   };
   for (const field of [from, to]) field.addEventListener("input", change);
   app.store.subscribe((changed) => {
-    if (!changed.has("layers") || [from, to].includes(document.activeElement)) return; // not while it is being typed
-    [from.value, to.value] = app.store.state.layers ?? ["", ""];
+    if (changed.has("layers") && ![from, to].includes(document.activeElement)) fill(); // not while it is being typed
   });
+  const fill = () => ([from.value, to.value] = app.store.state.layers ?? ["", ""]);
+  // What is beyond the last layer is brought back; a field that is empty stays so.
+  for (const field of [from, to]) field.addEventListener("change", () => field.value !== "" && (field.value = inside(field, 0)));
+  fill();
   [from.placeholder, to.placeholder] = ["0", String(last)];
   return element("fieldset", { "data-filter": "layers" }, element("legend", {}, "Layers"), from, " to ", to);
 }
@@ -194,9 +229,9 @@ export function filters(app) {
   const panel = element("details", { class: "filters", id: "filters" }, element("summary", {}, `Filter heads and ${data.noun}s`), element("div", { class: "filter-groups" }, ...groups.filter(Boolean)));
   const words = element("span", { id: "selection" });
   const clear = button("Show all", () => {
-    for (const box of panel.querySelectorAll("input[type=checkbox]")) box.checked = true;
     for (const field of panel.querySelectorAll("input[type=number]")) field.value = "";
-    store.set({ layers: null, brush: null, hidden: nothingHidden() });
+    showAll(app);
+    panel.firstElementChild.focus({ preventScroll: true }); // the button is about to go
   }, { class: "tool", id: "clear" });
   const update = () => {
     const text = selection.words();
@@ -213,5 +248,7 @@ export function settled(app) {
   const { data, store, summaries, selection } = app;
   const list = selection.checkpoints();
   const s = summaries.at(store.state.checkpoint);
-  return `${data.checkpoints[store.state.checkpoint].label}, ${list.indexOf(store.state.checkpoint) + 1} of ${list.length}: ${plural(s.heads, "head")}, mean r_q ${correlation(s.r_q.mean)}, mean r_k ${correlation(s.r_k.mean)}`;
+  const where = `${data.checkpoints[store.state.checkpoint].label}, ${list.indexOf(store.state.checkpoint) + 1} of ${list.length}`;
+  if (!s.heads) return `${where}: no head is left by the filters`;
+  return `${where}: ${plural(s.heads, "head")}, mean r_q ${correlation(s.r_q.mean)}, mean r_k ${correlation(s.r_k.mean)}`;
 }

@@ -1,16 +1,13 @@
-// Means by checkpoint: r_q and r_k with their spread, what mean r_k is made of, and explained variance.
+// Means by checkpoint: what mean r_k is made of, and explained variance; and what all curves share.
 
 import { View } from "./view.js";
-import { checkbox } from "./dom.js";
-import { markOf } from "./colours.js";
 import { checkpointAxis, columnHits, currentColumn, drawErrors, layLabels, scale, valueAxis } from "./axis.js";
 import { correlation, percent } from "./format.js";
 import { estimate } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
 const HEIGHT = 330;
-const DASHES = [[], [5, 4], [2, 3], [8, 3, 2, 3]]; // one for each kind of layer
-const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "split", "theme"];
+const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "axis", "theme"];
 
 // Where the entries of a key stand: side by side, on as many lines as it takes.
 function layKey(entries, width) {
@@ -27,11 +24,11 @@ function layKey(entries, width) {
 // The key above, the axis below, and what is left for the curves.
 export function curveFrame(g, checkpoints, key, { left = 44, right = g.width - 12 } = {}) {
   const placed = layKey(key, g.width);
-  for (const { text, colour, mark, dash, fill, bar, alpha = 0.3, x, y } of placed) {
+  for (const { text, colour, mark, dash, fill, bar, hollow, alpha = 0.3, x, y } of placed) {
     if (bar) g.pen.line([[x + 9, y - 10], [x + 9, y + 2]], { stroke: g.theme.ink, width: 1.2 });
     else if (fill) g.pen.rect(x, y - 8, 16, 10, { fill, alpha });
     else g.pen.line([[x, y - 4], [x + 18, y - 4]], { stroke: colour, width: 2, dash });
-    if (mark) g.pen.mark(mark, x + 9, y - 4, 3.6, { fill: colour });
+    if (mark) g.pen.mark(mark, x + 9, y - 4, 3.6, hollow ? { fill: g.theme.paper, stroke: colour, width: 1.5 } : { fill: colour });
     g.pen.text(text, x + 24, y, { size: 12, fill: g.theme.ink });
   }
   const labels = checkpoints.map((c) => g.app.data.checkpoints[c].label);
@@ -41,7 +38,7 @@ export function curveFrame(g, checkpoints, key, { left = 44, right = g.width - 1
 }
 
 // One line with marks, interrupted where a value is undefined; between seeds or models there is no line.
-export function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true }) {
+export function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true, hollow = false }) {
   let run = [];
   const runs = [run];
   values.forEach((value, i) => {
@@ -51,7 +48,8 @@ export function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [],
   for (const points of runs) {
     if (connected && points.length > 1) g.pen.line(points, { stroke: colour, width: 2, dash });
     const r = values.length > 60 ? 1.6 : 3.8;
-    for (const [px, py] of points) g.pen.mark(mark, px, py, r, { fill: colour, stroke: g.theme.paper, width: 0.8 });
+    const style = hollow ? { fill: g.theme.paper, stroke: colour, width: 1.5 } : { fill: colour, stroke: g.theme.paper, width: 0.8 };
+    for (const [px, py] of points) g.pen.mark(mark, px, py, r, style);
   }
 }
 
@@ -86,47 +84,15 @@ function lowest(series) {
   return Math.min(0, ...series.flat().filter(Number.isFinite));
 }
 
-function drawSignal(g) {
-  const { app } = g;
-  const { data, store, selection, summaries } = app;
-  const checkpoints = selection.checkpoints();
-  const connected = data.oneRun;
-  const { blue, red } = data.about.colours;
-  const split = store.state.split && app.layerKinds.length > 1;
-  const kinds = split ? app.layerKinds.map((kind, i) => [kind, DASHES[i % DASHES.length]]) : [[null, []]];
-  const series = kinds.flatMap(([kind, dash]) => {
-    const all = checkpoints.map((c) => summaries.at(c, { kind }));
-    return [["r_q", blue, "circle"], ["r_k", red, "square"]].map(([name, colour, mark]) => ({
-      name, colour, mark: kind && markOf(kind) !== "circle" ? markOf(kind) : mark, dash, kind,
-      means: all.map((s) => s[name].mean), spreads: all.map((s) => s[name].spread),
-      errors: kind === null ? errorsOf(app, checkpoints, name) : checkpoints.map(() => NaN),
-    }));
-  });
-  const names = series.map((s) => ({ ...s, text: `mean ${s.name}${s.kind ? ` (${s.kind})` : ""}` }));
-  const { frame, layout } = curveFrame(g, checkpoints, split ? names : [...names, { text: "± 1 SD over heads", fill: g.theme.line }, ...errorKey(...series.map((s) => s.errors))]);
-  const low = lowest(series.map((s) => s.means.map((m, i) => m - (split ? 0 : s.spreads[i] || 0))));
-  const bottom = low < -0.1 ? Math.max(-1, Math.floor(low * 5) / 5) : 0;
-  const y = scale([bottom, 1], [frame.bottom, frame.top]);
-  currentColumn(g, frame, checkpoints);
-  valueAxis(g, frame, y, [-1, -0.8, -0.6, -0.4, -0.2, 0, 0.2, 0.4, 0.6, 0.8, 1].filter((t) => t >= bottom - 1e-9), (v) => correlation(v, 1));
-  const { x } = checkpointAxis(g, frame, checkpoints, layout);
-  for (const s of series) {
-    if (!split) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [bottom, 1]);
-  }
-  for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
-  for (const s of series) drawErrors(g, x, y, s.means, s.errors, [bottom, 1]);
-  return columnHits(g, frame, checkpoints, (c) => [meanLine(app, c, "r_q"), meanLine(app, c, "r_k"), `${summaries.at(c).heads} heads`]);
-}
-
 function drawConcordance(g) {
   const { app } = g;
   const { data, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const { blue, amber } = data.about.colours;
+  const [ink, amber] = data.about.colours.parts;
   const { frame, layout } = curveFrame(g, checkpoints, [
-    { text: "mean r_k", colour: g.theme.ink, mark: "square" },
+    { text: "mean r_k", colour: data.about.colours.red, mark: "square" },
     { text: "mean |r_k|", colour: g.theme.muted, mark: "triangle", dash: [4, 3] },
-    { text: "concordant part (up)", fill: blue, alpha: 0.75 },
+    { text: "concordant part (up)", fill: ink, alpha: 0.75 },
     { text: "discordant part (down)", fill: amber, alpha: 0.75 },
     ...errorKey(errorsOf(app, checkpoints, "r_k")),
   ]);
@@ -140,13 +106,13 @@ function drawConcordance(g) {
   const { x, step } = checkpointAxis(g, frame, checkpoints, layout);
   const wide = Math.min(38, step * 0.62);
   all.forEach((s, i) => {
-    for (const [value, colour] of [[s.concordantPart, blue], [s.discordantPart, amber]]) {
+    for (const [value, colour] of [[s.concordantPart, ink], [s.discordantPart, amber]]) {
       if (Number.isFinite(value) && value !== 0) g.pen.rect(x(i) - wide / 2, Math.min(y(0), y(value)), wide, Math.abs(y(value) - y(0)), { fill: colour, alpha: 0.75 });
     }
   });
   const connected = data.oneRun;
   drawCurve(g, x, y, all.map((s) => s.r_k_abs.mean), { colour: g.theme.muted, mark: "triangle", dash: [4, 3], connected });
-  drawCurve(g, x, y, all.map((s) => s.r_k.mean), { colour: g.theme.ink, mark: "square", connected });
+  drawCurve(g, x, y, all.map((s) => s.r_k.mean), { colour: data.about.colours.red, mark: "square", connected });
   for (const name of ["r_k", "r_k_abs"]) drawErrors(g, x, y, all.map((s) => s[name].mean), errorsOf(app, checkpoints, name), [bottom, top]);
   return columnHits(g, frame, checkpoints, (c) => {
     const s = summaries.at(c);
@@ -159,9 +125,9 @@ function drawVariance(g) {
   const { app } = g;
   const { data, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const { purple } = data.about.colours;
+  const [, , teal] = data.about.colours.parts;
   const errors = errorsOf(app, checkpoints, "explained_variance");
-  const { frame, layout } = curveFrame(g, checkpoints, [{ text: "mean explained variance", colour: purple, mark: "circle" }, { text: "± 1 SD over heads", fill: g.theme.line }, ...errorKey(errors)]);
+  const { frame, layout } = curveFrame(g, checkpoints, [{ text: "mean explained variance", colour: teal, mark: "circle" }, { text: "± 1 SD over heads", fill: g.theme.line }, ...errorKey(errors)]);
   const all = checkpoints.map((c) => summaries.at(c).explained_variance);
   const high = Math.max(0.1, ...all.map((s) => s.mean + (s.spread || 0)).filter(Number.isFinite));
   const top = Math.min(1, Math.ceil(high * 10) / 10);
@@ -170,8 +136,8 @@ function drawVariance(g) {
   valueAxis(g, frame, y, Array.from({ length: 11 }, (_, i) => i / 10).filter((t) => t <= top + 1e-9 && (top <= 0.5 || Math.round(t * 10) % 2 === 0)), (v) => percent(v));
   const { x } = checkpointAxis(g, frame, checkpoints, layout);
   const connected = data.oneRun;
-  drawBand(g, x, y, all.map((s) => s.mean), all.map((s) => s.spread), purple, connected, [0, top]);
-  drawCurve(g, x, y, all.map((s) => s.mean), { colour: purple, connected });
+  drawBand(g, x, y, all.map((s) => s.mean), all.map((s) => s.spread), teal, connected, [0, top]);
+  drawCurve(g, x, y, all.map((s) => s.mean), { colour: teal, connected });
   drawErrors(g, x, y, all.map((s) => s.mean), errors, [0, top]);
   return columnHits(g, frame, checkpoints, (c) => [meanLine(app, c, "explained_variance", "mean explained variance")]);
 }
@@ -188,7 +154,7 @@ export function trajectoryTable(app) {
   return { columns, rows };
 }
 
-function spoken(app, names) {
+export function spoken(app, names) {
   const checkpoints = app.selection.checkpoints();
   const ends = [checkpoints[0], checkpoints[checkpoints.length - 1]].map((c) => {
     const s = app.summaries.at(c);
@@ -197,18 +163,16 @@ function spoken(app, names) {
   return ends.join("; ");
 }
 
-export function curveViews(app) {
+// What is said where errors are known, but not for what is shown.
+export function errorNote(app) {
   const { data, selection, store } = app;
-  const known = () => selection.allHeads && data.components[store.state.component] === 0;
-  const note = () => (data.hasErrors && !known() ? "Errors over documents are known for all heads together on PC0, not for this selection." : "");
-  const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable, note };
-  const split = app.layerKinds.length > 1 ? [checkbox("kinds of layers apart", false, (on) => app.store.set({ split: on }))] : [];
+  const known = selection.allHeads && data.components[store.state.component] === 0;
+  return data.hasErrors && !known ? "Errors over documents are known for all heads together on PC0, not for this selection." : "";
+}
+
+export function curveViews(app) {
+  const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable, note: () => errorNote(app) };
   return {
-    signal: new View(app, {
-      ...common, id: "signal", title: "Position signal", card: "position_signal", options: split, draw: drawSignal,
-      about: "How strongly the projections of queries and keys go with position, averaged over heads.",
-      label: () => `Mean r_q and r_k by ${app.data.noun}. ${spoken(app, ["r_q", "r_k"])}`,
-    }),
     concordance: new View(app, {
       ...common, id: "concordance", title: "What mean r_k is made of", card: "concordance", draw: drawConcordance,
       about: `Keys that run with their queries (r_k above ${app.data.about.thresholds.concordance}) and against them cancel in the mean.`,

@@ -4,7 +4,7 @@ import { headName } from "./format.js";
 import { readLenses } from "./columns.js";
 
 // Half precision is read as its bits: not every browser has a Float16Array.
-const TYPES = { float64: Float64Array, float32: Float32Array, float16: Uint16Array, uint8: Uint8Array };
+const TYPES = { float64: Float64Array, float32: Float32Array, float16: Uint16Array, uint8: Uint8Array, log8: Uint8Array };
 
 function fromBase64(text) {
   const letters = atob(text);
@@ -20,7 +20,8 @@ async function inflate(bytes) {
 
 // Python put all first bytes of an array together, then all second bytes, and so on.
 function ungroup(bytes, entry) {
-  const count = entry.shape.reduce((a, b) => a * b, 1);
+  const shape = entry.lines ? [entry.lines.length, ...entry.shape.slice(1)] : entry.shape;
+  const count = shape.reduce((a, b) => a * b, 1);
   const Type = TYPES[entry.type];
   const width = Type.BYTES_PER_ELEMENT;
   const plain = new Uint8Array(count * width);
@@ -29,7 +30,43 @@ function ungroup(bytes, entry) {
     for (let i = 0; i < count; i += 1) plain[i * width + place] = bytes[first + i];
   }
   const values = new Type(plain.buffer);
-  return entry.type === "float16" ? Float32Array.from(values, fromHalf) : values;
+  if (entry.type === "float16") return Float32Array.from(values, fromHalf);
+  return entry.type === "log8" ? Float32Array.from(values, (code) => fromLog(code, entry)) : values;
+}
+
+// One byte on a logarithmic scale: 0 is undefined, 1 is 0.
+function fromLog(code, { low, high }) {
+  return code === 0 ? NaN : code === 1 ? 0 : 10 ** (low + ((code - 2) / 253) * (high - low));
+}
+
+// Arrays and texts by name; an array that repeats lines of another one takes them from there.
+function reader(index, bytes) {
+  const array = (name) => {
+    const entry = index[name];
+    if (!entry) return null;
+    const values = ungroup(bytes, entry);
+    if (!entry.lines) return values;
+    const whole = array(entry.like).slice();
+    const length = whole.length / entry.shape[0];
+    entry.lines.forEach((line, i) => whole.set(values.subarray(i * length, (i + 1) * length), line * length));
+    return whole;
+  };
+  const text = (name) => {
+    const { first, shape } = index[name];
+    return new TextDecoder().decode(bytes.subarray(first, first + shape[0]));
+  };
+  return { array, text };
+}
+
+// A large study has its first component and the others apart: (checkpoint, component, head) put together again.
+function withRest(first, rest, [checkpoints, components, heads]) {
+  if (!rest) return first;
+  const whole = new Float32Array(checkpoints * components * heads);
+  for (let c = 0; c < checkpoints; c += 1) {
+    whole.set(first.subarray(c * heads, (c + 1) * heads), c * components * heads);
+    whole.set(rest.subarray(c * (components - 1) * heads, (c + 1) * (components - 1) * heads), (c * components + 1) * heads);
+  }
+  return whole;
 }
 
 // The number that these 16 bits stand for.
@@ -40,27 +77,24 @@ function fromHalf(bits) {
 }
 
 class Choice {
-  constructor(array, key, categories) {
+  constructor(array, key, { categories, layerKinds }, shape) {
     this.key = key;
     for (const name of ["explained_variance", "r_q", "r_k", "n_q", "n_k", "window", "category"]) {
-      this[name] = array(`${key}.${name}`);
+      this[name] = withRest(array(`${key}.${name}`), array(`${key}.${name}.rest`), shape);
     }
     // How sure component 0 is, by checkpoint and head; null where the tables have no errors.
     this.errors = Object.fromEntries(["explained_variance", "r_q", "r_k"].map((name) => [name, array(`${key}.${name}_se`)]));
     this.flags = Object.fromEntries(["unstable", "sign_sure", "category_share", "undecided", "sign_unknown"].map((name) => [name, array(`${key}.${name}`)]));
     const means = ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...categories.map((c) => c.name)];
     this.depthErrors = Object.fromEntries(["r_q", "r_k"].map((name) => [name, array(`${key}.depth.${name}_se`)]));
+    this.kindErrors = layerKinds.map((_, i) => ({ r_q: array(`${key}.kind.${i}.r_q_se`), r_k: array(`${key}.kind.${i}.r_k_se`) }));
     this.meanErrors = Object.fromEntries(means.map((name) => [name, array(`${key}.mean.${name}_se`)]));
   }
 }
 
 export class Data {
   constructor(about, bytes, fileBytes) {
-    const array = (name) => (about.data.arrays[name] ? ungroup(bytes, about.data.arrays[name]) : null);
-    const text = (name) => {
-      const { first, shape } = about.data.arrays[name];
-      return new TextDecoder().decode(bytes.subarray(first, first + shape[0]));
-    };
+    const { array } = reader(about.data.arrays, bytes);
     this.about = about;
     this.fileBytes = fileBytes;
     this.checkpoints = about.checkpoints;
@@ -75,7 +109,8 @@ export class Data {
     this.absent = about.data.absent;
     this.undefinedCode = about.categories.findIndex((category) => category.name === "undefined");
     this.texts = about.data.texts;
-    this.choices = Object.fromEntries(about.data.choices.map((key) => [key, new Choice(array, key, about.categories)]));
+    const shape = [about.checkpoints.length, about.data.components.length, about.data.heads.length];
+    this.choices = Object.fromEntries(about.data.choices.map((key) => [key, new Choice(array, key, about, shape)]));
     this.hasErrors = Object.values(this.choices).some((choice) => choice.errors.r_q);
     this.head = {};
     for (const name of ["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_cell", "rotary", "attention", "layer_kind"]) {
@@ -88,11 +123,14 @@ export class Data {
       for (const name of ["explained_variance", "r_q", "r_k", "category", "enough", "sign_sure"]) this.windowValues[name] = array(`windows.${name}`);
       for (const name of ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...about.categories.map((c) => c.name)]) this.windowErrors[name] = array(`windows.${name}_se`);
     }
-    this.provenance = text("provenance");
     this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));
     this.nLayers = Math.max(...this.layers, ...this.checkpoints.map((c) => (c.n_layers ?? 0) - 1)) + 1;
     this.nColumns = Math.max(...this.heads) + 1;
     this.lenses = readLenses(this, array);
+    // Every column of every lens by name; a name that two lenses use stands for the first.
+    this.columns = new Map(this.lenses.flatMap((lens) => lens.listed.map((column) => [column.name, column])).reverse());
+    this.measures = new Set(["category", "r_q", "r_k", ...this.columns.keys()]); // what colours the map can show
+    this.axes = axesOf(this.checkpoints);
   }
 
   at(checkpoint, component, head) {
@@ -131,6 +169,27 @@ export class Data {
     return values && this.components[component] === 0 ? values[checkpoint * this.nHeads + head] : NaN;
   }
 
+  // What a category is called: off component 0 no head is "content-focused", it only has no position there.
+  categoryName(code, component) {
+    const { name } = this.categories[code] ?? { name: "not measured" };
+    const pc = `PC${this.components[component]}`;
+    if (this.components[component] === 0) return name;
+    const neutral = { "position-dominated": "queries and keys follow position", "Q-positional": "queries follow position", "K-positional": "keys follow position", "content-focused": "no position", mixed: "some position" };
+    return neutral[name] ? `${neutral[name]} on ${pc}` : name;
+  }
+
+  // Whether a head is position-dominated with keys that run against position.
+  runsAgainst(choice, at) {
+    const source = this.choices[choice];
+    return source.category[at] === 0 && source.r_k[at] < 0;
+  }
+
+  // What is unpacked when it is first needed: details of heads, cards, provenance.
+  later() {
+    this.unpacked ??= unpackLater(this.about);
+    return this.unpacked;
+  }
+
   // The window of a checkpoint in a choice: that of the first head it has.
   window(choice, checkpoint) {
     const start = this.row(checkpoint, 0);
@@ -142,10 +201,75 @@ export class Data {
   }
 }
 
+// How checkpoints can stand along x: in order, or where training is a number that only grows, by that number.
+function axesOf(checkpoints) {
+  const found = ["order"];
+  for (const key of ["step", "trained_tokens"]) {
+    const values = checkpoints.map((c) => c[key]);
+    const grows = values.every((value, i) => Number.isFinite(value) && (i === 0 || value > values[i - 1]));
+    if (values.length > 1 && grows) found.push(key, ...(values[0] > 0 ? [`log ${key}`] : []));
+  }
+  return found;
+}
+
+// Profiles, score maps, kernels and plasticity: rows of a head (or of a layer) at a checkpoint.
+class Details {
+  constructor({ checkpoints, tables }, array) {
+    Object.assign(this, { checkpoints, tables, array, kept: new Map() });
+  }
+
+  #values(key) {
+    if (!this.kept.has(key)) this.kept.set(key, this.array(key));
+    return this.kept.get(key);
+  }
+
+  // The checkpoint whose detail stands for this one: itself, or null where it was left out.
+  has(name, checkpoint) {
+    return Boolean(this.tables[name]) && this.checkpoints.includes(checkpoint);
+  }
+
+  // Lists by column, each with a value per place; null where there are none. A checkpoint whose own context is the
+  // common window has its rows under `own`.
+  rows(name, choice, checkpoint, unit) {
+    const table = this.tables[name];
+    const from = [choice, "own"].find((each) => table?.[each]?.includes(checkpoint));
+    if (!from) return null;
+    const line = table[from].indexOf(checkpoint);
+    const read = (column, isShared) => {
+      const values = this.#values(`${name}.${from}.${column}`);
+      if (!values) return null;
+      const length = this.#places(name, from);
+      const units = isShared ? 1 : values.length / table[from].length / length;
+      const start = (line * units + (isShared ? 0 : unit)) * length;
+      return Array.from(values.subarray(start, start + length));
+    };
+    const shared = table.shared.map((column) => [column, read(column, true)]);
+    return Object.fromEntries([...shared, ...table.columns.map((column) => [column, read(column, false)])]);
+  }
+
+  #places(name, choice) {
+    const table = this.tables[name];
+    return this.#values(`${name}.${choice}.${table.shared[0]}`).length / table[choice].length;
+  }
+}
+
+async function unsqueeze(text) {
+  return JSON.parse(new TextDecoder().decode(await inflate(fromBase64(text))));
+}
+
+async function unpackLater(about) {
+  const node = document.getElementById("later");
+  const packed = node.textContent;
+  const { array, text } = reader(await unsqueeze(about.data.later), packed ? await inflate(fromBase64(packed)) : new Uint8Array());
+  node.remove();
+  return { details: new Details(about.data.detail, array), cards: () => JSON.parse(text("cards")), provenance: () => text("provenance") };
+}
+
 export async function loadData() {
   const about = JSON.parse(document.getElementById("about").textContent);
   const packed = document.getElementById("pack");
   const bytes = await inflate(fromBase64(packed.textContent));
+  about.data.arrays = await unsqueeze(about.data.arrays);
   // Nearly all of the file is ASCII, so letters are bytes.
   const parts = document.querySelectorAll("script, style");
   const fileBytes = Array.from(parts, (part) => part.textContent.length).reduce((a, b) => a + b, 0);

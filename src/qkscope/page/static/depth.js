@@ -2,7 +2,7 @@
 
 import { View } from "./view.js";
 import { correlation, percent, shorten } from "./format.js";
-import { correlationColour, readableOn } from "./colours.js";
+import { readableOn, signedColour } from "./colours.js";
 import { estimate } from "./numbers.js";
 import { phaseRuns } from "./axis.js";
 import { textWidth } from "./pen.js";
@@ -48,7 +48,7 @@ function drawDepth(statistic) {
       summaries.depth(c, statistic).forEach((value, bin) => {
         const x = left + bin * across;
         if (Number.isFinite(value)) {
-          const fill = correlationColour(data.about, statistic, value);
+          const fill = signedColour(data.about, value);
           pen.rect(x + 0.5, y + gap / 2, across - 1, down - gap, { fill });
           if (down >= 13 && across >= 30) pen.text(correlation(value), x + across / 2, y + down / 2 + 4, { size: 10.5, anchor: "middle", fill: readableOn(fill) });
         } else drawHatch(pen, theme, x + 0.5, y + 0.5, across - 1, Math.max(1, down - 1));
@@ -60,7 +60,7 @@ function drawDepth(statistic) {
     });
     for (const [, first] of phaseRuns(data, checkpoints).slice(1)) pen.line([[0, TOP + first * down], [g.width, TOP + first * down]], { stroke: theme.line, width: 1, dash: [3, 3] });
     const end = TOP + checkpoints.length * down;
-    const step = across < 30 ? 2 : 1;
+    const step = Math.max(1, Math.ceil(24 / across));
     for (let bin = 0; bin <= bins - (byLayer ? 1 : 0); bin += step) {
       const [text, at] = byLayer ? [String(bin), bin + 0.5] : [(bin / bins).toFixed(1), bin];
       pen.text(text, left + at * across, end + 16, { size: 11, anchor: bin === bins ? "end" : "middle", fill: theme.muted });
@@ -78,14 +78,14 @@ function depthTable(app, statistic) {
 export function depthViews(app) {
   const make = (statistic, what) =>
     new View(app, {
-      id: `depth-${statistic.replace("_", "")}`, surface: "svg", uses: USES, title: `Mean ${statistic} by depth`,
+      id: `depth-${statistic.replace("_", "")}`, surface: "svg", uses: USES, title: `Mean ${statistic} by ${app.data.about.depth.byLayer ? "layer" : "depth"}`,
       about: `${what}, ${app.data.about.depth.byLayer ? "layer by layer" : "in ten bins from the first layer to the last"}. Click a cell to keep its layers.`,
       card: `layer_heatmap_${statistic.replace("_", "")}`,
       height: () => Math.ceil(TOP + BOTTOM + app.selection.checkpoints().length * rowHeight(app)),
       draw: drawDepth(statistic),
       table: () => depthTable(app, statistic),
       label: () => `Mean ${statistic} by ${app.data.noun} and depth; the CSV download has all values.`,
-      note: () => "Pale is 0, dark is 1; below 0 the other hue. Hatched: no heads.",
+      note: () => "Green-blue above 0, brown below, pale at 0. Hatched: no heads.",
     });
   return [make("r_q", "Queries"), make("r_k", "Keys")];
 }

@@ -5,7 +5,7 @@ import { colours } from "./colours.js";
 import { fileName, shorten } from "./format.js";
 import { svgElement } from "./dom.js";
 
-const HEADER = 58;
+const HEADER = 78;
 const WIDTH = 960;
 const SCALE = 2;
 
@@ -42,6 +42,19 @@ function header(pen, theme, app, title) {
   };
   pen.text(fits(text, 16, 650), 16, 26, { size: 16, weight: 650, fill: theme.ink });
   pen.text(fits(note, 12, 400), 16, 45, { size: 12, fill: theme.muted });
+  drawKey(pen, theme, app);
+}
+
+// What the colours of categories mean, for a picture that has left the page.
+function drawKey(pen, theme, app) {
+  const { data } = app;
+  const entries = [...data.categories.slice(0, -1), data.about.against];
+  let x = 16;
+  for (const { name, colour } of entries) {
+    pen.rect(x, 57, 10, 10, { fill: colour });
+    pen.text(name, x + 14, 66, { size: 11, fill: theme.muted });
+    x += 14 + textWidth(name, 11) + 16;
+  }
 }
 
 function paint(view, pen, height) {
@@ -57,7 +70,7 @@ export function svgText(view) {
   const theme = paint(view, new SvgPen(root), height);
   const group = svgElement("g", { transform: `translate(0 ${HEADER})` });
   root.append(group);
-  view.spec.draw({ pen: new SvgPen(group), width: WIDTH, height, theme, app: view.app, still: true });
+  view.spec.draw({ pen: new SvgPen(group), width: WIDTH, height, theme, app: view.app, details: view.details, still: true });
   return new XMLSerializer().serializeToString(root);
 }
 
@@ -71,14 +84,14 @@ export function pngBlob(view) {
   const pen = new CanvasPen(context);
   const theme = paint(view, pen, height);
   context.translate(0, HEADER);
-  view.spec.draw({ pen, width: WIDTH, height, theme, app: view.app, still: true });
+  view.spec.draw({ pen, width: WIDTH, height, theme, app: view.app, details: view.details, still: true });
   // Not toBlob: a browser may put that off until the page is idle, and the click is then long ago.
   const letters = atob(canvas.toDataURL("image/png").split(",")[1]);
   return new Blob([Uint8Array.from(letters, (letter) => letter.charCodeAt(0))], { type: "image/png" });
 }
 
 export function saveView(view, kind) {
-  const name = fileName("qkscope", view.app.data.about.title, view.spec.id);
+  const name = fileName("qkscope", view.app.data.about.title, view.spec.id, ...view.app.where());
   if (kind === "csv") saveCsv(view.spec.table(view.app), name);
   else if (kind === "svg") save(new Blob([svgText(view)], { type: "image/svg+xml" }), `${name}.svg`);
   else save(pngBlob(view), `${name}.png`);

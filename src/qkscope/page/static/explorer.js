@@ -1,7 +1,7 @@
 // The portrait that moves: slider, trails, hovering, clicking, brushing, and arrow keys from head to head.
 
 import { View } from "./view.js";
-import { attachMarkKeys, nearest, point } from "./pointing.js";
+import { attachMarkKeys, boxButton, choose, nearest, point } from "./pointing.js";
 import { button, select } from "./dom.js";
 import { markWords } from "./colours.js";
 import { estimates, unsure } from "./sure.js";
@@ -21,7 +21,7 @@ export function headLines(app, head, checkpoint) {
   const kind = [data.kind("rotary", checkpoint, head), data.kind("attention", checkpoint, head)].filter(Boolean).join(", ");
   return [
     `Layer ${data.layers[head]}, head ${data.heads[head]}`,
-    `${data.categories[code].name}${kind ? ` (${kind})` : ""}`,
+    `${data.categoryName(code, component)}${data.runsAgainst(choice, at) ? ", keys against" : ""}${kind ? ` (${kind})` : ""}`,
     ...estimates(data, store.state, checkpoint, head).map(([name, text]) => `${name} ${text}`),
     `n ${whole(source.n_q[at])} queries, ${whole(source.n_k[at])} keys`,
     ...unsure(data, store.state, checkpoint, head),
@@ -63,7 +63,7 @@ function attachPointer(view) {
   const clamp = (value) => Math.max(-1.06, Math.min(1.06, value));
   let start = null;
   surface.addEventListener("pointerdown", (event) => {
-    if (event.button === 0 && event.pointerType !== "touch") start = view.place(event);
+    if (event.button === 0 && (event.pointerType !== "touch" || view.boxing)) start = view.place(event);
   });
   surface.addEventListener("pointermove", (event) => {
     const [x, y] = view.place(event);
@@ -83,12 +83,9 @@ function attachPointer(view) {
     if (app.dragging) {
       app.store.set({ brush: { kind: "box", checkpoint, component, choice, ...app.dragging } });
       app.dragging = null;
+      view.stopBoxing?.();
       app.announce(`Box: ${app.selection.title()}`);
-    } else if (event.button === 0) {
-      const head = headAt(event);
-      if (head === null && app.store.state.brush) app.store.set({ brush: null });
-      else app.store.set({ head });
-    }
+    } else if (event.button === 0) choose(view, headAt(event));
     start = null;
   });
   surface.addEventListener("pointerleave", () => app.store.set({ hover: null }));
@@ -105,8 +102,8 @@ export function explorer(app) {
   const clear = button("Clear box", () => store.set({ brush: null }), { class: "quiet" });
   const view = new View(app, {
     id: "portrait",
-    title: "Phase portrait",
-    about: "One mark per head. Click a head to follow it, drag a box to keep its heads in every view.",
+    title: "Queries against keys",
+    about: "One mark per head. Choose one to open it; drag a box to keep its heads in every view.",
     surface: "canvas",
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "trail", "theme"],
     card: "rq_rk_scatter_grid",
@@ -120,8 +117,8 @@ export function explorer(app) {
     },
     label: () => {
       const s = app.summaries.at(store.state.checkpoint);
-      const shares = data.categories.map((c, i) => `${c.name} ${s.counts[i]}`).join(", ");
-      return `Phase portrait at ${data.checkpoints[store.state.checkpoint].label}: ${plural(s.heads, "head")}; ${shares}. Arrow keys move between heads, Enter selects, Escape clears.`;
+      const shares = data.categories.map((c, i) => `${data.categoryName(i, store.state.component)} ${s.counts[i]}`).join(", ");
+      return `Portrait at ${data.checkpoints[store.state.checkpoint].label}: ${plural(s.heads, "head")}; ${shares}. Arrow keys move between heads, Enter selects, Escape clears.`;
     },
     note: () => {
       const { checkpoint, component, choice } = store.state;
@@ -131,8 +128,9 @@ export function explorer(app) {
       return `${markWords(app.layerKinds)}${missing ? `${plural(missing, "head")} without a defined correlation cannot be placed.` : ""}`;
     },
   });
+  clear.before(boxButton(view));
   store.subscribe((changed) => changed.has("brush") && (clear.hidden = !store.state.brush));
-  clear.hidden = true;
+  clear.hidden = !store.state.brush;
   app.motion.onFrame = () => {
     if (view.seen && view.width >= 40) view.paint();
     else view.stale = true;

@@ -6,22 +6,22 @@ import { columnLines, columnTable } from "./columns.js";
 import { ramp } from "./colours.js";
 import { textWidth } from "./pen.js";
 
-const SCALE = { height: 34, width: 180, steps: 60 };
+export const SCALE = { height: 34, width: 180, steps: 60 };
 
 // Colours for a column: two hues around 0 where values have both signs or could, else one from low to high.
-function colourScale(app, { range, limits }) {
-  const { blues, reds } = app.data.about.colours;
+export function colourScale(app, { range, limits }) {
+  const { diverging, sequential } = app.data.about.colours;
   const symmetric = limits !== null && limits[0] !== null && limits[0] === -limits[1];
   if (symmetric || (range && range[0] < 0 && range[1] > 0)) {
     const far = range ? Math.max(Math.abs(range[0]), Math.abs(range[1])) : 1;
     const { high } = axisOf([0, far || 1], limits);
-    return { low: -high, high, diverging: true, of: (value) => ramp(value < 0 ? reds : blues, Math.abs(value) / high) };
+    return { low: -high, high, diverging: true, of: (value) => ramp(diverging, (value / high + 1) / 2) };
   }
   const { low, high } = axisOf(range, limits);
-  return { low, high, diverging: false, of: (value) => ramp(blues, (value - low) / (high - low)) };
+  return { low, high, diverging: false, of: (value) => ramp(sequential, (value - low) / (high - low)) };
 }
 
-function drawScale(g, colours, column) {
+export function drawScale(g, colours, column) {
   const { pen, theme } = g;
   const top = g.height - SCALE.height + 8;
   const text = { size: 11.5, fill: theme.muted };

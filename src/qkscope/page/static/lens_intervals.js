@@ -48,7 +48,7 @@ function drawIntervals(declared) {
     return rows.map((row, i) => {
       const y = frame.top + (i + 0.5) * ROW;
       const sure = row.low !== null && row.high !== null && (row.low > 0 || row.high < 0);
-      const stroke = sure ? app.data.about.colours.red : theme.ink;
+      const stroke = theme.ink; // filled: its interval is on one side of 0
       pen.text(shorten(row.name, LETTERS), frame.left - 6, y + 4, { size: LABEL, fill: theme.ink, anchor: "end" });
       if (row.low !== null && row.high !== null) pen.line([[frame.x(row.low), y], [frame.x(row.high), y]], { stroke, width: 2 });
       if (row.value !== null) pen.mark("circle", frame.x(row.value), y, 4, { fill: sure ? stroke : theme.paper, stroke, width: 1.4 });

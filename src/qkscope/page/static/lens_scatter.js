@@ -1,7 +1,7 @@
 // Two columns of a lens against each other at a checkpoint, one mark per head, coloured as in the portrait.
 
 import { LABEL, scale, valueAxis } from "./axis.js";
-import { attachMarkKeys, nearest, point } from "./pointing.js";
+import { attachMarkKeys, choose, nearest, point } from "./pointing.js";
 import { axisOf } from "./numbers.js";
 import { columnLines, columnTable } from "./columns.js";
 import { dotRadius, drawDots } from "./portrait.js";
@@ -49,7 +49,13 @@ function drawErrors(g, frame, { mask, x, y, checkpoint }, [across, up]) {
   }
 }
 
-function drawScatter(columns) {
+// Where the two columns are equal.
+function drawDiagonal(g, frame) {
+  const [low, high] = [Math.max(frame.ticks.x.low, frame.ticks.y.low), Math.min(frame.ticks.x.high, frame.ticks.y.high)];
+  if (low < high) g.pen.line([low, high].map((value) => [frame.x(value), frame.y(value)]), { stroke: g.theme.line, width: 1, dash: [4, 3] });
+}
+
+function drawScatter(columns, diagonal) {
   return (g) => {
     const { data, store, selection } = g.app;
     const { checkpoint } = store.state;
@@ -57,6 +63,7 @@ function drawScatter(columns) {
     const [x, y] = columns.map((column) => data.layers.map((_, h) => column.at(store.state, checkpoint, h)));
     const scene = { mask: selection.mask(checkpoint), x, y, checkpoint, radius: dotRadius(data.nHeads, g.width) };
     drawAxes(g, frame, columns);
+    if (diagonal) drawDiagonal(g, frame);
     drawErrors(g, frame, scene, columns);
     drawDots(g, frame, scene);
   };
@@ -74,17 +81,17 @@ function attach(view, columns) {
   const headAt = (event) => nearest(placesOf(), selection.mask(store.state.checkpoint), view.place(event));
   surface.addEventListener("pointermove", (event) => point(view, headAt(event), event, lines));
   surface.addEventListener("pointerleave", () => store.set({ hover: null }));
-  surface.addEventListener("click", (event) => store.set({ head: headAt(event) }));
+  surface.addEventListener("click", (event) => choose(view, headAt(event)));
   attachMarkKeys(view, "scatter plot", placesOf, lines);
 }
 
-export function scatterSpec(app, { columns, title }) {
+export function scatterSpec(app, { columns, title, diagonal = false }) {
   const { data, store, selection } = app;
   return {
     surface: "canvas",
     uses: ["head", "hover"],
     height: (width) => Math.round(Math.min(460, Math.max(300, width * 0.8))),
-    draw: drawScatter(columns),
+    draw: drawScatter(columns, diagonal),
     table: () => columnTable(app, columns),
     attach: (view) => attach(view, columns),
     label: () => `${title}: ${columns[0].label} across, ${columns[1].label} up, ${plural(selection.count(store.state.checkpoint), "head")} at ${data.checkpoints[store.state.checkpoint].label}. Arrow keys move between heads, Enter selects, Escape clears.`,

@@ -24,12 +24,18 @@ function overHeads(app, column, checkpoint) {
   return { ...all, error: Number.isFinite(exact) ? exact : atMost, exact: Number.isFinite(exact), heads: heads.length };
 }
 
+// Queries are blue and keys red wherever a column is about one of them; anything else has other colours.
+function seriesColour(app, name, place) {
+  const { blue, red, parts } = app.data.about.colours;
+  const kind = /(?:^|_)([qk])(?:_|$)/.exec(name)?.[1];
+  return kind === "q" ? blue : kind === "k" ? red : parts[place % parts.length];
+}
+
 function seriesOf(app, columns) {
-  const { blue, red, purple, amber } = app.data.about.colours;
   const checkpoints = app.selection.checkpoints();
   return columns.filter((column) => column.isAt(app.store.state)).map((column, i) => {
     const all = checkpoints.map((c) => overHeads(app, column, c));
-    return { column, colour: [blue, red, purple, amber][i], mark: MARKS[i], all, means: all.map((s) => s.mean), spreads: all.map((s) => s.spread), errors: all.map((s) => s.error) };
+    return { column, colour: seriesColour(app, column.name, i), mark: MARKS[i], all, means: all.map((s) => s.mean), spreads: all.map((s) => s.spread), errors: all.map((s) => s.error) };
   });
 }
 

@@ -1,4 +1,4 @@
-// A section for each lens: its question, its title, and the views that it declares over its columns.
+// Of each lens its question, its title, and the views that it declares over its columns.
 
 import { View } from "./view.js";
 import { cellsSpec } from "./lens_cells.js";
@@ -26,7 +26,7 @@ function definitions(columns) {
 }
 
 // Shown heads of the checkpoint on the slider for which a column has no value.
-function countUndefined(app, columns) {
+export function countUndefined(app, columns) {
   const { store, selection } = app;
   const { checkpoint } = store.state;
   return selection.mask(checkpoint).filter((kept, h) => kept && columns.some((c) => !Number.isFinite(c.at(store.state, checkpoint, h)))).length;
@@ -45,11 +45,11 @@ function lensView(app, declared) {
   return view;
 }
 
-// `section(id, title, intro, ...children)` makes a part of the page; there is none for a lens without views.
-export function lensSections(app, section) {
+// Every view that a lens declares, folded under its question: main charts are elsewhere, nothing is left out.
+export function lensParts(app) {
   return app.data.lenses.filter((lens) => lens.views.length + lens.intervals.length).map((lens) => {
     const views = [...lens.views.map((declared) => lensView(app, declared)), ...lens.intervals.map((declared) => intervalsView(app, declared))];
     app.views.push(...views);
-    return section(`lens-${lens.name}`, lens.question, lens.title, element("div", { class: "pair" }, ...views.map((view) => view.node)));
+    return element("details", { class: "lens", id: `lens-${lens.name}` }, element("summary", {}, lens.question), element("p", { class: "intro" }, lens.title), element("div", { class: "pair" }, ...views.map((view) => view.node)));
   });
 }

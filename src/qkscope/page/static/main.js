@@ -1,24 +1,31 @@
-// Puts the page together: data, one state, all views.
+// Puts the page together: data, one state, all views, in the order of the story.
 
-import { Cards, provenancePanel, runs } from "./cards.js";
+import { Cards, provenancePanel } from "./cards.js";
 import { Motion } from "./motion.js";
 import { Selection } from "./selection.js";
 import { Summaries } from "./stats.js";
+import { View } from "./view.js";
 import { bar, filters, legend, settled } from "./controls.js";
+import { button, element } from "./dom.js";
 import { colours } from "./colours.js";
-import { compareView } from "./compare.js";
-import { createStore, fromHash, initialState, toHash, writeHash } from "./state.js";
+import { compareView, differenceMap } from "./compare.js";
+import { createStore, fromHash, initialState, isLinked, toHash, writeHash } from "./state.js";
 import { curveViews } from "./curves.js";
 import { depthViews } from "./depth.js";
-import { element } from "./dom.js";
 import { explorer } from "./explorer.js";
+import { headDrawer, startChips } from "./drawer.js";
 import { headMap } from "./map.js";
-import { headPanel } from "./headpanel.js";
+import { headSentence, oneHeadViews } from "./onehead.js";
 import { headTable, tablePanel } from "./tables.js";
-import { lensSections } from "./lenses.js";
+import { hero } from "./answer.js";
+import { countUndefined, lensParts } from "./lenses.js";
 import { loadData } from "./data.js";
+import { matterViews } from "./matter.js";
+import { scatterSpec } from "./lens_scatter.js";
 import { shareViews } from "./shares.js";
+import { signalView } from "./signal.js";
 import { size, whole } from "./format.js";
+import { waterfallView } from "./waterfall.js";
 import { windowView } from "./windows.js";
 
 function makeTooltip() {
@@ -53,7 +60,8 @@ function makeAnnouncer() {
 }
 
 function createApp(data) {
-  const store = createStore({ ...initialState(data), ...fromHash(data, window.location.hash) });
+  const { changes, problems } = fromHash(data, window.location.hash);
+  const store = createStore({ ...initialState(data), ...changes });
   const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
   const prefersCalm = window.matchMedia("(prefers-reduced-motion: reduce)");
   const app = { data, store, printing: false, dragging: null, draggingCells: null };
@@ -67,8 +75,6 @@ function createApp(data) {
   app.tooltip = makeTooltip();
   app.announce = makeAnnouncer();
   app.cards = new Cards(app);
-  app.hasCard = (figure) => app.cards.has(figure);
-  app.showCard = (figure) => app.cards.show(figure);
   app.headTable = (checkpoint, filtered) => headTable(app, checkpoint, filtered);
   app.describe = () => {
     const { checkpoint, component, choice } = store.state;
@@ -76,6 +82,9 @@ function createApp(data) {
     const words = app.selection.words();
     return `${data.checkpoints[checkpoint].label} on the slider; PC${data.components[component]}; ${where}; ${app.selection.title()}${words ? ` (${words})` : ""}`;
   };
+  // Of what a file is: checkpoint, window, component.
+  app.where = () => [data.checkpoints[store.state.checkpoint].label, store.state.both ? "both-windows" : `${store.state.choice}-window`, `PC${data.components[store.state.component]}`];
+  app.problems = problems;
   app.motion = new Motion(app);
   prefersDark.addEventListener("change", () => store.touch("theme"));
   return app;
@@ -85,63 +94,116 @@ function applyTheme(app) {
   document.documentElement.dataset.theme = app.dark() ? "dark" : "light";
 }
 
+// A part of the page: one question as its heading, then what answers it. `views` are pairs side by side.
 function section(id, title, intro, ...children) {
-  return element("section", { class: "part", id, "aria-labelledby": `h-${id}` }, element("h2", { id: `h-${id}` }, title), intro ? element("p", { class: "intro" }, intro) : null, ...children.filter(Boolean));
+  return element("section", { class: "part", id, "aria-labelledby": `h-${id}` }, element("h2", { id: `h-${id}`, tabindex: "-1" }, title), intro ? element("p", { class: "intro" }, intro) : null, ...children.filter(Boolean));
 }
 
-function hero(app) {
-  const { about } = app.data;
-  const facts = about.facts.map(([term, text]) => element("div", {}, element("dt", {}, term), element("dd", { dir: "auto" }, text)));
-  return element(
-    "header", { class: "hero" },
-    element("p", { class: "kicker" }, "qkscope report"),
-    element("h1", { dir: "auto" }, about.title),
-    element("p", { class: "subtitle" }, `How attention heads follow token position ${about.span}`),
-    element("div", { class: "hero-grid" }, element("ul", { class: "lead" }, ...about.lead.map((text) => element("li", {}, ...runs(text)))), element("dl", { class: "facts" }, ...facts)),
-  );
+function pair(...views) {
+  const nodes = views.filter(Boolean).map((view) => view.node);
+  return nodes.length ? element("div", { class: "pair" }, ...nodes) : null;
+}
+
+function folded(title, ...nodes) {
+  const inside = nodes.filter(Boolean);
+  return inside.length ? element("details", { class: "more" }, element("summary", {}, title), ...inside) : null;
+}
+
+// Go to a part without touching the address, which holds the state; focus goes along.
+function goTo(id) {
+  const heading = document.getElementById(`h-${id}`);
+  heading.scrollIntoView({ block: "start" });
+  heading.focus({ preventScroll: true });
+}
+
+function contents(sections) {
+  const items = sections.map((each) => element("li", {}, button(each.querySelector("h2").textContent, () => goTo(each.id), { class: "linklike" })));
+  return element("nav", { class: "contents", "aria-label": "Contents" }, element("ol", {}, ...items));
+}
+
+function isItReal(app, parts) {
+  const { data } = app;
+  const scatter = (id, title, names, about, card) => {
+    const columns = names.map((name) => app.statistics[name] ?? data.columns.get(name));
+    if (columns.some((column) => !column)) return null;
+    const spec = scatterSpec(app, { columns, title, diagonal: true });
+    return new View(app, { ...spec, id, title, about, card, note: () => spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
+  };
+  parts.rope = scatter("rope", "Measured against RoPE alone", ["r_q_rope", "r_q"], "Across: r_q that RoPE makes of the mean query and key at rest. On the dashed line nothing else is needed.", "rope_alone");
+  parts.best = scatter("best", "PC0 against the best component", ["r_q", "best_r_q"], "Above the dashed line another component follows position more closely than PC0.", "measures");
+  parts.decode = scatter("decode", "PC0 against the measure without a component", ["r_q", "decode_q"], "Up: the share of the variance of position that can be read out of whole queries.", "measures");
+}
+
+// All views by name; those that the data does not carry are null.
+function makeViews(app) {
+  const map = headMap(app);
+  const depths = depthViews(app);
+  const parts = { portrait: explorer(app), map, signal: signalView(app), ...curveViews(app), ...shareViews(app), rq: depths[0], rk: depths[1], waterfall: waterfallView(app), windows: windowView(app), compare: compareView(app), difference: differenceMap(app) };
+  isItReal(app, parts);
+  const one = oneHeadViews(app);
+  const { score, ablation, plasticity } = matterViews(app);
+  Object.assign(parts, { profile: one.profile, scoreMap: one.score, scoreSplit: score, ablation, plasticity: plasticity[0], pairs: plasticity[1] });
+  app.views = Object.values(parts).filter(Boolean);
+  return parts;
+}
+
+function sectionsOf(app, v) {
+  const { data } = app;
+  const { noun } = data;
+  const real = [pair(v.waterfall, v.rope), pair(v.windows, v.best)].filter(Boolean);
+  const matter = [pair(v.scoreSplit, v.ablation), pair(v.plasticity, v.pairs)].filter(Boolean);
+  return [
+    v.profile || v.scoreMap ? section("one", "What does one head do?", null, headSentence(app), pair(v.profile, v.scoreMap), startChips(app)) : null,
+    section("explore", "Which heads follow position?", `Move through the ${noun}s with the slider; every view follows. Position-dominated: queries and keys both follow position closely. Q- or K-positional: only one does. Content-focused: neither.`, filters(app), legend(app), element("div", { class: "explore" }, v.map.node, v.portrait.node), v.profile || v.scoreMap ? null : startChips(app)),
+    section("training", data.oneRun ? "What changes over training?" : `How do the ${noun}s differ?`, null, v.signal.node, pair(v.rq, v.rk), v.flow ? pair(v.flow) : null, folded("More: categories, what mean r_k is made of, explained variance", pair(v.stack, v.concordance), pair(v.variance))),
+    real.length ? section("real", "Is it real, or the window and RoPE?", null, ...real, folded("More: a measure that needs no component", pair(v.decode))) : null,
+    matter.length ? section("matter", "Does it matter to the model?", null, ...matter) : null,
+    v.compare ? section("compare", data.oneRun ? `What differs between two ${noun}s?` : `The ${noun}s side by side`, null, v.compare.node, v.difference?.node) : null,
+    section("table", "What are the numbers?", null, tablePanel(app), ...lensParts(app), element("h3", { id: "cards" }, "Cards"), element("p", { class: "intro" }, "What each figure of the figures folder shows, computed from this study."), app.cards.index(), element("h3", { id: "provenance" }, "Where this comes from"), provenancePanel(app)),
+  ].filter(Boolean);
+}
+
+// How high the bar is now: what is scrolled to must not hide under it.
+function watchBar(node) {
+  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${Math.ceil(node.getBoundingClientRect().height)}px`)).observe(node);
 }
 
 function build(app) {
   const { data } = app;
-  const curves = curveViews(app);
-  const shares = shareViews(app);
-  const depths = depthViews(app);
-  const parts = { portrait: explorer(app), map: headMap(app), ...curves, ...shares, rq: depths[0], rk: depths[1], windows: windowView(app), compare: compareView(app) };
-  const nodes = Object.fromEntries(Object.entries(parts).map(([key, view]) => [key, view?.node ?? null]));
-  app.views = Object.values(parts).filter(Boolean);
-  const pair = (...views) => element("div", { class: "pair" }, ...views.filter(Boolean));
-  const steps = `${data.noun}s`;
+  const sections = sectionsOf(app, makeViews(app));
+  const controls = bar(app);
   document.getElementById("app").replaceChildren(
-    element("a", { class: "skip", href: "#explore" }, "Skip to the portrait"),
+    button("Skip to the heads", () => goTo("explore"), { class: "skip" }),
     hero(app),
-    bar(app),
-    element(
-      "main", {},
-      section("explore", "Every head", `r_q tells how far a head’s queries go with position, r_k the same for its keys. Move through the ${steps} with the slider; all views below follow.`, filters(app), legend(app), element("div", { class: "explore" }, nodes.portrait, nodes.map), headPanel(app).node),
-      section("training", data.oneRun ? "Over training" : `Across ${data.noun}s`, null, pair(nodes.signal, nodes.concordance), pair(nodes.stack, nodes.flow), pair(nodes.variance, nodes.windows)),
-      section("depth", "By depth", null, pair(nodes.rq, nodes.rk)),
-      nodes.compare ? section("compare", `Two ${data.noun}s`, null, nodes.compare) : null,
-      ...lensSections(app, section),
-      section("table", "The numbers", null, tablePanel(app)),
-      section("cards", "Cards", "What each figure shows, how it was made, and what to take from it, computed from this study.", app.cards.index()),
-      section("provenance", "Where this comes from", null, provenancePanel(app)),
-    ),
+    contents(sections),
+    controls,
+    element("main", {}, ...sections),
+    headDrawer(app).node,
     element("footer", {}, `Made by qkscope ${data.about.version}. One file of ${size(data.fileBytes)}, ${whole(data.about.data.rows)} rows, no network.`),
   );
+  watchBar(controls);
+}
+
+function tellProblems(app, problems) {
+  if (problems.length) app.announce(`This link names what is not in this study: ${problems.join(", ")}`, true);
 }
 
 function connect(app) {
   const { store, data } = app;
   store.subscribe((changed) => {
     if (changed.has("theme")) applyTheme(app);
-    const linked = ["head", "checkpoint", "component", "choice"].some((key) => changed.has(key));
-    if (linked && !store.state.playing) writeHash(toHash(data, store.state));
+    if (isLinked(changed) && !store.state.playing) writeHash(toHash(data, store.state));
     if (changed.has("checkpoint") && !store.state.playing) app.announce(settled(app));
     if (changed.has("head") && store.state.head !== null) app.announce(`Head ${data.name(store.state.head)} chosen`);
   });
-  window.addEventListener("hashchange", () => store.set(fromHash(data, window.location.hash)));
+  window.addEventListener("hashchange", () => {
+    const { changes, problems } = fromHash(data, window.location.hash);
+    store.set(changes);
+    tellProblems(app, problems);
+  });
   const print = (on) => {
     app.printing = on;
+    for (const node of document.querySelectorAll("details.more")) node.open = on || node.open;
     store.touch("theme");
     for (const view of app.views) view.draw();
   };
@@ -170,6 +232,7 @@ async function start() {
   applyTheme(app);
   build(app);
   connect(app);
+  tellProblems(app, app.problems);
   window.qkscope = inspection(app);
   document.documentElement.dataset.ready = "yes";
 }

@@ -1,48 +1,102 @@
-// The layer x head map of a checkpoint: every head in its place, coloured by r_q, r_k or category.
+// The layer x head map of a checkpoint: every head in its place, coloured by r_k, r_q, category or any column of a lens.
 
 import { View } from "./view.js";
+import { SCALE, colourScale, drawScale } from "./lens_cells.js";
+import { StatisticColumn, columnLines, columnTable } from "./columns.js";
 import { attachCells, cellsHeight, drawCells } from "./cells.js";
-import { categoryPaint, correlationColour, isNegative, markWords } from "./colours.js";
-import { correlation } from "./format.js";
+import { boxButton } from "./pointing.js";
+import { element } from "./dom.js";
 import { headLines } from "./explorer.js";
-import { segmented } from "./dom.js";
+import { headPaint, markWords } from "./colours.js";
+import { significant } from "./numbers.js";
+import { textWidth } from "./pen.js";
 
 const LETTERS = ["P", "Q", "K", "C", "M", "?"]; // beside colour, for readers who see it differently
+const FIRST = ["position_share", "ap", "r_q_excess", "loss_kernel", "late_advantage"]; // what readers ask for most
 
-function paintOf(app, theme) {
+function columnOf(app) {
+  const { measure } = app.store.state;
+  if (measure === "category") return null;
+  return app.statistics[measure] ?? app.data.columns.get(measure);
+}
+
+function paintCategories(app, theme) {
   const { data, store } = app;
-  const { measure, checkpoint, component, choice } = store.state;
-  const byCategory = measure === "category";
+  const { checkpoint, component, choice } = store.state;
   return (h) => {
-    const value = data.choices[choice][measure][data.at(checkpoint, component, h)];
-    if (byCategory ? value === data.undefinedCode : !Number.isFinite(value)) return { fill: null, text: "?" };
-    if (byCategory) return { fill: categoryPaint(data, value, theme).fill, text: LETTERS[value] };
-    return { fill: correlationColour(data.about, measure, value), text: isNegative(value) ? "−" : "" };
+    const at = data.at(checkpoint, component, h);
+    const code = data.choices[choice].category[at];
+    if (code === data.undefinedCode) return { fill: null, text: "?" };
+    return { fill: headPaint(data, choice, at, theme).fill, text: data.runsAgainst(choice, at) ? "A" : LETTERS[code] };
   };
+}
+
+function draw(g) {
+  const { app } = g;
+  const { state } = app.store;
+  const column = columnOf(app);
+  if (!column) {
+    drawCells(g, paintCategories(app, g.theme));
+    return;
+  }
+  const colours = colourScale(app, column);
+  drawCells(g, (h, place) => {
+    const value = column.at(state, state.checkpoint, h);
+    if (!Number.isFinite(value)) return { fill: null, text: "?" };
+    const number = significant(value, 2);
+    const negative = colours.diverging && value <= -0.005 * colours.high ? "−" : "";
+    return { fill: colours.of(value), text: place.across > textWidth(number, 11) + 8 ? number : negative };
+  });
+  drawScale(g, colours, column);
+}
+
+// The measures that a reader can choose, by what they are about.
+function measurePicker(app) {
+  const { data, store } = app;
+  const option = (value, text) => element("option", { value }, text);
+  const first = FIRST.filter((name) => data.columns.has(name));
+  const groups = data.lenses.map((lens) => element("optgroup", { label: lens.title }, ...lens.listed.filter((c) => data.columns.get(c.name) === c && !first.includes(c.name)).map((c) => option(c.name, c.name))));
+  const node = element(
+    "select", { id: "measure", "aria-label": "Colour of the map", on: { change: () => store.set({ measure: node.value }) } },
+    option("r_k", "r_k"), option("r_q", "r_q"), option("category", "category"), ...first.map((name) => option(name, name)), ...groups.filter((group) => group.childElementCount),
+  );
+  node.value = store.state.measure;
+  store.subscribe((changed) => changed.has("measure") && (node.value = store.state.measure));
+  return element("label", {}, "colour ", node);
+}
+
+function note(app) {
+  const { data } = app;
+  const column = columnOf(app);
+  const marks = markWords(app.layerKinds);
+  if (!column) return `${data.categories.map((c, i) => `${LETTERS[i]} ${c.name}`).join(", ")}, A position-dominated with keys against. ${marks}`;
+  const missing = column.isAt(app.store.state) ? "" : " Not measured at this window.";
+  return `${column.name}: ${column.definition}${missing} ${marks}`;
 }
 
 export function headMap(app) {
   const { store, data } = app;
-  const control = segmented("Colour of the map", [["category", "category"], ["r_q", "r_q"], ["r_k", "r_k"]], (measure) => store.set({ measure }));
-  control.update(store.state.measure);
-  store.subscribe((changed) => changed.has("measure") && control.update(store.state.measure));
-  const letters = data.categories.map((c, i) => `${LETTERS[i]} ${c.name}`).join(", ");
-  return new View(app, {
+  app.statistics = {
+    r_q: new StatisticColumn(data, "r_q", "How closely the projection of queries follows position, from −1 to 1."),
+    r_k: new StatisticColumn(data, "r_k", "The same for keys; below 0 they run against position."),
+  };
+  const lines = (...about) => (columnOf(app) && !app.statistics[store.state.measure] ? [...columnLines([columnOf(app)])(...about), ...headLines(...about).slice(1, 4)] : headLines(...about));
+  const picker = measurePicker(app);
+  const view = new View(app, {
     id: "map",
-    title: "Layers and heads",
+    title: "Every head in its place",
     about: "Heads across, layers downwards. Drag to keep a block of heads.",
     surface: "canvas",
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "measure", "theme"],
     card: null,
-    options: [control.node],
-    height: () => cellsHeight(app),
-    draw: (g) => drawCells(g, paintOf(app, g.theme)),
-    table: () => app.headTable(store.state.checkpoint, true),
-    attach: (view) => attachCells(view, headLines),
+    options: [picker],
+    height: () => cellsHeight(app) + SCALE.height,
+    draw,
+    table: () => (columnOf(app) && !app.statistics[store.state.measure] ? columnTable(app, [columnOf(app)]) : app.headTable(store.state.checkpoint, true)),
+    attach: (each) => attachCells(each, lines),
     label: () => `Map of ${data.nLayers} layers by ${data.nColumns} heads at ${data.checkpoints[store.state.checkpoint].label}, coloured by ${store.state.measure}. Arrow keys move, Enter selects.`,
-    note: () =>
-      store.state.measure === "category"
-        ? `${letters}. ${markWords(app.layerKinds)}`
-        : `From ${correlation(0, 0)} (pale) to 1 (dark); below 0 in the other hue, with a minus sign.`,
+    note: () => note(app),
   });
+  picker.after(boxButton(view));
+  return view;
 }

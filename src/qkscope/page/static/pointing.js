@@ -1,5 +1,7 @@
 // Meaning a head, with a pointer or with keys: the same in every view whose marks are heads.
 
+import { button } from "./dom.js";
+
 const NEAR = 14; // pixels within which a pointer means a mark
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }; // on the screen
 
@@ -39,6 +41,23 @@ export function point(view, head, event, lines) {
   else app.tooltip.show(lines(app, head, app.store.state.checkpoint), event.clientX, event.clientY);
 }
 
+// A head is chosen; empty space chooses nothing and drops nothing.
+export function choose(view, head) {
+  if (head !== null) view.app.store.set({ head });
+}
+
+// A button for fingers: the next drag draws a box instead of scrolling the page.
+export function boxButton(view) {
+  const node = button("Box by finger", () => {
+    view.boxing = !view.boxing;
+    view.surface.style.touchAction = view.boxing ? "none" : "";
+    node.setAttribute("aria-pressed", String(view.boxing));
+    if (view.boxing) view.app.announce("Drag over the heads to keep", true);
+  }, { class: "quiet touch-only", "aria-pressed": "false" });
+  view.stopBoxing = () => view.boxing && node.click();
+  return node;
+}
+
 // Arrows go from head to head, Enter chooses, Escape clears. `first()` is where to begin, undefined where there is
 // nothing; `next(head, direction, fresh)` is the head to go to, `fresh` when none was marked before.
 export function attachKeys(view, { what, first, next, lines }) {
@@ -55,7 +74,10 @@ export function attachKeys(view, { what, first, next, lines }) {
       const hover = next(current, ARROWS[event.key], marked === null);
       store.set({ hover });
       app.announce(lines(app, hover, store.state.checkpoint).join(", "));
-    } else if (event.key === "Enter" || event.key === " ") store.set({ head: current });
+    } else if (event.key === "Enter" || event.key === " ") {
+      if (store.state.head === current) document.getElementById("title-head").focus(); // once more: into its drawer
+      else store.set({ head: current });
+    }
     else if (event.key === "Escape") store.set({ head: null, hover: null, brush: null });
     else return;
     event.preventDefault();

@@ -1,10 +1,12 @@
 // The phase portrait: r_q across, r_k up, one mark per head. Drawn here for the explorer and for the comparison.
 
-import { categoryPaint, markOf } from "./colours.js";
+import { headPaint, markOf } from "./colours.js";
 import { correlation } from "./format.js";
 import { scale, LABEL } from "./axis.js";
 import { textWidth } from "./pen.js";
 
+const CROWD = 200; // beyond so many heads a soft ground shows how many lie where
+const CELL = 0.08; // of that ground
 const MARGIN = { left: 44, right: 12, top: 12, bottom: 40 };
 
 export function dotRadius(heads, width) {
@@ -33,7 +35,7 @@ function zones(app, lowest) {
   const [left, right] = [lowest, 1.06];
   return [
     ["position-dominated", [high, right], [high, 1.06], "top"],
-    ["position-dominated", [high, right], [-1.06, -high], "bottom"],
+    ["keys against", [high, right], [-1.06, -high], "bottom"],
     ["Q-positional", [high, right], [-low, low], "top"],
     ["K-positional", [left, low], [high, 1.06], "top"],
     ["K-positional", [left, low], [-1.06, -high], "bottom"],
@@ -45,12 +47,12 @@ export function drawFrame(g, frame) {
   const { pen, theme, app } = g;
   const { high, low } = app.data.about.thresholds;
   for (const [name, q, k, side] of zones(app, frame.lowest)) {
-    const { colour } = app.data.categories.find((category) => category.name === name);
+    const { colour } = [...app.data.categories, app.data.about.against].find((category) => category.name === name);
     const [x, y] = [frame.x(q[0]), frame.y(k[1])];
     const [w, h] = [frame.x(q[1]) - x, frame.y(k[0]) - y];
     pen.rect(x, y, w, h, { fill: colour, alpha: theme.zone });
     const size = Math.min(11, (11 * (w - 10)) / textWidth(name, 11));
-    if (size >= 7.5 && h > 18) pen.text(name, x + w / 2, side === "top" ? y + 13 : y + h - 6, { size, fill: theme.muted, anchor: "middle" });
+    if (app.data.components[app.store.state.component] === 0 && size >= 7.5 && h > 18) pen.text(name, x + w / 2, side === "top" ? y + 13 : y + h - 6, { size, fill: theme.muted, anchor: "middle" });
   }
   const dashed = { stroke: theme.line, width: 0.7, dash: [3, 4] };
   const levels = [-1, -high, -low, 0, low, high, 1];
@@ -63,8 +65,8 @@ export function drawFrame(g, frame) {
     pen.text(correlation(level, 1), frame.left - 6, frame.y(level) + 4, { size: LABEL, fill: theme.muted, anchor: "end" });
   }
   pen.line([[frame.left, frame.top], [frame.left, frame.bottom], [frame.right, frame.bottom]], { stroke: theme.line });
-  pen.text("r_q: queries with position", frame.right, frame.bottom + 32, { size: 12, fill: theme.ink, anchor: "end" });
-  pen.text("r_k: keys with position", frame.left - 32, frame.top, { size: 12, fill: theme.ink, anchor: "end", rotate: -90 });
+  pen.text("r_q: how closely queries follow position", frame.right, frame.bottom + 32, { size: 12, fill: theme.ink, anchor: "end" });
+  pen.text("r_k: the same for keys", frame.left - 32, frame.top, { size: 12, fill: theme.ink, anchor: "end", rotate: -90 });
 }
 
 // Where heads came from: the last checkpoints, fading.
@@ -81,7 +83,7 @@ export function drawTrails(g, frame, { mask, x, y }) {
     if ((!mask[h] && !selected) || !kept.length) continue;
     const points = kept.map((c) => [source.r_q[data.at(c, component, h)], source.r_k[data.at(c, component, h)]]);
     points.push([x[h], y[h]]);
-    const paint = categoryPaint(data, source.category[data.at(checkpoint, component, h)], theme);
+    const paint = headPaint(data, choice, data.at(checkpoint, component, h), theme);
     for (let i = 1; i < points.length; i += 1) {
       const ends = [points[i - 1], points[i]];
       if (!ends.flat().every(Number.isFinite)) continue;
@@ -97,14 +99,14 @@ export function drawDots(g, frame, { mask, x, y, checkpoint, radius, errors = fa
   const { pen, theme, app } = g;
   const { data, store } = app;
   const { component, choice, head, hover } = store.state;
-  const { category } = data.choices[choice];
-  const paintOf = (h) => categoryPaint(data, category[data.at(checkpoint, component, h)], theme);
+  const paintOf = (h) => headPaint(data, choice, data.at(checkpoint, component, h), theme);
   const all = Array.from(mask.keys()).filter((h) => Number.isFinite(x[h]) && Number.isFinite(y[h]));
+  if (frame.lowest !== undefined && all.length > CROWD) drawDensity(g, frame, all.filter((h) => mask[h]).map((h) => [x[h], y[h]]));
   for (const kept of [false, true]) {
     for (const h of all) {
       if (Boolean(mask[h]) !== kept) continue;
       const kind = markOf(data.kind("layer_kind", checkpoint, h));
-      const style = kept ? { ...paintOf(h), stroke: theme.paper, width: 0.8, alpha: 0.88 } : { fill: theme.line, alpha: 0.18 };
+      const style = kept ? { ...paintOf(h), stroke: theme.edge, width: 0.8, alpha: all.length > CROWD ? 0.62 : 0.88 } : { fill: theme.line, alpha: 0.18 };
       pen.mark(kind, frame.x(x[h]), frame.y(y[h]), kept ? radius : radius * 0.7, style);
     }
   }
@@ -116,6 +118,22 @@ export function drawDots(g, frame, { mask, x, y, checkpoint, radius, errors = fa
     if (errors) drawCross(g, frame, [x[h], y[h]], ["r_q", "r_k"].map((name) => data.error(name, store.state, checkpoint, h)));
     pen.mark(kind, frame.x(x[h]), frame.y(y[h]), radius + 1, { ...paintOf(h), stroke: theme.ink, width });
     drawName(g, frame, data.name(h), frame.x(x[h]), frame.y(y[h]), radius);
+  }
+}
+
+// How many heads lie where, as a soft ground: hundreds of marks hide each other.
+function drawDensity(g, frame, points) {
+  const counts = new Map();
+  const place = (value, from) => Math.floor((value - from) / CELL);
+  for (const [q, k] of points) {
+    const key = `${place(q, frame.lowest)} ${place(k, -1.06)}`;
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+  }
+  const most = Math.max(...counts.values());
+  for (const [key, count] of counts) {
+    const [i, j] = key.split(" ").map(Number);
+    const [left, top] = [frame.x(frame.lowest + i * CELL), frame.y(-1.06 + (j + 1) * CELL)];
+    g.pen.rect(left, top, frame.x(frame.lowest + (i + 1) * CELL) - left, frame.y(-1.06 + j * CELL) - top, { fill: g.theme.ink, alpha: 0.05 + (0.2 * count) / most });
   }
 }
 

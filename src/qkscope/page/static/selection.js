@@ -1,8 +1,8 @@
 // Which checkpoints and which heads are meant: all filters and the brush, as one mask per checkpoint.
 //
-// Filters follow heads, not places: "position-dominated" means the heads that are so at the checkpoint on the slider,
-// and every view shows what these heads were before and became after. A box follows the heads that were in it at the
-// checkpoint where it was drawn. Different models have no common heads; there every model answers for itself.
+// Filters follow heads, not places: a category that is switched off leaves out the heads that were in it at that
+// checkpoint, and every view shows what the others were before and became after. A box follows the heads that were in it
+// where it was drawn. Different models have no common heads; there every model answers for itself.
 
 import { correlation, plural } from "./format.js";
 
@@ -15,7 +15,7 @@ export class Selection {
     this.version = 0; // grows whenever a mask may have changed
     this.masks = new Map();
     store.subscribe((changed) => {
-      const moved = changed.has("checkpoint") && this.state.hidden.category.length + this.state.hidden.unsure.length > 0;
+      const moved = changed.has("checkpoint") && this.state.hidden.unsure.length > 0;
       if (moved || FILTERS.some((key) => changed.has(key))) {
         this.version += 1;
         this.masks.clear();
@@ -27,8 +27,7 @@ export class Selection {
   checkpoints() {
     const hidden = new Set(this.state.hidden.phase);
     const all = this.data.checkpoints.map((_, c) => c);
-    const kept = all.filter((c) => !hidden.has(this.data.checkpoints[c].phase ?? ""));
-    return kept.length ? kept : all;
+    return all.filter((c) => !hidden.has(this.data.checkpoints[c].phase ?? ""));
   }
 
   // 1 for every head of this checkpoint that is meant.
@@ -46,7 +45,7 @@ export class Selection {
     const here = together ? checkpoint : state.checkpoint;
     const choice = data.choices[state.choice];
     const own = data.row(checkpoint, state.component);
-    const now = data.row(here, state.component);
+    const sorted = data.row(together ? checkpoint : (state.hidden.at ?? state.checkpoint), state.component);
     for (let h = 0; h < data.nHeads; h += 1) {
       const present = choice.category[own + h] !== data.absent;
       const inLayers = !state.layers || (data.layers[h] >= state.layers[0] && data.layers[h] <= state.layers[1]);
@@ -54,7 +53,7 @@ export class Selection {
         present &&
         inLayers &&
         kinds.every(([what, hidden]) => !hidden.has(data.kind(what, checkpoint, h))) &&
-        !hiddenCategories.has(choice.category[now + h]) &&
+        !hiddenCategories.has(choice.category[sorted + h]) &&
         !state.hidden.unsure.some((flag) => data.flag(flag, state, here, h) === 1) &&
         (!state.brush || this.inBrush(state.brush, h, together ? checkpoint : state.brush.checkpoint));
       mask[h] = kept ? 1 : 0;
@@ -96,7 +95,7 @@ export class Selection {
   // Whether no filter leaves out a head; phases choose checkpoints.
   get allHeads() {
     const { layers, brush, hidden } = this.state;
-    return !layers && !brush && Object.entries(hidden).every(([what, list]) => what === "phase" || !list.length);
+    return !layers && !brush && Object.entries(hidden).every(([what, list]) => what === "phase" || what === "at" || !list.length);
   }
 
   // The filters in words.
@@ -105,7 +104,8 @@ export class Selection {
     const said = [];
     if (layers) said.push(layers[0] === layers[1] ? `layer ${layers[0]}` : `layers ${layers[0]} to ${layers[1]}`);
     for (const [what, noun] of [["category", ""], ["rotary", ""], ["attention", " attention"], ["unsure", " heads"], ["phase", ""]]) {
-      if (hidden[what].length) said.push(`without ${hidden[what].map((name) => (what === "unsure" ? name.replaceAll("_", " ") : name || "unnamed")).join(", ")}${noun}`);
+      const where = what === "category" && hidden.at !== null && this.data.oneRun ? ` (at ${this.data.checkpoints[hidden.at].label})` : "";
+      if (hidden[what].length) said.push(`without ${hidden[what].map((name) => (what === "unsure" ? name.replaceAll("_", " ") : name || "unnamed")).join(", ")}${noun}${where}`);
     }
     if (brush) said.push(this.brushWords(brush));
     return said.join("; ");

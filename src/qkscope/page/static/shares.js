@@ -31,7 +31,9 @@ function shareLines(app, c) {
   const s = app.summaries.at(c);
   const error = (name) => app.summaries.error(c, name);
   const known = (name) => (Number.isFinite(error(name)) ? ` ± ${percent(error(name), 1)}` : "");
-  return app.data.categories.map((category, i) => [s.counts[i], `${category.name} ${percent(s.shares[i])}${known(category.name)} (${s.counts[i]})`]).filter(([n]) => n).map(([, line]) => line);
+  const withKeys = (i) => (i === 0 && s.against ? `, ${s.against} with keys against` : "");
+  const { component } = app.store.state;
+  return app.data.categories.map((category, i) => [s.counts[i], `${app.data.categoryName(i, component)} ${percent(s.shares[i])}${known(category.name)} (${s.counts[i]}${withKeys(i)})`]).filter(([n]) => n).map(([, line]) => line);
 }
 
 // ± 1 standard error over documents at the upper end of a block (of the highest, at its lower end), each in a place of
@@ -48,21 +50,25 @@ function drawStack(g) {
   const checkpoints = app.selection.checkpoints();
   const { frame, layout } = frameOf(g, checkpoints);
   const y = scale([0, 1], [frame.bottom, frame.top]);
-  currentColumn(g, frame, checkpoints);
+  currentColumn(g, frame, checkpoints, true);
   valueAxis(g, frame, y, [0, 0.25, 0.5, 0.75, 1], (v) => percent(v));
-  const { x, step } = checkpointAxis(g, frame, checkpoints, layout);
+  const { x, step } = checkpointAxis(g, frame, checkpoints, layout, true);
   const wide = Math.max(1, Math.min(64, step * (step > 12 ? 0.78 : 0.98)));
   checkpoints.forEach((c, i) => {
-    const { counts, shares } = app.summaries.at(c);
+    const { counts, shares, against } = app.summaries.at(c);
     blocks(counts).forEach(([low, high], code) => {
       if (high <= low) return;
       const style = wide > 8 ? blockStyle(g, code) : categoryPaint(app.data, code, g.theme);
       g.pen.rect(x(i) - wide / 2, y(high), wide, y(low) - y(high), style);
+      if (code === 0 && against) {
+        const part = low + ((high - low) * against) / counts[0];
+        g.pen.rect(x(i) - wide / 2, y(part), wide, y(low) - y(part), { ...style, fill: app.data.about.against.colour });
+      }
       drawShareError(g, c, code, [x(i) - wide / 2 + (wide * (code + 1)) / (counts.length + 1), y], [low, high]);
       if (wide >= 30 && y(low) - y(high) > 13) g.pen.text(percent(shares[code]), x(i), (y(low) + y(high)) / 2 + 4, { size: 11, anchor: "middle", fill: code === app.data.undefinedCode ? g.theme.ink : readableOn(style.fill) });
     });
   });
-  return columnHits(g, frame, checkpoints, (c) => shareLines(app, c));
+  return columnHits(g, frame, checkpoints, (c) => shareLines(app, c), true);
 }
 
 // The columns of the flow: all checkpoints, or evenly spread ones with the first and the last.
@@ -111,9 +117,9 @@ function drawFlow(g) {
   const checkpoints = flowColumns(app.selection.checkpoints());
   const { frame, layout } = frameOf(g, checkpoints);
   const y = scale([0, 1], [frame.bottom, frame.top]);
-  currentColumn(g, frame, checkpoints);
+  currentColumn(g, frame, checkpoints, true);
   valueAxis(g, frame, y, [0, 0.5, 1], (v) => percent(v));
-  const { x, step } = checkpointAxis(g, frame, checkpoints, layout);
+  const { x, step } = checkpointAxis(g, frame, checkpoints, layout, true);
   const half = Math.max(1.5, Math.min(7, step * 0.12));
   const hits = [];
   for (let i = 0; i + 1 < checkpoints.length; i += 1) {
@@ -158,7 +164,7 @@ export function shareViews(app) {
   return {
     stack: new View(app, {
       ...common, id: "stack", title: "Categories", draw: drawStack, table: sharesTable,
-      about: "The share of heads in each category.",
+      about: "The share of heads in each category. Error bars: ± 1 standard error over documents.",
       label: () => `Shares of categories. ${spoken(app)}`,
     }),
     flow: !app.data.oneRun || app.data.checkpoints.length < 2 ? null : new View(app, {

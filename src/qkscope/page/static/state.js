@@ -1,4 +1,4 @@
-// One state for all views, and its short form in the address.
+// One state for all views, and its form in the address: a link carries the whole state and replaces what was there.
 
 export function createStore(initial) {
   const state = { ...initial };
@@ -10,7 +10,7 @@ export function createStore(initial) {
     touch: (key) => listeners.forEach((listener) => listener(new Set([key]))),
     // Listeners hear which keys have changed; a change to the same value is none.
     set(changes) {
-      const changed = new Set(Object.keys(changes).filter((key) => state[key] !== changes[key]));
+      const changed = new Set(Object.keys(changes).filter((key) => !same(state[key], changes[key])));
       if (!changed.size) return;
       Object.assign(state, changes);
       for (const listener of listeners) listener(changed);
@@ -18,30 +18,57 @@ export function createStore(initial) {
   };
 }
 
-// What the filters leave out at first.
+function same(one, other) {
+  return one === other || (typeof one === "object" && JSON.stringify(one) === JSON.stringify(other));
+}
+
+// What the filters leave out at first. `at` is where categories were looked up when one was switched off.
 export function nothingHidden() {
-  return { phase: [], category: [], rotary: [], attention: [], unsure: [] };
+  return { phase: [], category: [], rotary: [], attention: [], unsure: [], at: null };
+}
+
+// Checkpoints that are compared at first: the first and the last, of seeds and models as many as fit side by side.
+export const MOST_COMPARED = 6;
+function firstCompared(data) {
+  const last = data.checkpoints.length - 1;
+  return data.oneRun ? [0, last] : data.checkpoints.map((_, c) => c).slice(0, Math.max(2, Math.min(4, last + 1)));
+}
+
+// What the study asks for, where its checkpoints have these numbers.
+function firstAxis(data) {
+  const { by, scale } = data.about.axis ?? {};
+  const wanted = by ? `${scale === "log" ? "log " : ""}${by}` : "order";
+  return data.axes.includes(wanted) ? wanted : "order";
 }
 
 export function initialState(data) {
-  const last = data.checkpoints.length - 1;
   return {
-    checkpoint: last,
+    checkpoint: data.checkpoints.length - 1,
     component: 0,
     choice: "own",
-    measure: "category",
-    trail: data.nHeads > 1000 ? "0" : "3", // thousands of trails are a haze
+    both: Boolean(data.choices.common), // views over checkpoints show own context and common window in one picture
+    measure: "r_k",
+    trail: data.nHeads > 200 ? "0" : "3", // hundreds of trails are a haze
     head: null,
     hover: null,
     playing: false,
     layers: null, // [first, last]
     hidden: nothingHidden(),
     brush: null, // a box in the portrait or in the map
-    compare: [0, last],
+    compare: firstCompared(data),
     windowMeasure: "r_q",
-    split: false,
+    splitStep: null, // of the waterfall: [from, to]
+    split: true, // kinds of layers apart
+    axis: firstAxis(data), // of checkpoints: order, step, tokens, and their logarithms
     theme: null,
   };
+}
+
+const LINKED = ["head", "checkpoint", "component", "choice", "both", "measure", "layers", "hidden", "brush", "compare", "windowMeasure", "splitStep", "split", "axis"];
+
+// Whether a change belongs into the address.
+export function isLinked(changed) {
+  return LINKED.some((key) => changed.has(key));
 }
 
 // A checkpoint as it stands in an address: its label, or its name where labels repeat.
@@ -55,28 +82,88 @@ function checkpointIndex(data, key) {
   return byLabel >= 0 ? byLabel : data.checkpoints.findIndex((c) => c.name === key);
 }
 
+const short = (value) => String(Number(value.toFixed(4)));
+
+function brushText(data, brush) {
+  if (brush.kind === "cells") return `cells ${brush.layers.join(" ")} ${brush.heads.join(" ")}`;
+  return `box ${[...brush.r_q, ...brush.r_k].map(short).join(" ")} ${brush.component} ${brush.choice} ${checkpointKey(data, brush.checkpoint)}`;
+}
+
 export function toHash(data, state) {
   const entries = new URLSearchParams();
+  const first = initialState(data);
   if (state.head !== null) entries.set("head", `${data.layers[state.head]}.${data.heads[state.head]}`);
   entries.set("ckpt", checkpointKey(data, state.checkpoint));
   if (state.component) entries.set("pc", data.components[state.component]);
   if (state.choice === "common") entries.set("window", "common");
+  else if (first.both && !state.both) entries.set("window", "own");
+  if (state.measure !== first.measure) entries.set("map", state.measure);
+  if (state.layers) entries.set("layers", state.layers.join("-"));
+  for (const [what, list] of Object.entries(state.hidden)) {
+    if (what !== "at") for (const each of list) entries.append(`without-${what}`, each);
+  }
+  if (state.hidden.category.length && state.hidden.at !== null) entries.set("at", checkpointKey(data, state.hidden.at));
+  if (state.brush) entries.set("box", brushText(data, state.brush));
+  if (!same(state.compare, first.compare)) for (const c of state.compare) entries.append("compare", checkpointKey(data, c));
+  if (state.windowMeasure !== first.windowMeasure) entries.set("over", state.windowMeasure);
+  for (const c of state.splitStep ?? []) entries.append("step", checkpointKey(data, c));
+  if (!state.split) entries.set("kinds", "together");
+  if (state.axis !== first.axis) entries.set("axis", state.axis);
   return `#${entries}`;
 }
 
-// The changes that an address asks for; what it names and the data lacks is left out.
+function readBrush(data, text) {
+  const words = text.split(" ");
+  if (words[0] === "cells") {
+    const numbers = words.slice(1, 5).map(Number);
+    return numbers.length === 4 && numbers.every(Number.isInteger) ? { kind: "cells", layers: numbers.slice(0, 2), heads: numbers.slice(2) } : null;
+  }
+  const numbers = words.slice(1, 6).map(Number);
+  const checkpoint = checkpointIndex(data, words.slice(7).join(" "));
+  if (words[0] !== "box" || numbers.length < 5 || !numbers.every(Number.isFinite) || checkpoint < 0 || !data.choices[words[6]] || !(numbers[4] in data.components)) return null;
+  return { kind: "box", checkpoint, component: numbers[4], choice: words[6], r_q: numbers.slice(0, 2), r_k: numbers.slice(2, 4) };
+}
+
+function readHidden(data, entries) {
+  const hidden = nothingHidden();
+  const known = {
+    phase: data.checkpoints.map((c) => c.phase ?? ""), category: data.categories.map((c) => c.name),
+    rotary: data.texts.rotary, attention: data.texts.attention, unsure: ["unstable", "undecided", "sign_unknown"],
+  };
+  for (const [what, values] of Object.entries(known)) hidden[what] = entries.getAll(`without-${what}`).filter((each) => values.includes(each));
+  if (new Set(known.phase).size === new Set(hidden.phase).size) hidden.phase = []; // something must be shown
+  return hidden;
+}
+
+// The whole state that an address stands for, and in words what it names and the data lacks.
 export function fromHash(data, hash) {
   const entries = new URLSearchParams(hash.replace(/^#/, ""));
-  const changes = {};
-  const place = /^(\d+)\.(\d+)$/.exec(entries.get("head") ?? "");
-  const head = place ? data.byName.get(`L${Number(place[1])}H${Number(place[2])}`) : undefined;
-  if (head !== undefined) changes.head = head;
-  const checkpoint = entries.has("ckpt") ? checkpointIndex(data, entries.get("ckpt")) : -1;
-  if (checkpoint >= 0) changes.checkpoint = checkpoint;
-  const component = entries.has("pc") ? data.components.indexOf(Number(entries.get("pc"))) : -1;
-  if (component >= 0) changes.component = component;
-  if (entries.get("window") === "common" && data.choices.common) changes.choice = "common";
-  return changes;
+  const first = initialState(data);
+  const linked = Object.fromEntries(LINKED.map((key) => [key, first[key]]));
+  const problems = [];
+  const read = (key, find, keep) => {
+    if (!entries.has(key)) return;
+    const found = find(entries.get(key));
+    if (found === undefined || found === null || found === -1) problems.push(`${key} ${entries.get(key)}`);
+    else keep(found);
+  };
+  read("head", (text) => data.byName.get(`L${text.replace(".", "H")}`), (head) => (linked.head = head));
+  read("ckpt", (text) => checkpointIndex(data, text), (checkpoint) => (linked.checkpoint = checkpoint));
+  read("pc", (text) => data.components.indexOf(Number(text)), (component) => (linked.component = component));
+  read("window", (text) => (text === "own" || (text === "common" && data.choices.common) ? text : null), (choice) => Object.assign(linked, { choice, both: false }));
+  read("map", (text) => (data.measures.has(text) ? text : null), (measure) => (linked.measure = measure));
+  read("layers", (text) => /^(\d+)-(\d+)$/.exec(text), ([, a, b]) => (linked.layers = [Number(a), Math.min(Number(b), data.nLayers - 1)]));
+  read("box", (text) => readBrush(data, text), (brush) => (linked.brush = brush));
+  read("over", (text) => text, (measure) => (linked.windowMeasure = measure));
+  read("kinds", (text) => text, () => (linked.split = false));
+  read("axis", (text) => (data.axes.includes(text) ? text : null), (axis) => (linked.axis = axis));
+  linked.hidden = readHidden(data, entries);
+  if (linked.hidden.category.length) linked.hidden.at = Math.max(0, entries.has("at") ? checkpointIndex(data, entries.get("at")) : linked.checkpoint);
+  const compared = entries.getAll("compare").map((key) => checkpointIndex(data, key)).filter((c) => c >= 0).slice(0, MOST_COMPARED);
+  if (compared.length >= 2) linked.compare = compared;
+  const step = entries.getAll("step").map((key) => checkpointIndex(data, key)).filter((c) => c >= 0);
+  if (step.length === 2) linked.splitStep = step;
+  return { changes: linked, problems };
 }
 
 export function writeHash(hash) {

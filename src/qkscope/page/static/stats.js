@@ -41,6 +41,7 @@ export function summarise(data, source, start, mask, signUnsure = () => false) {
     r_k_abs: meanAndSpread(keys.map(Math.abs)),
     explained_variance: meanAndSpread(pick("explained_variance")),
     counts,
+    against: chosen.filter((i) => source.category[i] === 0 && source.r_k[i] < 0).length, // of the position-dominated
     shares: counts.map((count) => (chosen.length ? count / chosen.length : NaN)),
     concordant: share((k) => k > concordance),
     discordant: share((k) => k < -concordance),
@@ -80,6 +81,13 @@ export class Summaries {
   error(checkpoint, name, { choice = this.state.choice, component = this.state.component } = {}) {
     const errors = this.data.choices[choice].meanErrors[name];
     return errors && this.selection.allHeads && this.data.components[component] === 0 ? errors[checkpoint] : NaN;
+  }
+
+  // The same in one kind of layer.
+  kindError(checkpoint, name, kind, choice) {
+    const place = this.data.about.layerKinds.indexOf(kind);
+    const errors = this.data.choices[choice].kindErrors[place]?.[name];
+    return errors && this.selection.allHeads && this.data.components[this.state.component] === 0 ? errors[checkpoint] : NaN;
   }
 
   window(entry) {

@@ -4,7 +4,7 @@ import { button, element, named } from "./dom.js";
 import { estimate } from "./numbers.js";
 import { fileName, percent, plural, whole } from "./format.js";
 import { saveCsv } from "./download.js";
-import { swatchOf } from "./headpanel.js";
+import { swatchOf } from "./swatch.js";
 
 const PAGE = 20;
 const HEAD_COLUMNS = ["model", "layer", "depth", "head", "kv_head", "pc", "explained_variance", "r_q", "r_k", "n_q", "n_k", "rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window", "category"];
@@ -82,7 +82,7 @@ export function tablePanel(app) {
         const numbers = ["r_q", "r_k", "explained_variance"].map((key) => element("td", {}, estimate(value(h, key), data.error(key, store.state, checkpoint, h))));
         const counts = ["n_q", "n_k"].map((key) => element("td", {}, whole(value(h, key))));
         if (data.hasErrors) counts.push(element("td", {}, Number.isFinite(sure(h)) ? percent(sure(h)) : "not known"));
-        return element("tr", {}, element("th", { scope: "row" }, button(data.name(h), () => store.set({ head: h }), { class: "linklike" })), element("td", { class: "left" }, swatchOf(app, code, data.kind("layer_kind", checkpoint, h)), ` ${data.categories[code].name}`), ...numbers, ...counts);
+        return element("tr", {}, element("th", { scope: "row" }, button(data.name(h), () => store.set({ head: h }), { class: "linklike" })), element("td", { class: "left" }, swatchOf(app, code, data.kind("layer_kind", checkpoint, h), data.runsAgainst(choice, data.at(checkpoint, component, h))), ` ${data.categoryName(code, component)}`), ...numbers, ...counts);
       }),
     );
     const range = heads.length ? `${first + 1} to ${first + shown.length} of ${plural(heads.length, "head")} at ` : "no heads at ";
@@ -105,6 +105,6 @@ export function tablePanel(app) {
       button("CSV: these heads", () => save(headTable(app, store.state.checkpoint, true), "heads"), { class: "tool", id: "csv-heads" }),
       button("CSV: everything at this window", () => save(wholeTable(app), store.state.choice === "common" ? "qk_common" : "qk"), { class: "tool", id: "csv-all" }),
     ),
-    element("p", { class: "note" }, data.about.data.precision === "float64" ? "CSV files carry every digit of qk.csv." : "This study is large: the page holds correlations in single precision (seven digits); qk.csv has every digit.", data.hasErrors ? " ± is 1 standard error over documents, of component 0; qk.csv has those of all components." : ""),
+    element("p", { class: "note" }, data.about.data.precision === "float64" ? "CSV files carry every digit of qk.csv." : "This study is large: the page holds PC0 in single precision (seven digits) and other components in half (three); qk.csv has every digit.", data.hasErrors ? " ± is 1 standard error over documents, of component 0; qk.csv has those of all components." : ""),
   );
 }

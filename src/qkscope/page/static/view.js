@@ -1,5 +1,5 @@
-// A view: its title, its drawing, its buttons. It draws itself again when something it uses has changed and it can be
-// seen, tells what is under the pointer, and saves itself.
+// A view: its title, its drawing, one quiet menu, and its card below. It draws itself again when something it uses has
+// changed and it can be seen, tells what is under the pointer or under the arrow keys, and saves itself.
 
 import { CanvasPen, SvgPen } from "./pen.js";
 import { button, element, svgElement } from "./dom.js";
@@ -9,28 +9,49 @@ function inside(hit, x, y) {
   return x >= hit.x && x <= hit.x + hit.w && y >= hit.y && y <= hit.y + hit.h;
 }
 
+// A menu that closes when a reader goes elsewhere.
+function menu(title, items) {
+  const node = element("details", { class: "menu" }, element("summary", { "aria-label": `Card and files of “${title}”` }, "⋯"), element("div", { class: "tools" }, ...items.filter(Boolean)));
+  node.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !node.open) return;
+    node.open = false;
+    node.firstElementChild.focus();
+    event.stopPropagation();
+  });
+  node.addEventListener("focusout", (event) => {
+    if (event.relatedTarget && !node.contains(event.relatedTarget)) node.open = false;
+  });
+  return node;
+}
+
 export class View {
   // spec: id, title, about (text), surface ("svg" | "canvas"), uses (keys of the state), height(width), draw(g) -> hits,
-  // label() for screen readers, table(), card (name of its card), options (nodes), attach(view) for own interaction
+  // label() for screen readers, table(), card (name of its card), options (nodes), attach(view) for own interaction,
+  // details (true: it needs what is unpacked later)
   constructor(app, spec) {
-    Object.assign(this, { app, spec, hits: [], seen: false, stale: true, width: 0, height: 0 });
+    Object.assign(this, { app, spec, hits: [], seen: false, stale: true, width: 0, height: 0, at: null, details: null });
     this.surface = spec.surface === "canvas" ? element("canvas") : svgElement("svg");
     this.surface.setAttribute("class", "surface");
-    if (!spec.attach) this.surface.setAttribute("role", "img");
+    this.surface.setAttribute("role", "img");
     this.surface.setAttribute("aria-label", spec.title); // until it is drawn and says more
+    this.card = element("div", { class: "card-under", hidden: true });
+    this.chosen = element("span", { class: "chosen-heads", hidden: true });
+    this.mark = element("div", { class: "hit-mark", hidden: true, "aria-hidden": "true" });
     this.node = element(
       "figure",
       { class: `view view-${spec.id}`, id: `view-${spec.id}`, "aria-labelledby": `title-${spec.id}` },
-      element("div", { class: "view-head" }, element("h3", { id: `title-${spec.id}` }, spec.title), this.#tools()),
-      element("p", { class: "about" }, spec.about ?? ""),
+      element("div", { class: "view-head" }, element("h3", { id: `title-${spec.id}` }, spec.title), this.chosen, this.#menu()),
+      spec.about ? element("p", { class: "about" }, spec.about) : null,
       spec.options?.length ? element("div", { class: "options" }, ...spec.options) : null,
-      (this.holder = element("div", { class: "holder" }, this.surface)),
+      (this.holder = element("div", { class: "holder" }, this.surface, this.mark)),
       (this.note = element("figcaption", { class: "note" })),
+      this.card,
     );
     this.surface.addEventListener("pointermove", (event) => this.#hover(event));
     this.surface.addEventListener("pointerleave", () => app.tooltip.hide());
     this.surface.addEventListener("click", (event) => this.#click(event));
-    spec.attach?.(this);
+    if (spec.attach) spec.attach(this);
+    else this.#attachKeys();
     app.store.subscribe((changed) => {
       if (spec.uses.some((key) => changed.has(key))) this.refresh();
     });
@@ -42,26 +63,34 @@ export class View {
     new IntersectionObserver(
       (entries) => {
         this.seen = entries[entries.length - 1].isIntersecting;
+        if (this.seen && spec.details && !this.details) this.#unpack();
         if (this.seen && this.stale) this.refresh();
       },
       { rootMargin: "200px" },
     ).observe(this.node);
   }
 
-  #tools() {
+  async #unpack() {
+    this.details = (await this.app.data.later()).details;
+    this.refresh();
+  }
+
+  #menu() {
     const { app, spec } = this;
-    const tool = (kind, text) =>
-      button(text, () => saveView(this, kind), { class: "tool", "aria-label": `Download “${spec.title}” as ${text}` });
-    const card = spec.card && app.hasCard(spec.card) ? button("Card", () => app.showCard(spec.card), { class: "tool", "aria-label": `Card of “${spec.title}”` }) : null;
-    return element("div", { class: "tools" }, card, tool("png", "PNG"), tool("svg", "SVG"), spec.table ? tool("csv", "CSV") : null);
+    const tool = (kind, text) => button(text, () => saveView(this, kind), { class: "tool", "aria-label": `Download “${spec.title}” as ${text}` });
+    const card = spec.card && app.cards.has(spec.card) ? button("Card", () => app.cards.toggle(this.card, spec.card), { class: "tool", "aria-label": `Card of “${spec.title}”` }) : null;
+    return menu(spec.title, [card, tool("png", "PNG"), tool("svg", "SVG"), spec.table ? tool("csv", "CSV") : null]);
   }
 
   // Take the room that the drawing will need, so that nothing moves when it comes into view.
   reserve() {
+    const { app, spec } = this;
     this.width = this.holder.clientWidth;
-    this.height = this.spec.height(this.width, this.app);
+    this.height = spec.height(this.width, app);
     this.surface.style.height = `${this.height}px`;
-    this.note.textContent = this.spec.note ? this.spec.note(this.app) : "";
+    this.note.textContent = spec.note ? spec.note(app) : "";
+    this.chosen.hidden = app.selection.allHeads || spec.allHeads === true;
+    this.chosen.textContent = this.chosen.hidden ? "" : app.selection.title();
   }
 
   // Draw in the next frame; what cannot be seen waits until it can.
@@ -86,8 +115,9 @@ export class View {
 
   // Only the drawing: what a moving picture does many times a second.
   paint() {
-    const { spec, app, width, height } = this;
-    this.hits = spec.draw({ pen: this.#pen(width, height), width, height, theme: app.theme(), app, still: false }) ?? [];
+    const { spec, app, width, height, details } = this;
+    this.hits = spec.draw({ pen: this.#pen(width, height), width, height, theme: app.theme(), app, details, still: false }) ?? [];
+    this.#markHit();
   }
 
   #pen(width, height) {
@@ -126,6 +156,58 @@ export class View {
   }
 
   #click(event) {
-    this.#find(event)?.click?.();
+    const hit = this.#find(event);
+    hit?.click?.();
+    if (hit && event.pointerType === "touch") this.app.tooltip.show(hit.lines, event.clientX, event.clientY);
+  }
+
+  // What the mouse finds, arrow keys find too: left and right, up and down go to the nearest part in that direction.
+  #attachKeys() {
+    const { app, surface } = this;
+    surface.setAttribute("tabindex", "0");
+    surface.setAttribute("role", "application");
+    surface.setAttribute("aria-roledescription", "chart; arrow keys read it");
+    surface.addEventListener("keydown", (event) => {
+      const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+      if (way && this.hits.length) this.#moveTo(way);
+      else if ((event.key === "Enter" || event.key === " ") && this.hits[this.at]) this.hits[this.at].click?.();
+      else if (event.key === "Escape" && this.at !== null) this.#leave();
+      else return;
+      event.preventDefault();
+    });
+    surface.addEventListener("blur", () => this.#leave());
+    surface.addEventListener("focus", () => app.tooltip.hide());
+  }
+
+  #moveTo([dx, dy]) {
+    const middle = (hit) => [hit.x + hit.w / 2, hit.y + hit.h / 2];
+    const from = this.hits[this.at];
+    let best = from ? this.at : 0;
+    let least = Infinity;
+    this.hits.forEach((hit, i) => {
+      if (!from || i === this.at) return;
+      const [across, down] = middle(hit).map((value, side) => value - middle(from)[side]);
+      const along = across * dx + down * dy;
+      const cost = along + 3 * (Math.abs(across * dy) + Math.abs(down * dx));
+      if (along > 0.5 && cost < least) [best, least] = [i, cost];
+    });
+    this.at = best;
+    this.#markHit();
+    const box = this.surface.getBoundingClientRect();
+    const [x, y] = middle(this.hits[best]);
+    this.app.tooltip.show(this.hits[best].lines, box.left + x, box.top + y);
+    this.app.announce(this.hits[best].lines.join(", "));
+  }
+
+  #markHit() {
+    const hit = this.at === null ? null : this.hits[this.at];
+    this.mark.hidden = !hit;
+    if (hit) Object.assign(this.mark.style, { left: `${hit.x}px`, top: `${hit.y}px`, width: `${hit.w}px`, height: `${hit.h}px` });
+  }
+
+  #leave() {
+    this.at = null;
+    this.#markHit();
+    this.app.tooltip.hide();
   }
 }

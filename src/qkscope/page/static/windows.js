@@ -74,7 +74,7 @@ function draw(g) {
   for (const { checkpoint, points } of ordered) {
     const current = checkpoint === store.state.checkpoint;
     const known = points.filter((p) => Number.isFinite(p.value));
-    const stroke = current ? data.about.colours.red : theme.line;
+    const stroke = current ? theme.ink : theme.line;
     if (known.length > 1) pen.line(known.map((p) => [x(p.size), y(p.value)]), { stroke, width: current ? 2.6 : 1.1, alpha: current ? 1 : 0.7 });
     for (const p of known) {
       const own = p.size === data.window("own", checkpoint);

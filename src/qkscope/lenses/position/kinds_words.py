@@ -1,0 +1,86 @@
+"""What the redesigned signal shows, in words: its title states the finding, its card how sure it is."""
+
+from __future__ import annotations
+
+import math
+
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.card import Card, CardInput, opening, table_file
+from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.stats.noise import EVERY_HEAD, Change, Part
+from qkscope.text import counted
+from qkscope.words.blocks import Block
+from qkscope.words.phrases import label, number, sentence, shortened, shown, tokens
+
+QUANTITIES = (("r_q", "queries"), ("r_k", "keys"))
+
+
+def parts_of(at: AtWindow) -> list[tuple[str, Part]]:
+    """The kinds of layers that are drawn apart; one part of all heads, without a name, where there is one kind."""
+    kinds = kinds_in_order(at.heads["layer_kind"])
+    return [(kind, Part(layer_kind=kind)) for kind in kinds] if len(kinds) > 1 else [("", EVERY_HEAD)]
+
+
+def finding(at: AtWindow) -> str:
+    """The title: what r_q does in the first kind of layer, and only beyond its error."""
+    kind, part = parts_of(at)[0]
+    who = f"Queries in {kind} Layers" if kind else "Queries"
+    if not at.study.one_run or len(at.names) < 2:
+        return f"How Closely {who} Follow Position, Head by Head"
+    change = at.panel.change("r_q", at.names[0], at.names[-1], part)
+    if not change.direction:
+        return f"{who} Follow Position No More and No Less Than at First, within the Error"
+    before, after = shown(number, change.before, change.after)
+    way = "Come to Follow Position" if change.direction > 0 else "Follow Position Less"
+    return f"{who} {way} (mean $r_q$ {before} → {after})"
+
+
+def signal_by_kind(given: CardInput) -> Card:
+    """The card of the redesigned signal."""
+    at = given.at
+    parts = parts_of(at)
+    apart = f", apart for {' and '.join(shortened(kind) for kind, _ in parts)} layers" if len(parts) > 1 else ""
+    other = "; hollow: the same over the common window" if given.other is not None else ""
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"r_q (blue) and r_k (red) of every head on PC0 as dots, with median and quartiles{apart}{other}. What "
+            "lies between filled and hollow marks is the window's part.",
+        ),
+        *[sentence(_course(given, kind, part, name, who)) for kind, part in parts for name, who in QUANTITIES],
+    ]
+    heads = [f"{kind or 'all'} ({counted(len(at.panel.values('r_q', at.names[-1], p)), 'head')})" for kind, p in parts]
+    steps = [("Aggregation", f"median and quartiles over the heads of each {given.noun}: {'; '.join(heads)}.")]
+    headline = f"Position Correlation on PC0 by Kind of Layer {given.study.span.title()}"
+    return Card(headline, shows, table_file(given), steps, _takeaway(given, parts))
+
+
+def _takeaway(given: CardInput, parts: list[tuple[str, Part]]) -> list[str]:
+    return [sentence(_course(given, kind, part, "r_q", "queries")) for kind, part in parts]
+
+
+def _course(given: CardInput, kind: str, part: Part, name: str, who: str) -> str:
+    """A mean from first to last with the error of its change, and the same over the common window."""
+    at = given.at
+    where = f"in {shortened(kind)} layers {who}" if kind else who
+    first, last = given.checkpoints[0], given.checkpoints[-1]
+    if len(at.names) < 2 or not given.study.one_run:
+        means = [f"{number(at.panel.mean(name, c.name, part))} ({label(c)})" for c in given.checkpoints[:12]]
+        return f"{where} have mean {name} {', '.join(means)}"
+    change = at.panel.change(name, first.name, last.name, part)
+    said = f"{where}: mean {name} {_move(change)} from {label(first)} to {label(last)}"
+    if given.other is None or first.name not in given.other.names or last.name not in given.other.names:
+        return said
+    same = given.other.panel.change(name, first.name, last.name, part)
+    window = given.other.window_of(last.name)
+    over = f"over {tokens(window)}" if given.other.common else "at own contexts"
+    return f"{said}; {over} {_move(same)}"
+
+
+def _move(change: Change) -> str:
+    before, after = shown(number, change.before, change.after) if change.direction else (
+        number(change.before), number(change.after))  # fmt: skip
+    sure = f" ± {change.error:.2g}" if math.isfinite(change.error) else ", error not known"
+    verb = {1: "rises from", -1: "falls from", 0: "does not change beyond its error:"}[change.direction]
+    difference = f"{change.difference:+.2f}".replace("-", "−")
+    return f"{verb} {before} to {after} ({difference}{sure})"

@@ -1,0 +1,331 @@
+"""The first screen: one question, a verdict chosen by what survives, and three findings with what they rest on.
+
+A finding is a change from one entry to another (the first and the last of a run, the lowest and the highest of seeds or
+models), judged at each entry's own context and at the window that all share. What holds at both survives; what only the
+longer window shows does not, and says so. Nothing is claimed that does not exceed two errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.categories import LOW, POSITION_DOMINATED
+from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.page.split_finding import rope_finding
+from qkscope.stats.noise import EVERY_HEAD, Change, Part
+from qkscope.words.phrases import number, percent, shown, tokens
+
+Judgement = Literal["survives", "reverses", "vanishes", "hidden", "within", "alone", "unknown"]
+BADGES: dict[Judgement, str] = {
+    "survives": "survives the window",
+    "reverses": "reverses at the common window",
+    "vanishes": "within error at the common window",
+    "hidden": "only at the common window",
+    "within": "within error",
+    "alone": "beyond its error",
+    "unknown": "error not known",
+}
+RANK: tuple[Judgement, ...] = ("survives", "alone", "reverses", "vanishes", "hidden", "within", "unknown")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a finding is about: a mean or a share over some of the heads."""
+
+    name: str
+    part: Part
+    what: str  # as the subject of a sentence
+    share: bool = False
+
+    def said(self, *values: float) -> list[str]:
+        """The values as text."""
+        return shown(percent if self.share else number, *values)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A quantity from one entry to another, at own contexts and, where that differs, at the common window."""
+
+    quantity: Quantity
+    before: str
+    after: str
+    own: Change
+    common: Change | None
+
+    @property
+    def judgement(self) -> Judgement:
+        """What becomes of the change at the common window."""
+        if not math.isfinite(self.own.error):
+            return "unknown"
+        if self.common is None:
+            return "alone" if self.own.direction else "within"
+        pair = self.own.direction, self.common.direction
+        if pair[0] == pair[1]:
+            return "survives" if pair[0] else "within"
+        if pair[0] and pair[1]:
+            return "reverses"
+        return "vanishes" if pair[0] else "hidden"
+
+
+def answer(tables: StudyTables) -> dict[str, Any]:
+    """Question, verdict and findings, as the page reads them."""
+    study = tables.own.study
+    findings = [follow(tables, name) for name in ("r_q", "r_k")]
+    second = window_finding(tables) or findings[1]
+    split = rope_finding(tables)
+    queries = _described(tables, findings[0], _follow_text(tables, findings[0]))
+    about_window = second is not findings[1]
+    more = _described(tables, second, _window_text(tables, second) if about_window else _follow_text(tables, second))
+    third = split or _described(tables, findings[1] if about_window else share_finding(tables), None)
+    return {
+        "question": "Do attention heads follow token position, and is it the weights that make them?",
+        "span": study.span,
+        "verdict": verdict(tables, findings[0], second, split),
+        "findings": [queries, more, third],
+    }
+
+
+# --- what is compared -------------------------------------------------------------------------------
+
+
+def main_part(at: AtWindow) -> tuple[Part, str]:
+    """The heads that a study is mostly about: those of rotary layers where there are others, else all."""
+    kinds = kinds_in_order(at.heads["layer_kind"])
+    rotary = [kind for kind in kinds if kind.startswith("rotary")]
+    if len(kinds) > 1 and len(rotary) == 1:
+        return Part(layer_kind=rotary[0]), f"in {rotary[0]} layers"
+    return EVERY_HEAD, "over all heads"
+
+
+def compare(tables: StudyTables, quantity: Quantity, before: str, after: str) -> Finding:
+    """A quantity from one entry to another, at both choices of windows where both entries are in both."""
+    changes = [
+        at.panel.change(quantity.name, before, after, quantity.part)
+        for at in tables.choices()
+        if before in at.names and after in at.names
+    ]
+    return Finding(quantity, before, after, changes[0], changes[1] if len(changes) > 1 else None)
+
+
+def ends(at: AtWindow, quantity: Quantity) -> tuple[str, str]:
+    """The first and the last of a run; of seeds or models the lowest and the highest."""
+    if at.study.one_run:
+        return at.names[0], at.names[-1]
+    means = {name: at.panel.mean(quantity.name, name, quantity.part) for name in at.names}
+    known = {name: mean for name, mean in means.items() if math.isfinite(mean)} or dict.fromkeys(at.names, 0.0)
+    return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+
+
+def follow(tables: StudyTables, name: str) -> Finding:
+    """How far queries or keys follow position, from one end of the study to the other."""
+    part, where = main_part(tables.own)
+    quantity = Quantity(name, part, f"mean {name} {where}")
+    return compare(tables, quantity, *ends(tables.own, quantity))
+
+
+def share_finding(tables: StudyTables) -> Finding:
+    """The share of position-dominated heads, from one end of the study to the other."""
+    quantity = Quantity(POSITION_DOMINATED, EVERY_HEAD, "the share of position-dominated heads", share=True)
+    return compare(tables, quantity, *ends(tables.own, quantity))
+
+
+def window_finding(tables: StudyTables) -> Finding | None:
+    """The step to a longer context whose meaning the common window changes most; None without such a step."""
+    at = tables.own
+    if tables.common is None or not at.study.one_run:
+        return None
+    part, where = main_part(at)
+    quantities = [
+        Quantity(POSITION_DOMINATED, EVERY_HEAD, "position-dominated heads", share=True),
+        Quantity("r_q", part, f"mean r_q {where}"),
+        Quantity("r_k", part, f"mean r_k {where}"),
+    ]
+    steps = [(a, b) for a, b in itertools.pairwise(at.names) if at.window_of(a) != at.window_of(b)]
+    found = [compare(tables, quantity, *step) for quantity in quantities for step in steps]
+    known = [each for each in found if each.common is not None]
+    order: tuple[Judgement, ...] = ("reverses", "vanishes", "hidden", "survives", "within", "unknown", "alone")
+    return min(known, key=lambda each: order.index(each.judgement), default=None)
+
+
+# --- words ------------------------------------------------------------------------------------------
+
+
+def label(at: AtWindow, name: str) -> str:
+    """What an entry is called in a sentence."""
+    return at.study.labels[name]
+
+
+def _move(finding: Finding, change: Change) -> str:
+    """`0.09 → 0.75 (+0.66 ± 0.01)`."""
+    one, other = finding.quantity.said(change.before, change.after)
+    scale, unit = (100.0, " points") if finding.quantity.share else (1.0, "")
+    digits = 0 if finding.quantity.share else 2
+    error = f" ± {_error(scale * change.error)}" if math.isfinite(change.error) else ", error not known"
+    difference = f"{scale * change.difference:+.{digits}f}".replace("-", "−")
+    return f"{one} → {other} ({difference}{error}{unit})"
+
+
+def _error(value: float) -> str:
+    return f"{value:.1g}" if value < 10 else f"{value:.0f}"
+
+
+def _follow_text(tables: StudyTables, finding: Finding) -> str:
+    """How queries (or keys) come to follow position, and what the other kinds of layers do."""
+    at, own = tables.own, finding.own
+    if finding.before == finding.after:
+        return _level_text(at, finding)
+    subject = "queries" if finding.quantity.name == "r_q" else "keys"
+    where = finding.quantity.part.layer_kind
+    who = f"In {where} layers {subject}" if where else subject.capitalize()
+    if not at.study.one_run:
+        names = f"{label(at, finding.before)} and {label(at, finding.after)}"
+        clause = f"{finding.quantity.what.capitalize()} differs most between {names}"
+    elif own.direction == 0:
+        clause = (
+            f"{who} do not come to follow position more or less closely beyond the error: mean {finding.quantity.name}"
+        )
+    else:
+        way = "come to follow position" if own.direction > 0 else "follow position less closely"
+        clause = f"{who} {way}: mean {finding.quantity.name}"
+    said = f"{clause} {_move(finding, own)}."
+    return f"{said} {_others_text(at, finding)}{_common_text(tables, finding)}".strip()
+
+
+def _level_text(at: AtWindow, finding: Finding) -> str:
+    """What one entry has."""
+    mean = at.panel.mean(finding.quantity.name, finding.after, finding.quantity.part)
+    error = at.panel.error(finding.quantity.name, finding.after, finding.quantity.part)
+    known = f" ± {_error(error)}" if math.isfinite(error) else ", error not known"
+    what = finding.quantity.what[0].upper() + finding.quantity.what[1:]
+    return f"{what} is {finding.quantity.said(mean)[0]}{known}. {_others_text(at, finding)}".strip()
+
+
+def _others_text(at: AtWindow, finding: Finding) -> str:
+    """The kinds of layers that a finding leaves out, at its last entry."""
+    chosen = finding.quantity.part.layer_kind
+    if chosen is None:
+        return ""
+    said = []
+    for kind in kinds_in_order(at.heads["layer_kind"]):
+        heads = at.heads[(at.heads["model"] == finding.after) & (at.heads["layer_kind"] == kind)]
+        if kind == chosen or heads.empty:
+            continue
+        part = Part(layer_kind=kind)
+        mean, error = (f(finding.quantity.name, finding.after, part) for f in (at.panel.mean, at.panel.error))
+        known = f" ± {_error(error)}" if math.isfinite(error) else ""
+        verb = "stay near 0" if abs(mean) + (2 * error if math.isfinite(error) else 0) < LOW else "have"
+        said.append(f"The {len(heads)} heads of {kind} layers {verb} ({number(mean)}{known}).")
+    return " ".join(said)
+
+
+def _common_text(tables: StudyTables, finding: Finding) -> str:
+    """What the common window says where it says something else."""
+    if finding.common is None or finding.judgement in ("survives", "within", "unknown"):
+        return ""
+    window = tables.common.window_of(finding.after) if tables.common else math.nan
+    return f" Over the same {tokens(window)}: {_move(finding, finding.common)}."
+
+
+def _window_text(tables: StudyTables, finding: Finding) -> str:
+    """What a longer window seems to do, and what is left of it over the same tokens."""
+    at, own, common = tables.own, finding.own, finding.common
+    assert common is not None and tables.common is not None
+    step = f"From {label(at, finding.before)} to {label(at, finding.after)}"
+    longer = tokens(at.window_of(finding.after))
+    same = tokens(tables.common.window_of(finding.after))
+    what, verbs = finding.quantity.what, {1: "rise", -1: "fall", 0: "stay"}
+    if not finding.quantity.share:
+        verbs = {1: "rises", -1: "falls", 0: "stays"}
+    first = f"{step}, at up to {longer}, {what} {verbs[own.direction]}: {_move(finding, own)}."
+    if own.direction == 0:
+        first = f"{step}, at up to {longer}, {what} {verbs[0]} within error: {_move(finding, own)}."
+    second = f"Over the same {same}: {_move(finding, common)}"
+    why = {
+        "reverses": ", so the change depends on the longer window.",
+        "vanishes": ", which is within its error: what changed is the window.",
+        "hidden": ": the longer window hides a change.",
+        "survives": ", so the change is not the window's.",
+    }
+    return f"{first} {second}{why.get(finding.judgement, '.')}"
+
+
+def verdict(tables: StudyTables, queries: Finding, second: Finding, split: dict[str, Any] | None) -> str:
+    """One sentence: what survives leads; where nothing does, that is the answer."""
+    lead = _lead(tables.own, queries)
+    if split is not None and split.get("clause"):
+        lead += f"; {split['clause']}"
+    if second is not queries and second.judgement == "reverses" and queries.judgement != "reverses":
+        lead += ". What longer contexts seem to add reverses over the same tokens"
+    return f"{lead}."
+
+
+def _lead(at: AtWindow, queries: Finding) -> str:
+    """What queries do, as far as it survives."""
+    where, judgement = queries.quantity.part.layer_kind, queries.judgement
+    who = f"queries of {where} layers" if where else "queries"
+    if queries.before == queries.after:
+        return _level_verdict(at, queries, who)
+    if not at.study.one_run:
+        differ = "differ" if judgement in ("survives", "alone") else "do not differ beyond their errors"
+        return f"{at.study.noun.capitalize()}s {differ} in how closely {who} follow position"
+    if judgement in ("survives", "alone"):
+        way = "come to follow position" if queries.own.direction > 0 else "follow position less and less"
+        also = ", at own contexts and over the same tokens" if judgement == "survives" else ""
+        return f"{who[0].upper()}{who[1:]} {way}{also}"
+    if judgement == "reverses":
+        return f"How closely {who} follow position seems to change, and the change reverses over the same tokens"
+    if judgement in ("vanishes", "hidden"):
+        return f"Whether {who} come to follow position depends on the window that is looked at"
+    if judgement == "unknown":
+        return f"Whether {who} come to follow position cannot be told: the error of the change is not known"
+    return f"In this run no change in how closely {who} follow position exceeds its error"
+
+
+def _level_verdict(at: AtWindow, queries: Finding, who: str) -> str:
+    mean = at.panel.mean("r_q", queries.after, queries.quantity.part)
+    how = "closely" if mean > 0.7 else "loosely" if mean > LOW else "hardly"
+    return f"On average {who} follow position {how} (mean r_q {number(mean)})"
+
+
+# --- for the page -----------------------------------------------------------------------------------
+
+
+def _described(tables: StudyTables, finding: Finding, text: str | None) -> dict[str, Any]:
+    return {
+        "text": text or _plain_text(tables, finding),
+        "badges": [{"kind": finding.judgement, "text": BADGES[finding.judgement]}],
+        "share": finding.quantity.share,
+        "name": finding.quantity.name,
+        "of": finding.quantity.part.layer_kind,
+        "series": {c: _series(at, finding.quantity, tables.own.names) for c, at in _named(tables)},
+    }
+
+
+def _plain_text(tables: StudyTables, finding: Finding) -> str:
+    if finding.before == finding.after:
+        return _level_text(tables.own, finding)
+    if not finding.quantity.share:
+        return _follow_text(tables, finding)
+    at = tables.own
+    start = f"From {label(at, finding.before)} to {label(at, finding.after)} {finding.quantity.what} goes"
+    return f"{start} {_move(finding, finding.own)}.{_common_text(tables, finding)}"
+
+
+def _named(tables: StudyTables) -> list[tuple[str, AtWindow]]:
+    return list(zip(("own", "common"), tables.choices(), strict=False))
+
+
+def _series(at: AtWindow, quantity: Quantity, names: Sequence[str]) -> dict[str, list[float | None]]:
+    there = set(at.names)
+    means = [at.panel.mean(quantity.name, n, quantity.part) if n in there else math.nan for n in names]
+    errors = [at.panel.error(quantity.name, n, quantity.part) if n in there else math.nan for n in names]
+    return {"means": [_json(v) for v in means], "errors": [_json(v) for v in errors]}
+
+
+def _json(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -1,0 +1,167 @@
+"""What is bulky: profiles, score maps, kernels and plasticity of every head, as half floats in a block of its own.
+
+The page unpacks the block when it is first needed, so that it costs nothing until a head is opened. Numbers that a
+checkpoint's heads share (where a bucket begins, a distance) are stored once. A study that is too large keeps the detail
+of as many checkpoints as its room allows: the last, the first, then those between, evenly spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST
+from qkscope.page.arrays import Floats, Grid, column
+from qkscope.page.pack import Pack, precision
+
+ROOM = 2_000_000  # bytes before compression, of which base64 makes at most 2.7 MB
+
+
+@dataclass(frozen=True)
+class Detail:
+    """A table with several rows per head (or layer): which columns the page shows, and over what."""
+
+    name: str
+    file: str
+    across: str  # the column with the place on the second axis
+    shared: tuple[str, ...]  # what all heads of a checkpoint have in common at a place
+    columns: tuple[str, ...]
+    per: str = "head"
+
+
+DETAILS = (
+    Detail("profile", "profile.csv", "bucket", ("start", "end"), ("q_pc0", "q_pc0_sd", "k_pc0", "k_pc0_sd")),
+    Detail("map", "score_map.csv", "bucket", ("start", "end"), (TO_FIRST, *TO_CELLS)),
+    Detail("kernel", "rope_kernel.csv", "point", ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),
+    Detail("plasticity", "plasticity_profile.csv", "bucket", ("position",), ("ap", "ap_se", "ap_content")),
+    Detail("pairs", "plasticity_map.csv", "cell", ("key_distance", "query_distance"), ("ap", "ap_se"), "layer"),
+)
+
+
+def add_details(
+    pack: Pack, grid: Grid, tables: Mapping[str, Mapping[str, pd.DataFrame]], room: int = ROOM
+) -> dict[str, Any]:
+    """Pack the details that there are; returns what the page must know to read them.
+
+    `tables` has each table's rows by choice of windows. A checkpoint whose own context is the common window has its
+    rows once, under `own`.
+    """
+    there = [(each, choice) for each in DETAILS for choice in tables.get(each.file, {})]
+    if not there:
+        return {"checkpoints": [], "tables": {}}
+    found = {(each.name, choice): _Dense.of(each, grid, _rows(tables[each.file], choice)) for each, choice in there}
+    kept = kept_checkpoints(len(grid.names), sum(dense.bytes_each for dense in found.values()), room)
+    described: dict[str, Any] = {}
+    for each, choice in there:
+        dense = found[each.name, choice]
+        lines = [line for line in kept if dense.known[line]]
+        if lines:
+            for name, values in dense.columns.items():
+                chosen = values[lines]
+                kind = "float32" if name in each.shared else precision(chosen)
+                pack.add(f"{each.name}.{choice}.{name}", chosen, kind)
+            present = [name for name in each.columns if name in dense.columns]
+            entry = described.setdefault(each.name, {"shared": list(each.shared), "columns": present})
+            entry[choice] = lines
+    return {"checkpoints": kept, "tables": described}
+
+
+def kept_checkpoints(count: int, bytes_each: int, room: int) -> list[int]:
+    """Which checkpoints keep their detail: all, or as many as there is room for, the last one always."""
+    most = count if bytes_each <= 0 else max(1, min(count, room // bytes_each))
+    if most == 1:
+        return [count - 1]
+    return sorted({round(place) for place in np.linspace(0, count - 1, most)})
+
+
+def _rows(choices: Mapping[str, pd.DataFrame], choice: str) -> pd.DataFrame:
+    """A choice's rows; those of the common window without the checkpoints whose own context that is."""
+    rows = choices[choice]
+    if choice == "own" or "own" not in choices:
+        return rows
+    windows = choices["own"].groupby("model")["window"].max()
+    return rows[rows["window"] != rows["model"].map(windows)]
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """One table at one choice: shared (checkpoints, places), columns (checkpoints, heads or layers, places)."""
+
+    columns: dict[str, Floats]
+    known: list[bool]  # which checkpoints have rows
+
+    @property
+    def bytes_each(self) -> int:
+        """What a checkpoint takes as half floats, on average over those that have rows."""
+        size = 2 * sum(int(values[0].size) for values in self.columns.values())
+        return size * sum(self.known) // max(1, len(self.known))
+
+    @classmethod
+    def of(cls, each: Detail, grid: Grid, rows: pd.DataFrame) -> _Dense:
+        columns = [name for name in (*each.shared, *each.columns) if name in rows.columns]
+        checkpoint = pd.Index(grid.names).get_indexer(pd.Index(rows["model"]))
+        unit, units = _units(each, grid, rows)
+        place = rows[each.across].to_numpy(dtype=np.int64)
+        there = (checkpoint >= 0) & (unit >= 0) & (place >= 0)
+        places = int(place[there].max(initial=-1)) + 1
+        values = {}
+        for name in columns:
+            shape = (len(grid.names), places) if name in each.shared else (len(grid.names), units, places)
+            dense = np.full(shape, np.nan)
+            at = (checkpoint[there], place[there]) if name in each.shared else (
+                checkpoint[there], unit[there], place[there])  # fmt: skip
+            dense[at] = column(rows, name)[there]
+            values[name] = dense
+        known = set(checkpoint[there].tolist())
+        return cls(values, [line in known for line in range(len(grid.names))])
+
+
+def _units(each: Detail, grid: Grid, rows: pd.DataFrame) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+    """The place of each row's head, or of its layer."""
+    if each.per == "layer":
+        return rows["layer"].to_numpy(dtype=np.int64), max(layer for layer, _ in grid.heads) + 1
+    heads = pd.MultiIndex.from_tuples(grid.heads)
+    return heads.get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]])), len(grid.heads)
+
+
+# --- the split of changes ---------------------------------------------------------------------------
+
+SPLIT_FILE = "rope_split.csv"
+PARTS = ("change", "window", "base", "weights", "unexplained")
+MOST_STEPS = 60  # of a longer study: where the window changes, and from the first to the last
+
+
+def split_rows(tables: Mapping[str, pd.DataFrame], names: Sequence[str], choice: str) -> list[dict[str, Any]]:
+    """What window, RoPE base and weights did at each step, as the page reads it; empty where there is no such table."""
+    rows = tables.get(SPLIT_FILE)
+    if rows is None:
+        return []
+    if len(names) > MOST_STEPS:
+        whole = (rows["from_model"] == names[0]) & (rows["to_model"] == names[-1])
+        rows = rows[whole | (rows["from_window"] != rows["to_window"])]
+    place = {name: i for i, name in enumerate(names)}
+    known = rows[rows["from_model"].isin(place) & rows["to_model"].isin(place)]
+    return [
+        {
+            "windows": choice,
+            "from": place[row["from_model"]],
+            "to": place[row["to_model"]],
+            "of": row["heads_of"],
+            "quantity": row["quantity"],
+            "heads": int(row["heads"]),
+            "before": _short(row["before"]),
+            "after": _short(row["after"]),
+            "parts": [_short(row[name]) for name in PARTS],
+            "errors": [_short(row[f"{name}_se"]) for name in PARTS],
+        }
+        for row in known.to_dict("records")
+    ]
+
+
+def _short(value: float) -> float | None:
+    """Four digits; None where there is no number, since JSON has none."""
+    return float(f"{value:.4g}") if np.isfinite(value) else None

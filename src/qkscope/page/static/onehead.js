@@ -1,0 +1,62 @@
+// One head: where its queries and keys lie by position, which keys win, and a sentence about both.
+
+import { View } from "./view.js";
+import { drawProfile, drawScoreMap, profileRows } from "./detail_charts.js";
+import { element } from "./dom.js";
+import { inWords } from "./in_words.js";
+
+// The head that is shown: the chosen one, else the one whose queries and keys follow position most closely.
+function shownHead(app) {
+  const { data, store } = app;
+  const { head, checkpoint, component, choice } = store.state;
+  if (head !== null) return head;
+  const { r_q: q, r_k: k } = data.choices[choice];
+  const score = (h) => Math.min(Math.abs(q[data.at(checkpoint, component, h)]), Math.abs(k[data.at(checkpoint, component, h)]));
+  const known = data.layers.map((_, h) => h).filter((h) => Number.isFinite(score(h)));
+  return known.sort((a, b) => score(b) - score(a))[0] ?? 0;
+}
+
+// The checkpoint whose details are shown: the one on the slider, else the nearest that has some.
+function shownCheckpoint(app, table) {
+  const { checkpoints, tables } = app.data.about.data.detail;
+  const { checkpoint } = app.store.state;
+  const kept = tables[table] ? checkpoints : [];
+  return [...kept].sort((a, b) => Math.abs(a - checkpoint) - Math.abs(b - checkpoint))[0] ?? checkpoint;
+}
+
+function rowsOf(g, table) {
+  const { app, details } = g;
+  return details ? details.rows(table, app.store.state.choice, shownCheckpoint(app, table), shownHead(app)) : null;
+}
+
+function where(app, table) {
+  const { data } = app;
+  const at = shownCheckpoint(app, table);
+  const other = at === app.store.state.checkpoint ? "" : ` (details of ${data.checkpoints[app.store.state.checkpoint].label} are not in this file)`;
+  return `${data.name(shownHead(app))} at ${data.checkpoints[at].label}${other}.`;
+}
+
+export function oneHeadViews(app) {
+  const { tables } = app.data.about.data.detail;
+  const common = { surface: "svg", details: true, allHeads: true, height: () => 300, uses: ["head", "checkpoint", "component", "choice", "theme"] };
+  const unpacking = (g) => g.pen.text("Unpacking …", g.width / 2, g.height / 2, { size: 13, anchor: "middle", fill: g.theme.muted });
+  const make = (table, spec, draw) =>
+    !tables[table] ? null : new View(app, {
+      ...common, ...spec,
+      draw: (g) => (g.details ? draw(g, rowsOf(g, table)) : (unpacking(g), [])),
+      label: () => `${spec.title}: ${where(app, table)}`,
+      note: () => `${where(app, table)} ${spec.says}`,
+    });
+  return {
+    profile: make("profile", { id: "profile", title: "Where its queries and keys lie", card: "profile", says: "Projection on PC0 by position: mean and ± 1 SD over tokens." }, (g, rows) => drawProfile(g, profileRows(rows))),
+    score: make("map", { id: "score", title: "Which keys win", card: "score_map", says: "Mean score of queries (rows) with keys (columns), against the row’s mean. It has no error." }, drawScoreMap),
+  };
+}
+
+export function headSentence(app) {
+  const node = element("p", { class: "in-words", id: "head-sentence" });
+  const update = () => (node.textContent = `${app.data.name(shownHead(app))}: ${inWords(app, shownHead(app))}`);
+  app.store.subscribe((changed) => ["head", "checkpoint", "component", "choice"].some((key) => changed.has(key)) && update());
+  update();
+  return node;
+}

@@ -1,0 +1,170 @@
+"""The first screen: what survives leads, nothing within its error is claimed, and colours can be told apart."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from colour_vision import VISIONS, ciede2000, lab, least_difference
+from known_errors import write_known
+from published_table import invented
+from qkscope.draw.palette import BLUE, RED
+from qkscope.lenses.at_window import build_tables
+from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, share_finding
+from qkscope.page.examples import examples
+from qkscope.page.palette import CATEGORY_COLOURS, DIVERGING, LEAST, SERIES
+from qkscope.page.split_finding import rope_finding
+from qkscope.results.read import load_results
+from qkscope.stats.noise import EVERY_HEAD, Change
+
+Q = Quantity("r_q", EVERY_HEAD, "mean r_q over all heads")
+
+
+def change(difference, error=0.01):
+    return Change(0.3, 0.3 + difference, difference, error, paired=True, source="documents")
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "expected"),
+    [
+        (change(0.2), change(0.1), "survives"),
+        (change(0.2), change(-0.1), "reverses"),
+        (change(0.2), change(0.01), "vanishes"),  # within two errors of 0.01
+        (change(0.01), change(-0.2), "hidden"),
+        (change(0.01), change(0.015), "within"),
+        (change(0.2), None, "alone"),
+        (change(0.01), None, "within"),
+        (change(0.2, math.nan), change(0.2), "unknown"),
+    ],
+)
+def test_a_finding_is_judged_by_both_windows_and_its_error(own, common, expected):
+    found = Finding(Q, "a", "b", own, common).judgement
+    assert found == expected
+    assert found in BADGES
+
+
+def test_the_published_study_leads_with_what_survives(published_folder):
+    told = answer(build_tables(load_results(published_folder)))
+    assert len(told["findings"]) == 3
+    first, second, _ = told["findings"]
+    assert first["of"] == "rotary"
+    assert "In rotary layers queries" in first["text"]
+    assert "±" in first["text"]
+    # The share of position-dominated heads at the onset of long context: the common window says something else.
+    assert second["badges"][0]["kind"] in ("reverses", "vanishes", "hidden")
+    assert "Over the same 4,096 tokens" in second["text"]
+    assert told["verdict"].endswith(".")
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+def test_a_claim_needs_more_than_two_errors(tmp_path):
+    """Both checkpoints have the same numbers; two rotary heads are too few for an error over heads."""
+    write_known(tmp_path)
+    told = answer(build_tables(load_results(tmp_path)))
+    assert [finding["badges"][0]["kind"] for finding in told["findings"]] == ["unknown", "unknown", "within"]
+    assert "the error of the change is not known" in told["verdict"]
+    table = pd.read_csv(tmp_path / "qk.csv")
+    table.assign(rotary="rotary").to_csv(tmp_path / "qk.csv", index=False)  # four heads are enough
+    told = answer(build_tables(load_results(tmp_path)))
+    assert [finding["badges"][0]["kind"] for finding in told["findings"]] == ["within"] * 3
+    assert "no change in how closely queries follow position exceeds its error" in told["verdict"]
+    assert "come to follow position:" not in told["findings"][0]["text"]
+
+
+def test_one_checkpoint_has_levels_and_no_changes(tmp_path):
+    _, tables = invented(tmp_path, 1)
+    told = answer(tables)
+    heads = tables.own.heads
+    mean = heads[heads["layer_kind"] == "rotary"]["r_q"].mean()
+    assert f"mean r_q {mean:.2f}" in told["verdict"]
+    assert "→" not in " ".join(finding["text"] for finding in told["findings"])
+
+
+def test_seeds_are_compared_lowest_with_highest(tmp_path):
+    invented(tmp_path, 3)
+    record = json.loads((tmp_path / "provenance.json").read_text())
+    (tmp_path / "provenance.json").write_text(json.dumps({"kind": "seeds", **record}))
+    tables = build_tables(load_results(tmp_path))
+    found = share_finding(tables)
+    shares = {m: (rows["category"] == "position-dominated").mean() for m, rows in tables.own.heads.groupby("model")}
+    assert shares[found.before] == min(shares.values())
+    assert shares[found.after] == max(shares.values())
+    assert "Seeds" in answer(tables)["verdict"]
+
+
+def test_the_difference_that_is_told_is_that_of_the_tables(published_folder):
+    tables = build_tables(load_results(published_folder))
+    names = tables.own.names
+    found = compare(tables, Q, names[0], names[-1])
+    trajectory = tables.own.table("trajectory").set_index("model")["r_q"]
+    assert found.own.difference == pytest.approx(trajectory[names[-1]] - trajectory[names[0]])
+
+
+# --- RoPE alone -------------------------------------------------------------------------------------
+
+
+def split_tables(unexplained, error):
+    parts = {"window": 0.1, "base": 0.05, "weights": 0.3, "unexplained": unexplained}
+    row = {
+        "from_model": "a", "to_model": "c", "quantity": "r_q", "heads_of": "all", "change": sum(parts.values()),
+        "change_se": 0.01, **parts, **{f"{name}_se": error for name in parts},
+    }  # fmt: skip
+    own = SimpleNamespace(head_tables={"rope_split.csv": pd.DataFrame([row])}, names=("a", "b", "c"))
+    return SimpleNamespace(own=own)
+
+
+def test_what_rope_alone_predicts_is_said_to_be_enough_only_within_error():
+    told = rope_finding(split_tables(0.01, 0.01))
+    assert told["badges"] == [{"kind": "rope", "text": "RoPE alone predicts it"}]
+    assert told["clause"] == "most of it comes from the weights (0.30 of 0.46 in mean r_q)"
+    assert rope_finding(split_tables(0.2, 0.01))["badges"][0]["text"] == "more than RoPE alone predicts"
+    assert rope_finding(split_tables(-0.2, 0.01))["badges"][0]["text"] == "less than RoPE alone predicts"
+    assert rope_finding(split_tables(0.2, math.nan))["badges"][0]["kind"] == "unknown"
+    assert rope_finding(SimpleNamespace(own=SimpleNamespace(head_tables={}, names=("a", "b")))) is None
+
+
+# --- three heads ------------------------------------------------------------------------------------
+
+
+def test_examples_are_the_clearest_heads_and_a_missing_sort_is_left_out(tmp_path):
+    found = {each["sort"]: each for each in examples(build_tables(write_known(tmp_path)).own)}
+    assert (found["both"]["layer"], found["both"]["head"]) == (0, 0)  # r_q 0.71, r_k 0.9
+    assert (found["against"]["layer"], found["against"]["head"]) == (0, 1)  # 0.5, -0.5
+    assert (found["neither"]["layer"], found["neither"]["head"]) == (1, 0)  # 0.1, 0.1
+    table = pd.read_csv(tmp_path / "qk.csv")
+    table.assign(r_k=table["r_k"].abs()).to_csv(tmp_path / "qk.csv", index=False)
+    assert "against" not in {each["sort"] for each in examples(build_tables(load_results(tmp_path)).own)}
+
+
+# --- colours ----------------------------------------------------------------------------------------
+
+
+def test_the_difference_of_colours_is_that_of_the_published_pairs():
+    """Pairs 1, 9 and 34 of Sharma, Wu and Dalal (2005)."""
+    assert ciede2000((50.0, 2.6772, -79.7751), (50.0, 0.0, -82.7485)) == pytest.approx(2.0425, abs=1e-4)
+    assert ciede2000((50.0, 2.49, -0.001), (50.0, -2.49, 0.0009)) == pytest.approx(7.1792, abs=1e-4)
+    assert ciede2000((2.0776, 0.0795, -1.135), (0.9033, -0.0636, -0.5514)) == pytest.approx(0.9082, abs=1e-4)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_categories_can_be_told_apart(vision):
+    coloured = {name: colour for name, colour in CATEGORY_COLOURS.items() if name != "undefined"}
+    difference, one, other = least_difference(coloured, vision)
+    assert difference >= LEAST, f"{one} and {other} differ by {difference:.1f}"
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_no_category_looks_like_queries_or_keys(vision):
+    for name, colour in CATEGORY_COLOURS.items():
+        for reserved in (BLUE, RED):
+            assert ciede2000(lab(colour, vision), lab(reserved, vision)) > 9, name
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_signs_and_parts_can_be_told_apart(vision):
+    low, middle, high = DIVERGING[1], DIVERGING[4], DIVERGING[7]
+    assert ciede2000(lab(low, vision), lab(high, vision)) > 20
+    assert min(ciede2000(lab(end, vision), lab(middle, vision)) for end in (low, high)) > 20
+    assert least_difference(dict(enumerate(SERIES)), vision)[0] > 9

@@ -1,0 +1,171 @@
+"""What the page unpacks later: details of heads as half floats; and how arrays are packed."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkscope.page.arrays import Grid
+from qkscope.page.detail import add_details, kept_checkpoints, split_rows
+from qkscope.page.pack import Pack, error_precision, precision, unpack
+from qkscope.report.write import write_report
+
+GRID = Grid(("a", "b"), (0,), ((0, 0), (0, 1), (1, 0)))
+WINDOWS = {"a": 8, "b": 32}
+
+
+def profile_rows(window_of, buckets=4, seed=0):
+    """Rows of profile.csv for every head of GRID."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for model in GRID.names:
+        for layer, head in GRID.heads:
+            for bucket in range(buckets):
+                wide = window_of[model] // buckets
+                values = dict(zip(("q_pc0", "q_pc0_sd", "k_pc0", "k_pc0_sd"), rng.normal(size=4).round(3), strict=True))
+                where = {"bucket": bucket, "start": bucket * wide, "end": (bucket + 1) * wide}
+                found.append(
+                    {"model": model, "layer": layer, "head": head, "window": window_of[model], **where, **values}
+                )
+    return pd.DataFrame(found)
+
+
+# --- packing ----------------------------------------------------------------------------------------
+
+
+def test_lines_that_another_array_has_are_not_repeated():
+    own = np.arange(12.0).reshape(3, 4)
+    own[1, 2] = np.nan
+    common = own.copy()
+    common[2] = -1.0
+    pack = Pack()
+    pack.add("own", own, "float64", like="own")  # itself is no other array
+    assert np.array_equal(unpack(pack.text(), pack.index, "own"), own, equal_nan=True)
+    pack.add("common", common, "float64", like="own")
+    assert pack.index["common"]["lines"] == [2]
+    assert np.array_equal(unpack(pack.text(), pack.index, "common"), common, equal_nan=True)
+    pack.add("other", np.zeros((3, 5)), "float64", like="own")  # of another shape: kept whole
+    assert "lines" not in pack.index["other"]
+    assert np.array_equal(unpack(pack.text(), pack.index, "other"), np.zeros((3, 5)))
+
+
+@given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=60))
+def test_one_byte_holds_an_error_to_three_percent(values):
+    known = np.array([*values, 0.0, np.nan])
+    pack = Pack()
+    pack.add("se", known, "log8")
+    found = unpack(pack.text(), pack.index, "se")
+    assert np.allclose(found[: len(values)], values, rtol=0.03)  # five decades in 253 steps: 4.7 % from one to the next
+    assert found[-2] == 0.0
+    assert np.isnan(found[-1])
+
+
+def test_the_precision_follows_the_size_of_the_values():
+    assert precision(np.array([0.5, np.nan])) == "float16"
+    assert precision(np.array([0.005])) == "float32"  # half precision would leave few digits
+    assert precision(np.array([7e4])) == "float32"  # and end below this
+    assert error_precision(np.array([0.1, 0.2]), large=False) == "float16"
+    assert error_precision(np.array([0.1, 0.2]), large=True) == "log8"
+    assert error_precision(np.array([1e-5, 1e3]), large=True) == "float16"  # too wide for one byte
+
+
+# --- details ----------------------------------------------------------------------------------------
+
+
+def test_details_are_what_the_tables_say():
+    own, common = profile_rows(WINDOWS), profile_rows({"a": 8, "b": 8}, seed=1)
+    pack = Pack()
+    known = add_details(pack, GRID, {"profile.csv": {"own": own, "common": common}})
+    assert known["checkpoints"] == [0, 1]
+    assert known["tables"]["profile"]["own"] == [0, 1]
+    assert known["tables"]["profile"]["common"] == [1]  # the own context of the other is the common window
+    text = pack.text()
+    start = unpack(text, pack.index, "profile.own.start")
+    assert start.tolist() == [[0, 2, 4, 6], [0, 8, 16, 24]]
+    for choice, table, lines in (("own", own, GRID.names), ("common", common, ("b",))):
+        for name in ("q_pc0", "k_pc0_sd"):
+            dense = unpack(text, pack.index, f"profile.{choice}.{name}")
+            assert dense.dtype == np.float16
+            for row in table[table["model"].isin(lines)].itertuples():
+                at = lines.index(row.model), GRID.heads.index((row.layer, row.head)), row.bucket
+                assert dense[at] == np.float16(getattr(row, name))
+
+
+def test_a_large_study_keeps_the_details_of_as_many_checkpoints_as_there_is_room_for():
+    assert kept_checkpoints(10, 100, 1000) == list(range(10))
+    assert kept_checkpoints(10, 100, 450) == [0, 3, 6, 9]
+    assert kept_checkpoints(10, 100, 50) == [9]  # the last one always
+    assert kept_checkpoints(1, 0, 0) == [0]
+    pack = Pack()
+    known = add_details(pack, GRID, {"profile.csv": {"own": profile_rows(WINDOWS)}}, room=60)
+    assert known["checkpoints"] == [1]
+    assert unpack(pack.text(), pack.index, "profile.own.q_pc0").shape == (1, 3, 4)
+
+
+def test_without_tables_there_are_no_details():
+    pack = Pack()
+    assert add_details(pack, GRID, {}) == {"checkpoints": [], "tables": {}}
+    assert pack.index == {}
+    assert split_rows({}, GRID.names, "own") == []
+
+
+# --- in a browser -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two checkpoints with profiles, score maps, kernels and plasticity."""
+    place = tmp_path_factory.mktemp("details")
+    heads = pd.DataFrame([(m, *h) for m in GRID.names for h in GRID.heads], columns=["model", "layer", "head"])
+    rng = np.random.default_rng(3)
+    qk = heads.assign(pc=0, explained_variance=0.4, r_q=rng.uniform(0.1, 0.9, 6), r_k=[0.9, -0.8, 0.1, 0.8, -0.9, 0.0])
+    qk = qk.assign(n_q=9, n_k=9, window=qk["model"].map(WINDOWS), rotary="rotary")
+    qk.loc[qk["head"] == 0, "r_q"] = [0.85, 0.1, 0.9, 0.05]
+    qk.loc[qk["head"] == 1, "r_q"] = [0.8, 0.85]
+    qk.to_csv(place / "qk.csv", index=False)
+    record = {"study": {"title": "Details"}, "checkpoints": [{"name": m, "context": w} for m, w in WINDOWS.items()]}
+    (place / "provenance.json").write_text(json.dumps(record))
+    profile = profile_rows(WINDOWS).assign(tokens=5, q_a=0.1, q_a_sd=1, k_a=0.1, k_a_sd=1)
+    profile.to_csv(place / "profile.csv", index=False)
+    cells = {f"to_{i:02d}": np.where(profile["bucket"] >= i, i + 0.5, np.nan) if i < 4 else np.nan for i in range(16)}
+    maps = profile[["model", "layer", "head", "window", "bucket", "start", "end"]].assign(to_first=np.nan, **cells)
+    maps.to_csv(place / "score_map.csv", index=False)
+    return place
+
+
+def test_a_head_shows_its_profile_and_its_score_map(visit, folder):
+    write_report(folder, figures=False)
+    with visit(folder / "report.html", "#head=0.1") as page:
+        page.locator("#head [data-chart=profile] svg path").first.wait_for(state="attached")
+        assert page.locator("#head [data-chart=map] svg rect").count() > 10
+        view = page.locator("#view-score")
+        view.scroll_into_view_if_needed()
+        view.locator("svg rect").first.wait_for(state="attached")
+        view.locator("svg.surface").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowDown")
+        lines = page.locator("#live").text_content()
+        # Queries of bucket 1 see keys of parts 0 and 1, with mean scores 0.5 and 1.5: mean 1, part 0 is half below.
+        assert "queries at 8 to 15, keys: part 1 of 4 of the window, mean score 0.500, −0.50 against" in lines
+        assert "L0H1 at b" in page.locator("#view-profile .note").inner_text()
+        profile = page.locator("#view-profile svg.surface")
+        profile.focus()
+        page.keyboard.press("ArrowRight")
+        row = profile_rows(WINDOWS).query("model == 'b' and layer == 0 and head == 1 and bucket == 0").iloc[0]
+        found = re.search(r"queries ([−\d.]+), SD", page.locator("#live").text_content())[1]
+        assert float(found.replace("−", "-")) == pytest.approx(row["q_pc0"], rel=5e-3)
+
+
+def test_how_to_read_is_shown_with_heads_of_this_study(visit, folder):
+    write_report(folder, figures=False)
+    with visit(folder / "report.html") as page:
+        text = page.locator(".examples").inner_text()
+        assert "Keys run against" in text
+        button = page.locator(".example", has_text="Keys run against").get_by_role("button")
+        assert button.inner_text().startswith("L0H1: r_q ")  # of b: r_k -0.9
+        button.click()
+        assert page.locator("#head h3").inner_text() == "Head L0H1 at b"
