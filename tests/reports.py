@@ -7,11 +7,12 @@ from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import to_markdown
 
 EVERY_FIGURE = {entry.name: entry for entry in catalogue()}
+ACROSS_MODELS = "pc_roles"  # a summary that only studies across models have
 # Those that the summaries of `qk.csv` and its kin are enough for; others need a head table of their own lens, or runs.
 FIGURES = {
     name: entry
     for name, entry in EVERY_FIGURE.items()
-    if not any(need.endswith(".csv") or need == "runs" for need in entry.figure.needs)
+    if not any(need.endswith(".csv") or need in ("runs", ACROSS_MODELS) for need in entry.figure.needs)
 }
 
 

@@ -14,7 +14,7 @@ PACKAGE = Path(qkscope.__file__).parent
 STAGES = [
     "data", "_version", "text", "errors", "foreign", "files", "layers", "kinds", "study", "documents", "moments",
     "capture", "vectors", "results", "stats", "words", "draw", "lenses", "tables", "page", "report", "compare", "share",
-    "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__", "__main__",
+    "join", "collage", "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__", "__main__",
 ]  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -50,7 +50,7 @@ def test_heavy_libraries_stay_in_their_stages(path):
     homes = {
         "transformers": {"capture", "demo", "train", "cli"},
         "torch": {"capture", "moments", "vectors", "ablate", "demo", "api", "train"},
-        "matplotlib": {"draw", "lenses", "report", "compare"},
+        "matplotlib": {"draw", "lenses", "report", "compare", "join", "collage"},
     }
     for name in imported(path):
         for library, allowed in homes.items():

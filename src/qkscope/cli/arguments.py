@@ -7,10 +7,12 @@ from typing import Any
 
 from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
+from qkscope.cli.collage import add_collage
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
 from qkscope.cli.export import add_export, add_push
 from qkscope.cli.init import add_init
+from qkscope.cli.join import add_join
 from qkscope.cli.log import add_log
 from qkscope.cli.options import add_capture_options, add_engine_options, add_shard_options, add_trust, positive
 from qkscope.cli.predict import add_predict
@@ -39,6 +41,7 @@ start here:
   qkscope ablate STUDY               take position away from heads and measure what the model loses
   qkscope log, export, push          results in a tracker, as an archive, on the Hub
   qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
+  qkscope join RESULTS --scores X    whether measures of models go with benchmark scores
 
 `qkscope COMMAND --help` explains a command and shows an example.
 """
@@ -67,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
         _add_analyze,
         add_predict,
         _add_ablate,
+        add_join,
+        add_collage,
         add_init,
         add_watch,
         add_log,

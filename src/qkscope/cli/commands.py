@@ -62,7 +62,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
     rate = options.vectors
     if rate is not None and not 0 <= rate <= 1:
         raise InputError(f"--vectors {rate:g}: a share of tokens is above 0 and at most 1")
-    sample = None if rate is None else VectorSample(rate or None)
+    sample = None if rate is None else VectorSample(rate or None, tokens=getattr(options, "vector_tokens", False))
     return CaptureOptions(
         only=getattr(options, "checkpoint", ()),
         evict=options.evict,

@@ -32,6 +32,7 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
         "<results>/vectors/ "
         "(without RATE: on average one token per position bucket)",
     )
+    parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: keep the tokens' texts, too")
     add_shard_options(parser)
     add_engine_options(parser)
 

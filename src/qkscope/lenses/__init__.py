@@ -5,6 +5,7 @@ A new analysis is a folder here and a line below.
 
 from qkscope.lenses import (
     ablation,
+    across_models,
     claims,
     concordance,
     depth,
@@ -40,6 +41,7 @@ ROOMS = (
     norms,
     null,
     ablation,
+    across_models,
     runs,
     claims,
 )

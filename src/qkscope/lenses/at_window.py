@@ -44,6 +44,7 @@ class AtWindow:
         windows: pd.DataFrame | None = None,
         window_replicates: pd.DataFrame | None = None,
         head_tables: Mapping[str, pd.DataFrame] | None = None,
+        components: pd.DataFrame | None = None,
         contexts: Mapping[str, float] | None = None,
     ) -> None:
         present = set(heads["model"])
@@ -51,6 +52,7 @@ class AtWindow:
         self.heads = _derived(heads, lenses)  # component 0, one row per head
         self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
         self._window_replicates = window_replicates  # at every window
+        self.components = components  # every component of each head, where they were read
         self.common = common
         self.other: AtWindow | None = None  # the study at the other choice of windows, for drawings that overlay them
         self._lenses = lenses
@@ -185,7 +187,8 @@ class StudyTables:
         """How many rows a figure's numbers come from."""
         if file == QK_WINDOWS_CSV:
             return 0 if self.own.windows is None else len(self.own.windows)
-        return len(at.head_tables.get(file, at.heads))
+        summary = None if file in at.head_tables else at.find(file.removesuffix(".csv").removesuffix(COMMON_SUFFIX))
+        return len(at.head_tables.get(file, at.heads) if summary is None else summary)
 
     def choices(self) -> list[AtWindow]:
         """The choices of windows that there are."""
@@ -202,12 +205,26 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
         of_common = {file: _rows_at(table, results.common) for file, table in tables.items() if file not in alone}
         of_common |= _read_study_tables(results, used, "common")
         contexts = {str(name): float(window) for name, window in windows_of(results.heads).items()}
-        common = AtWindow(study, results.common, used, common=True, head_tables=of_common, contexts=contexts)
+        common = AtWindow(
+            study,
+            results.common,
+            used,
+            common=True,
+            head_tables=of_common,
+            components=results.components_common,
+            contexts=contexts,
+        )
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
     of_own |= _read_study_tables(results, used, "own")
     replicates = tables.get(REPLICATES_CSV)
     own = AtWindow(
-        study, results.heads, used, windows=results.windows, window_replicates=replicates, head_tables=of_own
+        study,
+        results.heads,
+        used,
+        windows=results.windows,
+        window_replicates=replicates,
+        head_tables=of_own,
+        components=results.components,
     )
     if common is not None:
         own.other, common.other = common, own

@@ -48,12 +48,24 @@ FILES = (
 
 MOMENTS, SHARDS, VECTORS, TOKENS, PARTS = "moments", ".shards", "vectors", ".tokens", ".parts"
 ABLATION = ".ablation"
-FIGURES, TABLES, COMPARISON = "figures", "tables", "comparison"
+FIGURES, TABLES, COMPARISON, JOIN, COLLAGE = "figures", "tables", "comparison", "join", "collage"
 MOMENTS_SUFFIX, PART_SUFFIX = ".safetensors", ".lines"
 
 CARD = "README.md"
 FIGURE_FILES = ("figure.png", "figure.svg", CARD)
 COMPARISON_FILES = ("comparison.csv", "heads.csv", "comparison.png", "comparison.svg", CARD)
+
+COLLAGE_FILES = ("points.csv", "collage.png", "collage.svg", CARD)
+JOIN_FILES = (
+    "join.csv",
+    "points.csv",
+    "lengths.csv",
+    "changes.csv",
+    "differences.csv",
+    "join.png",
+    "join.svg",
+    CARD,
+)
 
 FIGURE = re.compile(r"[0-9]{2}_[a-z0-9_]{1,60}")
 TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
@@ -185,6 +197,21 @@ def comparisons_folder(folder: Path) -> Path:
 def comparison_folder(folder: Path, reference: str) -> Path:
     """The folder of the comparison with one reference; also looks at its `COMPARISON_FILES`."""
     return _folder_of(COMPARISON_FILES, folder, COMPARISON, _known(reference, COMPARED.fullmatch(reference)))
+
+
+def join_folder(folder: Path, scores: str) -> Path:
+    """The folder of the join with one table of scores; also looks at its `JOIN_FILES`."""
+    return _folder_of(JOIN_FILES, folder, JOIN, _known(scores, COMPARED.fullmatch(scores)))
+
+
+def collage_folder(folder: Path, name: str) -> Path:
+    """The folder of a collage; also looks at its `COLLAGE_FILES`."""
+    return _folder_of(COLLAGE_FILES, folder, COLLAGE, _known(name, COMPARED.fullmatch(name)))
+
+
+def plain_name(text: str) -> str:
+    """A text from elsewhere as a name that is harmless in a path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-")[:60] or "scores"
 
 
 def served_file(folder: Path, place: str) -> Path | None:

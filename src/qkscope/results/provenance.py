@@ -142,6 +142,10 @@ class CheckpointRecord(Record):
     trained_tokens: Amount = None  # before this checkpoint; `tokens` are those that were measured
     run: Text = None  # which of several runs, or seeds
     context: Tokens = None
+    family: Text = None
+    parameters: Recorded[int] = None
+    tags: Recorded[dict[str, str]] = None
+    attention_hashes: Recorded[list[str]] = None  # one per projection to queries or keys
     model: Text = None
     revision: Recorded[str] = None
     commit: Recorded[str] = None

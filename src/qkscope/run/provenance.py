@@ -7,6 +7,7 @@ from typing import Any
 
 from qkscope.capture.config import MISSING, find_value
 from qkscope.capture.fingerprint import weights_fingerprint
+from qkscope.capture.identity import attention_hashes, count_parameters
 from qkscope.capture.probe import ProbedModel
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
@@ -25,6 +26,10 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: An
         "trained_tokens": checkpoint.tokens,
         "run": checkpoint.run,
         "context": plan.context,
+        "family": checkpoint.family,
+        "parameters": checkpoint.parameters or count_parameters(backbone),
+        "tags": checkpoint.tags,
+        "attention_hashes": attention_hashes(backbone),
         "model": checkpoint.model,
         "revision": checkpoint.revision,
         "commit": plan.commit,

@@ -54,6 +54,7 @@ class VectorSample:
 
     rate: float | None = None
     seed: int = 0
+    tokens: bool = False  # whether the texts of tokens are kept beside them
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ class ShardRunner:
         probe = self._load(plan).probe
         rate = published_rate(plan.context) if sample.rate is None else sample.rate
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return VectorWriter(
-            folder, VectorSampler(rate, sample.seed, plan.layout), probe.layers, n_layers=probe.n_layers
-        )
+        sampler = VectorSampler(rate, sample.seed, plan.layout)
+        texts = token_texts(plan) if sample.tokens else None
+        return VectorWriter(folder, sampler, probe.layers, n_layers=probe.n_layers, tokens=texts)
 
     def _load(self, plan: CheckpointPlan) -> Loaded:
         from qkscope.capture.load import load_backbone
@@ -275,3 +276,16 @@ def _keep(plan: CheckpointPlan) -> Keep:
         )
 
     return keep
+
+
+def token_texts(plan: CheckpointPlan) -> Callable[[Any, Any], list[str]]:
+    """The texts of tokens by document and position, as the checkpoint's tokenizer spells them."""
+    texts: dict[int, list[str]] = {}
+
+    def of(documents: Any, positions: Any) -> list[str]:
+        for document in sorted({int(each) for each in documents} - set(texts)):
+            (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
+            texts[document] = [str(plan.tokenizer.decode([int(token)])) for token in window.ids]
+        return [texts[int(document)][int(position)] for document, position in zip(documents, positions, strict=True)]
+
+    return of

@@ -22,6 +22,7 @@ Positive = Annotated[int, Field(ge=1, lt=2**53)]
 # Token counts are bounded so that a slip (4096e6) is found before memory is asked for.
 Tokens = Annotated[int, Field(ge=2, le=2**24)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Tags = Annotated[dict[Text, Text], Field(max_length=32)]
 Overrides = Annotated[dict[str, Any], AfterValidator(overrides)]
 Amount = Annotated[int | float, Field(ge=0, le=1e18)]  # steps, or training tokens
 
@@ -51,6 +52,9 @@ class Checkpoint(_Strict):
     context: Tokens | None = None  # the phase's by default
     config: Overrides | None = None  # changes to the model's config, for instance RoPE scaling
     expect: Overrides | None = None  # config values that must be found before anything is run
+    family: Text | None = None  # of models: what figures colour by, and joins leave out together
+    parameters: Positive | None = None  # their number; counted from the weights by default
+    tags: Tags | None = None  # anything else to be kept with the entry, by name
     step: Amount | None = None  # of training; a place on the x axis
     tokens: Amount | None = None  # that it was trained on; likewise
     run: Text | None = None  # which of several runs, or seeds, it is of

@@ -23,6 +23,7 @@ from qkscope.results.folder import (
 from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.results.twins import shared_attention
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
@@ -183,6 +184,8 @@ def write_tables(
             join_parts(parts, table, head_table_path(out, table))
             events.wrote(str(head_table_path(out, table)))
     origins = [part.origin for part in parts]
+    for sentence in shared_attention(origins):
+        events.noted(sentence)
     read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
     for path in write_study_tables(out, files, parts, settings.rows(), read_as["kind"]):
         events.wrote(str(path))

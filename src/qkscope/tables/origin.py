@@ -35,6 +35,8 @@ def origin_of(name: str, moments: Moments, checkpoint: Checkpoint | None, longes
     origin = {**moments.provenance, **from_sums, **recorded, "name": name}
     if checkpoint is not None:
         origin.update(name=checkpoint.name, label=checkpoint.label, phase=checkpoint.phase)
+        stated = {name: getattr(checkpoint, name) for name in ("family", "parameters", "tags")}
+        origin.update({name: value for name, value in stated.items() if value is not None})
         origin.update(step=checkpoint.step, trained_tokens=checkpoint.tokens, run=checkpoint.run)
     if longest is not None:
         documents = CheckpointRecord.read(origin).documents or 0

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.vectors.errors import VectorsError
-from qkscope.vectors.layout import HeadName, Kind, VectorFolders, find_vectors
+from qkscope.vectors.layout import TOKEN_COLUMN, HeadName, Kind, VectorFolders, find_vectors
 from qkscope.vectors.scan import Integers, scan_head, vector_batches
 
 
@@ -76,3 +76,18 @@ def _whole_documents(document: Integers, most: int) -> int:
     starts = np.flatnonzero(np.diff(document)) + 1
     fitting = starts[starts <= most]
     return int(fitting[-1]) if len(fitting) else int(starts[0]) if len(starts) else len(document)
+
+
+def token_texts_of(folder: Path, layer: int, head: int, kept: KeptLayer) -> list[str]:
+    """The text of each kept token, where the dataset has it; empty ones where it has not."""
+    import pyarrow.parquet as pq
+
+    texts: dict[tuple[int, int], str] = {}
+    for path in find_vectors(folder).files[HeadName(layer, head, "q")]:
+        if TOKEN_COLUMN not in pq.read_schema(path).names:
+            continue
+        rows = pq.read_table(path, columns=["example_id", "position", TOKEN_COLUMN]).to_pydict()
+        places = zip(rows["example_id"], rows["position"], strict=True)
+        texts |= dict(zip(places, map(str, rows[TOKEN_COLUMN]), strict=True))
+    places = zip(kept.document.tolist(), kept.position.tolist(), strict=True)
+    return [texts.get(place, "") for place in places]

@@ -179,8 +179,11 @@ def stored_sample(folder: Path) -> tuple[float, int] | None:
     return None if facts is None else (facts.rate, facts.seed)
 
 
-def arrow_schema(width: int, facts: FileFacts | None = None) -> Any:
-    """The predecessor's arrow schema for vectors of `width`."""
+TOKEN_COLUMN = "token_str"
+
+
+def arrow_schema(width: int, facts: FileFacts | None = None, *, tokens: bool = False) -> Any:
+    """The predecessor's arrow schema for vectors of `width`, with or without the tokens' texts."""
     import pyarrow as pa
 
     fields = [
@@ -189,5 +192,6 @@ def arrow_schema(width: int, facts: FileFacts | None = None) -> Any:
         ("position", pa.int32()),
         ("vector", pa.list_(pa.float32(), width)),
         ("sliding_window", pa.int64()),
+        *([(TOKEN_COLUMN, pa.string())] if tokens else []),
     ]
     return pa.schema(fields, metadata=facts.to_metadata() if facts else None)

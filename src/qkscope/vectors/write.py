@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ROW_GROUP_ROWS = 8192
 ROW_GROUP_BYTES = 64 << 20  # of all heads of a layer together: what `close` holds at once
 KINDS: tuple[Kind, Kind] = ("q", "k")
+TokenTexts = Callable[[Integers, Integers], list[str]]  # of documents and positions
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class _Layer:
 class VectorWriter:
     """A context manager: `observe` attention calls, and the dataset is in `folder` when the block is left.
 
-    `heads` chooses query heads per layer (all by default); the key heads they read come along.
+    `heads` chooses query heads per layer (all by default); the key heads they read come along. With `tokens`,
+    each row has the text of its token.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class VectorWriter:
         *,
         n_layers: int,
         heads: Mapping[int, Collection[int]] | None = None,
+        tokens: TokenTexts | None = None,
     ) -> None:
+        self._tokens = tokens
         self.folder = Path(folder).resolve()
         self.sampler = sampler
         self._layers = {facts.layer: self._chosen(facts, n_layers, heads) for facts in layers}
@@ -182,7 +186,7 @@ class VectorWriter:
         facts, heads = layer.facts.layer, layer.heads[kind]
         spool = self._spool / f"{facts.layer}.{kind}"
         vectors = np.memmap(spool, dtype=np.float32, mode="r", shape=(len(order), len(heads), facts.head_dim))
-        schema = arrow_schema(facts.head_dim, layer.facts)
+        schema = arrow_schema(facts.head_dim, layer.facts, tokens=self._tokens is not None)
         step = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // (4 * len(heads) * facts.head_dim)))
         with ExitStack() as stack:
             writers = []
@@ -210,6 +214,8 @@ class VectorWriter:
             pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), facts.head_dim),
             pa.array([window] * len(where), pa.int64()),
         ]
+        if self._tokens is not None:
+            columns.append(pa.array(self._tokens(where[:, 0], where[:, 1]), pa.string()))
         return pa.Table.from_arrays(columns, schema=schema)
 
     @contextmanager

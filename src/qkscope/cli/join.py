@@ -1,0 +1,87 @@
+"""`qkscope join` and `qkscope among`: their options, and what they do."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from qkscope.cli.command import add_command
+from qkscope.cli.visible import visible_line
+
+ABOUT = """\
+Do internal measures go with benchmark scores? Joins a mean over heads of each model with a score of each model, and
+says what so few models allow to be said: exact permutation p, intervals, what one model or one family decides, what is
+left at equal parameters, and Holm's correction for everything that was tried. The number of parameters is the null
+model in the same table; for scores at several lengths, so is length.
+"""
+EXAMPLES = """\
+examples:
+  qkscope join results/models --scores scores.csv
+  qkscope join results/models --scores scores.csv --measure r_q --measure plasticity.ap --models models.csv
+  qkscope join published:models --scores published:longbench-pro --measure ap_drop --out join
+"""
+AMONG = """\
+Where is my model among the published ones? Means over heads of each entry beside those of thirteen published models,
+each with its window. A number at another window is not comparable, and is said not to be.
+"""
+
+
+def add_join(commands: Any) -> None:
+    """Both commands and their options."""
+    _add_among(commands)
+    summary = "whether internal measures of models go with benchmark scores"
+    parser = add_command(commands, "join", "qkscope.cli.join:join", summary, ABOUT, EXAMPLES)
+    parser.add_argument(
+        "measures",
+        metavar="RESULTS|FILE",
+        help="a results folder, a CSV file with a row per model, or published:models",
+    )
+    parser.add_argument(
+        "--scores", required=True, metavar="FILE",
+        help="a CSV file with model, score and, for several lengths, length (in tokens); or published:NAME",
+    )  # fmt: skip
+    parser.add_argument(
+        "--measure", action="append", default=[], metavar="NAME",
+        help="a column of heads, such as r_q or plasticity.ap; may be repeated (default: eight, one per question)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--models", metavar="FILE", help="a CSV file with model, family and parameters, where the study does not say"
+    )
+    parser.add_argument(
+        "--windows", choices=("own", "common"),
+        help="measures at each entry's own context, or at the common window (default: common where there is one)",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", help="where the join goes (default: RESULTS/join/<scores>)")
+
+
+def join(options: argparse.Namespace) -> int:
+    """`qkscope join`."""
+    from qkscope.join.write import JoinRequest, join_scores
+
+    common = None if options.windows is None else options.windows == "common"
+    request = JoinRequest(options.measures, options.scores, options.measure, options.models, common)
+    found = join_scores(request, Path(options.out) if options.out else None)
+    print("\n".join(map(visible_line, found.lines)))
+    print(f"join: {found.folder}/")
+    return 0
+
+
+def _add_among(commands: Any) -> None:
+    """The command and its options."""
+    summary = "where a model stands among thirteen published ones"
+    parser = add_command(
+        commands, "among", "qkscope.cli.join:among", summary, AMONG, "example:\n  qkscope among results/models"
+    )
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument("--out", metavar="DIR", help="where the table goes (default: RESULTS/join/among)")
+
+
+def among(options: argparse.Namespace) -> int:
+    """`qkscope among`."""
+    from qkscope.join.among import write_among
+
+    lines, folder = write_among(Path(options.results), Path(options.out) if options.out else None)
+    print("\n".join(map(visible_line, lines)))
+    print(f"table: {folder}/")
+    return 0

@@ -1,0 +1,139 @@
+"""Where a model stands among the published ones: the same mean over heads, each with its window.
+
+Nearly all of these numbers depend on the window, so a rank is given only at the published model's own window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from qkscope.errors import InputError
+from qkscope.files import write_text
+from qkscope.join.published import PublishedModels, load_published_models
+from qkscope.lenses.at_window import AtWindow, build_tables
+from qkscope.results.csv_files import write_csv
+from qkscope.results.folder import CARD, join_folder
+from qkscope.results.read import load_results
+from qkscope.text import counted
+from qkscope.words.markdown import escape
+from qkscope.words.phrases import significant
+
+ROTATED, PLASTICITY = "rotated.csv", "plasticity.csv"
+# Where these results have what was published, in the same units: means over heads, of sizes where it has sizes.
+HOMES = {
+    "r_q": "", "r_k": "",
+    "r_q_a_abs": ROTATED, "r_k_a_abs": ROTATED, "var_frac_a": ROTATED, "var_frac_b": ROTATED,
+    "plane_var_fraction": ROTATED, "bias_strength": ROTATED, "bias_strength_window": ROTATED,
+    "ap": PLASTICITY, "ap_first": PLASTICITY, "ap_last": PLASTICITY, "ap_drop": PLASTICITY,
+}  # fmt: skip
+NEAR = 0.1  # windows that differ by less than that share count as one
+
+
+def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
+    """A row per entry and measure: its mean with error and window, and where that is among the published values."""
+    own = build_tables(load_results(folder)).own
+    rows = [row for measure, file in HOMES.items() for row in _rows(own, measure, file, published)]
+    if not rows:
+        raise InputError(f"{folder}: has no measure that was published; `qkscope analyze {folder}` writes the tables")
+    return pd.DataFrame(rows)
+
+
+def _rows(own: AtWindow, measure: str, file: str, published: PublishedModels) -> list[dict[str, object]]:
+    if file and not own.has(file):
+        return []
+    panel = own.panel_of(file) if file else own.panel
+    theirs = published.table[["model", "window", measure]].dropna()
+    values, windows = theirs[measure].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
+    rows = []
+    for name in own.names:
+        mean, error, window = panel.mean(measure, name), panel.error(measure, name), own.window_of(name)
+        alike = np.abs(windows / window - 1.0) <= NEAR if window == window else np.zeros(len(windows), dtype=bool)
+        there = values[alike]
+        rows.append(
+            {
+                "model": name, "measure": measure, "value": mean, "value_se": error, "window": window,
+                "published_low": values.min(), "published_median": float(np.median(values)),
+                "published_high": values.max(), "published_models": len(values),
+                "nearest": str(theirs["model"].iloc[int(np.abs(values - mean).argmin())]) if mean == mean else "",
+                "at_this_window": int(alike.sum()),
+                "above": int((there < mean).sum()) if len(there) and mean == mean else math.nan,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def among_lines(table: pd.DataFrame, published: PublishedModels) -> list[str]:
+    """The table in words."""
+    said = [
+        f"among {counted(len(published.table), 'published model')}: mean over heads, published from lowest to highest"
+    ]
+    for model, rows in table.groupby("model", sort=False):
+        window = rows["window"].iloc[0]
+        said.append(f"{model} (window {'not recorded' if window != window else f'{window:,.0f} tokens'})")
+        said += [f"  {row['measure']:22} {_value(row):>18}   {_span(row)}" for row in rows.to_dict("records")]
+    return [*said, *window_warning(table, published)]
+
+
+def window_warning(table: pd.DataFrame, published: PublishedModels) -> list[str]:
+    """That windows differ, where they do."""
+    theirs = sorted({int(w) for w in published.table["window"]})
+    other = table[table["at_this_window"] == 0]["model"].nunique()
+    if not other:
+        return []
+    return [
+        f"Published windows are {' and '.join(f'{w:,}' for w in theirs)} tokens. At another window these numbers are "
+        "others for the same weights, so no rank is given there; `qkscope predict --window` says what RoPE alone would "
+        "give, and a study with that context measures it."
+    ]
+
+
+def _value(row: Mapping[Any, Any]) -> str:
+    value, error = row["value"], row["value_se"]
+    if math.isnan(value):
+        return "undefined"
+    return significant(value) if math.isnan(error) else f"{significant(value)} ± {significant(error, -1)}"
+
+
+def _span(row: Mapping[Any, Any]) -> str:
+    low, middle, high = (significant(row[f"published_{part}"]) for part in ("low", "median", "high"))
+    text = f"published {low} … {middle} … {high}"
+    here = row["at_this_window"]
+    if here and not math.isnan(row["above"]):
+        return f"{text}; above {int(row['above'])} of {here} at this window"
+    return f"{text}; other windows"
+
+
+def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]:
+    """Write `points.csv` and a card; returns lines for a terminal, and where they are."""
+    published = load_published_models()
+    table = among(folder, published)
+    place = out or join_folder(folder, "among")
+    lines = among_lines(table, published)
+    write_csv(table, place / "points.csv")
+    write_text(place / CARD, _card(table, published))
+    return lines, place
+
+
+def _card(table: pd.DataFrame, published: PublishedModels) -> str:
+    rows = [
+        f"| {escape(str(row['model']))} | {escape(str(row['measure']))} | {_value(row)} "
+        f"| {'' if row['window'] != row['window'] else format(int(row['window']), ',')} | {_span(row)} "
+        f"| {escape(str(row['nearest']))} |"
+        for row in table.to_dict("records")
+    ]
+    lines = [
+        f"# Among {escape(published.title.lower())}", "",
+        *window_warning(table, published), "",
+        "| model | measure | mean over heads | window | published, lowest … median … highest | nearest |",
+        "|---|---|---|---|---|---|", *rows, "",
+        "## What was published", "", escape(published.source, 600), "",
+        *(f"- {escape(text, 400)}" for text in published.warnings), "",
+        "± is the standard error over documents; published numbers have none.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""The picture of a join: each measure against the score, a dot per model, r with its interval beside the null model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from qkscope.draw import style
+from qkscope.join import statistics as of
+from qkscope.join.table import NULL, NULL_ROLE, Joined
+from qkscope.join.words import p_words
+from qkscope.results.entries import Entries
+from qkscope.words.phrases import number
+
+PANELS = 8  # measures with a scatter of their own; all are in the panel of intervals
+MARKERS = "osD^vPX*<>"
+# Families differ in hue and lightness, and none looks like the blue of queries or the red of keys.
+FAMILY_COLOURS = ("#8b5cf6", "#b45309", "#0f766e", "#6b7280", "#be185d", "#4d7c0f", "#1f2937", "#a16207")
+
+
+def draw_join(joined: Joined) -> Figure:
+    """Scatters, at most eight, and all correlations with their intervals."""
+    names = [name for name in joined.measures.names if _drawable(joined.points, name)][:PANELS]
+    if joined.points["parameters"].notna().sum() >= 3:
+        names.append(NULL)
+    columns = min(3, max(1, len(names)))
+    rows = max(1, math.ceil(len(names) / columns))
+    with matplotlib.rc_context(style.RC):
+        study = Entries(joined.scores.name, (), ())
+        note = (
+            f"{len(joined.points)} models; bars are 95 % intervals, thin ones of dots ± 1 standard error over documents"
+        )
+        figure = style.new_figure(3.1 * columns + 4.6, 2.7 * rows + 1.2, study, "Do Measures Go with Scores?", note)
+        grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1.0] * columns + [1.25])
+        looks = _looks(joined.points)
+        for i, name in enumerate(names):
+            axes = figure.add_subplot(grid[i // columns, i % columns])
+            _draw_scatter(axes, joined, name, looks)
+            if i % columns == 0:
+                axes.set_ylabel("score")
+        _draw_intervals(figure.add_subplot(grid[:, columns]), joined.table)
+        key = [
+            Line2D([], [], color=colour, marker=marker, linestyle="none", label=style.plain(name))
+            for name, (colour, marker) in looks.items()
+            if name
+        ]
+        if key:
+            style.header_legend(figure, key, min(6, len(key)))
+        return style.finish(figure)
+
+
+def _drawable(points: pd.DataFrame, name: str) -> bool:
+    return bool(points[name].notna().sum() >= 2)
+
+
+def _looks(points: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    families = list(dict.fromkeys(points["family"]))
+    return {
+        name: (FAMILY_COLOURS[i % len(FAMILY_COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(families)
+    }
+
+
+def _draw_scatter(axes: Axes, joined: Joined, name: str, looks: dict[str, tuple[str, str]]) -> None:
+    points = joined.points[joined.points[name].notna()]
+    x, y = points[name].to_numpy(dtype=float), points["score"].to_numpy(dtype=float)
+    if name == NULL:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _sized(size)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        errors = points[f"{name}_se"].to_numpy(dtype=float)
+        known = np.isfinite(errors)
+        axes.errorbar(x[known], y[known], xerr=errors[known], fmt="none", ecolor=style.LINE, elinewidth=0.9, zorder=1)
+    for family, part in points.groupby("family", sort=False):
+        colour, marker = looks[str(family)]
+        axes.scatter(part[name], part["score"], s=34, color=colour, marker=marker, zorder=3, gid="model")
+    if len(points) <= 12:
+        for label, a, b in zip(points["model"], x, y, strict=True):
+            axes.annotate(
+                style.plain(str(label), 18), (a, b), xytext=(0, 5), textcoords="offset points", ha="center",
+                fontsize=6.0, color=style.GREY,
+            )  # fmt: skip
+        axes.margins(x=0.22, y=0.14)
+    row = joined.table[joined.table["measure"] == name].iloc[0]
+    title = f"{style.plain(name)}{' (null model)' if name == NULL else ''}"
+    axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_words(row['p'])}", fontsize=8.5, loc="left")
+
+
+def _sized(parameters: float) -> str:
+    """3B, 135M."""
+    return f"{parameters / 1e9:g}B" if parameters >= 1e9 else f"{parameters / 1e6:g}M"
+
+
+def _draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
+    """Every correlation with its interval; grey is where |r| could not be significant with so many models."""
+    n = int(table["n"].max())
+    limit = of.smallest_significant(n)
+    if math.isfinite(limit):
+        axes.axvspan(-limit, limit, color=style.FAINT, alpha=0.45, linewidth=0, gid="not significant")
+    axes.axvline(0, color=style.LINE, linewidth=0.8)
+    for i, row in enumerate(table.to_dict("records")):
+        colour = style.INK if row["role"] == NULL_ROLE else style.PURPLE
+        if math.isnan(row["r"]):
+            axes.text(0, i, "undefined", ha="center", va="center", fontsize=7, color=style.GREY)
+            continue
+        if not math.isnan(row["r_low"]):
+            axes.plot([row["r_low"], row["r_high"]], [i, i], color=colour, linewidth=1.6, gid="interval")
+        axes.plot(row["r"], i, marker="s" if row["role"] == NULL_ROLE else "o", color=colour, markersize=5.5)
+        if not math.isnan(row["partial_r"]):
+            axes.plot(row["partial_r"], i + 0.22, marker="|", color=style.AMBER, markersize=8, gid="partial")
+    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.set_xlim(-1.05, 1.05)
+    axes.set_yticks(range(len(table)), [style.plain(name) for name in table["measure"]])
+    axes.set_xlabel(f"r (grey: not significant with {n} models; amber: at equal parameters)", fontsize=7.5)
+    axes.set_title("Correlation with the score", fontsize=8.5, loc="left")
+
+
+def save_join(figure: Figure, folder: Path) -> list[Path]:
+    """Write `join.png` and `join.svg`."""
+    return style.save_as(figure, folder / "join.png", folder / "join.svg")

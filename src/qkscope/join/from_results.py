@@ -1,0 +1,124 @@
+"""Measures of a results folder: means over heads of each entry, with errors over documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+import pandas as pd
+
+from qkscope.errors import InputError
+from qkscope.join.inputs import LENGTH, MODEL, Measures
+from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
+from qkscope.results.entries import listed_names
+from qkscope.results.read import load_results
+from qkscope.results.twins import shared_attention
+from qkscope.stats.noise import HeadPanel
+
+# What is tried where nobody says what: few, because every further one makes the others' p values larger. One for each
+# question that a lens asks.
+DEFAULT = (
+    "r_q",
+    "r_k",
+    "rotated.bias_effect",
+    "rotated.separation_strength",
+    "plasticity.ap",
+    "plasticity.ap_drop_matched",
+    "score.position_share",
+    "rope.r_q_excess",
+)
+OF_WINDOWS = ("r_q", "r_k", "explained_variance")  # what `qk_windows.csv` has at every window
+
+
+def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool | None = None) -> Measures:
+    """Means over heads at the common window where there is one (or as `common` says), else at the own contexts."""
+    tables = build_tables(load_results(folder))
+    at = _chosen(tables, common, folder)
+    values: dict[str, dict[str, float]] = {}
+    errors: dict[str, dict[str, float]] = {}
+    for name in wanted or _there(at, DEFAULT):
+        panel, column = _panel(at, name)
+        values[name] = {model: panel.mean(column, model) for model in at.names}
+        errors[name] = {model: panel.error(column, model) for model in at.names}
+    records = {entry.name: entry.record for entry in at.study.checkpoints}
+    return Measures(
+        source=str(folder),
+        means=pd.DataFrame(values, index=list(at.names)),
+        errors=pd.DataFrame(errors, index=list(at.names)),
+        windows={model: at.window_of(model) for model in at.names},
+        family={name: record.family for name, record in records.items() if record.family},
+        parameters={name: float(record.parameters) for name, record in records.items() if record.parameters},
+        by_length=_by_length(tables.own, list(values)),
+        notes=tuple(shared_attention(list(records.values()))),
+    )
+
+
+def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
+    if common and tables.common is None:
+        known = {tables.own.window_of(name) for name in tables.own.names}
+        if len(known) > 1:
+            raise InputError(f"{folder}: has no tables at a common window; `qkscope analyze {folder}` writes them")
+    return tables.own if tables.common is None or common is False else tables.common
+
+
+def _there(at: AtWindow, names: Sequence[str]) -> list[str]:
+    """Those of the names that these results have a number for, in at least three entries."""
+    found = []
+    for name in names:
+        try:
+            panel, column = _panel(at, name)
+        except InputError:
+            continue
+        if sum(math.isfinite(panel.mean(column, model)) for model in at.names) >= min(3, len(at.names)):
+            found.append(name)
+    return found
+
+
+def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
+    """The heads that have a measure: `r_q`, or `table.column`, or a column that one table alone has."""
+    table, dot, column = name.rpartition(".")
+    if not dot and _has(at.panel, column, at):
+        return at.panel, column
+    files = [file for file in at.files_by_head if not dot or PurePath(file).stem == table]
+    found = [file for file in files if _one_row(at, file) and _has(at.panel_of(file), column, at)]
+    if len(found) == 1:
+        return at.panel_of(found[0]), column
+    if found:
+        choices = [f"{PurePath(file).stem}.{column}" for file in found]
+        raise InputError(f"--measure {name}: several tables have it; write {' or '.join(choices)}")
+    stems = [PurePath(file).stem for file in at.files_by_head]
+    raise InputError(
+        f"--measure {name}: these results have no such column of heads; tables are qk, {', '.join(stems)}, and "
+        "docs/results.md has their columns (`qkscope analyze` writes tables that are missing)"
+    )
+
+
+def _one_row(at: AtWindow, file: str) -> bool:
+    return not bool(at.table(file).duplicated(["model", "layer", "head"]).any())
+
+
+def _has(panel: HeadPanel, column: str, at: AtWindow) -> bool:
+    try:
+        panel.values(column, at.names[0])
+    except KeyError:
+        return False
+    return True
+
+
+def _by_length(own: AtWindow, measures: Sequence[str]) -> pd.DataFrame | None:
+    """Measures at every window that was measured, for scores at several lengths."""
+    names = [name for name in measures if name in OF_WINDOWS]
+    if own.windows is None or not names:
+        return None
+    means = own.windows.groupby(["model", "window"], sort=False)[names].mean().reset_index()
+    return means.rename(columns={"model": MODEL, "window": LENGTH}).astype({LENGTH: float})
+
+
+def require_three(measures: Measures) -> None:
+    """Refuse a folder with fewer than three entries: nothing can be correlated over them."""
+    if len(measures.models) < 3:
+        raise InputError(
+            f"{measures.source}: has {len(measures.models)} of what is compared ({listed_names(measures.models)}); "
+            "joining measures with scores needs at least three models, and says something from about ten on"
+        )

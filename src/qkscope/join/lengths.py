@@ -1,0 +1,80 @@
+"""Scores at several lengths: what changes between two lengths, compared between models.
+
+Two curves that both fall with length correlate whatever they are. So within a model only one thing is said: how much of
+it length alone explains. Between models, the change of the measure is held against the change of the score, which takes
+out whatever is the same in all models (difference in differences).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+
+from qkscope.join import statistics as of
+from qkscope.join.inputs import LENGTH, MODEL, SCORE, Measures, Scores
+
+WITHIN_COLUMNS = ("model", "measure", "n", "r", "r_log_length_score", "r_log_length_measure", "partial_r")
+
+
+def joined_lengths(measures: Measures, scores: Scores) -> pd.DataFrame:
+    """Scores and measures of each model at each length that has both."""
+    if measures.by_length is None or scores.by_length.empty:
+        return pd.DataFrame()
+    both = scores.by_length.merge(measures.by_length, on=[MODEL, LENGTH], how="inner")
+    return both.sort_values([MODEL, LENGTH]).reset_index(drop=True)
+
+
+def within_models(measures: Measures, scores: Scores) -> pd.DataFrame:
+    """Each model by itself: measure against score over lengths, beside what the logarithm of length gives."""
+    both = joined_lengths(measures, scores)
+    rows = []
+    for model, part in both.groupby(MODEL, sort=False) if len(both) else ():
+        for name in [each for each in part.columns if each not in (MODEL, LENGTH, SCORE)]:
+            known = part[part[name].notna()]
+            x, y = known[name].to_numpy(dtype=float), known[SCORE].to_numpy(dtype=float)
+            length = np.log2(known[LENGTH].to_numpy(dtype=float))
+            left, _ = of.partial_correlation(x, y, length) if len(known) else (math.nan, math.nan)
+            found = (of.correlation(x, y), of.correlation(length, y), of.correlation(length, x), left)
+            rows.append((str(model), name, len(known), *found))
+    return pd.DataFrame(rows, columns=list(WITHIN_COLUMNS))
+
+
+def differences(measures: Measures, scores: Scores) -> pd.DataFrame:
+    """For each pair of neighbouring lengths, and for the widest: changes of score and measure, a row per model."""
+    both = joined_lengths(measures, scores)
+    if both.empty:
+        return pd.DataFrame()
+    lengths = sorted(set(both[LENGTH]))
+    pairs = list(itertools.pairwise(lengths))
+    pairs += [(lengths[0], lengths[-1])] if len(lengths) > 2 else []
+    rows = []
+    for short, long in pairs:
+        at = [both[both[LENGTH] == length].set_index(MODEL).drop(columns=LENGTH) for length in (short, long)]
+        change = (at[1] - at[0]).dropna(subset=[SCORE])
+        for model, row in change.iterrows():
+            names = [name for name in change.columns if name != SCORE and math.isfinite(row[name])]
+            rows += [(short, long, str(model), name, row[SCORE], row[name]) for name in names]
+    return pd.DataFrame(rows, columns=["short", "long", "model", "measure", "score_change", "measure_change"])
+
+
+def of_differences(changes: pd.DataFrame) -> pd.DataFrame:
+    """Across models: does the measure change more where the score does? One row per pair of lengths and measure."""
+    rows = []
+    for (short, long, name), part in changes.groupby(["short", "long", "measure"], sort=False) if len(changes) else ():
+        x = part["measure_change"].to_numpy(dtype=float)
+        y = part["score_change"].to_numpy(dtype=float)
+        r, n = of.correlation(x, y), len(part)
+        low, high = of.fisher_interval(r, n)
+        found = {"short": short, "long": long, "measure": name, "n": n, "r": r, "r_low": low, "r_high": high}
+        found |= {"p": of.permutation_p(x, y), "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(n)}
+        if n == 2:  # the difference in differences itself: nothing to correlate, but a number to see
+            order = np.argsort(y)
+            found |= {"score_gap": float(np.diff(y[order])[0]), "measure_gap": float(np.diff(x[order])[0])}
+        rows.append(found)
+    table = pd.DataFrame(rows)
+    if len(table):
+        table["p_holm"] = of.holm(list(table["p"].astype(float)))
+    return table

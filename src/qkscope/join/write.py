@@ -1,0 +1,108 @@
+"""`qkscope join`: read measures and scores, join them, and write table, picture and card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qkscope.errors import InputError
+from qkscope.files import write_text
+from qkscope.join.from_results import measures_from_results, require_three
+from qkscope.join.inputs import FAMILY, MODEL, SCORE, Measures, Scores, measures_of, models_of, read_table, scores_of
+from qkscope.join.lengths import differences, of_differences, within_models
+from qkscope.join.published import MODELS, PREFIX, load_published_models, published_scores
+from qkscope.join.table import Joined, join
+from qkscope.join.words import card, terminal_lines
+from qkscope.results.csv_files import write_csv
+from qkscope.results.folder import CARD, join_folder, plain_name
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """What to join."""
+
+    measures: str  # a results folder, a CSV file with a row per model, or published:models
+    scores: str  # a CSV file, or published:NAME
+    chosen: Sequence[str] = ()  # measures; all of a CSV file, a few of a results folder by default
+    models: str | None = None  # a CSV file with family and parameters
+    common: bool | None = None  # at which windows; the common one where there is one by default
+
+
+@dataclass(frozen=True)
+class JoinOutcome:
+    """What a join gave and where it was written."""
+
+    joined: Joined
+    lines: tuple[str, ...]
+    folder: Path
+    files: tuple[Path, ...]
+
+
+def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
+    """Join and write; raises InputError where there is nothing to join."""
+    measures, scores = _measures(request), _scores(request.scores)
+    if request.models is not None:
+        measures = measures.about(models_of(read_table(Path(request.models), [MODEL], (MODEL, FAMILY))))
+    folder = out or _folder(request, scores)
+    joined = join(measures, scores)
+    within, changes = within_models(measures, scores), differences(measures, scores)
+    across = of_differences(changes)
+    files = [folder / "join.csv", folder / "points.csv"]
+    write_csv(joined.table, files[0])
+    write_csv(joined.points, files[1])
+    for name, table in (("lengths.csv", within), ("changes.csv", changes), ("differences.csv", across)):
+        if len(table):
+            files.append(folder / name)
+            write_csv(table, files[-1])
+    from qkscope.join.figure import draw_join, save_join  # matplotlib: only here
+
+    files += [*save_join(draw_join(joined), folder), folder / CARD]
+    write_text(files[-1], card(joined, within, across))
+    return JoinOutcome(joined, tuple(terminal_lines(joined)), folder, tuple(files))
+
+
+def _measures(request: JoinRequest) -> Measures:
+    given, path = request.measures, Path(request.measures)
+    if given == f"{PREFIX}{MODELS}":
+        return _only(load_published_models().measures, request.chosen)
+    if given.startswith(PREFIX):
+        raise InputError(f"{given}: the published measures are {PREFIX}{MODELS}")
+    if path.is_dir():
+        found = measures_from_results(path, request.chosen, common=request.common)
+        require_three(found)
+        return found
+    if not path.exists():
+        raise InputError(
+            f"{path}: there is no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
+            f"a row per model, or {PREFIX}{MODELS}"
+        )
+    return _only(measures_of(read_table(path, [MODEL]), str(path)), request.chosen)
+
+
+def _only(measures: Measures, chosen: Sequence[str]) -> Measures:
+    unknown = [name for name in chosen if name not in measures.names]
+    if unknown:
+        raise InputError(
+            f"--measure {unknown[0]}: {measures.source} has no such measure; it has {', '.join(measures.names)}"
+        )
+    kept = list(dict.fromkeys(chosen)) or list(measures.names)
+    by_length = measures.by_length
+    if by_length is not None:
+        by_length = by_length[[name for name in by_length if name in (MODEL, "length", *kept)]]
+    return replace(measures, means=measures.means[kept], errors=measures.errors[kept], by_length=by_length)
+
+
+def _scores(given: str) -> Scores:
+    if given.startswith(PREFIX):
+        return published_scores(given.removeprefix(PREFIX))
+    path = Path(given)
+    return scores_of(read_table(path, [MODEL, SCORE], (MODEL,)), path.stem, str(path))
+
+
+def _folder(request: JoinRequest, scores: Scores) -> Path:
+    """Beside the results, under the scores' name."""
+    path = Path(request.measures)
+    if not path.is_dir():
+        raise InputError(f"{request.measures} is not a results folder, so --out has to say where the join goes")
+    return join_folder(path, plain_name(scores.name))

@@ -1,0 +1,107 @@
+"""`qkscope collage`: points along a head's axes against numpy, tokens by their text, and what is refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from qkscope.cli.main import main
+from qkscope.collage.points import Axes, CheckpointVectors, distances, parse_heads
+from qkscope.errors import InputError
+from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.runner import VectorSample
+
+
+@pytest.fixture(scope="module")
+def results(checkpoints, tmp_path_factory):
+    """A run of one tiny checkpoint that kept every token with its text, and one that kept nothing."""
+    folder = tmp_path_factory.mktemp("collage")
+    for number in range(6):
+        text = f"the cat number {number} sat on the mat and looked at the moon again. " * 60
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
+    study = {
+        "study": "collage",
+        "buckets": 4,
+        "documents": {"files": "*.txt"},
+        "checkpoints": [{"name": "one", "model": str(checkpoints / "short"), "context": 32}],
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study), encoding="utf-8")
+    return run_study(path, folder / "out", options=CaptureOptions(vectors=VectorSample(1.0, tokens=True)))
+
+
+def test_heads_are_written_as_layer_and_head():
+    assert parse_heads(["L5H3", "l12h0"]) == [(5, 3), (12, 0)]
+    with pytest.raises(InputError, match="such as L5H3"):
+        parse_heads(["5,3"])
+
+
+def test_a_token_off_the_line_is_the_farthest():
+    """By hand: points on the line (t, 2t) with unit noise, one of them moved far away."""
+    generator = np.random.default_rng(0)
+    t = np.arange(200)
+    xy = np.stack([t, 2.0 * t], axis=1) + generator.normal(size=(200, 2))
+    xy[17] += (12.0, -5.0)
+    found = distances(xy, t)
+    assert int(found.argmax()) == 17
+    rest = xy - np.stack([np.polyval(np.polyfit(t, xy[:, i], 1), t) for i in range(2)], axis=1)
+    spread = np.linalg.inv(np.cov(rest.T, bias=True))
+    np.testing.assert_allclose(found**2, [row @ spread @ row for row in rest], rtol=1e-8)
+    np.testing.assert_array_equal(distances(np.stack([t, 2.0 * t], axis=1), t), np.zeros(200))
+
+
+def test_points_are_projections_on_the_axes_of_all_tokens(results):
+    """Every token was kept, so that an ordinary PCA of the kept vectors has the same axes, up to a sign."""
+    import pyarrow.parquet as pq
+
+    of = CheckpointVectors(results, "one")
+    points = of.points(0, 1, Axes((0, 1))).table
+    key = of.moments.layers[0].kv_head(1)
+    vectors = {}
+    for kind, head in (("q", 1), ("k", key)):
+        rows = pq.read_table(results / f"vectors/one/l00h{head:02d}{kind}/data.parquet").to_pandas()
+        vectors[kind] = np.stack(rows["vector"]).astype(float)
+        assert list(rows["position"]) == list(points[points["kind"] == kind]["position"])
+    pool = np.concatenate([vectors["q"], vectors["k"]])
+    _, directions = np.linalg.eigh(np.cov(pool.T, bias=True))
+    for axis, place in (("x", -1), ("y", -2)):
+        expected = pool @ directions[:, place]
+        np.testing.assert_allclose(np.abs(points[axis]), np.abs(expected), atol=1e-4 * np.abs(expected).max())
+
+
+def test_the_plane_has_drift_along_its_first_axis_and_offset_along_its_second(results):
+    points = CheckpointVectors(results, "one").points(0, 0, Axes(None)).table
+    assert np.corrcoef(points["x"], points["position"])[0, 1] > 0
+    means = points.groupby("kind")["y"].mean()
+    assert means["q"] > means["k"]
+
+
+def test_tokens_have_the_text_of_the_document(results):
+    table = CheckpointVectors(results, "one").points(0, 0, Axes((0, 1))).table
+    mine = table[(table["kind"] == "q") & (table["document"] == 3)].sort_values("position")
+    assert len(mine) == 32
+    assert "".join(mine["token"]) in "the cat number 3 sat on the mat and looked"  # a token is a byte
+
+
+def test_a_collage_is_drawn_and_its_outliers_are_named(results, tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = ["collage", str(results), "--checkpoint", "one", "--out", str(out), "--document", "2", "--plane"]
+    assert main(asked) == 0
+    assert {path.name for path in out.iterdir()} == {"points.csv", "collage.png", "collage.svg", "README.md"}
+    table = pd.read_csv(out / "points.csv", keep_default_na=False)
+    farthest = table[table["kind"] == "q"].groupby("head")["distance"].max().round(1)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {distance:.1f} |" in card for distance in farthest)
+    assert "Document 2 is in colour" in card
+
+
+def test_what_cannot_be_drawn_is_said(results, tmp_path, capsys):
+    for arguments, message in (
+        (["--checkpoint", "two"], "'two' has no vectors"),
+        (["--checkpoint", "one", "--head", "L9H9"], "has no vectors of it"),
+        (["--checkpoint", "one", "--components", "0", "0"], "two different components"),
+        (["--checkpoint", "one", "--head", "L0H0", "--components", "0", "5000"], "has components 0 to"),
+        (["--checkpoint", "one", "--document", "99"], "no token of it was kept"),
+    ):
+        assert main(["collage", str(results), *arguments, "--out", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
