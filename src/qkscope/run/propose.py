@@ -26,7 +26,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voca
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundHere:
     """What a study can be made of."""
 
     title: str
@@ -47,7 +47,7 @@ def propose_study(target: str, home: Path, *, documents: str | None = None, revi
     )
 
 
-def _head(found: Found, documents: str | None) -> list[str]:
+def _head(found: FoundHere, documents: str | None) -> list[str]:
     lines = [
         f"# Proposed by `qkscope init` from what is there: {found.about}.",
         "# `qkscope inspect` checks it and says what a run takes; all keys: docs/study-files.md.",
@@ -87,7 +87,7 @@ def _longest(config: Any) -> int | None:
     return found if isinstance(found, int) and found >= 2 else None
 
 
-def _more(found: Found) -> list[str]:
+def _more(found: FoundHere) -> list[str]:
     lines = ["# skip_positions: 1         # leave attention sinks out of the tables"]
     if "folder:" in found.checkpoints or "revisions:" in found.checkpoints:
         lines += [
@@ -100,12 +100,12 @@ def _more(found: Found) -> list[str]:
 # -- a folder --------------------------------------------------------------------------------------------
 
 
-def _in_folder(target: Path, home: Path) -> Found:
+def _in_folder(target: Path, home: Path) -> FoundHere:
     title = target.resolve().name
     if why_incomplete(target) is None:
         where = _relative(target, home)
         line = f"checkpoints:\n  - {{name: {safe_name(title)}, model: {json.dumps(where)}}}"
-        return Found(title, line, "one model", (_source(target),), _has_tokenizer(target))
+        return FoundHere(title, line, "one model", (_source(target),), _has_tokenizer(target))
     for pattern in ("*", "*/*"):
         whole = [path for path in sorted(target.glob(pattern)) if numbers_in(path.name) and path.is_dir()]
         whole = [path for path in whole if not path.is_symlink() and why_incomplete(path) is None]
@@ -118,7 +118,7 @@ def _in_folder(target: Path, home: Path) -> Found:
     )
 
 
-def _series(target: Path, whole: Sequence[Path], home: Path, *, runs: bool) -> Found:
+def _series(target: Path, whole: Sequence[Path], home: Path, *, runs: bool) -> FoundHere:
     pattern = commonest_pattern(path.name for path in whole)
     chosen = sorted((path for path in whole if like(path.name) == pattern), key=lambda path: numbers_in(path.name))
     several = runs and len({path.parent for path in chosen}) > 1
@@ -132,7 +132,7 @@ def _series(target: Path, whole: Sequence[Path], home: Path, *, runs: bool) -> F
     ]
     about = f"{len(chosen)} checkpoints in {target}, {chosen[0].name} to {chosen[-1].name}"
     sources = tuple(_source(path) for path in dict.fromkeys((chosen[0], chosen[-1])))
-    return Found(target.resolve().name, "\n".join(lines), about, sources, _has_tokenizer(chosen[0]), several)
+    return FoundHere(target.resolve().name, "\n".join(lines), about, sources, _has_tokenizer(chosen[0]), several)
 
 
 def _source(path: Path) -> ModelSource:
@@ -161,17 +161,17 @@ def commonest_pattern(names: Iterable[str]) -> str:
 # -- the Hub ---------------------------------------------------------------------------------------------
 
 
-def _on_hub(target: str, revision: str | None) -> Found:
+def _on_hub(target: str, revision: str | None) -> FoundHere:
     source = find_source(target, revision, Path.cwd())
     if source.kind == "gguf":
-        return Found(Path(target).stem, f"checkpoints:\n  - {{name: {safe_name(Path(target).stem)}, model: "
+        return FoundHere(Path(target).stem, f"checkpoints:\n  - {{name: {safe_name(Path(target).stem)}, model: "
                      f"{json.dumps(target)}}}", "one GGUF file", (source,), True)  # fmt: skip
     title = target.rpartition("/")[2]
     steps = [] if revision else [name for name in _branches(target) if step_in(name) is not None]
     if len(steps) < 2:
         named = f", revision: {json.dumps(revision)}" if revision else ""
         line = f"checkpoints:\n  - {{name: {safe_name(revision or title)}, model: {json.dumps(target)}{named}}}"
-        return Found(title, line, "one model on the Hub", (pinned(source, "config.json"),), True)
+        return FoundHere(title, line, "one model on the Hub", (pinned(source, "config.json"),), True)
     pattern = commonest_pattern(steps)
     chosen = sorted((name for name in steps if like(name) == pattern), key=numbers_in)
     rest = sorted({like(name) for name in steps} - {pattern})
@@ -180,7 +180,7 @@ def _on_hub(target: str, revision: str | None) -> Found:
     lines += [f"  # other branches: {', '.join(rest)[:200]}"] if rest else []
     about = f"{len(chosen)} branches of {target}, {chosen[0]} to {chosen[-1]}"
     ends = tuple(pinned(find_source(target, name, Path.cwd()), "config.json") for name in (chosen[0], chosen[-1]))
-    return Found(title, "\n".join(lines), about, ends, True)
+    return FoundHere(title, "\n".join(lines), about, ends, True)
 
 
 def _branches(target: str) -> list[str]:

@@ -113,7 +113,8 @@ def _check(given: CardInput, entry: Entry) -> str:
     columns = ["averaged", "measured"]
     gap = ((here["averaged"] - here["measured"]) / here["kernel_sd"]).to_numpy(dtype=np.float64)
     both = here[columns] - here.groupby(["layer", "head"])[columns].transform("mean")
-    share = 1.0 - float(((both["averaged"] - both["measured"]) ** 2).sum() / (both["measured"] ** 2).sum())
+    whole = float((both["measured"] ** 2).sum())
+    share = 1.0 - float(((both["averaged"] - both["measured"]) ** 2).sum()) / whole if whole > 0 else 0.0
     return (
         f"Over {len(here):,} pairs of head and distance at {label(entry)}, the kernel is off by "
         f"{np.sqrt(np.nanmean(gap**2)):.2g} standard deviations of a score, root mean square; of how a head's measured "
