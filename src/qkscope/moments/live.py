@@ -9,6 +9,7 @@ both make the same sums.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -27,6 +28,12 @@ from qkscope.moments.unrotate import Unrotation
 
 Way = Literal["host", "device"]
 ROTATIONS = 8  # inverse rotations kept: layers mostly share one; a batch of another length needs another
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Where a model runs in autocast, products of float32 would be rounded to half precision, too."""
+    here = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if here else nullcontext()
 
 
 class Scratch:

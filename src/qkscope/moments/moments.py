@@ -100,15 +100,12 @@ class Moments:
             self.documents += placed.documents
 
     def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
-        import torch
-
-        from qkscope.moments.live import Scratch
+        from qkscope.moments.live import Scratch, without_autocast
         from qkscope.moments.pivot import NonFinite
 
         self._scratch = self._scratch or Scratch(self.layout, self._way)
         try:
-            # Where a model runs in autocast, products of float32 would be rounded to half precision, too.
-            with torch.autocast(live.state.device.type, enabled=False):
+            with without_autocast(live.state.device):
                 live.add(vectors, placed, self._scratch)
         except NonFinite as bad:
             raise self._non_finite(layer, bad, placed) from None
