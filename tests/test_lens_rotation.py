@@ -377,7 +377,12 @@ def test_what_is_averaged_follows_from_the_columns():
     columns |= {"r_q_a": np.array([-0.5, 0.5]), "r_k_a": np.array([0.1, -0.1]), "alpha_k_window": np.array([-8.0, 2.0])}
     columns |= {"bias_strength": np.array([-2.0, 3.0]), "bias_total": np.array([1.0, np.nan])}
     columns |= {"r_q_own": np.array([0.6, 0.6]), "r_k_own": np.array([0.5, 0.9])}
+    columns |= {"bias_window": np.array([12.0, np.nan]), "bias_effect": np.array([-3.0, 2.0])}
+    columns |= {"interaction_total": np.array([0.5, 0.5])}
     found = averaged(columns)
+    # Over 12 tokens a slope that changes by 0.5 per token of the query has variance (0.5 x 12)^2 / 12 = 3, beside 1^2.
+    np.testing.assert_allclose(found["interaction_share"], [0.75, np.nan])
+    np.testing.assert_allclose(found["bias_effect_abs"], [3, 2])
     np.testing.assert_allclose(found["slope_ratio_log2"], [1, np.nan])
     np.testing.assert_allclose(found["r_q_a_abs"], [0.5, 0.5])
     np.testing.assert_allclose(found["r_a_gap"], [-0.4, -0.4])
