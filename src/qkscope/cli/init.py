@@ -8,6 +8,7 @@ from typing import Any
 
 from qkscope.cli.command import add_command
 from qkscope.errors import InputError
+from qkscope.results.folder import STUDY_YAML
 
 ABOUT = """\
 Write a commented study file from what is found: a folder in which a trainer saves checkpoints, a model, or a repository
@@ -25,7 +26,7 @@ def add_init(commands: Any) -> None:
     summary = "write a study file for a folder of checkpoints, a model or a Hub repository"
     parser = add_command(commands, "init", "qkscope.cli.init:init", summary, ABOUT, EXAMPLES)
     parser.add_argument("target", metavar="FOLDER|MODEL", help="a folder of checkpoints, a model, or a Hub id")
-    parser.add_argument("--out", metavar="FILE", default="study.yaml", help="the study file (default: study.yaml)")
+    parser.add_argument("--out", metavar="FILE", default=STUDY_YAML, help="the study file (default: study.yaml)")
     parser.add_argument("--documents", metavar="GLOB", help="the documents (default: a place to fill in)")
     parser.add_argument("--revision", metavar="REV", help="one revision of a model on the Hub")
     parser.add_argument("--overwrite", action="store_true", help="replace a study file that is there")

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from qkscope._version import __version__
+from qkscope.results.folder import REPORT_HTML
 from qkscope.results.provenance import one_line
 from qkscope.results.read import Results
 
@@ -96,7 +97,7 @@ def _tables(tables: Sequence[Shared]) -> list[str]:
 
 def _rest(results: Results, files: Sequence[str]) -> list[str]:
     lines = ["", "## What else is here", ""]
-    if "report.html" in files:
+    if REPORT_HTML in files:
         lines.append("- `report.html`: the interactive page, one file that needs no network")
     if any(name.startswith("figures/") for name in files):
         lines.append("- `figures/`: each figure with a card that says in words what it shows")
