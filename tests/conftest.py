@@ -38,12 +38,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, and start with the slow ones, so that no process is left with one at the end."""
+    """Mark tests by their fixtures, and start with those that take or wait long, so that none is left for the end."""
     for item in items:
         for fixture, marker in MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.stem not in LONGEST))
+    items.sort(key=lambda item: (not _takes_long(item), item.path.stem not in LONGEST))
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("slow", "ray", "faults"))
 
 
 @pytest.fixture(scope="session")
