@@ -38,6 +38,7 @@ def _run(
     """In the new process: become `python -m qkscope ARGUMENTS`, or `python SCRIPT ARGUMENTS`."""
     if session:
         os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where a shell has had it ignored
     for end, number in zip(ends, (1, 2), strict=True):
         os.dup2(end.fileno(), number)
         end.close()
