@@ -34,7 +34,7 @@ demo: setup  ## train ten small checkpoints and run the whole product on them (a
 check: lint types fast  ## lint, types and the fast tests: what to run before each commit (under two minutes)
 
 # What the tests need is fetched at the same time, beside lint. Types are checked by one of the slow tests.
-test: setup  ## set up, then lint, types and all tests (about thirteen minutes on two cores)
+test: setup  ## set up, then lint, types and all tests (about fifteen minutes on two cores)
 	@$(MAKE) --no-print-directory --jobs ready lint
 	$(PYTEST)
 
