@@ -510,7 +510,7 @@ def test_a_report_is_served_by_the_names_of_its_parts(served, served_folder):
 
 @pytest.mark.parametrize(
     "place",
-    ["/evil.html", "/root/Documents/thesis.txt", "/figures/02_taxonomy_evolution/README.md", "/tables/evil.csv",
+    ["/evil.html", "/home/Documents/thesis.txt", "/figures/02_taxonomy_evolution/README.md", "/tables/evil.csv",
      "/tables/pipe.csv", "/.secret", "/.lock", "/figures/", "/tables", "/tables/", "/../home/Documents/thesis.txt",
      "/tables/..%2f..%2fhome/Documents/thesis.txt", "/%2e%2e/home", "//etc/passwd", "/qk.csv", "/provenance.json",
      "/tables/%00.csv", "http://127.0.0.1/report.html", "*", "/figures/01_position_signal/figure.png"],

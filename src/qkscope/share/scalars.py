@@ -14,13 +14,13 @@ from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.stats.noise import EVERY_HEAD, Part
 
-MEASURES = {"r_q": "r_q_mean", "r_k": "r_k_mean", "r_k_abs": "r_k_abs_mean", "explained_variance": "pc0_share_mean"}
+MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
 DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and three tenths, as cards have them
 PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qkscope/...
 
 
-def entry_scalars(at: AtWindow, name: str) -> dict[str, float]:
-    """The numbers of one entry."""
+def entry_scalars(at: AtWindow, name: str, prefix: str = PREFIX) -> dict[str, float]:
+    """The numbers of one entry; a callback in training has the same under a prefix of its own."""
     found = _means(at, name, "", EVERY_HEAD)
     kinds = kinds_in_order(at.heads["layer_kind"])
     for kind in kinds if len(kinds) > 1 else []:
@@ -29,13 +29,13 @@ def entry_scalars(at: AtWindow, name: str) -> dict[str, float]:
         found |= _means(at, name, f"{depth}/", part)
     for category in CATEGORIES:
         found |= _with_error(at, name, category, f"share/{_plain(category)}", EVERY_HEAD)
-    return {f"{PREFIX}{key}": value for key, value in found.items()}
+    return {f"{prefix}{key}": value for key, value in found.items()}
 
 
 def _means(at: AtWindow, name: str, prefix: str, part: Part) -> dict[str, float]:
     found: dict[str, float] = {}
-    for quantity, key in MEASURES.items():
-        found |= _with_error(at, name, quantity, f"{prefix}{key}", part)
+    for quantity in MEASURES:
+        found |= _with_error(at, name, quantity, f"{prefix}{quantity}_mean", part)
     return found
 
 

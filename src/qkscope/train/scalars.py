@@ -1,34 +1,18 @@
-"""A step in a few numbers for trackers: means over heads, by kind of layer and depth, and the share of each category.
-
-Each has its standard error over documents beside it (`_se`), as summaries have, where there are document groups enough.
-What is undefined is left out. They come from the step's lines of the tables, by the same code as summaries.
-"""
+"""A step in a few numbers for trackers, from its lines of the tables: those that `qkscope log` sends of a study."""
 
 from __future__ import annotations
 
-import math
-import re
 from typing import TYPE_CHECKING
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.categories import CATEGORIES
-from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE
-from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.registry import registered
 from qkscope.results.entries import Entries, Entry
 from qkscope.results.schema import REPLICATES_CSV
-from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.share.scalars import entry_scalars
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURES = {
-    "r_q": "r_q_mean",
-    "r_k": "r_k_mean",
-    "r_k_abs": "r_k_abs_mean",
-    "explained_variance": "explained_variance_mean",
-}
-DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and three tenths, as cards have them
 PREFIX = "qkscope/"
 
 
@@ -38,35 +22,4 @@ def scalars_of(name: str, components: pd.DataFrame, replicates: pd.DataFrame) ->
     window = heads["window"].max()
     here = replicates[replicates["window"] == window].reset_index(drop=True)
     study = Entries(name, (Entry(name, name),), (name,), sampled_heads=False, same_documents=True)
-    at = AtWindow(study, heads, registered(), head_tables={REPLICATES_CSV: here})
-    found = dict(_means(at, name, "", EVERY_HEAD))
-    kinds = kinds_in_order(at.heads["layer_kind"])
-    for kind in kinds if len(kinds) > 1 else []:
-        found |= _means(at, name, f"{_plain(kind)}/", Part(layer_kind=kind))
-    for depth, part in DEPTHS.items():
-        found |= _means(at, name, f"{depth}/", part)
-    for category in CATEGORIES:
-        found |= _with_error(at, name, category, f"share/{_plain(category)}", EVERY_HEAD)
-    return {f"{PREFIX}{key}": value for key, value in found.items()}
-
-
-def _means(at: AtWindow, name: str, prefix: str, part: Part) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for quantity, key in MEASURES.items():
-        found |= _with_error(at, name, quantity, f"{prefix}{key}", part)
-    return found
-
-
-def _with_error(at: AtWindow, name: str, quantity: str, key: str, part: Part) -> dict[str, float]:
-    values = at.panel.values(quantity, name, part)
-    defined = values[~(values != values)]
-    numbers = {
-        key: float(defined.mean()) if len(defined) else math.nan,
-        f"{key}_se": at.panel.error(quantity, name, part),
-    }
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def _plain(words: str) -> str:
-    """A name that every tracker takes: `rotary, sliding 512` becomes `rotary_sliding_512`."""
-    return re.sub(r"[^A-Za-z0-9-]+", "_", words).strip("_")
+    return entry_scalars(AtWindow(study, heads, registered(), head_tables={REPLICATES_CSV: here}), name, PREFIX)
