@@ -25,6 +25,7 @@ from qkscope.page.examples import examples
 from qkscope.page.facts import facts
 from qkscope.page.lens_data import add_lenses, add_mean_errors, lens_tables
 from qkscope.page.pack import Pack, squeeze
+from qkscope.page.paired import add_changes, add_draws
 from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
 from qkscope.results.folder import REPORT_HTML, results_file
 from qkscope.results.read import Entry, Results
@@ -65,18 +66,23 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "lead": [page_runs(text) for text in lead],
         "cards": [{"figure": c.figure, "common": c.common, "title": card_title(c)} for c in cards],
         "commands": _commands(results, out),
+        "data": data,
+    }
+    long = {
         "lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large),
         "split": [
             row
             for choice, at in zip(("own", "common"), tables.choices(), strict=False)
             for row in split_rows(at.head_tables, results.study.names, choice)
         ],
-        "data": data,
     }
     add_mean_errors(pack, grid, registered(), tables)
+    add_draws(pack, grid, tables)
+    data["changes"] = add_changes(pack, grid, tables)
     data["detail"] = add_details(later, grid, of_lenses)
     later.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
     later.add_text("cards", json.dumps([to_page(card.blocks) for card in cards], ensure_ascii=False))
+    about["long"] = squeeze(long)
     data["arrays"], data["later"] = squeeze(pack.index), squeeze(later.index)
     return assemble(about, pack.text(), later.text())
 

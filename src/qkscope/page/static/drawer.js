@@ -1,6 +1,7 @@
 // The head drawer, from any view, search or link: words, profile, score map, path with errors, components, every metric
 // with its rank, raw numbers. It stays open until it is closed; focus stays where the reader left it.
 
+import { drawWindows, shownWindows, stackedHeight } from "./both_windows.js";
 import { button, element, named, svgElement } from "./dom.js";
 import { headPaint } from "./colours.js";
 import { copyText } from "./cards.js";
@@ -165,20 +166,23 @@ function movers(app) {
 // What there is to see of a head beyond its numbers, once the details are unpacked.
 function detailCharts(app, head, details) {
   const { data, store } = app;
-  const { checkpoint, choice } = store.state;
+  const { checkpoint } = store.state;
   const name = data.name(head);
   if (!details.checkpoints.includes(checkpoint)) {
     if (!details.checkpoints.length) return [];
     return [element("p", { class: "about" }, `Profiles and maps are kept for ${details.checkpoints.length} of ${data.checkpoints.length} ${data.noun}s of this large study: ${details.checkpoints.map((c) => data.checkpoints[c].label).join(", ")}.`)];
   }
-  const rows = (table) => details.rows(table, choice, checkpoint, head);
   const charts = [
     ["profile", "Where queries and keys lie along PC0, by position (mean ± SD)", (g, of) => drawProfile(g, profileRows(of))],
     ["map", "Which keys win: score map", drawScoreMap],
     ["kernel", "Mean score by distance: RoPE alone (line), measured (marks)", drawKernel],
     ["plasticity", "Plasticity along the window", drawPlasticity],
   ];
-  return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, table === "map" ? 260 : 200, (g) => drawIt(g, rows(table)))));
+  return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => {
+    const windows = shownWindows(app, table, checkpoint);
+    const draw = (g) => drawWindows(g, windows, checkpoint, (choice) => details.rows(table, choice, checkpoint, head), drawIt);
+    return element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, stackedHeight(windows, 400, table === "map" ? 260 : 200), draw));
+  });
 }
 
 function header(app) {

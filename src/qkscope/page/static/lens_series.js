@@ -1,6 +1,6 @@
 // Columns of a lens over the checkpoints, as means over the shown heads: lines with bands, or bars.
 
-import { axisOf, extent, significant } from "./numbers.js";
+import { axisOf, extent, significant, withError } from "./numbers.js";
 import { checkpointAxis, columnHits, currentColumn, drawErrors, scale, valueAxis } from "./axis.js";
 import { curveFrame, drawBand, drawCurve } from "./curves.js";
 import { meanAndSpread } from "./stats.js";
@@ -52,9 +52,8 @@ function tooltipLines(s, i) {
   const { column } = s;
   const { mean, spread, count, heads, error, exact } = s.all[i];
   const unit = column.unit && Number.isFinite(mean) ? ` ${column.unit}` : "";
-  const errorText = Number.isFinite(error) ? ` ± ${exact ? "" : "at most "}${significant(error, 2)}` : "";
   return [
-    `mean ${column.name} ${significant(mean)}${errorText}${unit}`,
+    `mean ${column.name} ${withError(mean, error, { atMost: !exact })}${unit}`,
     ...(Number.isFinite(spread) ? [`SD over heads ${significant(spread, 2)}`] : []),
     ...(count < heads ? [`undefined for ${heads - count} of ${plural(heads, "head")}`] : []),
   ];

@@ -9,6 +9,7 @@ import { meanAndSpread } from "./stats.js";
 import { percent, plural } from "./format.js";
 import { readableOn } from "./colours.js";
 import { scatterSpec } from "./lens_scatter.js";
+import { shareEstimate } from "./numbers.js";
 
 const SHARES = [["position_share", "position of the key"], ["query_position_share", "position, by query"], ["preference_share", "fixed preference"], ["query_share", "query and key"]];
 const EDITS = ["kernel", "kernel_measured", "key_mean", "query_mean", "flatten", "zero"]; // the first that was measured is shown
@@ -53,7 +54,7 @@ function drawShares(columns) {
       });
     });
     return columnHits(g, frame, checkpoints, (c) => [
-      ...all[checkpoints.indexOf(c)].map(({ mean, error, exact }, i) => `${SHARES[i][1]} ${percent(mean, 1)}${Number.isFinite(error) ? ` ± ${exact ? "" : "at most "}${percent(error, 1)}` : ""}`),
+      ...all[checkpoints.indexOf(c)].map(({ mean, error, exact }, i) => `${SHARES[i][1]} ${shareEstimate(mean, error, { atMost: !exact })}`),
       plural(app.selection.count(c), "head"),
     ], true);
   };

@@ -1,6 +1,6 @@
 // Numbers of any size: as text, and as the ends and ticks of an axis.
 
-import { UNDEFINED, correlation } from "./format.js";
+import { UNDEFINED, correlation, percent } from "./format.js";
 
 function minus(text) {
   return text.replaceAll("-", "−");
@@ -21,13 +21,32 @@ export function bound(value) {
   return significant(value, 3).replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "");
 }
 
-// A value with so many decimals and, where it is known, its standard error.
-export function estimate(value, error, digits = 4) {
-  return correlation(value, digits) + (Number.isFinite(value) && Number.isFinite(error) ? ` ± ${significant(error, 2)}` : "");
+// A number with so many decimals; what rounds to 0 has no sign.
+function fixed(value, decimals) {
+  const text = value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return minus(/[1-9]/.test(text) ? text : text.replace("-", ""));
 }
 
-export function withError(value, error) {
-  return significant(value) + (Number.isFinite(value) && Number.isFinite(error) ? ` ± ${significant(error, 2)}` : "");
+// A value and, where it is known, its standard error, both with the decimals that show two digits of the error. `plain`
+// writes a value without one; `sign`: a plus before what is above 0; `atMost`: the error is an upper bound.
+export function withError(value, error, { plain = significant, sign = false, atMost = false } = {}) {
+  const plus = (text) => (sign && value > 0 && /[1-9]/.test(text) ? `+${text}` : text);
+  if (!Number.isFinite(value + error)) return plus(plain(value));
+  const most = atMost ? "at most " : "";
+  const decimals = error > 0 ? Math.max(0, 1 - Math.floor(Math.log10(error))) : Infinity;
+  if (decimals > 6 || Math.abs(value) >= 1e7) return `${plus(plain(value))} ± ${most}${significant(error, 2)}`;
+  return `${plus(fixed(value, decimals))} ± ${most}${fixed(error, decimals)}`;
+}
+
+// The same for a correlation, with so many decimals where its error is not known.
+export function estimate(value, error, digits = 4, options = {}) {
+  return withError(value, error, { plain: (number) => correlation(number, digits), ...options });
+}
+
+// A share in percent, and its error with as many digits.
+export function shareEstimate(share, error, { digits = 1, atMost = false } = {}) {
+  const text = percent(share, digits);
+  return Number.isFinite(share + error) ? `${text} ± ${atMost ? "at most " : ""}${percent(error, digits)}` : text;
 }
 
 // The lowest and the highest defined value; null where there is none.

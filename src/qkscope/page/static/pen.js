@@ -115,6 +115,30 @@ export class CanvasPen extends Pen {
   }
 }
 
+// Draws with another pen, everything moved by so much: several charts in one drawing.
+export class ShiftedPen extends Pen {
+  constructor(pen, dx, dy) {
+    super();
+    Object.assign(this, { pen, dx, dy });
+  }
+
+  shape(commands, style) {
+    this.pen.shape(commands.map(([letter, ...at]) => [letter, ...at.map((value, i) => value + (i % 2 ? this.dy : this.dx))]), style);
+  }
+
+  rect(x, y, width, height, style) {
+    this.pen.rect(x + this.dx, y + this.dy, width, height, style);
+  }
+
+  circle(x, y, r, style) {
+    this.pen.circle(x + this.dx, y + this.dy, r, style);
+  }
+
+  text(text, x, y, style) {
+    this.pen.text(text, x + this.dx, y + this.dy, style);
+  }
+}
+
 const rounded = (value) => Math.round(value * 100) / 100;
 
 export class SvgPen extends Pen {

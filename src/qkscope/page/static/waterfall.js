@@ -2,7 +2,7 @@
 
 import { View } from "./view.js";
 import { LABEL, scale, valueAxis } from "./axis.js";
-import { axisOf, extent, significant } from "./numbers.js";
+import { axisOf, estimate, extent } from "./numbers.js";
 import { difference } from "./format.js";
 import { select } from "./dom.js";
 import { textWidth } from "./pen.js";
@@ -53,7 +53,7 @@ function drawOne(g, frame, row) {
     pen.text(difference(bar.value), left + step / 2, Math.min(y(bar.from), y(bar.to)) - 5, { size: 11, anchor: "middle", fill: theme.ink });
     const beyond = Math.abs(bar.value) > 2 * bar.error;
     const sure = Number.isFinite(bar.error) ? (beyond ? "" : ", within two errors") : ", error not known";
-    return { x: left, y: frame.top, w: step, h: frame.bottom - frame.top, lines: [bar.name, `${difference(bar.value, 3)}${Number.isFinite(bar.error) ? ` ± ${significant(bar.error, 2)}` : ""}${sure}`] };
+    return { x: left, y: frame.top, w: step, h: frame.bottom - frame.top, lines: [bar.name, `${estimate(bar.value, bar.error, 3, { sign: true })}${sure}`] };
   });
   pen.text(`${QUANTITIES[row.quantity]}${row.of === "all" ? "" : ` (${row.of === "nope" ? "NoPE" : row.of}, ${row.heads} heads)`}`, frame.left, frame.top - 12, { size: 12, weight: 650, fill: theme.ink });
   return hits;
