@@ -228,6 +228,19 @@ def published_page(published_folder):
     return shared.once("published page", make)
 
 
+@pytest.fixture(scope="session")
+def grown_page():
+    """A made-up study as large as the demo's, ten checkpoints of 64 heads with every lens, and its page."""
+
+    def make(folder: Path) -> None:
+        from page_study import grow, source
+        from qkscope.report.write import write_report
+
+        write_report(grow(source(folder / "source"), folder / "grown"), figures=False)
+
+    return shared.once("grown_page", make) / "grown"
+
+
 @pytest.fixture
 def sketches(monkeypatch):
     """Each figure is one line: for tests of which files a report writes and what it says, not of what is drawn.

@@ -24,7 +24,7 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
-from qkscope.page.assemble import modules, safe_json, script, static
+from qkscope.page.assemble import modules, safe_json, script, shipped_style, static
 from qkscope.page.pack import Pack, unpack, unsqueeze
 from qkscope.page.write import page_html
 from qkscope.report.lead import SENTENCES, lead
@@ -226,6 +226,27 @@ def test_modules_that_cannot_be_put_in_line_are_refused(monkeypatch):
         script()
     files["one.js"] = "export async function a() {}\nexport const c = 1;\n"
     assert "const module_one = (() => {\nasync function a() {}\nconst c = 1;\nreturn { a, c };\n})();" in script()
+
+
+def test_comments_stay_in_the_package_and_texts_with_slashes_do_not(monkeypatch):
+    code = ["// all", 'const a = "https://x"; // beside', "  // inside", "  const b = [", '    "// text",', "  ];", ""]
+    files = {"main.js": "\n".join([*code, "const c = `// ${a}`;", ""])}
+    monkeypatch.setattr(assembling, "static", files.__getitem__)
+    inside = 'const a = "https://x"; // beside\nconst b = [\n"// text",\n];\nconst c = `// ${a}`;'
+    assert script() == f"const module_main = (() => {{\n{inside}\nreturn {{  }};\n}})();\n"
+    for text in ("const a = `one\n// two`;\n", "/* one\n// two */\n"):  # here a line that looks like a comment is none
+        files["main.js"] = text
+        with pytest.raises(ValueError, match="goes on in the next line"):
+            script()
+    assert shipped_style("/* a\n b */\n  p { color: red; }\n\n") == "p { color: red; }"
+
+
+@pytest.mark.slow
+def test_a_study_as_large_as_the_demo_stays_below_two_megabytes(grown_page):
+    about, _ = embedded((grown_page / "report.html").read_text(encoding="utf-8"))
+    assert len(about["checkpoints"]) * len(about["data"]["heads"]) * len(about["data"]["components"]) == 6400
+    assert set(about["data"]["detail"]["tables"]) == {"profile", "map", "kernel", "plasticity", "pairs"}
+    assert (grown_page / "report.html").stat().st_size < 2_000_000
 
 
 @pytest.mark.slow

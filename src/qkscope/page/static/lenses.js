@@ -45,11 +45,18 @@ function lensView(app, declared) {
   return view;
 }
 
-// Every view that a lens declares, folded under its question: main charts are elsewhere, nothing is left out.
+// Every view that a lens declares, folded under its question: main charts are elsewhere, nothing is left out. Views are
+// made when a reader first unfolds them.
 export function lensParts(app) {
   return app.data.lenses.filter((lens) => lens.views.length + lens.intervals.length).map((lens) => {
-    const views = [...lens.views.map((declared) => lensView(app, declared)), ...lens.intervals.map((declared) => intervalsView(app, declared))];
-    app.views.push(...views);
-    return element("details", { class: "lens", id: `lens-${lens.name}` }, element("summary", {}, lens.question), element("p", { class: "intro" }, lens.title), element("div", { class: "pair" }, ...views.map((view) => view.node)));
+    const inside = element("div", { class: "pair" });
+    const fill = () => {
+      if (!node.open || inside.childElementCount) return;
+      const views = [...lens.views.map((declared) => lensView(app, declared)), ...lens.intervals.map((declared) => intervalsView(app, declared))];
+      app.views.push(...views);
+      inside.append(...views.map((view) => view.node));
+    };
+    const node = element("details", { class: "lens", id: `lens-${lens.name}`, on: { toggle: fill } }, element("summary", {}, lens.question), element("p", { class: "intro" }, lens.title), inside);
+    return node;
   });
 }

@@ -205,7 +205,10 @@ function connect(app) {
     app.printing = on;
     for (const node of document.querySelectorAll("details.more")) node.open = on || node.open;
     store.touch("theme");
-    for (const view of app.views) view.draw();
+    for (const view of app.views) {
+      view.measure();
+      view.draw();
+    }
   };
   window.addEventListener("beforeprint", () => print(true));
   window.addEventListener("afterprint", () => print(false));
