@@ -35,7 +35,8 @@ MOVE = """place => {
   const slider = document.getElementById("slider");
   slider.value = place;
   slider.dispatchEvent(new Event("input", { bubbles: true }));
-  return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => requestIdleCallback(done)))));
+  const idle = (done) => setTimeout(() => requestIdleCallback(done));
+  return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => idle(done))));
 }"""
 
 

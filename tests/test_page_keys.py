@@ -47,7 +47,8 @@ def test_charts_of_heads_by_keyboard(visit, grown_page):
 def test_charts_of_checkpoints_by_keyboard(visit, grown_page):
     reads = {
         "profile": "position ", "score": "mean score ", "waterfall": "window, ", "windows": "window ",
-        "signal": "mean r_q ", "depth-rq": "mean r_q ", "flow": "step-", "score-split": "position of the key ", "plasticity": "plasticity ",
+        "signal": "mean r_q ", "depth-rq": "mean r_q ", "flow": "step-",
+        "score-split": "position of the key ", "plasticity": "plasticity ",
         "pairs": "plasticity ", "stack": "position-dominated", "concordance": "mean |r_k| ",
     }  # fmt: skip
     with visit(grown_page / "report.html") as page:

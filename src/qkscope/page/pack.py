@@ -103,9 +103,7 @@ def error_precision(values: npt.NDArray[np.float64], *, large: bool) -> str:
     return precision(values)
 
 
-def to_log8(
-    values: npt.NDArray[np.float64], *, coarse: bool = False
-) -> tuple[npt.NDArray[np.uint8], dict[str, float]]:
+def to_log8(values: npt.NDArray[np.float64], *, coarse: bool = False) -> tuple[npt.NDArray[np.uint8], dict[str, float]]:
     """Numbers of at least 0 as one byte each; the logarithms of the smallest and the largest above 0, and the steps."""
     known = np.isfinite(values) & (values > 0)
     logs = np.log10(np.where(known, values, 1.0))
