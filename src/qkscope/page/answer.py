@@ -19,7 +19,8 @@ from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.page.estimates import estimate
 from qkscope.page.split_finding import rope_finding
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
-from qkscope.words.phrases import counted, number, percent, shown, tokens
+from qkscope.text import counted
+from qkscope.words.phrases import number, percent, shown, tokens
 
 Judgement = Literal["survives", "reverses", "vanishes", "hidden", "within", "alone", "unknown"]
 BADGES: dict[Judgement, str] = {
