@@ -268,6 +268,18 @@ def test_the_page_needs_no_heavy_library():
     assert not {"matplotlib", "torch", "transformers"} & {name.split(".")[0] for name in loaded}
 
 
+@pytest.mark.slow
+def test_every_card_on_the_page_is_that_of_a_figure_in_the_folder(published_folder, tmp_path, sketches):
+    write_report(published_folder, out=tmp_path)
+    about, _ = embedded((tmp_path / "report.html").read_text(encoding="utf-8"))
+    cards = [f"{card['figure']}{'_common' if card['common'] else ''}" for card in about["cards"]]
+    drawn = [
+        place.name.split("_", 1)[1] for place in (tmp_path / "figures").iterdir() if (place / "figure.png").exists()
+    ]
+    assert sorted(cards) == sorted(drawn)  # each once, and none without its figure
+    assert len({card["title"] for card in about["cards"]}) == len(cards)
+
+
 # --- the command ------------------------------------------------------------------------------------
 
 

@@ -137,8 +137,15 @@ function rankOf(app, column, head) {
 function lensFacts(app, head) {
   const { data, store } = app;
   const parts = data.lenses.filter((lens) => lens.listed.length).map((lens) => {
-    const entries = lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
-    return element("details", { open: app.unfolded.has(lens.name), "data-lens": lens.name, on: { toggle: (event) => (event.target.open ? app.unfolded.add(lens.name) : app.unfolded.delete(lens.name)) } }, element("summary", {}, lens.title), definition(entries));
+    // What is folded is worked out when it is unfolded: there are a hundred columns, each with a rank among all heads.
+    const entries = () => lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
+    const open = app.unfolded.has(lens.name);
+    const toggled = () => {
+      app.unfolded[node.open ? "add" : "delete"](lens.name);
+      if (node.open && node.childElementCount < 2) node.append(definition(entries()));
+    };
+    const node = element("details", { open, "data-lens": lens.name, on: { toggle: toggled } }, element("summary", {}, lens.title), open ? definition(entries()) : null);
+    return node;
   });
   return parts.length ? element("div", { class: "lens-facts" }, element("h4", {}, "Every metric: value ± error (rank among heads)"), ...parts) : null;
 }

@@ -1,6 +1,6 @@
 // Numbers of any size: as text, and as the ends and ticks of an axis.
 
-import { UNDEFINED, correlation, percent } from "./format.js";
+import { UNDEFINED, correlation, decimal, percent } from "./format.js";
 
 function minus(text) {
   return text.replaceAll("-", "−");
@@ -13,7 +13,7 @@ export function significant(value, digits = 4) {
   if (size === Infinity) return value < 0 ? "−∞" : "∞";
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) return minus(value.toExponential(digits - 1).replace("e+", "e"));
   const decimals = size === 0 ? 0 : Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
-  return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+  return minus(decimal(value, decimals));
 }
 
 // A limit or the end of a scale: no zeros that say nothing.
@@ -23,7 +23,7 @@ export function bound(value) {
 
 // A number with so many decimals; what rounds to 0 has no sign.
 function fixed(value, decimals) {
-  const text = value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  const text = decimal(value, decimals);
   return minus(/[1-9]/.test(text) ? text : text.replace("-", ""));
 }
 
@@ -70,7 +70,7 @@ function tickText(value, step) {
   if (value === 0) return "0";
   if (step < 1e-3 || step >= 1e5) return minus(String(Number(value.toPrecision(3)).toExponential()).replace("e+", "e"));
   const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+  return minus(decimal(value, decimals));
 }
 
 // An axis over [low, high]: rounded outwards but not beyond what is possible; from 0 where that costs little room.

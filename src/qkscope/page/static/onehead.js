@@ -13,8 +13,9 @@ function shownHead(app) {
   if (head !== null) return head;
   const { r_q: q, r_k: k } = data.choices[choice];
   const score = (h) => Math.min(Math.abs(q[data.at(checkpoint, component, h)]), Math.abs(k[data.at(checkpoint, component, h)]));
-  const known = data.layers.map((_, h) => h).filter((h) => Number.isFinite(score(h)));
-  return known.sort((a, b) => score(b) - score(a))[0] ?? 0;
+  let best = 0;
+  for (let h = 1; h < data.nHeads; h += 1) if (score(h) > score(best) || !Number.isFinite(score(best))) best = h;
+  return best;
 }
 
 // The checkpoint whose details are shown: the one on the slider, else the nearest that has some.

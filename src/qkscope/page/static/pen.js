@@ -10,9 +10,15 @@ function font(size, weight) {
   return `${weight} ${size}px ${FONT}`;
 }
 
+const widths = new Map();
 export function textWidth(text, size = 12, weight = 400) {
-  measuring.font = font(size, weight);
-  return measuring.measureText(text).width;
+  const key = `${size} ${weight} ${text}`;
+  if (!widths.has(key)) {
+    if (widths.size > 20_000) widths.clear();
+    measuring.font = font(size, weight);
+    widths.set(key, measuring.measureText(text).width);
+  }
+  return widths.get(key);
 }
 
 // The corners of a triangle, diamond or square that looks as large as a circle of radius r.
