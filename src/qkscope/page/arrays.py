@@ -17,7 +17,7 @@ import pandas as pd
 from qkscope.lenses.depth.table import DepthAxis, layer_counts
 from qkscope.lenses.layer_kinds.table import with_layer_kind
 from qkscope.lenses.taxonomy.table import CATEGORIES, classify
-from qkscope.page.pack import Pack
+from qkscope.page.pack import Pack, exact_precision
 from qkscope.results.read import Entries, Results
 
 STATISTICS = ("explained_variance", "r_q", "r_k")
@@ -127,7 +127,7 @@ def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: 
             pack.add(f"{choice}.{name}{REST}", dense[:, 1:], "float16", like=f"own.{name}{REST}")
     for name in COUNTS:
         dense = grid.spread(known, column(known, name), np.nan)
-        pack.add(f"{choice}.{name}", dense, "float64", like=f"own.{name}")
+        pack.add(f"{choice}.{name}", dense, exact_precision(dense), like=f"own.{name}")
     pack.add(f"{choice}.category", grid.spread(known, categories(known), ABSENT), "uint8", like="own.category")
 
 
@@ -136,7 +136,8 @@ def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[st
     first = with_layer_kind(table[table["pc"] == 0])
     flat = Grid(grid.names, (0,), grid.heads)
     for name in HEAD_NUMBERS:
-        pack.add(f"head.{name}", flat.spread(first, column(first, name), np.nan)[:, 0], "float64")
+        values = flat.spread(first, column(first, name), np.nan)[:, 0]
+        pack.add(f"head.{name}", values, exact_precision(values))
     cells = page_depth(first).cells(first).astype(np.uint8)
     pack.add("head.depth_cell", flat.spread(first, cells, ABSENT)[:, 0], "uint8")
     texts: dict[str, list[str]] = {}

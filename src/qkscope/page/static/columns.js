@@ -31,9 +31,10 @@ class LensColumn {
 
   #read(values, component, checkpoint, head) {
     const { data } = this;
-    if (!values) return NaN;
-    const perHead = values.length === data.checkpoints.length * data.nHeads;
-    return values[perHead ? checkpoint * data.nHeads + head : data.at(checkpoint, component, head)];
+    const line = data.columnLines.get(checkpoint);
+    if (!values || line === undefined) return NaN;
+    const perHead = values.length === data.columnLines.size * data.nHeads;
+    return values[perHead ? line * data.nHeads + head : data.at(line, component, head)];
   }
 
   at({ choice, component }, checkpoint, head) {
@@ -52,6 +53,7 @@ class LensColumn {
   // A value, its error and its unit.
   text(state, checkpoint, head) {
     if (!this.isAt(state)) return "not measured at this window";
+    if (!this.data.columnLines.has(checkpoint)) return `not in this file at ${this.data.checkpoints[checkpoint].label}`;
     const value = this.at(state, checkpoint, head);
     const text = withError(value, this.errorAt(state, checkpoint, head));
     return this.unit && Number.isFinite(value) ? `${text} ${this.unit}` : text;
@@ -90,6 +92,12 @@ export class StatisticColumn {
   text(state, checkpoint, head) {
     return withError(this.at(state, checkpoint, head), this.errorAt(state, checkpoint, head));
   }
+}
+
+// What is said where a large study has the columns of lenses for some checkpoints only; empty where it has them here.
+export function keptWords({ data, store }) {
+  const { size } = data.columnLines;
+  return data.columnLines.has(store.state.checkpoint) ? "" : `Columns of lenses are in this file for ${size} of ${data.checkpoints.length} ${data.noun}s, from the first to the last, not for this one. `;
 }
 
 // What a reader wants to know about a head: its place, and these columns.

@@ -37,13 +37,13 @@ export function curveFrame(g, checkpoints, key, { left = 44, right = g.width - 1
   return { frame, layout };
 }
 
-// One line with marks, interrupted where a value is undefined; between seeds or models there is no line.
+// One line with marks, interrupted where a value is NaN, not where it is missing; between seeds or models there is none.
 export function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true, hollow = false }) {
   let run = [];
   const runs = [run];
   values.forEach((value, i) => {
     if (Number.isFinite(value)) run.push([x(i), y(value)]);
-    else runs.push((run = []));
+    else if (value !== undefined) runs.push((run = []));
   });
   for (const points of runs) {
     if (connected && points.length > 1) g.pen.line(points, { stroke: colour, width: 2, dash });

@@ -138,6 +138,7 @@ export class Data {
     this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));
     this.nLayers = Math.max(...this.layers, ...this.checkpoints.map((c) => (c.n_layers ?? 0) - 1)) + 1;
     this.nColumns = Math.max(...this.heads) + 1;
+    this.columnLines = new Map(about.data.columnsAt.map((checkpoint, line) => [checkpoint, line])); // of columns of lenses
     this.lenses = readLenses(this, read);
     // Every column of every lens by name; a name that two lenses use stands for the first.
     this.columns = new Map(this.lenses.flatMap((lens) => lens.listed.map((column) => [column.name, column])).reverse());

@@ -1,6 +1,7 @@
 // Of each lens its question, its title, and the views that it declares over its columns.
 
 import { View } from "./view.js";
+import { keptWords } from "./columns.js";
 import { cellsSpec } from "./lens_cells.js";
 import { element } from "./dom.js";
 import { intervalsView } from "./lens_intervals.js";
@@ -37,7 +38,7 @@ function lensView(app, declared) {
   const spec = KINDS[kind](app, declared);
   const note = () => {
     const missing = columns.filter((column) => !column.isAt(app.store.state)).map((column) => column.name);
-    return missing.length ? `Not measured at this window: ${missing.join(", ")}.` : spec.note(countUndefined(app, columns));
+    return missing.length ? `Not measured at this window: ${missing.join(", ")}.` : keptWords(app) || spec.note(countUndefined(app, columns));
   };
   const view = new View(app, { ...spec, id, title, about, card, note, uses: [...USES, ...spec.uses] });
   view.node.classList.add(`view-${kind}`);

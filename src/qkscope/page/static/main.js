@@ -9,6 +9,7 @@ import { bar, filters, legend, settled } from "./controls.js";
 import { button, element } from "./dom.js";
 import { colours } from "./colours.js";
 import { compareView, differenceMap } from "./compare.js";
+import { keptWords } from "./columns.js";
 import { createStore, fromHash, initialState, isLinked, toHash, writeHash } from "./state.js";
 import { curveViews } from "./curves.js";
 import { depthViews } from "./depth.js";
@@ -127,7 +128,7 @@ function isItReal(app, parts) {
     const columns = names.map((name) => app.statistics[name] ?? data.columns.get(name));
     if (columns.some((column) => !column)) return null;
     const spec = scatterSpec(app, { columns, title, diagonal: true });
-    return new View(app, { ...spec, id, title, about, card, note: () => spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
+    return new View(app, { ...spec, id, title, about, card, note: () => keptWords(app) || spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
   };
   parts.rope = scatter("rope", "Measured against RoPE alone", ["r_q_rope", "r_q"], "Across: r_q that RoPE makes of the mean query and key at rest. On the dashed line nothing else is needed.", "rope_alone");
   parts.best = scatter("best", "PC0 against the best component", ["r_q", "best_r_q"], "Above the dashed line another component follows position more closely than PC0.", "measures");

@@ -2,7 +2,7 @@
 
 import { View } from "./view.js";
 import { SCALE, colourScale, drawScale } from "./lens_cells.js";
-import { StatisticColumn, columnLines, columnTable } from "./columns.js";
+import { StatisticColumn, columnLines, columnTable, keptWords } from "./columns.js";
 import { attachCells, cellsHeight, drawCells } from "./cells.js";
 import { boxButton } from "./pointing.js";
 import { element } from "./dom.js";
@@ -71,7 +71,8 @@ function note(app) {
   const marks = markWords(app.layerKinds);
   if (!column) return `${data.categories.map((c, i) => `${LETTERS[i]} ${c.name}`).join(", ")}, A position-dominated with keys against. ${marks}`;
   const missing = column.isAt(app.store.state) ? "" : " Not measured at this window.";
-  return `${column.name}: ${column.definition}${missing} ${marks}`;
+  const kept = app.statistics[column.name] ? "" : keptWords(app);
+  return `${kept}${column.name}: ${column.definition}${missing} ${marks}`;
 }
 
 export function headMap(app) {
