@@ -7,7 +7,7 @@ import { attachCells, cellsHeight, drawCells } from "./cells.js";
 import { boxButton } from "./pointing.js";
 import { element } from "./dom.js";
 import { headLines } from "./explorer.js";
-import { headPaint, markWords } from "./colours.js";
+import { headPaint } from "./colours.js";
 import { significant } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
@@ -68,11 +68,10 @@ function measurePicker(app) {
 function note(app) {
   const { data } = app;
   const column = columnOf(app);
-  const marks = markWords(app.layerKinds);
-  if (!column) return `${data.categories.map((c, i) => `${LETTERS[i]} ${c.name}`).join(", ")}, A position-dominated with keys against. ${marks}`;
+  if (!column) return `${data.categories.map((c, i) => `${LETTERS[i]} ${c.name}`).join(", ")}, A position-dominated with keys against.`;
   const missing = column.isAt(app.store.state) ? "" : " Not measured at this window.";
   const kept = app.statistics[column.name] ? "" : keptWords(app);
-  return `${kept}${column.name}: ${column.definition}${missing} ${marks}`;
+  return `${kept}${column.name}: ${column.definition}${missing}`;
 }
 
 export function headMap(app) {
