@@ -169,14 +169,12 @@ def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
         # Two categories of each checkpoint change with the documents: position-dominated and mixed.
         assert stack.locator("svg path[stroke-width='1.2']").count() == 4
         rows = dict(
-            row.split("\t", 1) for row in page.locator("#view-compare table tbody tr").all_inner_texts() if "\t" in row
+            row.split("\t", 1) for row in page.locator("#measures table tbody tr").all_inner_texts() if "\t" in row
         )
         r_q = float(tables.table("trajectory")["r_q_se"].iloc[0])
         assert rows["mean r_q"].count(f"± {r_q:.2g}") == 2
         assert rows["mean r_q"].endswith(f"0.000 ± {np.sqrt(2) * r_q:.3f} (unpaired)")  # what they read is not recorded
-        assert (
-            "unpaired: as if A and B had read different documents" in page.locator("#view-compare .note").inner_text()
-        )
+        assert "unpaired: as if A and B had read different documents" in page.locator("#measures .note").inner_text()
 
 
 @pytest.fixture(scope="module")
@@ -202,12 +200,12 @@ def same_documents(tmp_path_factory):
 def test_what_documents_do_to_both_checkpoints_cancels_in_their_difference(visit, same_documents):
     with visit(same_documents / "report.html") as page:
         rows = dict(
-            row.split("\t", 1) for row in page.locator("#view-compare table tbody tr").all_inner_texts() if "\t" in row
+            row.split("\t", 1) for row in page.locator("#measures table tbody tr").all_inner_texts() if "\t" in row
         )
         # Three heads move with the documents by FAR and one against: the mean by FAR / 2, at the late checkpoint by
         # 3 FAR / 2. Paired, the difference moves by FAR = 0.0346; unpaired it would be sqrt(1 + 9) / 2 FAR = 0.055.
         assert rows["mean explained variance"].endswith("0.000 ± 0.035")
-        assert "paired: both read the same documents" in page.locator("#view-compare .note").inner_text()
+        assert "paired: both read the same documents" in page.locator("#measures .note").inner_text()
         changes = pd.read_csv(same_documents / "tables/changes.csv")
         row = changes.query("layer == 0 and head == 1").iloc[0]
         canvas = page.locator("#view-difference canvas")

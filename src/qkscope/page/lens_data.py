@@ -51,7 +51,9 @@ def add_lenses(
     return [lens for lens in described if lens["columns"] or lens["intervals"]]
 
 
-def kept_columns(grid: Grid, lenses: Sequence[Lens], tables: LensTables, *, large: bool, room: int = ROOM) -> list[int]:
+def kept_columns(
+    grid: Grid, lenses: Sequence[Lens], tables: LensTables, *, large: bool, room: int | None = None
+) -> list[int]:
     """The checkpoints whose columns of lenses are packed: all, or as many as there is room for."""
     value, error = (2, 1) if large else (4, 2)
     size = 0
@@ -60,7 +62,7 @@ def kept_columns(grid: Grid, lenses: Sequence[Lens], tables: LensTables, *, larg
             there = [declared.name for declared in table.columns if declared.name in rows.columns]
             wide = len(grid.components) if "pc" in rows.columns else 1
             size += wide * len(grid.heads) * sum(value + error * (name + ERROR in rows.columns) for name in there)
-    return kept_checkpoints(len(grid.names), size, room)
+    return kept_checkpoints(len(grid.names), size, ROOM if room is None else room)
 
 
 def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: StudyTables) -> None:

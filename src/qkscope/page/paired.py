@@ -40,7 +40,7 @@ def add_draws(pack: Pack, grid: Grid, tables: StudyTables) -> None:
 
 def add_changes(pack: Pack, grid: Grid, tables: StudyTables) -> list[list[int]]:
     """`<choice>.change.<statistic>_se`, pair of checkpoints x head; returns the pairs."""
-    pairs = _pairs(grid)
+    pairs = compared_pairs(grid)
     found = {
         choice: _changes(at, [(grid.names[a], grid.names[b]) for a, b in pairs])
         for choice, at in zip(("own", "common"), tables.choices(), strict=False)
@@ -63,7 +63,7 @@ def add_changes(pack: Pack, grid: Grid, tables: StudyTables) -> list[list[int]]:
     return [list(pair) for pair in pairs]
 
 
-def _pairs(grid: Grid) -> list[tuple[int, int]]:
+def compared_pairs(grid: Grid) -> list[tuple[int, int]]:
     """Each checkpoint and the next, and the first and the last; of a large study the latter only."""
     last = len(grid.names) - 1
     steps = list(itertools.pairwise(range(last + 1)))

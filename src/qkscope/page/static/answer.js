@@ -29,7 +29,7 @@ function example(app, { sort, layer, head, r_q: q, r_k: k, profile }) {
   const name = headName(layer, head);
   const open = () => app.store.set({ head: app.data.byName.get(name), checkpoint: app.data.checkpoints.length - 1 });
   const rows = profile.map((row) => row.map((value) => value ?? NaN));
-  const chart = rows.length ? svg(app, `Projections of queries and keys of ${name} by position`, [250, 120], (g) => drawProfile(g, rows, { labels: false })) : null;
+  const chart = rows.length ? svg(app, `Projections of queries and keys of ${name} by position`, [340, 140], (g) => drawProfile(g, rows, { labels: false })) : null;
   return element("figure", { class: "example" }, element("figcaption", {}, element("strong", {}, title), ` ${words} `, button(`${name}: r_q ${correlation(q)}, r_k ${correlation(k)}`, open, { class: "linklike" })), chart);
 }
 
@@ -37,9 +37,8 @@ function howToRead(app) {
   const { examples } = app.data.about.answer;
   const missing = Object.keys(SORTS).filter((sort) => !examples.some((each) => each.sort === sort)).map((sort) => SORTS[sort][0].toLowerCase());
   return element(
-    "section", { class: "how", "aria-labelledby": "h-how" },
-    element("h2", { id: "h-how" }, "How to read r_q and r_k"),
-    element("p", { class: "intro" }, "Project a head’s queries onto the one direction in which its queries and keys vary most (PC0). r_q is how closely that projection follows the token’s position: 0 not at all, 1 a straight line. r_k is the same for keys; below 0, keys move the opposite way. NoPE layers give queries and keys no position by rotation.", missing.length ? ` No head here is an example of “${missing.join("” or “")}”.` : ""),
+    "section", { class: `how how-${examples.length}`, "aria-labelledby": "h-how" },
+    element("div", {}, element("h2", { id: "h-how" }, "How to read r_q and r_k"), element("p", { class: "intro" }, "Project a head’s queries onto the one direction in which its queries and keys vary most (PC0). r_q is how closely that projection follows the token’s position: 0 not at all, 1 a straight line. r_k is the same for keys; below 0, keys move the opposite way. NoPE layers give queries and keys no position by rotation.", missing.length ? ` No head here is an example of “${missing.join("” or “")}”.` : "")),
     element("div", { class: "examples" }, ...examples.map((each) => example(app, each))),
   );
 }

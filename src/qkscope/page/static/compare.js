@@ -225,13 +225,15 @@ export function compareView(app) {
       });
       return { columns: ["measure", ...names, "difference", ...names.map((name) => `${name}_se`), "difference_se", "paired"], rows };
     },
-    note: () => errorWords(app),
-    label: () => `Portraits of ${store.state.compare.map((c) => data.checkpoints[c].label).join(" and ")}; the table below has the numbers.`,
+    label: () => `Portraits of ${store.state.compare.map((c) => data.checkpoints[c].label).join(" and ")}; the table “Measures” has the numbers.`,
   });
-  view.card.before(
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measures of what is compared" }, element("table", { class: "numbers compared" }, element("caption", { class: "hidden" }, "Measures of what is compared"), element("thead", {}, head), body)),
-  );
-  const update = () => fillTable(app, head, body);
+  const words = element("p", { class: "note" });
+  const table = element("table", { class: "numbers compared" }, element("caption", { class: "hidden" }, "Measures of what is compared"), element("thead", {}, head), body);
+  view.measures = element("div", { class: "view", id: "measures" }, element("h3", {}, "Measures"), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measures of what is compared" }, table), words);
+  const update = () => {
+    fillTable(app, head, body);
+    words.textContent = errorWords(app);
+  };
   store.subscribe((changed) => ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush"].some((key) => changed.has(key)) && update());
   update();
   return view;

@@ -117,7 +117,9 @@ function drawRamp(g, frame, stops, far) {
   const [left, top, wide] = [frame.left + 44, frame.bottom + 26, Math.min(140, (frame.right - frame.left) / 2)];
   for (let i = 0; i < 35; i += 1) g.pen.rect(left + (i * wide) / 35, top, wide / 35 + 0.5, 9, { fill: ramp(stops, i / 34) });
   g.pen.text(`−${significant(far, 2)}`, left - 5, top + 9, { size: 10.5, anchor: "end", fill: g.theme.muted });
-  g.pen.text(`+${significant(far, 2)} against the row’s mean`, left + wide + 5, top + 9, { size: 10.5, fill: g.theme.muted });
+  const most = `+${significant(far, 2)}`;
+  const words = [`${most} against the row’s mean`, `${most} against its row`, most].find((text) => left + wide + 5 + textWidth(text, 10.5) <= g.width);
+  g.pen.text(words ?? most, left + wide + 5, top + 9, { size: 10.5, fill: g.theme.muted });
 }
 
 // Mean score against distance: as RoPE makes it of the mean query and key at rest (line), and as measured (marks).

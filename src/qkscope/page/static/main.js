@@ -159,7 +159,7 @@ function sectionsOf(app, v) {
     section("training", data.oneRun ? "What changes over training?" : `How do the ${noun}s differ?`, null, v.signal.node, pair(v.rq, v.rk), v.flow ? pair(v.flow) : null, folded("More: categories, what mean r_k is made of, explained variance", pair(v.stack, v.concordance), pair(v.variance))),
     real.length ? section("real", "Is it real, or the window and RoPE?", null, ...real, folded("More: a measure that needs no component", pair(v.decode))) : null,
     matter.length ? section("matter", "Does it matter to the model?", null, ...matter) : null,
-    v.compare ? section("compare", data.oneRun ? `What differs between two ${noun}s?` : `The ${noun}s side by side`, null, v.compare.node, v.difference?.node) : null,
+    v.compare ? section("compare", data.oneRun ? `What differs between two ${noun}s?` : `The ${noun}s side by side`, null, v.compare.node, pair({ node: v.compare.measures }, v.difference)) : null,
     section("table", "What are the numbers?", null, tablePanel(app), ...lensParts(app), element("h3", { id: "cards" }, "Cards"), element("p", { class: "intro" }, "What each figure of the figures folder shows, computed from this study."), app.cards.index(), element("h3", { id: "provenance" }, "Where this comes from"), provenancePanel(app)),
   ].filter(Boolean);
 }
@@ -189,11 +189,24 @@ function tellProblems(app, problems) {
   if (problems.length) app.announce(`This link names what is not in this study: ${problems.join(", ")}`, true);
 }
 
+// Writes the state into the address. While the slider moves once it has stopped: browsers take long for it, and stop
+// listening to a page that does it hundreds of times.
+function addressWriter(app) {
+  let timer = null;
+  const write = () => writeHash(toHash(app.data, app.store.state));
+  return (sliding) => {
+    clearTimeout(timer);
+    if (sliding) timer = setTimeout(write, 150);
+    else write();
+  };
+}
+
 function connect(app) {
   const { store, data } = app;
+  const address = addressWriter(app);
   store.subscribe((changed) => {
     if (changed.has("theme")) applyTheme(app);
-    if (isLinked(changed) && !store.state.playing) writeHash(toHash(data, store.state));
+    if (isLinked(changed) && !store.state.playing) address(changed.size === 1 && changed.has("checkpoint"));
     if (changed.has("checkpoint") && !store.state.playing) app.announce(settled(app));
     if (changed.has("head") && store.state.head !== null) app.announce(`Head ${data.name(store.state.head)} chosen`);
   });

@@ -8,6 +8,7 @@ import { boxButton } from "./pointing.js";
 import { element } from "./dom.js";
 import { headLines } from "./explorer.js";
 import { headPaint } from "./colours.js";
+import { correlation } from "./format.js";
 import { significant } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
@@ -43,7 +44,7 @@ function draw(g) {
   drawCells(g, (h, place) => {
     const value = column.at(state, state.checkpoint, h);
     if (!Number.isFinite(value)) return { fill: null, text: "?" };
-    const number = significant(value, 2);
+    const number = app.statistics[column.name] ? correlation(value) : significant(value, 2);
     const negative = colours.diverging && value <= -0.005 * colours.high ? "−" : "";
     return { fill: colours.of(value), text: place.across > textWidth(number, 11) + 8 ? number : negative };
   });
@@ -78,7 +79,7 @@ export function headMap(app) {
   const { store, data } = app;
   app.statistics = {
     r_q: new StatisticColumn(data, "r_q", "How closely the projection of queries follows position, from −1 to 1."),
-    r_k: new StatisticColumn(data, "r_k", "The same for keys; below 0 they run against position."),
+    r_k: new StatisticColumn(data, "r_k", "How closely the projection of keys follows position, from −1 to 1; below 0 they run against it."),
   };
   const lines = (...about) => (columnOf(app) && !app.statistics[store.state.measure] ? [...columnLines([columnOf(app)])(...about), ...headLines(...about).slice(1, 4)] : headLines(...about));
   const picker = measurePicker(app);

@@ -64,7 +64,7 @@ function scoreSplit(app) {
   const columns = SHARES.map(([name]) => app.data.columns.get(name));
   if (columns.some((column) => !column)) return null;
   return new View(app, {
-    id: "score-split", title: "What decides a score", surface: "svg", card: "score_split", uses: USES, height: () => 360,
+    id: "score-split", title: "What decides a score", surface: "svg", card: "score_split", uses: USES, height: (width) => (width > 500 ? 440 : 340),
     about: "Of the variance of a query’s scores over the keys it sees: where the key is, what the key is, who asks. Means over heads.",
     draw: drawShares(columns),
     table: () => columnTable(app, columns),

@@ -76,7 +76,7 @@ function drawZone(g, frame, [name, q, k, edge]) {
     pen.text(name, frame.right + STRIP + 6, (top + bottom) / 2, { ...text, rotate: 90 });
   } else if (frame.bottom - frame.top > 330) {
     pen.rect(frame.left - STRIP, top, STRIP, bottom - top, { fill: colour });
-    pen.text(name, frame.left - 32, (top + bottom) / 2, { ...text, rotate: -90 });
+    pen.text(name, frame.left - 36, (top + bottom) / 2, { ...text, rotate: -90 });
   }
 }
 
@@ -106,7 +106,7 @@ export function drawFrame(g, frame) {
   pen.line([[frame.left, frame.top], [frame.left, frame.bottom], [frame.right, frame.bottom]], { stroke: theme.line });
   const words = "r_q: how closely queries follow position";
   pen.text(textWidth(words, 12) < frame.right - frame.left ? words : "r_q, queries", frame.right, frame.bottom + 32, { size: 12, fill: theme.ink, anchor: "end" });
-  pen.text("r_k, keys", frame.left - 32, frame.top, { size: 12, fill: theme.ink, anchor: "end", rotate: -90 });
+  pen.text("r_k, keys", frame.left - 36, frame.top, { size: 12, fill: theme.ink, anchor: "end", rotate: -90 });
 }
 
 // The part of a line that is inside the frame; null where none is.

@@ -72,6 +72,20 @@ export class Summaries {
     return this.kept.get(key);
   }
 
+  // Where the middle half of the heads begins and ends; null for fewer than four.
+  middleHalf(checkpoint, name, { choice, kind }) {
+    const summary = this.at(checkpoint, { choice, kind });
+    summary.halves ??= {};
+    if (summary.halves[name] === undefined) {
+      const mask = this.#only(this.selection.mask(checkpoint), checkpoint, kind);
+      const start = this.data.row(checkpoint, this.state.component);
+      const known = this.data.choices[choice][name].slice(start, start + this.data.nHeads).filter((value, h) => mask[h] && Number.isFinite(value)).sort();
+      const at = (share) => known[Math.min(known.length - 1, Math.round(share * (known.length - 1)))];
+      summary.halves[name] = known.length > 3 ? [at(0.25), at(0.75)] : null;
+    }
+    return summary.halves[name];
+  }
+
   #only(mask, checkpoint, kind) {
     if (kind === null) return mask;
     return mask.map((kept, h) => (kept && this.data.kind("layer_kind", checkpoint, h) === kind ? 1 : 0));

@@ -111,7 +111,7 @@ export function windowView(app) {
     id: "windows", title: "What the window alone does", surface: "svg", card: "window_dependence", options: [control.node],
     about: `Along a line the weights stay the same; only the number of leading tokens changes. Component 0, filled mark: the ${app.data.noun}’s own context.`,
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "windowMeasure", "theme"],
-    height: () => 340,
+    height: (width) => (width > 500 ? 400 : 340),
     draw,
     table,
     note: () => note(app),
