@@ -71,11 +71,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     }
     long = {
         "lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept),
-        "split": [
-            row
-            for choice, at in zip(("own", "common"), tables.choices(), strict=False)
-            for row in split_rows(at.head_tables, results.study.names, choice)
-        ],
+        "split": _split(tables),
     }
     add_mean_errors(pack, grid, registered(), tables)
     add_draws(pack, grid, tables)
@@ -86,6 +82,13 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     about["long"] = squeeze(long)
     data["arrays"], data["later"] = squeeze(pack.index), squeeze(later.index)
     return assemble(about, pack.text(), later.text())
+
+
+def _split(tables: StudyTables) -> list[dict[str, Any]]:
+    """What made each change, at each choice of windows."""
+    choices = zip(("own", "common"), tables.choices(), strict=False)
+    names = tables.results.study.names
+    return [row for choice, at in choices for row in split_rows(at.head_tables, names, choice)]
 
 
 def _study(results: Results, tables: StudyTables) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 // The first screen: the question, the verdict, how to read r_q and r_k with three heads of this study, three findings.
 
 import { SvgPen } from "./pen.js";
+import { partColours } from "./colours.js";
 import { axisOf, extent, significant } from "./numbers.js";
 import { button, element, svgElement } from "./dom.js";
 import { correlation, headName, percent } from "./format.js";
@@ -74,7 +75,7 @@ function drawParts(g, finding) {
   const frame = { left: 78, right: g.width - 44, top: 4 };
   const x = scale(ends[0] === ends[1] ? [0, 1] : ends, [frame.left, frame.right]);
   const down = (g.height - 8) / bars.length;
-  const { parts } = g.app.data.about.colours;
+  const parts = partColours(g);
   bars.forEach((bar, i) => {
     const top = frame.top + i * down;
     g.pen.text(bar.name, frame.left - 6, top + down / 2 + 4, { size: 11, anchor: "end", fill: g.theme.ink });

@@ -62,7 +62,8 @@ function drawMoves(g, frame) {
   });
   for (const [h, from, to] of all.slice(0, ARROWS).reverse()) {
     const [one, other] = [from, to].map(([q, k]) => [frame.x(q), frame.y(k)]);
-    drawArrow(g, one, other, { stroke: headPaint(data, store.state.choice, start + h, g.theme).fill, width: 1.6, alpha: 0.9 });
+    const stroke = g.theme.part ? g.theme.edge : headPaint(data, store.state.choice, start + h, g.theme).fill; // seen on dark paper, too
+    drawArrow(g, one, other, { stroke, width: 1.6, alpha: 0.9 });
   }
   const labelled = [];
   all.slice(0, ARROWS).forEach(([h, , [q, k]]) => {

@@ -1,6 +1,7 @@
 // Means by checkpoint: what mean r_k is made of, and explained variance; and what all curves share.
 
 import { View } from "./view.js";
+import { partColours } from "./colours.js";
 import { checkpointAxis, columnHits, currentColumn, drawErrors, layLabels, scale, valueAxis } from "./axis.js";
 import { correlation, percent } from "./format.js";
 import { estimate } from "./numbers.js";
@@ -88,7 +89,7 @@ function drawConcordance(g) {
   const { app } = g;
   const { data, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const [ink, amber] = data.about.colours.parts;
+  const [ink, amber] = partColours(g);
   const { frame, layout } = curveFrame(g, checkpoints, [
     { text: "mean r_k", colour: data.about.colours.red, mark: "square" },
     { text: "mean |r_k|", colour: g.theme.muted, mark: "triangle", dash: [4, 3] },

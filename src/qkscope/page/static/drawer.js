@@ -3,7 +3,7 @@
 
 import { drawWindows, shownWindows, stackedHeight } from "./both_windows.js";
 import { button, element, named, svgElement } from "./dom.js";
-import { headPaint } from "./colours.js";
+import { headPaint, partColours } from "./colours.js";
 import { copyText } from "./cards.js";
 import { correlation, shorten, whole } from "./format.js";
 import { LABEL, drawErrors, scale, valueAxis } from "./axis.js";
@@ -75,7 +75,7 @@ function drawComponents(g, head) {
       g.pen.mark(mark, middle + aside, y(value), 3.2, { fill: colour });
     }
     const tall = 22 * (source.explained_variance[at] || 0);
-    g.pen.rect(middle - Math.min(8, step * 0.35), g.height - 18 - tall, Math.min(16, step * 0.7), tall, { fill: data.about.colours.parts[0], alpha: 0.6 });
+    g.pen.rect(middle - Math.min(8, step * 0.35), g.height - 18 - tall, Math.min(16, step * 0.7), tall, { fill: partColours(g)[0], alpha: 0.6 });
     g.pen.text(`PC${pc}`, middle, g.height - 4, { size: 10, anchor: "middle", fill: g.theme.muted });
   });
   g.pen.text("EV", frame.left - 8, g.height - 20, { size: 10, anchor: "end", fill: g.theme.muted });

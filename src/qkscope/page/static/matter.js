@@ -7,7 +7,7 @@ import { curveFrame } from "./curves.js";
 import { drawPairs, drawPlasticity } from "./detail_charts.js";
 import { meanAndSpread } from "./stats.js";
 import { percent, plural } from "./format.js";
-import { readableOn } from "./colours.js";
+import { partColours, readableOn } from "./colours.js";
 import { scatterSpec } from "./lens_scatter.js";
 import { shareEstimate } from "./numbers.js";
 
@@ -31,7 +31,7 @@ function sharesAt(app, columns, checkpoint) {
 function drawShares(columns) {
   return (g) => {
     const { app } = g;
-    const { parts } = app.data.about.colours;
+    const parts = partColours(g);
     const checkpoints = app.selection.checkpoints();
     const key = SHARES.map(([, text], i) => ({ text, fill: parts[i], alpha: 0.85 }));
     const { frame, layout } = curveFrame(g, checkpoints, [...key, { text: "± 1 SE over documents", bar: true }]);
