@@ -389,7 +389,7 @@ def test_means_by_checkpoint_follow_the_filters(visit, report, tables, place):
             assert said[0] == "Two"
             # No replicates of means here: the error of a mean is at most the mean of its heads' errors.
             mean, error = said[1].split(" ± at most ")
-            assert number(mean, "mean tilt ") == pytest.approx(rows["tilt"].mean(), abs=6e-4)  # the decimals of its error
+            assert number(mean, "mean tilt ") == pytest.approx(rows["tilt"].mean(), abs=6e-4)
             assert number(error) == pytest.approx(rows["tilt_se"].mean(), rel=0.05)
             assert number(said[2], "SD over heads ") == pytest.approx(rows["tilt"].std(), rel=0.05)
             assert said[3] == f"undefined for 1 of {len(rows)} heads"
