@@ -136,7 +136,9 @@ def folder(tmp_path_factory):
         f"{name}_se": np.where(np.isfinite(values), 0.2 if name == "to_00" else 0.3, np.nan)
         for name, values in cells.items()
     }
-    maps = profile[["model", "layer", "head", "window", "bucket", "start", "end"]].assign(**cells, **errors)
+    maps = profile[["model", "layer", "head", "window", "bucket", "start", "end"]].assign(
+        to_first=np.nan, **cells, **errors
+    )
     maps.to_csv(place / "score_map.csv", index=False)
     return place
 

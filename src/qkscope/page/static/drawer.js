@@ -266,6 +266,9 @@ export function headDrawer(app) {
     }
     if (["head", "checkpoint", "component", "choice", "both", "layers", "hidden", "brush", "theme"].some((key) => changed.has(key))) draw();
   });
+  node.addEventListener("focusin", ({ relatedTarget: from }) => {
+    if (from && !node.contains(from)) opener = from; // a reader who goes into the drawer comes back from it to there
+  });
   node.addEventListener("keydown", (event) => {
     if (event.key === "Escape") store.set({ head: null });
   });
