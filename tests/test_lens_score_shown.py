@@ -13,12 +13,13 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.profile.card import wrong_shape
 from qkscope.lenses.profile.choice import profiles_of
 from qkscope.lenses.score.map_choice import maps_of
-from qkscope.lenses.score.phrases import lean, part_share, plus_minus
+from qkscope.lenses.score.phrases import lean
 from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_files
+from qkscope.words.phrases import plus_minus, share_plus_minus, signed, span
 from reports import card_text, drawing
 
 NAMES = ("score_split", "score_depth", "score_heads", "score_map", "profile")
@@ -72,19 +73,31 @@ def heights(axes, name):
 
 def test_a_lean_is_claimed_beyond_two_errors_only():
     assert lean(1.3, 0.1) == "late keys win by 1.30 ± 0.10 standard deviations of scores"
-    assert lean(-0.42, 0.2) == "early keys win by 0.42 ± 0.20 standard deviations of scores"
+    assert lean(-0.42, 0.2) == "early keys win by 0.4 ± 0.2 standard deviations of scores"
     assert lean(0.19, 0.1).startswith("neither late nor early keys win beyond two errors (0.19 ± 0.10")
     assert lean(-0.5, np.nan) == "early keys win by 0.50 standard deviations of scores (no error is known)"
     assert lean(np.nan, np.nan) == "it is undefined whether late or early keys win"
 
 
 def test_numbers_have_the_digits_that_their_errors_need():
-    assert plus_minus(0.7312, 0.0004) == "0.731 ± 0.000"
-    assert plus_minus(0.7312, 0.013) == "0.73 ± 0.01"
-    assert part_share(0.247, 0.03) == "25% ± 3%"
-    assert part_share(0.247, 0.002) == "24.7% ± 0.2%"
-    assert part_share(0.0031, 0.0002) == "0.31% ± 0.02%"
-    assert part_share(0.247, np.nan) == "25%"
+    assert plus_minus(0.7312, 0.0004) == "0.7312 ± 0.0004"
+    assert plus_minus(0.7312, 0.013) == "0.731 ± 0.013"
+    assert plus_minus(-0.7312, 0.02) == "−0.73 ± 0.02"
+    assert plus_minus(0.7312, 0.02, signed=True) == "+0.73 ± 0.02"
+    assert plus_minus(-0.0001, 0.02) == "0.00 ± 0.02"
+    assert plus_minus(713.2, 24.0) == "713 ± 24"
+    assert plus_minus(0.7312, np.nan) == "0.731"
+    assert share_plus_minus(0.247, 0.03) == "25 ± 3%"
+    assert share_plus_minus(0.247, 0.002) == "24.7 ± 0.2%"
+    assert share_plus_minus(0.0031, 0.0002) == "0.31 ± 0.02%"
+    assert share_plus_minus(0.247, np.nan) == "25%"
+
+
+def test_an_interval_shows_on_which_side_of_zero_its_ends_are():
+    assert span(-0.0247, 0.1415) == "−0.02 to +0.14"
+    assert span(0.0012, 0.1415) == "+0.001 to +0.142"
+    assert span(0.0, 0.1415) == "0.00 to +0.14"
+    assert signed(-0.001) == "0.00"
 
 
 def test_a_line_is_the_wrong_shape_where_there_is_much_position_and_it_is_bent():
@@ -189,7 +202,7 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
     text = card_text(tables, "score_split")
     takeaway = text.partition("## Key Takeaway")[2]
     row = tables.own.table("score_shares").query("model == 'step-2' and layer_kind == 'all'").iloc[0]
-    assert part_share(row["position_share"], row["position_share_se"]) in takeaway
+    assert share_plus_minus(row["position_share"], row["position_share_se"]) in takeaway
     assert lean(row["late_advantage"], row["late_advantage_se"]) in text
     assert "Position is a larger part in rotary than in NoPE layers." in text
     assert "Late keys win beyond two errors in 4 of 12 heads, early keys in 4." in text

@@ -162,6 +162,10 @@ class AtWindow:
             if found is not None:
                 yield summary_file(name, self.common), found
 
+    def headline(self, text: str) -> str:
+        """The title of a figure or card, which says so where it is about the common window."""
+        return f"{text} at a Common Window" if self.common else text
+
     def window_of(self, name: str) -> float:
         """The window over which an entry was measured; NaN where it is not recorded."""
         return self._windows.get(name, math.nan)

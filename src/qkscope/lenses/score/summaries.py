@@ -86,5 +86,4 @@ def _means(panel: HeadPanel, model: str, part: Part, names: Iterable[str]) -> di
 
 def shares_shown(at: AtWindow) -> tuple[str, ...]:
     """The shares that entries can be compared by: with one line over the window where their buckets differ."""
-    table = at.table(BY_KIND)
-    return LINE_SHARES if at.common and len(set(table["buckets"])) > 1 else SHARES
+    return LINE_SHARES if at.common and len(set(at.table(BY_KIND)["buckets"])) > 1 else SHARES
