@@ -51,7 +51,7 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
 def several_places(at: AtWindow) -> bool:
     """Whether the last entry has more than one bucket to draw: at a short common window it may have a single one."""
     rows = _of_model(at.table(PROFILE_FILE), at.names[-1])
-    return not at.common or bool(without_sink(rows.drop_duplicates("bucket"))["bucket"].nunique() > 1)
+    return not at.common or len(without_sink(rows.drop_duplicates("bucket"))) > 1
 
 
 def most_bent(heads: pd.DataFrame) -> pd.Series | None:

@@ -67,7 +67,7 @@ def several_rows(at: AtWindow) -> bool:
     """Whether the last entry's queries are told apart by position: at a short common window it may have one bucket."""
     rows = at.table(MAP_FILE)
     ends = rows[(rows["model"] == at.names[-1]) & (rows["end"] > 1)]["end"]
-    return not at.common or ends.nunique() > 1
+    return not at.common or len(set(ends)) > 1
 
 
 def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
