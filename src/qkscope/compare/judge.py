@@ -114,9 +114,7 @@ def compare_with_published(
         raise InputError(_nothing_published(names, reference, coverage))
     cells["tolerance"] = _tolerances(cells, kept, sample, reference, given, lenses)
     drawn = [_aggregates(_in_sample(draw, sample, reference), models, reference, sample, {}) for draw in draws]
-    cells["error"] = _errors(
-        cells, drawn, {name: LENS_MEANS[name].errors(rows, means) for name, rows in lenses.items()}
-    )
+    cells["error"] = _errors(cells, drawn, lenses, means)
     return PublishedComparison(
         cells=judge(cells),
         coverage=coverage,
@@ -187,7 +185,10 @@ def _aggregates(
 
 
 def _errors(
-    cells: pd.DataFrame, drawn: Sequence[pd.DataFrame], of_lenses: Mapping[str, Noise]
+    cells: pd.DataFrame,
+    drawn: Sequence[pd.DataFrame],
+    lenses: Mapping[str, pd.DataFrame],
+    means: pd.DataFrame | None,
 ) -> npt.NDArray[np.float64]:
     """How far the run's own numbers would move with other documents: the spread of draws, and for numbers of lenses
     what these say; NaN where neither is known."""
@@ -196,6 +197,7 @@ def _errors(
     if drawn:
         values = [cells[key].merge(part, on=key, how="left", validate="one_to_one")["value"] for part in drawn]
         found = np.stack([part.to_numpy(dtype=float) for part in values]).std(axis=0)
+    of_lenses = {name: LENS_MEANS[name].errors(rows, means) for name, rows in lenses.items()}
     for place, (what, model, cell) in enumerate(cells[key].itertuples(index=False)):
         if what in of_lenses:
             found[place] = of_lenses[what].get((model, cell), np.nan)
