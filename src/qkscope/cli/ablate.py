@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
+from qkscope.cli.options import add_engine_options, add_study
 from qkscope.text import counted
 
 if TYPE_CHECKING:
@@ -57,12 +57,11 @@ examples:
 DEPTHS = (0.1, 0.5, 0.9)  # early, in the middle, late
 
 
-def add_ablate(commands: Any, add_engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """The command and its options; `add_engine_options` adds those that say where it runs."""
+def add_ablate(commands: Any) -> None:
+    """The command and its options."""
     summary = "take position away from heads and measure what the model loses"
     parser = add_command(commands, "ablate", "qkscope.cli.ablate:ablate", summary, ABOUT, EXAMPLES)
-    parser.add_argument("study", metavar="STUDY", help="study file (.yaml)")
-    parser.add_argument("--out", metavar="DIR", help="the study's results folder (default: results/<study>)")
+    add_study(parser)
     parser.add_argument("--edit", action="append", metavar="EDIT", help="may be given again (default: kernel, zero)")
     parser.add_argument(
         "--heads", nargs="+", default=[], metavar="HEAD", help="L5H3, a category, or all (default: all)"
