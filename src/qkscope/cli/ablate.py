@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
-from qkscope.cli.options import add_engine_options, add_study
+from qkscope.cli.options import add_engine_options, add_study, add_trust
 from qkscope.text import counted
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def add_ablate(commands: Any) -> None:
     parser.add_argument("--attention", action="store_true", help="also measure where edited heads look")
     parser.add_argument("--replace", action="store_true", help="earlier ablations leave the tables (default: stay)")
     parser.add_argument("--estimate", action="store_true", help="say what it costs, and stop")
-    parser.add_argument("--trust-remote-code", action="store_true", help="let Python code that lies with a model run")
+    add_trust(parser)
     add_engine_options(parser)
 
 

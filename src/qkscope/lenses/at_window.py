@@ -111,6 +111,11 @@ class AtWindow:
             self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
         return self._panels[file]
 
+    def with_kind(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of any table of heads or layers with the kind of each layer."""
+        kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
+        return rows.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+
     def _averaged(self, file: str, heads: pd.DataFrame) -> dict[str, pd.Series[float]]:
         """What a table has for means only, of each head."""
         declared = [table for lens in self._lenses for table in lens.tables if table.file == file]

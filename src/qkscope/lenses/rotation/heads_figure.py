@@ -27,7 +27,7 @@ def draw_heads(at: AtWindow) -> Figure:
     which = "at Selected Checkpoints" if at.study.one_run else f"of Selected {at.study.noun.title()}s"
     figure = canvas(at, max(5.2, 2.3 * len(models) + 1.0), 5.6, f"Bias of Every Head {which}", models)
     panels = figure.subplots(2, len(models), squeeze=False, height_ratios=(1, 1.4))
-    heads = at.table(FILE).merge(_kinds(at), on=["model", "layer"], how="left")
+    heads = at.with_kind(at.table(FILE))
     looks = kind_looks(kinds_in_order(heads["layer_kind"]))
     relation = relations(at)
     for column, model in enumerate(models):
@@ -42,10 +42,6 @@ def draw_heads(at: AtWindow) -> Figure:
         handles = {handle.get_label(): handle for axes in panels[1] for handle in axes.collections if handle.get_gid()}
         style.header_legend(figure, list(handles.values()), 2)
     return style.finish(figure)
-
-
-def _kinds(at: AtWindow) -> pd.DataFrame:
-    return at.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
 
 
 def _histogram(axes: Axes, bias: pd.Series) -> None:
