@@ -1,6 +1,7 @@
 """Figures and cards of profiles and scores: what they draw and say against the tables, for every kind of study."""
 
 import json
+from copy import copy
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from qkscope.results.read import load_results
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_files
 from qkscope.words.phrases import plus_minus, share_plus_minus, signed, span
-from reports import card_text, drawing
+from reports import EVERY_FIGURE, card_text, drawing
 
 NAMES = ("score_split", "score_depth", "score_heads", "score_map", "profile")
 LOOKS = ("position", "query-position", "preference", "query")
@@ -193,6 +194,41 @@ def test_profiles_are_of_one_head_of_each_category_and_the_most_bent(tables):
     rows = tables.own.table("profile.csv")
     mine = rows[(rows["model"] == "step-2") & (rows["layer"] == heads[0].layer) & (rows["head"] == heads[0].head)]
     np.testing.assert_allclose(line.get_ydata(), mine["k_pc0"].iloc[1:])  # without position 0
+
+
+def test_single_heads_are_drawn_at_the_common_window_too(tables):
+    heads = tables.common.table(TABLE.file)
+    last = heads[(heads["model"] == "step-2") & (heads["rotary"] == "rotary")]
+    figure = drawing(tables, "score_heads", common=True)
+    order = last.sort_values(LINE_SHARES[0], ascending=False)  # entries have other buckets here
+    np.testing.assert_allclose(heights(figure.axes[0], "position"), order[LINE_SHARES[0]])
+    best = heads[heads["model"] == "step-2"].sort_values(LINE_SHARES[0]).iloc[-1]
+    first = maps_of(tables.common)[0]
+    assert (first.layer, first.head) == (best["layer"], best["head"])
+    assert f"{100 * best[LINE_SHARES[0]]:.0f}% position" in drawing(tables, "score_map", common=True).axes[0].get_title(
+        "left"
+    )
+    (mesh,) = [c for c in drawing(tables, "score_map", common=True).axes[0].collections if c.get_gid() == "scores"]
+    assert mesh.get_array().shape[0] == 5  # buckets of the longer context within the common window
+    assert drawing(tables, "profile", common=True) is not None
+    for name in ("score_heads", "score_map", "profile"):
+        assert "at a Common Window" in card_text(tables, name, common=True).splitlines()[0]
+    assert "of the common window step 2 has 4 buckets beside position 0" in card_text(tables, "profile", common=True)
+    assert "that no line explains is" not in card_text(
+        tables, "profile", common=True
+    )  # not compared over other buckets
+
+
+def test_a_window_of_one_bucket_has_no_profile_and_no_map(tables):
+    at = copy(tables.common)
+    at.head_tables = {
+        file: rows[rows["end"] <= 8] if file in ("profile.csv", "score_map.csv") else rows
+        for file, rows in tables.common.head_tables.items()
+    }
+    assert len(set(at.table("profile.csv").query("model == 'step-2'")["bucket"])) == 2  # position 0, and one
+    for name in ("profile", "score_map"):
+        assert EVERY_FIGURE[name].figure.exists(tables.common)
+        assert not EVERY_FIGURE[name].figure.exists(at)
 
 
 # --- cards ------------------------------------------------------------------------------------------

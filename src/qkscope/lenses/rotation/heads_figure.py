@@ -35,7 +35,7 @@ def draw_heads(at: AtWindow) -> Figure:
         _histogram(panels[0, column], of_model["bias_strength"] * THOUSAND)
         panels[0, column].set_title(style.plain(at.study.labels[model], 20), fontsize=9.5, loc="left")
         _scatter(panels[1, column], of_model, looks)
-        panels[1, column].set_title(_correlation(relation[model]), fontsize=7.5, loc="left", color=style.GREY)
+        panels[1, column].set_title(correlation_words(relation[model]), fontsize=7.5, loc="left", color=style.GREY)
     panels[0, 0].set_ylabel("heads")
     panels[1, 0].set_ylabel("bias per 1,000 tokens")
     if len(looks) > 1:
@@ -68,7 +68,7 @@ def _scatter(axes: Axes, heads: pd.DataFrame, looks: dict[str, KindLook]) -> Non
     axes.set_xlabel("separation along b", fontsize=7.5)
 
 
-def _correlation(row: Mapping[str, float]) -> str:
+def correlation_words(row: Mapping[str, float]) -> str:
     """`r = 0.48 (0.31 to 0.62)`."""
     if not math.isfinite(row["r"]):
         return "r undefined"
