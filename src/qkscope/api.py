@@ -158,7 +158,7 @@ def token_windows(
     if special_tokens not in ("default", "none", "bos"):
         raise InputError(f"special_tokens should be 'default', 'none' or 'bos', not {special_tokens!r}")
     if not callable(tokenizer):
-        raise InputError(f"{type(tokenizer).__name__} is no tokenizer; load one with AutoTokenizer.from_pretrained")
+        raise InputError(f"{type(tokenizer).__name__} is not a tokenizer; load one with AutoTokenizer.from_pretrained")
     if isinstance(texts, str | bytes):
         raise InputError("texts is a single text; put it in a list: [text]")
     if not isinstance(texts, Iterable):

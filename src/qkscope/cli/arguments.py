@@ -89,8 +89,8 @@ def _add_run(commands: Any) -> None:
         "run",
         "run",
         "capture every checkpoint of a study and write its tables",
-        "Run every checkpoint of a study over its documents, and write qk.csv, qk_common.csv, qk_windows.csv and\n"
-        "provenance.json. Run it again to continue after a stop or a kill: finished work is used again. Tables are\n"
+        "Run every checkpoint of a study over its documents, and write all tables (qk.csv and those of every lens) and\n"
+        "provenance.json. Run it again to continue after a stop or a kill: finished work is not done twice. Tables are\n"
         "byte-identical with any engine and any number of workers.",
         "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
         "  qkscope run study.yaml --workers 8                       # eight processes, one per GPU\n"
@@ -219,7 +219,7 @@ def _add_capture(commands: Any) -> None:
     )
     add_study(parser)
     parser.add_argument(
-        "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint (may be repeated)"
+        "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint; may be repeated"
     )
     add_capture_options(parser)
 
