@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 ABOUT = """\
 Take position away from heads and measure what the model loses.
 
-The model reads documents with and without an edit of a head's attention scores, and the loss of every token is compared:
-for each chosen head by itself, or for all of them together, against matched groups of other heads. What an edit takes
-away is measured on other documents. Needs the moments and tables of `qkscope run STUDY`.
+The model reads documents with and without an edit of a head's attention scores, and the loss of every token is
+compared: for each chosen head by itself, or for all of them together, against matched groups of other heads. What an
+edit takes away is measured on other documents. Needs the moments and tables of `qkscope run STUDY`.
 
 edits:
   kernel           the mean score at each distance, as RoPE makes it of the mean query and key

@@ -89,9 +89,9 @@ def _add_run(commands: Any) -> None:
         "run",
         "run",
         "capture every checkpoint of a study and write its tables",
-        "Run every checkpoint of a study over its documents, and write all tables (qk.csv and those of every lens) and\n"
-        "provenance.json. Run it again to continue after a stop or a kill: finished work is not done twice. Tables are\n"
-        "byte-identical with any engine and any number of workers.",
+        "Run every checkpoint of a study over its documents, and write all tables (qk.csv and those of every lens)\n"
+        "and provenance.json. Run it again to continue after a stop or a kill: finished work is not done twice.\n"
+        "Tables are byte-identical with any engine and any number of workers.",
         "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
         "  qkscope run study.yaml --workers 8                       # eight processes, one per GPU\n"
         "  qkscope run study.yaml --engine ray --ray-address auto   # on the Ray cluster that this machine is part of",
