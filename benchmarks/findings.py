@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
-from qkscope.lenses.tell import plus_minus
+from qkscope.words.phrases import plus_minus
 from qkscope.results.read import Entry, load_results
 from qkscope.words.phrases import listed
 

@@ -69,7 +69,7 @@ class EditSource:
         if whole.leave_out is None:
             raise InputError(
                 f"layer {layer}: an edit is taken from other documents than it is measured on, but these moments "
-                f"cannot leave out a document group: {whole.replication.reason}; capture more documents, or more `groups`"
+                f"cannot leave out a document group ({whole.replication.reason}); capture more documents or `groups`"
             )
         return whole.without(group) if group in whole.replication.groups else whole
 
