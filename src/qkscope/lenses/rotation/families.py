@@ -40,6 +40,6 @@ def within_models(at: AtWindow, members: list[Entry]) -> dict[str, float]:
         spread = heads[list(PAIR)].std()
         if len(heads) > 2 and (spread > 0).all():
             standard = (heads[list(PAIR)] - heads[list(PAIR)].mean()) / spread
-            parts.append(standard.assign(layer=[(number, layer) for layer in heads["layer"]]))
+            parts.append(standard.assign(layer=[f"{number} {layer}" for layer in heads["layer"]]))  # each model's own
     heads = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["layer", *PAIR], dtype=float)
     return correlation_over_layers(heads, *PAIR)
