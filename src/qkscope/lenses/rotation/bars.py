@@ -159,7 +159,7 @@ def _variance(axes: Axes, table: pd.DataFrame) -> None:
     spread = (table[f"plane_var_fraction_{quartile}"] for quartile in ("p25", "p75"))
     axes.vlines(places, *spread, color=style.INK, alpha=0.25, linewidth=_spread_width(table), gid="quartiles")
     axes.set_ylim(0.0, 1.0)
-    axes.set_title("Share of the variance (middle half of heads: a and b together)", fontsize=9.5, loc="left")
+    axes.set_title("Share of the variance", fontsize=9.5, loc="left")
     slices = ((style.AMBER, "a"), (style.PURPLE, "b"), (REST, "rest"))
     axes.legend(
         handles=[Patch(facecolor=colour, label=text) for colour, text in slices],
