@@ -6,6 +6,8 @@ draws serve all measures: the difference between two correlations has an error o
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -129,6 +131,6 @@ def independent_error(rho: float, n: int) -> float:
     return float(np.sqrt((1 + rho**2 / 2) / (n - 3)))
 
 
-def rank_correlation(row: pd.Series[float]) -> str:
-    """`+0.48 (+0.20 to +0.68)`: with its interval."""
+def rank_correlation(row: Any) -> str:
+    """A row of the table in words: `+0.48 (+0.20 to +0.68)`, with its interval."""
     return f"{signed(row['rho'])} ({span(row['low'], row['high'])})"

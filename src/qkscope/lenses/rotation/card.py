@@ -30,8 +30,8 @@ def drift_card(given: CardInput) -> Card:
             f"{rows(given)}: mean |r| with position along a, of queries (blue) and keys (red), with a dash at the "
             "correlation that each has along its own drift, and the share of the mean squared difference between a "
             "query and a key that lies along b. Below: what share of the variance of queries and keys together lies "
-            "along a, along b and elsewhere (the grey line there is of a and b together), and the slope of keys over that "
-            f"of queries along a (bars are geometric means, diamonds medians; medians have no error). {BARS}",
+            "along a, along b and elsewhere (the grey line there is of a and b together), and the slope of keys over "
+            f"that of queries along a (bars are geometric means, diamonds medians; medians have no error). {BARS}",
         ),
         paragraph(Strong("Drift."), " ", joined(_drift(given, panel, steps=True))),
         paragraph(Strong("Separation."), " ", tell(given, panel, "separation_strength", "Mean separation", percent)),
