@@ -13,7 +13,6 @@ from published_table import invented
 from qkscope.draw.palette import BLUE, RED
 from qkscope.lenses.at_window import build_tables
 from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, share_finding
-from qkscope.page.estimates import estimate
 from qkscope.page.examples import examples
 from qkscope.page.palette import CATEGORY_COLOURS, DIVERGING, LEAST, SERIES
 from qkscope.page.split_finding import rope_finding
@@ -72,15 +71,6 @@ def test_a_claim_needs_more_than_two_errors(tmp_path):
     assert [finding["badges"][0]["kind"] for finding in told["findings"]] == ["within"] * 3
     assert "no change in how closely queries follow position exceeds its error" in told["verdict"]
     assert "come to follow position:" not in told["findings"][0]["text"]
-
-
-def test_a_number_and_its_error_have_the_same_decimals_and_one_minus_sign():
-    assert estimate(0.6612, 0.0041, sign=True) == "+0.661 ± 0.004"
-    assert estimate(-0.6612, 0.04, sign=True) == "−0.66 ± 0.04"
-    assert estimate(-0.001, 0.2, sign=True) == "0.00 ± 0.20"  # what rounds to 0 has no sign
-    assert estimate(10.4, 0.6, least=0) == "10.4 ± 0.6"
-    assert estimate(10.4, 2.6, least=0) == "10 ± 3"
-    assert estimate(0.5, math.nan) == "0.50"
 
 
 def test_one_checkpoint_has_levels_and_no_changes(tmp_path):

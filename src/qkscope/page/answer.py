@@ -16,11 +16,10 @@ from typing import Any, Literal
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.layer_kinds.table import kinds_in_order
-from qkscope.page.estimates import estimate
 from qkscope.page.split_finding import rope_finding
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.text import counted
-from qkscope.words.phrases import number, percent, shown, tokens
+from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shown, tokens
 
 Judgement = Literal["survives", "reverses", "vanishes", "hidden", "within", "alone", "unknown"]
 BADGES: dict[Judgement, str] = {
@@ -166,9 +165,8 @@ def _move(finding: Finding, change: Change) -> str:
     """`0.09 → 0.75 (+0.66 ± 0.01)`."""
     one, other = finding.quantity.said(change.before, change.after)
     scale, unit = (100.0, " points") if finding.quantity.share else (1.0, "")
-    least = 0 if finding.quantity.share else 2
     known = "" if math.isfinite(change.error) else ", error not known"
-    difference = estimate(scale * change.difference, scale * change.error, least=least, sign=True)
+    difference = plus_minus(scale * change.difference, scale * change.error, signed=True)
     return f"{one} → {other} ({difference}{unit}{known})"
 
 
@@ -199,8 +197,7 @@ def _level_text(at: AtWindow, finding: Finding) -> str:
     mean = at.panel.mean(finding.quantity.name, finding.after, finding.quantity.part)
     error = at.panel.error(finding.quantity.name, finding.after, finding.quantity.part)
     known = "" if math.isfinite(error) else ", error not known"
-    scale, unit, least = (100.0, "%", 0) if finding.quantity.share else (1.0, "", 2)
-    said = f"{estimate(scale * mean, scale * error, least=least)}{unit}"
+    said = share_plus_minus(mean, error) if finding.quantity.share else plus_minus(mean, error)
     what = finding.quantity.what[0].upper() + finding.quantity.what[1:]
     return f"{what} is {said}{known}. {_others_text(at, finding)}".strip()
 
@@ -218,7 +215,7 @@ def _others_text(at: AtWindow, finding: Finding) -> str:
         part = Part(layer_kind=kind)
         mean, error = (f(finding.quantity.name, finding.after, part) for f in (at.panel.mean, at.panel.error))
         near = abs(mean) + (2 * error if math.isfinite(error) else 0) < LOW
-        level = f"are near 0 ({estimate(mean, error)})" if near else f"have {estimate(mean, error)}"
+        level = f"are near 0 ({plus_minus(mean, error)})" if near else f"have {plus_minus(mean, error)}"
         said.append(f"The {counted(len(heads), 'head')} of {kind} layers {level}.")
     return " ".join(said)
 

@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from qkscope.lenses.at_window import StudyTables
-from qkscope.page.estimates import estimate
 from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS
-from qkscope.words.phrases import number
+from qkscope.words.phrases import number, plus_minus
 
 FILE = "rope_split.csv"
 PARTS = {"window": "the window", "base": "the RoPE base", "weights": "the weights", "unexplained": "unexplained"}
@@ -33,9 +32,11 @@ def _described(row: pd.Series, of: str) -> dict[str, Any]:
     change, change_error = float(row["change"]), float(row["change_se"])
     rest, rest_error = parts["unexplained"]
     beyond = _beyond(rest, rest_error)
-    said = ", ".join(f"{words} {estimate(*parts[name], sign=True)}" for name, words in PARTS.items())
+    said = ", ".join(f"{words} {plus_minus(*parts[name], signed=True)}" for name, words in PARTS.items())
     heads = "of rotary heads " if of == "rotary" else ""
-    measured, predicted = (estimate(*each, sign=True) for each in ((change, change_error), (change - rest, math.nan)))
+    measured, predicted = (
+        plus_minus(*each, signed=True) for each in ((change, change_error), (change - rest, math.nan))
+    )
     text = (
         f"From first to last mean r_q {heads}changes by {measured}. RoPE turning the mean query and key predicts "
         f"{predicted}. By cause: {said}."

@@ -46,7 +46,7 @@ export function estimate(value, error, digits = 4, options = {}) {
 // A share in percent, and its error with as many digits.
 export function shareEstimate(share, error, { digits = 1, atMost = false } = {}) {
   const text = percent(share, digits);
-  return Number.isFinite(share + error) ? `${text} ± ${atMost ? "at most " : ""}${percent(error, digits)}` : text;
+  return Number.isFinite(share + error) ? `${text.slice(0, -1)} ± ${atMost ? "at most " : ""}${percent(error, digits)}` : text;
 }
 
 // The lowest and the highest defined value; null where there is none.
