@@ -10,6 +10,9 @@ return qkscope.state().checkpoint;"""
 DRAWN = """const c = document.querySelector("#view-portrait canvas"); if (!c || !c.width) return false;
 return c.getContext("2d").getImageData(0, 0, c.width, c.height).data.some((value) => value > 0);"""
 
+CHARTS = """return [...document.querySelectorAll("main figure.view")]
+.filter((view) => view.offsetParent && view.querySelector("svg.surface")).map((view) => view.id);"""
+
 
 @pytest.mark.browser
 @pytest.mark.slow
@@ -33,13 +36,9 @@ def test_the_page_works_in_firefox(grown_page, tmp_path):
                     "f.dispatchEvent(new Event('input', {bubbles: true}))")  # fmt: skip
         browser.until("return document.querySelectorAll('#head [data-chart=map] svg rect').length > 10")
         assert browser.run("return document.querySelector('#head h3').textContent").startswith("Head L1H1 at ")
-        height = browser.run("return document.body.scrollHeight")
-        for place in range(0, height, 800):  # every chart draws itself when it is seen
-            browser.run("scrollTo(0, arguments[0])", place)
-            browser.run("return document.body.scrollHeight")
-        empty = (
-            "return [...document.querySelectorAll('main figure.view')].filter((v) => v.offsetParent &&"
-            " v.querySelector('svg.surface') && v.querySelector('svg.surface').childElementCount < 4).map((v) => v.id)"
-        )
-        browser.until(f"return (() => {{ {empty} }})().length === 0 || null")
+        views = browser.run(CHARTS)
+        assert len(views) > 8
+        for view in views:  # every chart draws itself when it is seen
+            browser.run(f"document.getElementById('{view}').scrollIntoView({{block: 'center'}})")
+            browser.until(f"return document.querySelector('#{view} svg.surface').childElementCount > 3")
         assert browser.run("return problems") == []

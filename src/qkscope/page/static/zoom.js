@@ -19,7 +19,7 @@ function around(app, { q, k }, share) {
     const low = Math.min(Math.max(from, centre - span(name) / 2), to - span(name));
     return [low, low + span(name)];
   };
-  return share >= 1 ? null : { r_q: fitted("r_q", q), r_k: fitted("r_k", k) };
+  return share > 0.999 ? null : { r_q: fitted("r_q", q), r_k: fitted("r_k", k) };
 }
 
 function shareOf(app) {
