@@ -100,11 +100,12 @@ def test_the_portrait_can_be_looked_at_closely(visit, grown_page):
         ]  # fmt: skip
         page.locator("#view-portrait .note", has_text=f"Zoomed: {len(inside)} of 64 heads in sight").wait_for()
         assert 0 < len(inside) < 64
-        for _ in range(70):  # arrows reach heads that are out of sight, and the part that is seen follows
+        for _ in range(64):  # arrows reach heads that are out of sight, and the part that is seen follows
             page.keyboard.press("ArrowLeft")
-            page.keyboard.press("ArrowDown")
             now, marked = state(page)["zoom"], page.evaluate("qkscope.dots()[qkscope.state().hover]")
+            assert now["r_q"][0] <= marked["r_q"] <= now["r_q"][1]
             assert now["r_k"][0] <= marked["r_k"] <= now["r_k"][1]
+        assert marked["r_q"] == min(q for q, _, _ in dots(page).values())
         assert now != zoom
         address = page.url.split("#")[1]
         page.keyboard.press("0")
