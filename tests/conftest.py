@@ -230,13 +230,16 @@ def published_page(published_folder):
 
 @pytest.fixture(scope="session")
 def grown_page():
-    """A made-up study as large as the demo's, ten checkpoints of 64 heads with every lens, and its page."""
+    """A made-up study as large as the demo's, ten checkpoints of 64 heads, every lens, and its page without cards."""
 
     def make(folder: Path) -> None:
         from page_study import grow, source
-        from qkscope.report.write import write_report
+        from qkscope.lenses.at_window import build_tables
+        from qkscope.page.write import write_page
+        from qkscope.results.read import load_results
 
-        write_report(grow(source(folder / "source"), folder / "grown"), figures=False)
+        results = load_results(grow(source(folder / "source"), folder / "grown"))
+        write_page(build_tables(results), ["made up"], [])
 
     return shared.once("grown_page", make) / "grown"
 
