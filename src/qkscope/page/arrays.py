@@ -136,8 +136,8 @@ def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[st
     first = with_layer_kind(table[table["pc"] == 0])
     flat = Grid(grid.names, (0,), grid.heads)
     for name in HEAD_NUMBERS:
-        values = flat.spread(first, column(first, name), np.nan)[:, 0]
-        pack.add(f"head.{name}", values, exact_precision(values))
+        numbers = flat.spread(first, column(first, name), np.nan)[:, 0]
+        pack.add(f"head.{name}", numbers, exact_precision(numbers))
     cells = page_depth(first).cells(first).astype(np.uint8)
     pack.add("head.depth_cell", flat.spread(first, cells, ABSENT)[:, 0], "uint8")
     texts: dict[str, list[str]] = {}
