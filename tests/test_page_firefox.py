@@ -11,7 +11,7 @@ DRAWN = """const c = document.querySelector("#view-portrait canvas"); if (!c || 
 return c.getContext("2d").getImageData(0, 0, c.width, c.height).data.some((value) => value > 0);"""
 
 CHARTS = """return [...document.querySelectorAll("main figure.view")]
-.filter((view) => view.offsetParent && view.querySelector("svg.surface")).map((view) => view.id);"""
+.filter((view) => !view.closest("details:not([open])") && view.querySelector("svg.surface")).map((view) => view.id);"""
 
 
 @pytest.mark.browser
