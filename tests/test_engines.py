@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -349,12 +350,52 @@ def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, clus
     assert any("its worker or node died" in note for note in told.notes)
 
 
+def run_on_ray(study, out, told=None, address=None):
+    options = CaptureOptions(engine="ray", placement=Placement(address=address))
+    return run_study(study, out, told or Events(), options=options)
+
+
 @pytest.mark.ray
 def test_no_cluster_answers(study, tmp_path):
-    with pytest.raises(InputError, match=r"Ray address 127\.0\.0\.1:1: no Ray cluster answers there"):
-        run_study(
-            study(), tmp_path / "out", options=CaptureOptions(engine="ray", placement=Placement(address="127.0.0.1:1"))
-        )
+    with pytest.raises(InputError, match=r"Ray address 127\.0\.0\.1:1: no Ray cluster answers there.*Leave it out"):
+        run_on_ray(study(), tmp_path / "out", address="127.0.0.1:1")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_no_cluster_answers_where_the_environment_says(study, tmp_path, monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InputError, match=r"RAY_ADDRESS 127\.0\.0\.1:1: no Ray cluster answers there.*Unset it"):
+        run_on_ray(study(), tmp_path / "out", address=address)
+
+
+@pytest.fixture
+def left_behind(monkeypatch):
+    """What a cluster that was killed leaves: a file with its address, where nobody answers any more."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as place:  # short: Ray's sockets are in it
+        monkeypatch.setenv("RAY_TMPDIR", place)
+        Path(place, "ray").mkdir()
+        Path(place, "ray/ray_current_cluster").write_text("127.0.0.1:1")
+        yield
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_without_an_address_a_ray_is_started_whatever_a_killed_one_left_behind(study, tmp_path, expected, left_behind):
+    told = Told()
+    out = run_on_ray(study(), tmp_path / "out", told)
+    assert (out / "qk.csv").read_bytes() == expected
+    assert any(note.startswith("starting a Ray on this machine for this run alone") for note in told.notes)
+
+
+@pytest.mark.ray
+def test_a_killed_cluster_that_is_asked_for_is_an_error(study, tmp_path, left_behind, monkeypatch):
+    from ray._private import services
+
+    monkeypatch.setattr(services, "find_gcs_addresses", set)  # other tests may run a cluster beside this one
+    with pytest.raises(InputError, match=r"Ray address auto: no Ray cluster answers there \(.*refused"):
+        run_on_ray(study(), tmp_path / "out", address="auto")
 
 
 @pytest.mark.slow
