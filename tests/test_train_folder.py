@@ -10,11 +10,14 @@ import pytest
 import qkscope
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning, StorageError
+from qkscope.lenses.at_window import build_tables
 from qkscope.moments.file import as_stored
 from qkscope.results.read import load_results
 from qkscope.train import Probe, TrainingFolder
 from qkscope.train.folder import FolderSettings
 from qkscope.train.scalars import scalars_of
+from reports import drawing
+from test_page_data import embedded
 
 DOCUMENTS = tokens(8, 64, seed=3).tolist()
 
@@ -86,6 +89,26 @@ def test_the_folder_is_a_results_folder_with_a_page(grown):
     assert results.study.same_documents
     assert "step-100" in (grown / "report.html").read_text(encoding="utf-8")
     assert (grown / "tables/trajectory.csv").is_file()
+
+
+def test_figures_and_page_have_an_axis_of_steps(grown):
+    """Step 20 stands at a fifth of the way from 0 to 100, not in the middle."""
+    results = load_results(grown)
+    (axes, *_) = (each for each in drawing(build_tables(results), "position_signal").axes if each.get_xlabel())
+    assert axes.get_xlabel() == "training step"
+    first, second, last = axes.transData.transform([(entry, 0.0) for entry in range(3)])[:, 0]
+    assert (second - first) / (last - first) == pytest.approx(0.2)
+    about, _ = embedded((grown / "report.html").read_text(encoding="utf-8"))
+    assert about["study"]["axis"] == {"by": "step", "scale": "linear"}
+    assert [each["step"] for each in about["study"]["checkpoints"]] == [0, 20, 100]
+
+
+def test_training_tokens_are_recorded_where_they_are_known(copy):
+    probe(copy, 120)(120, tokens=4096)
+    told = json.loads((copy / "provenance.json").read_text())["checkpoints"]
+    assert [each.get("trained_tokens") for each in told] == [None, None, None, 4096]
+    with pytest.raises(InputError, match="tokens should be a whole number"):
+        probe(copy, 140)(140, tokens=-1)
 
 
 def test_a_step_that_is_there_stays_and_tells_its_scalars_again(copy):

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.train import HeadsCallback
+from test_train_cost import HandClock
 from warm import Warm
 
 HERE = Path(__file__).parent
@@ -154,6 +155,43 @@ def test_a_trainer_that_clears_its_metrics_at_each_log_keeps_them(tmp_path):
     follow(trainer, every=2)
     trainer.train()
     assert [each["gathered"] for each in trainer.state.log_history if "loss" in each] == [3, 3]
+
+
+def test_training_tokens_are_recorded_where_the_trainer_counts_them(tmp_path):
+    trainer = build(tmp_path, max_steps=3, include_num_input_tokens_seen=True)
+    follow(trainer, every=3)
+    trainer.train()
+    told = json.loads((tmp_path / "qkscope/provenance.json").read_text())["checkpoints"]
+    assert [(each["step"], each["trained_tokens"]) for each in told] == [(0, 0), (3, 3 * 2 * 24)]
+
+
+def test_a_budget_is_kept_and_the_share_of_time_is_logged(tmp_path):
+    """By a clock on which a step takes 16 seconds, and each pass of a measurement a quarter of a second."""
+    clock, passes = HandClock(), []
+
+    class Step(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            clock.now += 16
+
+    def measured(module, _):
+        if not module.training:
+            clock.now += 0.25
+            passes.append(clock.now)
+
+    trainer = build(tmp_path, max_steps=24)
+    trainer.model.model.register_forward_pre_hook(measured)
+    trainer.add_callback(Step())
+    follow(trainer, every=1, at_most=1 / 64, clock=clock)
+    trainer.train()
+    lines = [each for each in trainer.state.log_history if KEY in each]
+    count = len(passes) // len(lines)  # of a measurement
+    # k measurements take count * k / 4 seconds, and a 64th of n steps is n / 4 of them. The first is made in any case.
+    assert steps_logged(trainer) == [0, *range(2 * count, 25, count)]
+    assert len(lines) >= 3
+    assert [each["eval_qkscope/seconds"] for each in lines] == [count / 4] * len(lines)
+    shares = [each["eval_qkscope/cost_share"] for each in lines[1:]]
+    assert shares == [count * k / 4 / (16 * each["step"]) for k, each in enumerate(lines[1:], start=2)]
+    assert max(shares) <= 1 / 64
 
 
 def test_without_documents_the_eval_set_gives_them(tmp_path):

@@ -36,13 +36,19 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> tuple[str | None, str | None]:
-    """The model that an adapter names as its base, and its revision; refuses what cannot be merged."""
-    stated = _stated(folder)
+    """The model that an adapter in a folder names as its base, and its revision; refuses what cannot be merged."""
+    named = named_base(folder)
     if not (folder / WEIGHTS).is_file():
         pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(PICKLES))
         also = f" (only {pickles[0]}, a pickle, which can run code when read)" if pickles else ""
         raise ModelError(f"{folder} has an {ADAPTER} but no {WEIGHTS}{also}; save the adapter again, as safetensors")
     require_safetensors(folder / WEIGHTS)
+    return named
+
+
+def named_base(folder: Path) -> tuple[str | None, str | None]:
+    """The same from the adapter's config alone, which is small: its matrices need not be there."""
+    stated = _stated(folder)
     base, revision = stated.get("base_model_name_or_path"), stated.get("revision")
     return (
         base if isinstance(base, str) and base.strip() else None,
@@ -83,9 +89,9 @@ def require_peft() -> Any:
     return peft
 
 
-def adapter_files(folder: str | None) -> list[Path]:
-    """The files that decide what an adapter is; none where there is no adapter."""
-    return [] if folder is None else [Path(folder) / ADAPTER, Path(folder) / WEIGHTS]
+def adapter_files(folder: str) -> list[Path]:
+    """The files that decide what an adapter is."""
+    return [Path(folder) / ADAPTER, Path(folder) / WEIGHTS]
 
 
 def merged(model: Any, folder: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from qkscope.capture.adapter import merged
 from qkscope.capture.gguf import parsed_once
-from qkscope.capture.hub import explain, pinned
+from qkscope.capture.hub import adapter_folder, explain, pinned
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, require_safe_index
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
@@ -102,7 +102,7 @@ def load_backbone(
     except Exception as error:
         raise explain(source, error) from error
     if source.adapter:
-        model = merged(model, Path(source.adapter))
+        model = merged(model, adapter_folder(source))
         model = model if head else model.base_model
     return model.eval()
 

@@ -34,6 +34,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: An
         "revision": checkpoint.revision,
         "commit": plan.commit,
         "base_model": plan.source.location if plan.source.adapter else None,
+        "adapter_commit": plan.source.adapter_revision,
         "weights": weights_fingerprint(plan.source),
         "trust_remote_code": plan.trust_remote_code,
         "config_overrides": checkpoint.config or {},

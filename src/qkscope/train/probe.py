@@ -153,9 +153,14 @@ class Probe:
         """Seconds spent on measuring, tables and page, over those that the training had for itself."""
         return self._cost.share
 
-    def __call__(self, step: int) -> dict[str, float]:
-        """Measure now; the step's scalars on rank 0, empty elsewhere and where nothing was measured."""
+    def __call__(self, step: int, tokens: int | None = None) -> dict[str, float]:
+        """Measure now; the step's scalars on rank 0, empty elsewhere and where nothing was measured.
+
+        `tokens` are those that the model was trained on so far, for the record.
+        """
         self.last_step = step = whole_argument("step", step, 0)
+        if tokens is not None:
+            whole_argument("tokens", tokens, 0)
         decision = self._ranks.decided(lambda: self._decide(step))
         if decision in ("wait", "known"):
             return self._known(step) if decision == "known" else {}
@@ -168,7 +173,7 @@ class Probe:
             if decision == "compare":
                 self._compare(step, self.folder.apart(step, moments))
                 return self._known(step)
-            found = self.folder.add(step, moments)
+            found = self.folder.add(step, moments, tokens)
         self._refresh()
         return {**found, **self._costs()}
 
