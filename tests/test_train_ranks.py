@@ -91,3 +91,18 @@ def test_a_trainer_on_two_ranks_measures_on_both_and_logs_on_the_first(ranks):
     assert first["wrapped"] == second["wrapped"] == "DistributedDataParallel"
     assert (first["steps"], second["steps"]) == ([0, 2, 4], [])
     assert first["same"] and second["same"]
+
+
+def test_a_trainer_that_shards_with_fsdp2_is_measured_and_trains_on_as_it_would_have(ranks):
+    from test_train_trainer import DOCUMENTS as THEIRS
+    from test_train_trainer import llama
+
+    first, second = (found["sharding trainer"] for found in ranks)
+    assert first["sharded"] == ["FSDPEmbedding", "FSDPLinear", "FSDPLlamaDecoderLayer", "FSDPLlamaForCausalLM",
+                                "FSDPLlamaRMSNorm"]  # fmt: skip
+    assert (first["steps"], second["steps"]) == ([0, 2, 4], [])
+    assert first["same"] and second["same"]
+    assert first["equal"] and second["equal"]
+    table = pd.read_csv(Path(first["out"]) / "qk.csv")
+    alone = qkscope.analyze(qkscope.capture_moments(llama(), THEIRS))
+    np.testing.assert_allclose(table[table["model"] == "step-0"]["r_q"], alone["r_q"], rtol=0, atol=1e-5)

@@ -113,12 +113,48 @@ def with_trainer(folder):
     return {"steps": steps_logged(trainer), "same": logged(trainer) == logged(plain), "wrapped": wrapped}
 
 
+def with_sharding_trainer(folder):
+    """The same with `fsdp=True`, which is FSDP2: accelerate shards layers, embedding, and norm with head.
+
+    It does so for GPUs alone, so it is told that these processes have some; the rest is as it is everywhere.
+    """
+    from accelerate.state import DistributedType, PartialState
+    from transformers import Trainer
+
+    from test_train_trainer import arguments, follow, llama, logged, rows, steps_logged
+
+    def sharding(name):
+        settings = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+        given = arguments(folder / name, max_steps=4, ddp_backend="gloo", fsdp=True, fsdp_config=settings)
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return Trainer(llama(), given, train_dataset=rows())
+
+    def weights(trainer):
+        return [each.full_tensor() for each in trainer.model.parameters()]
+
+    plain = sharding("sharding-plain")
+    plain.train()
+    trainer = sharding("sharding")
+    follow(trainer, every=2)
+    trainer.train()
+    return {
+        "steps": steps_logged(trainer),
+        "same": logged(trainer) == logged(plain),
+        "equal": all(torch.equal(*pair) for pair in zip(weights(plain), weights(trainer), strict=True)),
+        "sharded": sorted(
+            {type(each).__name__ for each in trainer.model.modules() if type(each).__name__[:4] == "FSDP"}
+        ),
+        "out": str(folder / "sharding/qkscope"),
+    }
+
+
 def main():
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     found = {name: outcome(name, build, folder) for name, build in WAYS.items()}
     found |= {"different documents": failing(folder), "broken on one": broken(folder), "taken": taken(folder)}
     found["trainer"] = with_trainer(folder)
+    found["sharding trainer"] = with_sharding_trainer(folder)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import (
+    call_backbone,
     evaluation,
     forward_signature,
     input_device,
@@ -168,7 +169,7 @@ def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: 
     shifted: dict[int, AttentionCall] = {}
     positions = torch.arange(SHIFT, SHIFT + tokens.shape[1], device=tokens.device)[None]
     with Tap(backbone, lambda call: shifted.__setitem__(call.layer, call)):
-        backbone(input_ids=tokens, position_ids=positions)
+        call_backbone(backbone, input_ids=tokens, position_ids=positions)
     return {layer: _changed_by_shift(call, shifted[layer]) for layer, call in calls.items() if layer in shifted}
 
 
