@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.capture.weights import ADAPTER, PICKLES, require_safetensors
-from qkscope.errors import ModelError
+from qkscope.errors import ModelError, first_line
 from qkscope.foreign import Unreadable, parse_json, read_bytes
 
 WEIGHTS = "adapter_model.safetensors"
@@ -108,8 +108,7 @@ def merged(model: Any, folder: Path) -> Any:
     except ModelError:
         raise
     except Exception as error:  # of peft: other shapes, other layers, NaN
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ModelError(f"{folder}: the adapter does not fit its base model ({told})") from error
+        raise ModelError(f"{folder}: the adapter does not fit its base model ({first_line(error)})") from error
     return model
 
 

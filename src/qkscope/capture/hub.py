@@ -13,7 +13,7 @@ from typing import Any
 from qkscope.capture.adapter import WEIGHTS, named_base, require_peft
 from qkscope.capture.source import HUB_ID, ModelSource, no_adapter
 from qkscope.capture.weights import ADAPTER, require_safetensors
-from qkscope.errors import ModelError
+from qkscope.errors import ModelError, first_line
 
 
 def pinned(source: ModelSource, filename: str) -> ModelSource:
@@ -62,8 +62,7 @@ def _require_answer(source: ModelSource, filename: str) -> None:
     except HfHubHTTPError:
         return  # an answer, whatever it is
     except Exception as error:  # of the library that asks: no address, no route, nobody there, no answer in time
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{source} could not be had: {_unreachable(source)} ({reason[0][:200]})") from error
+        raise ModelError(f"{source} could not be had: {_unreachable(source)} ({first_line(error)})") from error
 
 
 def _unreachable(source: ModelSource) -> str:
@@ -156,8 +155,7 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
 
     if isinstance(error, ModelError):
         return error  # it was explained where it happened
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else type(error).__name__
+    text, first = str(error).strip(), first_line(error)
     if not source.trust_remote_code and ("trust_remote_code" in text or "custom code" in text):
         return needs_code(source)
     if "safetensors" in text and ("pytorch_model" in text or "use_safetensors" in text or "pickle" in text):

@@ -29,7 +29,7 @@ from qkscope.capture.finite import require_finite_weights
 from qkscope.capture.replay import ReplayTap, half_turn
 from qkscope.capture.rotation import Rotations, measure_rotations, probed_positions
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError, QkscopeError
+from qkscope.errors import CaptureError, QkscopeError, first_line
 from qkscope.layers import AttentionKind, LayerFacts
 
 PROBE_TOKENS = 16  # enough for every head to have something to attend to; short enough to cost nothing
@@ -89,8 +89,9 @@ def _rotations(backbone: nn.Module, config: Any, context: int | None) -> Rotatio
     try:
         return measure_rotations(backbone, _random_tokens(backbone, config, len(positions)), positions)
     except Exception as error:
-        told = (str(error).strip().splitlines() or ["no message"])[0][:200]
-        return Rotations({}, {}, f"the model does not run at positions of its own ({type(error).__name__}: {told})")
+        return Rotations(
+            {}, {}, f"the model does not run at positions of its own ({type(error).__name__}: {first_line(error)})"
+        )
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def _failures_explained() -> Iterator[None]:
     except QkscopeError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
+        what = f"{type(error).__name__}: {first_line(error)}"
         raise CaptureError(f"the model fails on {PROBE_TOKENS} tokens ({what})") from error
 
 

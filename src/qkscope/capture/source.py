@@ -104,18 +104,17 @@ def find_source(
     if is_file:
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
     _require_hub_id(model, path, role)
+    found = ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
+    return _with_base(found, base, folder) if any(base) else found
+
+
+def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder: Path) -> ModelSource:
+    """A repository and what the study says of its base, in case it holds an adapter."""
+    if base[0] is None:
+        return replace(source, base_revision=base[1])
     with located("base"):
-        stated = None if base[0] is None else find_source(*base, folder, trust_remote_code=trust_remote_code)
-    own_revision = base[1] if stated is None else None
-    return ModelSource(
-        "hub",
-        model,
-        revision,
-        trust_remote_code=trust_remote_code,
-        base=stated,
-        base_revision=own_revision,
-        looked_at=str(path),
-    )
+        found = find_source(base[0], base[1], folder, trust_remote_code=source.trust_remote_code)
+    return replace(source, base=found)
 
 
 def no_adapter(model: str) -> ModelError:
