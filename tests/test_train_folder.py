@@ -99,8 +99,8 @@ def test_figures_and_page_have_an_axis_of_steps(grown):
     first, second, last = axes.transData.transform([(entry, 0.0) for entry in range(3)])[:, 0]
     assert (second - first) / (last - first) == pytest.approx(0.2)
     about, _ = embedded((grown / "report.html").read_text(encoding="utf-8"))
-    assert about["study"]["axis"] == {"by": "step", "scale": "linear"}
-    assert [each["step"] for each in about["study"]["checkpoints"]] == [0, 20, 100]
+    assert about["axis"] == {"by": "step", "scale": "linear"}
+    assert [each["step"] for each in about["checkpoints"]] == [0, 20, 100]
 
 
 def test_training_tokens_are_recorded_where_they_are_known(copy):

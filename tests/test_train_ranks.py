@@ -16,7 +16,7 @@ from warm import Warm
 pytestmark = pytest.mark.slow  # processes of its own
 
 HERE = Path(__file__).parent
-WAYS = ["plain", "ddp", "fsdp2", "fsdp2, trained before", "compiled layers"]
+WAYS = ["plain", "ddp", "fsdp2", "fsdp2, trained before", "compiled layers", "tensor parallel"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,6 @@ def test_both_train_on_bit_by_bit_as_they_would_have(ranks, way):
     ("way", "message"),
     [
         ("fsdp1", "FullyShardedDataParallel (FSDP1)"),
-        ("tensor parallel", "tensor-parallel over 2 ranks"),
         ("different documents", "ranks were given different documents"),
         ("taken", "holds the results of something else"),
     ],

@@ -47,7 +47,7 @@ def model_limits(model: nn.Module) -> tuple[int | None, int | None]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and compiled wrappers; refuses what splits it so that no one rank has a head."""
+    """The model inside data-parallel and compiled wrappers; refuses what splits it so that no rank has a head."""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or _is_compiled_wrapper(model):
         inner: Any = model._orig_mod if _is_compiled_wrapper(model) else model.module
         model = inner
@@ -59,13 +59,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
             "over ranks outside its own forward pass; shard it with fully_shard (FSDP2), or save a checkpoint and "
             "capture from that"
         )
-    ranks = getattr(model, "tp_size", None)
-    if isinstance(ranks, int) and ranks > 1:
+    return model
+
+
+def head_ranks(model: nn.Module) -> int:
+    """Over how many ranks a tensor-parallel model splits its heads; 1 where each rank has all of them."""
+    ranks = getattr(unwrapped(model), "tp_size", None)
+    return ranks if isinstance(ranks, int) else 1
+
+
+def require_all_heads(model: nn.Module) -> None:
+    """Refuse a model of which this rank has some of the heads only, and would count them from 0."""
+    if (ranks := head_ranks(model)) > 1:
         raise CaptureError(
             f"the model is tensor-parallel over {ranks} ranks, each of which computes some of the heads only and "
-            "counts them from 0; load it without tp_plan"
+            "counts them from 0; load it without tp_plan, or measure it with qkscope.train, which puts them together"
         )
-    return model
 
 
 def _is_compiled_wrapper(model: Any) -> bool:

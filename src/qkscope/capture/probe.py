@@ -21,6 +21,7 @@ from qkscope.capture.backbone import (
     evaluation,
     forward_signature,
     input_device,
+    require_all_heads,
     run_backbone,
     text_backbone,
     text_config,
@@ -53,11 +54,14 @@ class ProbedModel:
         return tuple(layer for layer in range(self.n_layers) if layer not in found)
 
 
-def probe_model(model: nn.Module, context: int | None = None) -> ProbedModel:
+def probe_model(model: nn.Module, context: int | None = None, *, some_heads: bool = False) -> ProbedModel:
     """Find the attention layers of `model` and their facts; refuse a model that cannot be captured.
 
-    Rotations are those of sequences of `context` tokens, by default the longest that the model declares.
+    Rotations are those of sequences of `context` tokens, by default the longest that the model declares. With
+    `some_heads`, the model may be tensor-parallel, and the facts are of this rank's heads.
     """
+    if not some_heads:
+        require_all_heads(model)
     backbone = text_backbone(model)
     tokens = probe_tokens(backbone, text_config(model))
     calls: dict[int, AttentionCall] = {}

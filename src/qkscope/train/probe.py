@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from qkscope.api import require_stage, whole_argument
-from qkscope.capture.backbone import model_limits
+from qkscope.capture.backbone import head_ranks, model_limits
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.layers import Stage
 from qkscope.moments.layout import Layout, capture_layout
@@ -132,7 +132,7 @@ class Probe:
     ) -> None:
         self.settings = given = ProbeSettings.of(options)
         self._model = model
-        self._ranks = Ranks.all() if given.all_ranks else Ranks()
+        self._ranks = Ranks.all(head_ranks(model)) if given.all_ranks else Ranks()
         vocabulary, positions = model_limits(model)
         self.documents: ProbeDocuments = probe_documents(
             documents, given.tokenizer, given.wanted, vocabulary=vocabulary, positions=positions
