@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,7 @@ def load_backbone(
         _require_safe_hub_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
-        with panics_raised(), parsed_once(source.gguf_file):
+        with panics_raised(), parsed_once(source.gguf_file), _no_bar():
             model = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
                 source.location,
                 config=config,
@@ -105,6 +107,23 @@ def load_backbone(
         model = merged(model, adapter_folder(source))
         model = model if head else model.base_model
     return model.eval()
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """transformers' bar for each load would stand between the lines of a run's progress; that of downloads stays."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    if are_progress_bars_disabled() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    enable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _require_safe_hub_index(source: ModelSource) -> None:
