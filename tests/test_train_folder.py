@@ -23,7 +23,8 @@ DOCUMENTS = tokens(8, 64, seed=3).tolist()
 
 
 def model_at(step):
-    return tiny("smollm3", seed=step, num_hidden_layers=4)
+    """A layer that is rotated, and one that is not."""
+    return tiny("smollm3", seed=step, num_hidden_layers=2, no_rope_layers=[1, 0])
 
 
 def sums(step):

@@ -224,14 +224,6 @@ def test_without_a_trainer_tables_are_written_and_a_warning_says_that_nothing_is
     assert steps_logged(trainer) == []
 
 
-@pytest.mark.slow
-def test_the_page_is_there_at_the_end(tmp_path):
-    trainer = build(tmp_path, max_steps=2)
-    follow(trainer, every=1, page=True)
-    trainer.train()
-    assert "step-2" in (tmp_path / "qkscope/report.html").read_text(encoding="utf-8")
-
-
 # What goes wrong
 
 
@@ -334,7 +326,7 @@ def test_with_a_compiled_model(tmp_path):
     import torch._dynamo
 
     torch._dynamo.reset()
-    same_curve(tmp_path, llama, torch_compile=True, torch_compile_backend="aot_eager")
+    same_curve(tmp_path, llama, torch_compile=True, torch_compile_backend="eager")
     torch._dynamo.reset()
 
 
@@ -362,11 +354,11 @@ def test_with_lora(tmp_path):
 
 # Killed and resumed
 
-LONGER = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2}
+LONGER = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
 
 
 @pytest.mark.slow  # a process of its own
-def test_a_killed_and_resumed_training_continues_the_same_tables(tmp_path):
+def test_a_killed_and_resumed_training_continues_the_same_tables_and_has_its_page_at_the_end(tmp_path):
     whole = build(tmp_path / "whole", **LONGER)
     follow(whole, every=2)
     whole.train()
@@ -377,11 +369,12 @@ def test_a_killed_and_resumed_training_continues_the_same_tables(tmp_path):
     assert steps_in(tmp_path / "killed") == [0, 2, 4]
 
     second = build(tmp_path / "killed", **LONGER)
-    follow(second, every=2)
+    follow(second, every=2, page=True)
     second.train(resume_from_checkpoint=str(tmp_path / "killed/checkpoint-2"))
     for path in sorted((tmp_path / "whole/qkscope").glob("*.csv")):
         assert path.read_bytes() == (tmp_path / "killed/qkscope" / path.name).read_bytes(), path.name
     # Scalars of steps that were there are logged again: the trainer's own history goes back to its checkpoint.
-    assert steps_logged(second) == [0, 2, 4, 6, 8]
+    assert steps_logged(second) == [0, 2, 4, 6]
     ends = [[each[KEY] for each in trainer.state.log_history if KEY in each] for trainer in (whole, second)]
     assert ends[0] == ends[1]
+    assert "step-6" in (tmp_path / "killed/qkscope/report.html").read_text(encoding="utf-8")

@@ -7,23 +7,24 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from families import tiny, tokens
+import ranks
+from families import tokens
 from qkscope.train import Probe
 from ranks import flat, replicated, sharded, tensor_parallel, trained_before
 
 DOCUMENTS = tokens(7, 48, seed=3).tolist()  # an odd number: one rank has a document less
-STEPS = 2
+STEPS, LAYERS, GROUPS = 2, 2, 3
 
 
 def compiled_layers():
-    model = tiny("llama").train()
+    model = ranks.llama().train()
     for layer in model.model.layers:
         layer.compile(backend="eager")
     return model
 
 
 WAYS = {
-    "plain": lambda: tiny("llama").train(),
+    "plain": lambda: ranks.llama().train(),
     "ddp": replicated,
     "fsdp2": sharded,
     "fsdp2, trained before": lambda: trained_before(sharded()),
@@ -50,23 +51,22 @@ def losses(model, look):
 
 
 def outcome(name, build, folder):
+    """What is measured at the first step, and whether the training goes on as it would have."""
     out = folder / name.replace(" ", "-").replace(",", "")
     try:
         model = build()
-        probe = Probe(model, DOCUMENTS, out, page=False, batch_tokens=48)
-        first = probe(0)
-        told = {"scalars": first, "out": str(out), "writes": probe.folder is not None}
+        probe = Probe(model, DOCUMENTS, out, page=False, groups=GROUPS, batch_tokens=48)
+        scalars = []
+        found = losses(model, lambda step: scalars.append(probe(step)))
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)}
-    alone = losses(build(), lambda step: None)
-    with_probe = build()
-    again = Probe(with_probe, DOCUMENTS, f"{out}-trained", page=False, groups=1, batch_tokens=48)
-    return {**told, "same": losses(with_probe, again) == alone, "steps": again.folder.steps if again.folder else None}
+    steps = probe.folder.steps if probe.folder else None
+    return {"scalars": scalars, "out": str(out), "steps": steps, "same": found == losses(build(), lambda step: None)}
 
 
 def failing(folder):
     """What one rank alone meets is an error of both."""
-    model = tiny("llama").train()
+    model = ranks.llama().train()
     documents = [row[: 48 if dist.get_rank() == 0 else 40] for row in DOCUMENTS]
     try:
         Probe(model, documents, folder / "different", page=False)(0)
@@ -77,7 +77,7 @@ def failing(folder):
 
 def broken(folder):
     """A layer that fails on rank 1 only."""
-    model = tiny("llama").train()
+    model = ranks.llama().train()
     if dist.get_rank() == 1:
         model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
     try:
@@ -95,7 +95,7 @@ def taken(folder):
         (place / "qk.csv").write_text("model\n")
     dist.barrier()
     try:
-        Probe(tiny("llama"), DOCUMENTS, place, page=False)
+        Probe(ranks.llama(), DOCUMENTS, place, page=False)
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)}
     return {}
@@ -151,6 +151,7 @@ def with_sharding_trainer(folder):
 
 def main():
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    ranks.LAYERS = LAYERS
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     found = {name: outcome(name, build, folder) for name, build in WAYS.items()}
     found |= {"different documents": failing(folder), "broken on one": broken(folder), "taken": taken(folder)}
