@@ -38,6 +38,11 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
         if adapted is None:
             raise explain(source, error) from error
         return adapted
+    if found is None and filename == "config.json":  # transformers' answer where a repository has none
+        adapted = _adapted(source)
+        if adapted is None:
+            raise ModelError(f"{source} has no config.json: it is not a saved transformers model")
+        return adapted
     if source.base is not None or source.base_revision is not None:
         raise no_adapter(source.location)
     commit = extract_commit_hash(found, None)
