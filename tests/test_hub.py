@@ -140,7 +140,7 @@ def test_refusals_give_the_reason_and_the_way_out(world, tmp_path, status, code,
     finally:
         server.shutdown()
     assert done.returncode == 2
-    assert f"checkpoint 'one': org/tiny@step-9 could not be had: {reason}" in done.stderr
+    assert f"checkpoint 'one': org/tiny@step-9 could not be fetched: {reason}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -441,7 +441,7 @@ def test_a_base_for_a_whole_model_on_the_hub_is_refused(world, tmp_path, checkpo
     with serving({"step-1": checkpoints / "long"}) as (endpoint, _):
         done = run(tmp_path, tmp_path / "home", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
     assert done.returncode == 2
-    assert "`base` is of an adapter, but 'org/tiny' is none" in done.stderr
+    assert "`base` belongs to an adapter, and 'org/tiny' is not one" in done.stderr
 
 
 # -- series of branches ------------------------------------------------------------------------------------

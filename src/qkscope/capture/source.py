@@ -85,7 +85,7 @@ def find_source(
         path = folder / Path(model).expanduser()
         is_dir, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # too long a name, no such user's home, a NUL
-        raise ModelError(f"{role} {model[:200]!r} cannot be looked for ({error})") from None
+        raise ModelError(f"{role} {model[:200]!r} cannot be looked up ({error})") from None
     gguf = model.lower().endswith(".gguf")
     if revision is not None and (gguf or is_dir or is_file):
         raise ModelError(_revision_of_files(model, revision, path, role))
@@ -118,8 +118,8 @@ def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder:
 
 
 def no_adapter(model: str) -> ModelError:
-    """Why a model that is none is refused with a base."""
-    return ModelError(f"`base` is of an adapter, but {model[:200]!r} is none; leave it out")
+    """Why a base is refused for a model that is not an adapter."""
+    return ModelError(f"`base` belongs to an adapter, and {model[:200]!r} is not one; leave it out")
 
 
 def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trust_remote_code: bool) -> ModelSource:
