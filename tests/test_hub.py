@@ -171,7 +171,7 @@ class Serving(BaseHTTPRequestHandler):
     asked: ClassVar[list[str]] = []
 
     def do_GET(self):
-        self.asked.append(self.path)
+        self.asked.append(self.path if self.command == "GET" else f"{self.path} {self.command}")
         path = urlsplit(self.path).path
         places = {f"{start}{name}/": name for name in self.repositories for start in ("/api/models/", "/")}
         place = next((each for each in places if path.startswith(each)), None)
