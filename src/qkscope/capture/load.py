@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,14 @@ def load_backbone(
 @contextmanager
 def _no_bar() -> Iterator[None]:
     """transformers' bar for each load would stand between the lines of a run's progress; that of downloads stays."""
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
-    if are_progress_bars_disabled() or not logging.is_progress_bar_enabled():
+    bars: Any = import_module("huggingface_hub.utils")
+    if bars.are_progress_bars_disabled() or not logging.is_progress_bar_enabled():
         yield
         return
     logging.disable_progress_bar()
-    enable_progress_bars()
+    bars.enable_progress_bars()
     try:
         yield
     finally:
