@@ -178,9 +178,13 @@ def test_steps_that_could_not_be_compared_are_refused(copy, change, message):
     assert tables(copy) == before
 
 
-def test_another_model_is_refused(copy):
-    other = Probe(tiny("llama", num_hidden_layers=2), DOCUMENTS, copy, page=False)
-    with pytest.raises(InputError, match="measured with heads"):
+@pytest.mark.parametrize(
+    ("kind", "layers", "message"),
+    [("llama", 2, "measured with model smollm3, not llama"), ("smollm3", 3, "measured with heads")],
+)
+def test_another_model_is_refused(copy, kind, layers, message):
+    other = Probe(tiny(kind, num_hidden_layers=layers), DOCUMENTS, copy, page=False)
+    with pytest.raises(InputError, match=message):
         other(120)
 
 

@@ -171,6 +171,7 @@ class TrainingFolder:
             "components": self.settings.components,
             "skip_positions": self.settings.skip_positions,
             "detail": self.settings.detail,
+            "model": origin.model_type,
             "heads": [[f.layer, f.q_heads, f.kv_heads, f.head_dim] for f in moments.layers.values()],
         }
 
