@@ -34,8 +34,9 @@ def here(monkeypatch):
 
 @pytest.fixture
 def beside(monkeypatch):
-    """Any checkpoint is worth a process."""
+    """Any checkpoint is worth a process, which stands back behind nobody: other tests would make it wait."""
     monkeypatch.setattr(makers, "WORTH_ONE", 0)
+    monkeypatch.setattr(makers, "SERVE", makers.SERVE.replace("makers.serve()", "makers.POLITE = 0; makers.serve()"))
 
 
 def all_at_once(folder, names, window):

@@ -33,11 +33,15 @@ def _run(
     folder: str,
     environment: Mapping[str, str],
     session: bool,
+    quick_workers: bool,
     *ends: Connection,
 ):
     """In the new process: become `python -m qkscope ARGUMENTS`, or `python SCRIPT ARGUMENTS`."""
     if session:
         os.setsid()
+    if quick_workers:
+        forking = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: forking
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where a shell has had it ignored
     for end, number in zip(ends, (1, 2), strict=True):
         os.dup2(end.fileno(), number)
@@ -72,13 +76,18 @@ class Warm:
         start_new_session: bool = False,
         terminal: int | None = None,
         script: object | None = None,
+        quick_workers: bool = False,
     ):
-        """`terminal`: a descriptor that its errors go to, instead of a pipe."""
+        """`terminal`: a descriptor that its errors go to, instead of a pipe.
+
+        `quick_workers`: its own workers are forked off it, where it is not their start that a test is about.
+        """
         (out, out_end), (err, err_end) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
         if terminal is not None:
             err_end.close()
             err_end = Connection(os.dup(terminal), readable=False)
-        given = (list(map(str, arguments)), str(cwd), dict(os.environ if env is None else env), start_new_session)
+        environment = dict(os.environ if env is None else env)
+        given = (list(map(str, arguments)), str(cwd), environment, start_new_session, quick_workers)
         file = None if script is None else str(script)
         self._process = CONTEXT.Process(target=_run, args=(file, *given, out_end, err_end))
         self._process.start()

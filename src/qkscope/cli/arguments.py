@@ -247,6 +247,21 @@ def _add_analyze(commands: Any) -> None:
         "  qkscope analyze results/demo --plasticity-pairs 1000   # of a run that kept --vectors",
     )
     parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
+    _add_vectors_inputs(parser)
+    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
+    parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
+    _add_moments_settings(parser)
+    _add_vectors_settings(parser)
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        help="what the inputs are to each other: checkpoints of one training run, seeds of one architecture, or "
+        "different models (default: models if their architectures differ, else checkpoints)",
+    )
+
+
+def _add_vectors_inputs(parser: argparse.ArgumentParser) -> None:
+    """Datasets of raw vectors, and what they do not say of themselves."""
     parser.add_argument(
         "--vectors",
         metavar="[NAME=]DIR|HUB_ID[@REV]",
@@ -260,8 +275,10 @@ def _add_analyze(commands: Any) -> None:
     parser.add_argument(
         "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset of vectors lacks the last ones"
     )
-    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
-    parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
+
+
+def _add_moments_settings(parser: argparse.ArgumentParser) -> None:
+    """What tables from moments are made with."""
     parser.add_argument(
         "--common-window",
         type=positive,
@@ -279,6 +296,10 @@ def _add_analyze(commands: Any) -> None:
         action=argparse.BooleanOptionalAction,
         help="of moments: tables with many rows per head, by position bucket or plane (default: the study's)",
     )
+
+
+def _add_vectors_settings(parser: argparse.ArgumentParser) -> None:
+    """What tables from raw vectors are made with."""
     parser.add_argument(
         "--window",
         type=positive,
@@ -291,12 +312,6 @@ def _add_analyze(commands: Any) -> None:
         metavar="N",
         help="of a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to N "
         "pairs of real keys per part of the window, and by the published protocol",
-    )
-    parser.add_argument(
-        "--kind",
-        choices=KINDS,
-        help="what the inputs are to each other: checkpoints of one training run, seeds of one architecture, or "
-        "different models (default: models if their architectures differ, else checkpoints)",
     )
 
 
