@@ -21,7 +21,7 @@ import shared
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
-LONGEST = ("test_demo_effect", "test_pretrained", "test_types")  # half a minute of a core, or more
+LONGEST = ("test_demo_effect", "test_pretrained")  # half a minute of a core, or more
 
 
 def pytest_configure(config: pytest.Config) -> None:
