@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import shared
 from lens_worlds import Silent
 from qkscope import Moments
 from qkscope.layers import LayerFacts, Rotation
@@ -70,8 +71,8 @@ def folder_of(place, run=RUN, kind="checkpoints", **options):
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    return build_tables(load_results(folder_of(tmp_path_factory.mktemp("rope"))))
+def tables():
+    return build_tables(load_results(shared.once("rope shown", folder_of) / "out"))
 
 
 def bars(axes, part):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from scipy.stats import pearsonr
 
-from lens_worlds import GROUPS, HEADS, LAYERS, NOPE, Silent, moments_of, results_of
+from lens_worlds import GROUPS, HEADS, LAYERS, NOPE, Silent, moments_of, tables_of
 from qkscope.draw import style
 from qkscope.errors import InputError
 from qkscope.lenses.at_window import build_tables
@@ -25,16 +25,15 @@ NAMES = ("rotation_drift", "rotation_bias", "rotation_heads", "rotation_depth_ma
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run():
     """One training run whose last checkpoint has twice the window."""
-    return build_tables(load_results(results_of(tmp_path_factory.mktemp("run"))))
+    return tables_of()
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models():
     """Two models with different windows."""
-    folder = results_of(tmp_path_factory.mktemp("models"), (64, 128), kind="models")
-    return build_tables(load_results(folder))
+    return tables_of((64, 128), kind="models")
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +233,8 @@ def test_models_are_compared_and_not_joined(models, drawing):
     assert "pooling them would mix" in card_text(models, "rotation_heads")
 
 
-def test_one_checkpoint_alone(tmp_path, drawing):
-    tables = build_tables(load_results(results_of(tmp_path, (64,), layers=3)))
+def test_one_checkpoint_alone(drawing):
+    tables = tables_of((64,), layers=3)
     for name in NAMES:
         assert "nan" not in card_text(tables, name)
     for name in ("rotation_bias", "rotation_planes"):

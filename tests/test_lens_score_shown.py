@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import shared
 from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
@@ -53,8 +54,8 @@ def study_of(folder, lengths=(32, 32, 64), groups=8):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return study_of(tmp_path_factory.mktemp("score"))
+def folder():
+    return shared.once("score shown", study_of) / "results"
 
 
 @pytest.fixture(scope="module")

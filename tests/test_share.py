@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import qkscope
+import shared
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.report.write import write_report
@@ -29,17 +30,19 @@ from warm import run_warm
 
 
 @pytest.fixture(scope="module")
-def results(finished, tmp_path_factory):
+def results(finished):
     """A finished study of two checkpoints with steps, with its page; not to be changed."""
-    folder = tmp_path_factory.mktemp("share") / "results"
-    shutil.copytree(finished(), folder)
-    path = folder / "provenance.json"
-    told = json.loads(path.read_text())
-    for step, checkpoint in zip((100, 2000), told["checkpoints"], strict=True):
-        checkpoint["step"] = step
-    path.write_text(json.dumps(told))
-    write_report(folder, figures=False)
-    return folder
+
+    def make(folder):
+        shutil.copytree(finished(), folder / "results")
+        path = folder / "results/provenance.json"
+        told = json.loads(path.read_text())
+        for step, checkpoint in zip((100, 2000), told["checkpoints"], strict=True):
+            checkpoint["step"] = step
+        path.write_text(json.dumps(told))
+        write_report(folder / "results", figures=False)
+
+    return shared.once("share", make) / "results"
 
 
 def mean_r_q(folder):

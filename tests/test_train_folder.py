@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import qkscope
+import shared
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning, StorageError
 from qkscope.moments.file import as_stored
@@ -36,13 +37,15 @@ def probe(folder, step, **options):
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory):
-    """Three steps, one after the other, with their page."""
-    folder = tmp_path_factory.mktemp("grown") / "out"
-    for step in (0, 20, 100):
-        probe(folder, step)(step)
-    TrainingFolder(folder).write_page()
-    return folder
+def grown():
+    """Three steps, one after the other, with their page; not to be changed."""
+
+    def make(folder):
+        for step in (0, 20, 100):
+            probe(folder / "out", step)(step)
+        TrainingFolder(folder / "out").write_page()
+
+    return shared.once("grown", make) / "out"
 
 
 @pytest.fixture
