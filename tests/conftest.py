@@ -20,6 +20,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import shared
 from queues import arranged
 
+# What is written is made to last through a loss of power, which no test can cause: each file would wait for the disk.
+os.fsync = lambda descriptor: None
+
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
 

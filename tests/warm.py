@@ -1,11 +1,12 @@
 """Real processes that start in a moment: forked off a server which has imported what takes seconds to import.
 
 A process of its own is what signals, working folders, exit codes and the variables of huggingface_hub need; importing
-torch again each time is not. huggingface_hub and whoever imports it read variables when they are imported: a process
-that is started with others than the server's forgets them, and imports them once more.
+torch again each time is not. huggingface_hub and whoever imports it read variables when they are imported: in a process
+that is started with others than the server's they are read again.
 """
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -21,10 +22,26 @@ PRELOADED = [
     "sympy", "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.smollm3.modeling_smollm3",
     "qkscope.cli.commands", "qkscope.cli.progress", "qkscope.run.execute", "qkscope.run.engines.worker",
 ]  # fmt: skip
-READ_WHEN_IMPORTED = ("HF_", "HUGGING", "TRANSFORMERS_", "DATASETS_", "HOME", "XDG_")  # variables that begin so, by
-READERS = ("huggingface_hub", "transformers", "datasets", "qkscope")
+READ_WHEN_IMPORTED = ("HF_", "HUGGING", "HOME", "XDG_")  # variables that begin so, by huggingface_hub
+READERS = ("huggingface_hub", "transformers", "datasets", "qkscope")  # that may have taken over what was read
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+def _read_again() -> None:
+    """Let huggingface_hub read its variables again, for all who have its constants; a new import takes a second."""
+    from huggingface_hub import constants, hf_api
+    from transformers.utils import hub
+
+    before = {name: value for name, value in vars(constants).items() if name.isupper()}
+    before["HF_MODULES_CACHE"] = hub.HF_MODULES_CACHE
+    importlib.reload(constants)
+    after = {**vars(constants), "HF_MODULES_CACHE": os.path.join(constants.HF_HOME, "modules")}
+    for module in [module for name, module in sys.modules.items() if name.split(".")[0] in READERS]:
+        for name in before.keys() & vars(module).keys():
+            if vars(module)[name] == before[name]:
+                setattr(module, name, after[name])
+    hf_api.api.endpoint = constants.ENDPOINT
 
 
 def _run(
@@ -37,6 +54,7 @@ def _run(
     *ends: Connection,
 ):
     """In the new process: become `python -m qkscope ARGUMENTS`, or `python SCRIPT ARGUMENTS`."""
+    os.fsync = lambda descriptor: None  # as in conftest.py
     if session:
         os.setsid()
     if quick_workers:
@@ -47,12 +65,11 @@ def _run(
         os.dup2(end.fileno(), number)
         end.close()
     os.chdir(folder)
-    names = [name for name in {*os.environ, *environment} if name.startswith(READ_WHEN_IMPORTED)]
-    if any(os.environ.get(name) != environment.get(name) for name in names):
-        for module in [module for module in sys.modules if module.split(".")[0] in READERS]:
-            del sys.modules[module]
+    changed = [name for name in {*os.environ, *environment} if os.environ.get(name) != environment.get(name)]
     os.environ.clear()
     os.environ.update(environment)
+    if any(name.startswith(READ_WHEN_IMPORTED) for name in changed):
+        _read_again()
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
     sys.argv = [script or "qkscope", *arguments]

@@ -92,8 +92,10 @@ def joined_means(rows: Sequence[MeanRow], layer: int) -> dict[str, list[Any]]:
 
 def finished_means(windows: Mapping[int, Sequence[Mapping[str, Any]]], model: str) -> pd.DataFrame:
     """The rows of all windows and layers as one table."""
-    parts = [pd.DataFrame(dict(layer)).assign(window=window) for window, layers in windows.items() for layer in layers]
-    table = pd.concat(parts, ignore_index=True).assign(model=model)
+    parts = [(window, layer) for window, layers in windows.items() for layer in layers]
+    columns = {name: [value for _, layer in parts for value in layer[name]] for name in parts[0][1]}
+    places = [window for window, layer in parts for _ in layer["layer"]]
+    table = pd.DataFrame({**columns, "window": places, "model": model})
     return table[[*MEANS_KEY, *(name for name in table.columns if name not in MEANS_KEY)]]
 
 
