@@ -222,15 +222,18 @@ def test_checkpoints_of_one_config_are_looked_at_once(world, checkpoints, monkey
         return plain(config, **options)
 
     monkeypatch.setattr(blueprint, "blueprint", look)
-    new, other = ({"config": {"rope_theta": theta}} for theta in (12345.0, 54321.0))  # that no test has planned yet
-    contexts = (new, {"context": 128, **new}, {"context": 32, **new})
+
+    def turning(theta=12345.0, **changes):  # as in no study that was planned before
+        return {"config": {"rope_theta": theta}, **changes}
+
+    contexts = (turning(), turning(context=128), turning(context=32))
     study = load_study(world(checkpoints=two(checkpoints, *contexts)))
     a, b, c = make_plan(study).checkpoints
     assert len(looked) == 1
     assert a.blueprint == b.blueprint == c.blueprint
     assert make_plan(study).checkpoints[0].blueprint == a.blueprint  # as a watch plans again
     assert len(looked) == 1
-    make_plan(load_study(world(checkpoints=two(checkpoints, new, other))))
+    make_plan(load_study(world(checkpoints=two(checkpoints, turning(), turning(54321.0)))))
     assert len(looked) == 2
 
 

@@ -66,6 +66,5 @@ def test_tests_are_marked_by_the_fixtures_that_they_use(tmp_path):
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-c", str(ROOT / "pyproject.toml")]
     left = [str(tmp_path), "-m", "not (browser or ray or pretrained)"]
     done = subprocess.run([*command, *left], capture_output=True, text=True, check=True)
-    # The slow one was written last and starts first.
     names = [line.split("::")[1] for line in done.stdout.splitlines() if "::" in line]
-    assert names == ["test_slow", "test_plain"]
+    assert names == ["test_plain", "test_slow"]

@@ -126,13 +126,13 @@ class LensPanel(HeadPanel):
         """The layers' means of each checkpoint and column."""
         if self._rows is None:
             return {}
-        groups = [name for name in self._rows.columns if name.startswith(WITHOUT)]
+        rows, groups = self._rows, [name for name in self._rows.columns if name.startswith(WITHOUT)]
+        layer = rows["layer"].to_numpy()
+        numbers = [rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)]
+        places: Mapping[Any, NDArray[np.intp]] = rows.groupby(["model", "column"]).indices
         return {
-            (str(model), str(column)): _LayerMeans(
-                rows["layer"].to_numpy(),
-                *(rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)),
-            )
-            for (model, column), rows in self._rows.groupby(["model", "column"])
+            (str(model), str(column)): _LayerMeans(layer[at], *(each[at] for each in numbers))
+            for (model, column), at in places.items()
         }
 
     def _draw(self, quantity: str, model: str, part: Part) -> NDArray[np.float64]:
