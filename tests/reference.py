@@ -3,11 +3,12 @@
 import numpy as np
 import pandas as pd
 from scipy.stats import linregress, pearsonr
-from sklearn.decomposition import PCA
 
 
 def reference_rows(q, k, t_q, t_k, components=10, lines=True):
     """One head's components from its (n, d) queries and keys; `lines` are the straight lines through projections."""
+    from sklearn.decomposition import PCA  # here: not every process that reads this file needs it
+
     pool = np.vstack([q, k])
     pca = PCA(components, svd_solver="full").fit(pool)
     rows = []
