@@ -13,9 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
-from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entry, load_results
-from qkscope.words.phrases import listed
+from qkscope.words.phrases import listed, plus_minus
 
 ROTATED, PLASTICITY, ROPE, SCORE = "rotated.csv", "plasticity.csv", "rope.csv", "score.csv"
 PARTS = {"position_share": "position", "query_position_share": "query-position", "preference_share": "preference",
