@@ -346,6 +346,7 @@ from qkscope.run.execute import run_study
 
 C = ctypes.CDLL(None)
 C.mallopt(-8, 1)  # one arena, so that all that is freed can be used again
+C.mallopt(-3, 2**16)  # tensors get memory of their own, and not what is free of this process's earlier life
 
 class Limited(Events):
     def started(self, plan):

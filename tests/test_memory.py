@@ -8,7 +8,7 @@ import numpy as np, torch
 from families import tiny
 import qkscope
 
-# Wide heads: the vectors of one document are 6 MiB, so keeping those of 28 more would be seen.
+# Wide heads: the vectors of one document are 6 MiB, so keeping those of 56 more would be seen.
 model = tiny("llama", hidden_size=256, max_position_embeddings=1024)
 rng = np.random.default_rng(0)
 for documents in map(int, sys.argv[1:]):
@@ -22,9 +22,9 @@ for documents in map(int, sys.argv[1:]):
 @pytest.mark.slow
 def test_eight_times_the_documents_need_the_same_memory(tmp_path, start):
     (tmp_path / "peaks.py").write_text(SCRIPT)
-    process = start("4", "32", script=tmp_path / "peaks.py")
+    process = start("8", "64", script=tmp_path / "peaks.py")
     out, told = process.communicate()
     assert process.returncode == 0, told
     few, many = map(int, out.split())  # KiB, the most that the process has had up to then
-    vectors_of_28_documents = 28 * 1024 * 4 * (4 + 2) * 64 * 4 / 1024  # KiB, float32
-    assert many - few < 0.15 * vectors_of_28_documents
+    vectors_of_56_documents = 56 * 1024 * 4 * (4 + 2) * 64 * 4 / 1024  # KiB, float32
+    assert many - few < 0.15 * vectors_of_56_documents
