@@ -406,7 +406,7 @@ def test_out_of_memory_halves_the_batch(limited, tmp_path):
 
 
 def test_out_of_memory_with_one_document(limited):
-    code, _, told = limited(24)
+    code, _, told = limited(3)
     assert code == 1
     assert "OutOfMemory: checkpoint 'one': out of memory in a batch of 1 x 2048 tokens" in told
     assert "use a device with more memory" in told
