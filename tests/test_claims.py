@@ -579,6 +579,7 @@ def plain(text):
     return text.replace("\\", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", sorted({figure for claim in CLAIMS for figure in claim.figures}))
 def test_cards_say_every_claim_with_the_verdict_of_the_table(run, figure):
     there = [at for at in (run.own, run.common) if EVERY_FIGURE[figure].figure.exists(at)]
@@ -620,6 +621,7 @@ def test_slopes_that_grow_with_the_layer_contradict_early_layers(run):
     )
 
 
+@pytest.mark.slow
 def test_models_are_told_one_by_one(models):
     said = plain(holds_of(models, "rotation_depth_map"))
     assert "in S0" in said

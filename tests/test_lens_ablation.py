@@ -79,6 +79,7 @@ def clustered(rng, layers=24, per_layer=6, better=0.0):
     return pd.DataFrame({"layer": layer, "loss_kernel": loss, **found})
 
 
+@pytest.mark.slow
 def test_the_interval_over_layers_covers_where_heads_of_a_layer_are_alike():
     """The truth is that of a very large sample; heads as independent would give intervals that are too narrow."""
     rng = np.random.default_rng(2)

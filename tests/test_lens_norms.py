@@ -299,6 +299,7 @@ def test_heads_with_other_tokens_are_refused(tmp_path, vectors):
         kept_layer(tmp_path, 0, [0], [0], low=0, high=LENGTH, most=100)
 
 
+@pytest.mark.slow
 def test_tables_find_the_vectors_that_lie_beside_the_moments(tmp_path):
     """As `qkscope run --vectors` leaves them; the same tables without them have an empty column."""
     moments = tmp_path / "moments" / "step-0.safetensors"
@@ -332,6 +333,7 @@ def run():
     return tables_of()
 
 
+@pytest.mark.slow
 def test_the_figure_draws_the_means_and_the_largest_head(run):
     heads = run.own.table(FILE).groupby("model")
     axes = drawing(run, "norms").axes
@@ -381,6 +383,7 @@ def test_growth_is_found_where_there_is_growth(tmp_path):
     assert "the length of keys (" not in said
 
 
+@pytest.mark.slow
 def test_models_are_ranked_and_one_checkpoint_cannot_grow():
     models = tables_of((64, 128), kind="models")
     assert "rises" not in card_text(models, "norms")

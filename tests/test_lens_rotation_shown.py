@@ -54,6 +54,7 @@ def drawing():
 # --- summaries --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_means_and_quartiles_are_those_of_the_heads(run):
     heads, summary = run.own.table(FILE), run.own.table("rotation")
     for row in summary.to_dict("records"):
@@ -114,6 +115,7 @@ def test_the_correlation_over_heads_and_its_interval_over_layers():
 # --- figures ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_is_drawn_and_has_a_card_at_both_windows(run, name, drawing):
     assert drawing(run, name) is not None
@@ -175,6 +177,7 @@ def test_ellipses_have_the_axes_of_the_covariance(run, drawing):
     assert along == pytest.approx(sizes[1], rel=1e-3)  # the long axis points where the variance is largest
 
 
+@pytest.mark.slow
 def test_any_head_of_a_moments_file_can_be_drawn(tmp_path):
     moments = moments_of(0, 64)
     moments.save(tmp_path / "m.safetensors")
@@ -224,6 +227,7 @@ def test_the_planes_card_states_its_rule_and_errors(run):
     assert "±" in text
 
 
+@pytest.mark.slow
 def test_models_are_compared_and_not_joined(models, drawing):
     assert not models.own.study.one_run
     for name in NAMES:
@@ -234,6 +238,7 @@ def test_models_are_compared_and_not_joined(models, drawing):
     assert "pooling them would mix" in card_text(models, "rotation_heads")
 
 
+@pytest.mark.slow
 def test_one_checkpoint_alone(drawing):
     tables = tables_of((64,), layers=3)
     for name in NAMES:
@@ -244,6 +249,7 @@ def test_one_checkpoint_alone(drawing):
     assert "has the same window" in card_text(tables, "rotation_bias")
 
 
+@pytest.mark.slow
 def test_results_without_details_have_all_but_the_planes(tmp_path, drawing):
     moments_of(0, 64).save(tmp_path / "m.safetensors")
     out = analyze_files([tmp_path / "m.safetensors"], Silent(), "test", out=tmp_path / "out", detail=False)
@@ -252,6 +258,7 @@ def test_results_without_details_have_all_but_the_planes(tmp_path, drawing):
     assert drawing(tables, "rotation_drift") is not None
 
 
+@pytest.mark.slow
 def test_large_studies_are_drawn_too(tmp_path, drawing):
     """Ten checkpoints of 36 layers with 16 heads, from a table alone, without errors or planes."""
     rng = np.random.default_rng(0)

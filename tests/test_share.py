@@ -54,6 +54,7 @@ def mean_r_q(folder):
 # -- trackers ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_means_at_the_steps(results, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -352,6 +353,7 @@ def test_pushes_that_are_wrong(results, finished, tmp_path):
 # -- in Python ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_results_in_a_notebook(results):
     loaded = qkscope.load_results(results)
     assert repr(loaded) == f"<results of 'Tiny': 2 checkpoints, 16 heads each, in {results}>"
@@ -374,6 +376,7 @@ def test_results_in_a_notebook(results):
             call()
 
 
+@pytest.mark.slow
 def test_a_report_from_python(results, tmp_path):
     written = qkscope.report(results, figures=False, out=tmp_path)
     assert written[-1] == tmp_path / "report.html"
