@@ -71,6 +71,7 @@ def trained(trainer):
     return [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
 
+@pytest.mark.slow
 def test_every_so_many_steps_with_the_first_and_the_last(tmp_path):
     trainer = build(tmp_path, max_steps=7)
     follow(trainer, every=3)
@@ -79,6 +80,7 @@ def test_every_so_many_steps_with_the_first_and_the_last(tmp_path):
     assert steps_logged(trainer) == [0, 3, 6, 7]
 
 
+@pytest.mark.slow
 def test_at_evaluation(tmp_path):
     trainer = build(tmp_path, eval_strategy="steps", eval_steps=2)
     follow(trainer)
@@ -88,6 +90,7 @@ def test_at_evaluation(tmp_path):
     assert evaluations == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_when_saved(tmp_path):
     trainer = build(tmp_path, save_strategy="steps", save_steps=4, max_steps=5)
     follow(trainer, every="save")
@@ -95,6 +98,7 @@ def test_when_saved(tmp_path):
     assert steps_in(tmp_path) == [0, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logging_steps", [2, 3])
 def test_the_training_and_what_it_logs_are_bit_identical_with_and_without(tmp_path, logging_steps):
     """At some steps both log, at others only one: none of the training's own lines is lost or changed."""
@@ -109,6 +113,7 @@ def test_the_training_and_what_it_logs_are_bit_identical_with_and_without(tmp_pa
     assert steps_logged(measured) == [0, 3, 6]
 
 
+@pytest.mark.slow
 def test_scalars_are_floats_that_say_what_was_found_and_what_it_cost(tmp_path):
     trainer = build(tmp_path, max_steps=2)
     follow(trainer, every=1, groups=8)
@@ -122,6 +127,7 @@ def test_scalars_are_floats_that_say_what_was_found_and_what_it_cost(tmp_path):
     assert ours[KEY] == pytest.approx(last["r_q"].mean(), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_reporters_get_the_scalars_under_names_of_their_own(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -134,6 +140,7 @@ def test_reporters_get_the_scalars_under_names_of_their_own(tmp_path, monkeypatc
     assert "train/loss" in events.Tags()["scalars"]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_clears_its_metrics_at_each_log_keeps_them(tmp_path):
     """TRL's trainers average and clear what they gathered since their last log, in a `log` of their own."""
 
@@ -156,6 +163,7 @@ def test_a_trainer_that_clears_its_metrics_at_each_log_keeps_them(tmp_path):
     assert [each["gathered"] for each in trainer.state.log_history if "loss" in each] == [3, 3]
 
 
+@pytest.mark.slow
 def test_without_documents_the_eval_set_gives_them(tmp_path):
     trainer = build(tmp_path)
     callback = HeadsCallback(trainer=trainer, every=100, limit=6, **QUICK)
@@ -166,6 +174,7 @@ def test_without_documents_the_eval_set_gives_them(tmp_path):
     assert record["context"] == 24
 
 
+@pytest.mark.slow
 def test_without_a_trainer_tables_are_written_and_a_warning_says_that_nothing_is_logged(tmp_path):
     trainer = Trainer(
         tiny("llama", num_hidden_layers=2),
@@ -247,6 +256,7 @@ class Poisoned(TrainerCallback):
             self.kept = None
 
 
+@pytest.mark.slow
 def test_what_fails_during_the_training_is_said_and_the_training_goes_on(tmp_path):
     trainer = build(tmp_path, max_steps=4)
     trainer.add_callback(Poisoned())
@@ -278,10 +288,12 @@ def llama():
     return tiny("llama", num_hidden_layers=2, attention_dropout=0.2)
 
 
+@pytest.mark.slow
 def test_with_gradient_checkpointing(tmp_path):
     same_curve(tmp_path, llama, gradient_checkpointing=True)
 
 
+@pytest.mark.slow
 def test_with_mixed_precision(tmp_path):
     record = same_curve(tmp_path, llama, bf16=True)
     assert record["autocast"] == "bfloat16"
@@ -296,6 +308,7 @@ def test_with_a_compiled_model(tmp_path):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_with_lora(tmp_path):
     """The adapter is part of what is measured: its heads are those of the merged model."""
     import peft

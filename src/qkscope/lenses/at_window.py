@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import Lens, Summary
@@ -310,9 +311,10 @@ def _possible_files(lenses: Sequence[Lens]) -> Iterator[str]:
 
 def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
     """What a draw is kept for: who, where, and numbers in half the memory."""
-    kept = {c: heads[c] for c in ("model", "layer", "head", "depth", "layer_kind", "window") if c in heads.columns}
+    kept = [c for c in ("model", "layer", "head", "depth", "layer_kind", "window") if c in heads.columns]
     others = [c for c in heads.columns if c not in kept and pd.api.types.is_numeric_dtype(heads[c].dtype)]
-    return pd.DataFrame({**kept, **{name: heads[name].astype("float32") for name in others}})
+    numbers = heads[others].to_numpy(dtype=np.float32, na_value=np.nan)
+    return pd.concat([heads[kept], pd.DataFrame(numbers, index=heads.index, columns=others)], axis=1)
 
 
 def _with_sides(heads: pd.DataFrame) -> pd.DataFrame:
