@@ -128,6 +128,8 @@ def window_note(windows: Sequence[float], common: bool, noun: str = "checkpoint"
     known = sorted({int(w) for w in windows if not math.isnan(w)})
     if not known:
         return ""
+    if common and len(known) > 1:
+        return f"every {noun} over as many characters on average: {known[0]:,} to {known[-1]:,} tokens"
     if common:
         return f"every {noun} at the common window of {known[0]:,} tokens"
     if len(known) == 1:

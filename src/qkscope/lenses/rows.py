@@ -43,6 +43,7 @@ class RowSettings:
     skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
     detail: bool = True  # whether tables with many rows per head are made
     vectors: Path | None = None  # where a sample of the checkpoint's vectors is kept, if one is
+    common_of_sums: bool = False  # the common window is the one that the sums were made for
 
 
 def checkpoint_rows(
@@ -95,7 +96,8 @@ def checkpoint_rows(
 def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:
     """The windows at which a table has rows of a checkpoint."""
     own = settings.own or layout.context
-    common = own if settings.common is None else settings.common
+    stated = layout.common if settings.common_of_sums else settings.common
+    common = own if stated is None else stated
     doublings = [*(window for window in layout.windows() if window < own), own]
     windows = {
         "own": [own],

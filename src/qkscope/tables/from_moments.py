@@ -213,6 +213,7 @@ def _provenance(
     settings: AnalysisSettings, origins: list[CheckpointRecord], command: str, study: Study | None
 ) -> dict[str, Any]:
     sample = settings.heads
+    characters = study.characters_in_common if study and settings.window is None else None
     return {
         "schema": SCHEMA,
         "qkscope": environment()["qkscope"],
@@ -225,6 +226,7 @@ def _provenance(
             "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
             "layers": settings.layers,
             "common_window": settings.window,
+            **({} if characters is None else {"common_characters": characters}),
             "skip_positions": max(settings.skip, origins[0].skip_positions or 0),
         },
         "environment": environment(),

@@ -64,7 +64,8 @@ def _of_checkpoint(folder: Path, study: Study, name: str, request: PairRequest) 
     moments = Moments.load(moments_path(folder, name))
     checkpoint = next(study.resolved(each) for each in study.checkpoints if each.name == name)
     own = longest_window(name, moments, checkpoint) or moments.layout.context
-    windows = list(dict.fromkeys([own, min(own, study.window_in_common())]))
+    common = study.window_in_common() or moments.layout.common or own
+    windows = list(dict.fromkeys([own, min(own, common)]))
     with located(f"checkpoint {name!r}"):
         return sampled_table(
             vectors_path(folder, name),
