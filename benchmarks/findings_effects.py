@@ -104,7 +104,8 @@ def ablation(tables: Tables) -> Part:
         pair = [Number(_outcome(rows, row, name)["excess"], _outcome(rows, row, name)["excess_se"])
                 for name in ("repeated", "new")]  # fmt: skip
         cells.append([row["corpus"], tables.models[row["model"]], f"{row['group']} ({int(row['heads'])})",
-                      f"`{row['edit']}`", f"{row['chosen']:+.3f}".replace("-", "−"), f"{row['controls']:+.3f}".replace("-", "−"),
+                      f"`{row['edit']}`", f"{row['chosen']:+.3f}".replace("-", "−"), "
+                      f"f"{row['controls']:+.3f}".replace("-", "−"),
                       str(Number(row["excess"], row["excess_se"])), _interval(row), *map(str, pair)])  # fmt: skip
     columns = ["corpus", "model", "heads (how many)", "edit", "rise", "random heads", "difference", "95 % interval",
                "on repeated tokens", "on new tokens"]  # fmt: skip

@@ -10,6 +10,7 @@ from qkscope.collage.points import Axes, CheckpointVectors, distances, parse_hea
 from qkscope.errors import InputError
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.runner import VectorSample
+from qkscope.vectors.layout import stored_sample
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,31 @@ def results(checkpoints, tmp_path_factory):
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(study), encoding="utf-8")
     return run_study(path, folder / "out", options=CaptureOptions(vectors=VectorSample(1.0, tokens=True)))
+
+
+def test_a_log_uniform_sample_is_kept_drawn_and_not_taken_for_an_even_one(results, tmp_path, capsys):
+    """4 of a doubling in 32 tokens: positions 0 to 6 of every document, then about 4 of 8, of 16, and the last with "
+    "1/8."""
+    study = results.parent / "study.yaml"
+    out = tmp_path / "out"
+    assert main(["run", str(study), "--out", str(out), "--vectors", "log:4", "--vector-tokens"]) == 0
+    assert stored_sample(out / "vectors/one") == (pytest.approx((7 + 4 + 4 + 0.125) / 32), 0, 4)
+    points = CheckpointVectors(out, "one").points(0, 1, Axes()).table
+    positions = points.loc[points["kind"] == "q", "position"].value_counts()
+    assert all(positions[t] == 6 for t in range(7))  # of six documents
+    assert positions.sum() < 6 * 32
+    assert (points["token"] != "").all()
+    assert "min(1, 4 / 2ⁿ)" in (out / "vectors/one/README.md").read_text(encoding="utf-8")
+    assert main(["collage", str(out), "--checkpoint", "one"]) == 0
+    capsys.readouterr()
+    assert main(["run", str(study), "--out", str(out), "--vectors", "log:5"]) == 2
+    assert "vectors of another run or rate" in capsys.readouterr().err
+    assert main(["analyze", str(out), "--plasticity-pairs", "10"]) == 2
+    assert "'one' are a log-uniform sample, in which early keys are too many" in capsys.readouterr().err
+    assert main(["analyze", "--vectors", str(out / "vectors/one"), "--out", str(tmp_path / "tables")]) == 0
+    assert "a log-uniform sample (4 tokens each time" in "".join(capsys.readouterr())
+    assert main(["run", str(study), "--out", str(out), "--vector-tokens"]) == 2
+    assert "give --vectors, too" in capsys.readouterr().err
 
 
 def test_heads_are_written_as_layer_and_head():

@@ -20,6 +20,7 @@ from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Study
 from qkscope.tables.from_moments import Listener
 from qkscope.tables.origin import longest_window
+from qkscope.vectors.layout import stored_sample
 
 
 def write_sampled_pairs(
@@ -56,6 +57,12 @@ def require_vectors(folder: Path) -> list[str]:
         raise InputError(
             f"{folder}: no checkpoint has vectors, from which pairs of keys could be drawn; keep a sample with "
             "`qkscope run STUDY --vectors`"
+        )
+    uneven = [name for name in names if (stored_sample(vectors_path(folder, name)) or (0, 0, 0))[2]]
+    if uneven:
+        raise InputError(
+            f"{folder}: vectors of {uneven[0]!r} are a log-uniform sample, in which early keys are too many; pairs are "
+            "drawn from samples with one rate: keep one with `qkscope run STUDY --vectors RATE` in another folder"
         )
     return names
 
