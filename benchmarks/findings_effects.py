@@ -103,10 +103,10 @@ def ablation(tables: Tables) -> Part:
     for row in every.to_dict("records"):
         pair = [Number(_outcome(rows, row, name)["excess"], _outcome(rows, row, name)["excess_se"])
                 for name in ("repeated", "new")]  # fmt: skip
-        cells.append([row["corpus"], tables.models[row["model"]], f"{row['group']} ({int(row['heads'])})",
-                      f"`{row['edit']}`", f"{row['chosen']:+.3f}".replace("-", "−"), "
-                      f"f"{row['controls']:+.3f}".replace("-", "−"),
-                      str(Number(row["excess"], row["excess_se"])), _interval(row), *map(str, pair)])  # fmt: skip
+        heads, excess = f"{row['group']} ({int(row['heads'])})", Number(row["excess"], row["excess_se"])
+        rises = [f"{row[name]:+.3f}".replace("-", "−") for name in ("chosen", "controls")]
+        where = [row["corpus"], tables.models[row["model"]], heads, f"`{row['edit']}`"]
+        cells.append([*where, *rises, str(excess), _interval(row), *map(str, pair)])
     columns = ["corpus", "model", "heads (how many)", "edit", "rise", "random heads", "difference", "95 % interval",
                "on repeated tokens", "on new tokens"]  # fmt: skip
     documents, draws = sorted(set(every["documents"])), sorted(set(every["draws"]))
