@@ -1,5 +1,7 @@
 """`qkscope collage`: points along a head's axes against numpy, tokens by their text, and what is refused."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -93,6 +95,56 @@ def test_points_are_projections_on_the_axes_of_all_tokens(results):
     for axis, place in (("x", -1), ("y", -2)):
         expected = pool @ directions[:, place]
         np.testing.assert_allclose(np.abs(points[axis]), np.abs(expected), atol=1e-4 * np.abs(expected).max())
+
+
+def test_every_head_has_a_sample_of_its_tokens_along_the_axes_of_all(results):
+    """Evenly spread over documents; a PCA by numpy of all vectors, which were all kept, has the same axes."""
+    import pyarrow.parquet as pq
+
+    table = pd.read_csv(results / "sample.csv")
+    assert set(table.groupby(["layer", "head"]).size()) == {48}
+    for layer, head, key in ((0, 1, 0), (3, 2, 1)):
+        mine = table[(table["layer"] == layer) & (table["head"] == head)]
+        assert set(mine["document"]) == set(range(6))
+        files = {kind: pq.read_table(results / f"vectors/one/l{layer:02d}h{at:02d}{kind}/data.parquet").to_pandas()
+                 for kind, at in (("q", head), ("k", key))}  # fmt: skip
+        every = {kind: np.stack(rows["vector"]).astype(float) for kind, rows in files.items()}
+        _, directions = np.linalg.eigh(np.cov(np.concatenate(list(every.values())).T, bias=True))
+        place = files["q"].reset_index().set_index(["example_id", "position"])["index"]
+        rows = place.loc[list(zip(mine["document"], mine["position"], strict=True))].to_numpy()
+        for kind in "qk":
+            for pc in (0, 1):
+                expected = every[kind][rows] @ directions[:, -1 - pc]
+                np.testing.assert_allclose(
+                    mine[f"{kind}_pc{pc}"].abs(), np.abs(expected), atol=2e-4 * np.abs(expected).max()
+                )
+
+
+def test_tables_without_vectors_have_no_sample_and_an_old_one_goes(results, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(results, copy)
+    shutil.rmtree(copy / "vectors")
+    assert (copy / "sample.csv").is_file()
+    assert main(["analyze", str(copy)]) == 0
+    assert not (copy / "sample.csv").exists()
+    assert main(["analyze", str(results), "--no-detail", "--out", str(tmp_path / "short")]) == 0
+    assert not (tmp_path / "short/sample.csv").exists()
+
+
+def test_the_drawer_shows_the_kept_tokens_of_a_head(results, visit, tmp_path):
+    """48 tokens: as many circles (queries) and squares (keys), and one of each in the key."""
+    assert main(["report", str(results), "--no-figures", "--out", str(tmp_path)]) == 0
+    with visit(tmp_path / "report.html", "#head=0.1") as page:
+        chart = page.locator("#head [data-chart=sample]")
+        chart.locator("circle").first.wait_for(state="attached")
+        assert chart.locator("circle").count() == 49
+        fills = chart.locator("path").evaluate_all("nodes => nodes.map((node) => node.getAttribute('fill'))")
+        assert len([fill for fill in fills if fill not in (None, "none")]) == 49
+        strength = chart.locator("circle").evaluate_all(
+            "nodes => nodes.map((node) => Number(node.getAttribute('opacity') ?? 1))"
+        )
+        assert min(strength) == 0.25
+        assert max(strength) == 1
 
 
 def test_the_plane_has_drift_along_its_first_axis_and_offset_along_its_second(results):
