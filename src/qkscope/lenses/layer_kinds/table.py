@@ -59,6 +59,20 @@ def _rank(kind: str) -> tuple[int, int, int]:
     return position, attention, int(words[-1]) if words[-1].isdigit() else 0
 
 
+def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
+    """Of one entry's heads, the layers of another kind than most, each with what tells it apart: NoPE, full, …"""
+    by_layer = heads.drop_duplicates("layer").set_index("layer")["layer_kind"]
+    if by_layer.nunique() < 2:
+        return {}
+    usual = by_layer.value_counts().index[0]
+    apart = set(usual.replace(",", "").split())
+    words = {int(layer): kind.replace(",", "").split() for layer, kind in by_layer.items() if kind and kind != usual}
+    return {
+        layer: " ".join(word for word in of if word not in apart and not word.isdigit()) or by_layer[layer]
+        for layer, of in words.items()
+    }
+
+
 def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:
     """The measures of each kind of layer apart, for models that have more than one; None where none has."""
     named = with_layer_kind(with_concordance(with_measures(heads)))
