@@ -82,8 +82,8 @@ def test_the_largest_part_of_scores_is_named_only_if_it_is_ahead(tmp_path):
 def test_ablations_are_told_by_their_intervals(tmp_path):
     def row(model, low, high):
         return {"corpus": "code", "model": model, "edit": "kernel", "group": "top 3 by r_q", "outcome": "all",
-                "heads": 3, "documents": 6, "draws": 3, "chosen": 0.2, "controls": 0.1, "excess": 0.1, "excess_se": 0.02,
-                "low": low, "high": high, "exceeds": 3}  # fmt: skip
+                "heads": 3, "documents": 6, "draws": 3, "chosen": 0.2, "controls": 0.1, "excess": 0.1,
+                "excess_se": 0.02, "low": low, "high": high, "exceeds": 3}  # fmt: skip
 
     found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
     part = findings_effects.ablation(found)

@@ -37,6 +37,11 @@ def with_layer_kind(heads: pd.DataFrame) -> pd.DataFrame:
     return heads.merge(distinct.assign(layer_kind=names), on=columns, how="left").set_axis(heads.index)
 
 
+def kind_name(rotary: str, attention: str, window: int | None) -> str:
+    """A layer's kind with how far it attends: `rotary, sliding 512`."""
+    return _name(rotary, attention, float("nan") if window is None else float(window), limited=True)
+
+
 def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
     position = _POSITIONS.get(rotary, "")
     if not limited:
