@@ -119,8 +119,9 @@ def ablation(tables: Tables) -> Part:
             "at each "
             "distance away and leaves what depends on the token; `zero` takes the head away "
             "([ablation.md](ablation.md)). "
-            "Edited are the tenth of heads with the largest r_q, and the first category of *position-dominated*, "
-            "*Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two heads and at most half.",
+            "Edited are the first category of *position-dominated*, "
+            "*Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two heads of a model and at "
+            "most half of them, and the ten heads with the largest r_q. Groups have as many heads as the table says.",
             table(columns, cells),
             _missing(tables, every),
         ],

@@ -70,11 +70,12 @@ class Size:
     ablated_tokens: int
 
 
-FULL = Size("full", 8192, 8, 6, 256)
+FULL = Size("full", 8192, 8, 6, 192)
 QUICK = Size("quick", 512, 8, 4, 64)
 CORPORA = ("speeches", "code")
 EDITS = ("kernel", "zero")
 CONTROLS = 3  # groups of random heads beside each chosen one
+TOP = 10  # heads with the largest r_q
 # Which category is edited as a group: the first of these that has at least two heads and at most half of a model's, so
 # that there are others to compare with.
 CATEGORIES = ("position-dominated", "Q-positional", "K-positional", "content-focused", "mixed")
@@ -251,25 +252,34 @@ def run(study: Path, names: Sequence[str], size: Size) -> Path:
     folder = study.parent / "results"
     command("run", str(study), "--out", str(folder), "--vectors", "--vector-tokens")
     command("report", str(folder), "--no-figures", "--no-page")
-    for name in names:
-        for chosen in choices(folder, name):
-            given = [*chosen, "--together", "--controls", str(CONTROLS), "--checkpoint", name]
-            given += [part for edit in EDITS for part in ("--edit", edit)]
-            given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens)]
-            command("ablate", str(study), "--out", str(folder), *given)
+    for chosen in choices(folder, names):
+        given = [*chosen, "--together", "--controls", str(CONTROLS)]
+        given += [part for edit in EDITS for part in ("--edit", edit)]
+        given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens)]
+        command("ablate", str(study), "--out", str(folder), *given)
     command("report", str(folder))
     command("among", str(folder))
     return folder
 
 
-def choices(folder: Path, name: str) -> list[list[str]]:
-    """Which heads of a model are edited together: the tenth with the largest r_q, and a category."""
+def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
+    """Which heads are edited together, as options: a category of each model, then the heads with the largest r_q.
+
+    Models of one category are edited by one command: each reads all models first, which takes its time.
+    """
     heads = pd.read_csv(folder / "tables/heads.csv")
-    mine = heads[heads["model"] == name]
-    chosen = [["--top", str(max(2, len(mine) // 10)), "--by", "r_q"]]
-    counts = mine["category"].value_counts()
-    fitting = [each for each in CATEGORIES if 2 <= counts.get(each, 0) <= len(mine) / 2]
-    return [*chosen, ["--heads", fitting[0]]] if fitting else chosen
+    models: dict[str, list[str]] = {}
+    for name in names:
+        mine = heads[heads["model"] == name]
+        counts = mine["category"].value_counts()
+        fitting = [each for each in CATEGORIES if 2 <= counts.get(each, 0) <= len(mine) / 2]
+        for category in fitting[:1]:
+            models.setdefault(category, []).append(name)
+    categories = [
+        ["--heads", category, *(part for name in of for part in ("--checkpoint", name))]
+        for category, of in models.items()
+    ]
+    return [*categories, ["--top", str(TOP), "--by", "r_q"]]
 
 
 def command(*arguments: str) -> None:

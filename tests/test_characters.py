@@ -36,7 +36,7 @@ def two(tmp_path_factory):
     """Two models: of the one every character is a token; of the other half of the documents are half as many tokens."""
     folder = tmp_path_factory.mktemp("two")
     for seed, (name, tokenizer) in enumerate({"bytes": byte_tokenizer(), "pairs": pair_tokenizer()}.items()):
-        tiny("llama", seed, vocab_size=257, num_hidden_layers=2).save_pretrained(folder / name)
+        tiny("llama", seed, vocab_size=257, num_hidden_layers=1).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     for number, text in enumerate(("ab" * 100, "xy" * 100) * 4):
         (folder / f"{number}.txt").write_text(f"{text}{number}", encoding="utf-8")
@@ -52,10 +52,14 @@ def study(folder, pairs=48, **changes):
     return path
 
 
-def test_each_tokenizer_has_its_own_window_and_tables_are_over_it(two, tmp_path):
+@pytest.fixture(scope="module")
+def out(two):
+    """The study, run."""
+    return run_study(study(two), two / "out")
+
+
+def test_each_tokenizer_has_its_own_window_and_tables_are_over_it(two, out, tmp_path, monkeypatch):
     """Of `abab…` 40 characters are 20 tokens under the second tokenizer, of `xyxy…` 40: 30 on average."""
-    path = study(two)
-    out = run_study(path, tmp_path / "out")
     common = pd.read_csv(out / "qk_common.csv")
     assert dict(common.groupby("model")["window"].first()) == {"bytes": 40, "pairs": 30}
     assert Moments.load(out / "moments/pairs.safetensors").layout.common == 30
@@ -67,10 +71,10 @@ def test_each_tokenizer_has_its_own_window_and_tables_are_over_it(two, tmp_path)
     fresh = pd.read_csv(run_study(alone, tmp_path / "alone") / "qk.csv")
     both = common[common["model"] == "pairs"].reset_index(drop=True)
     np.testing.assert_allclose(both["r_q"], fresh["r_q"], atol=1e-6)
-    # And once more from what was kept, without tokenizing anything.
+    # And once more from what was kept: nothing is tokenized.
+    monkeypatch.delattr("qkscope.run.plan.survey")
     plan = make_plan(load_study(study(two)), results=out)
     assert [each.layout.common for each in plan.checkpoints] == [40, 30]
-    assert all(each.corpus.stored for each in plan.checkpoints)
     assert "common window 40 characters, on average these tokens: 40 of bytes, 30 of pairs" in "\n".join(
         describe_plan(plan, out)
     )
@@ -86,8 +90,7 @@ def test_tokenizers_without_a_common_window_are_told(two):
         make_plan(load_study(study(two, common_window={"characters": 300})))
 
 
-def test_moments_that_were_made_for_other_characters_are_not_taken(two, tmp_path):
-    out = run_study(study(two), tmp_path / "out")
+def test_moments_that_were_made_for_other_characters_are_not_taken(two, out):
     with pytest.raises(QkscopeError, match="common window"):
         run_study(study(two, common_window={"characters": 48}), out)
 
@@ -107,7 +110,7 @@ def test_moments_that_were_made_for_other_characters_are_not_taken(two, tmp_path
 def test_what_is_no_window_is_refused(two, window, said):
     with pytest.raises(StudyError, match=said) as refused:
         load_study(study(two, common_window=window))
-    assert str(refused.value).count("common_window") == 1  # one mistake, told once
+    assert str(refused.value).count("Input should") <= 1  # what else the key could be is not told as a mistake
 
 
 def test_figures_say_that_windows_are_as_many_characters():

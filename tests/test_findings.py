@@ -118,11 +118,14 @@ def test_the_page_is_what_the_kept_tables_say_and_they_are_small():
     assert sum(path.stat().st_size for path in KEPT.iterdir()) < 200_000
 
 
-def test_heads_to_edit_are_a_tenth_and_the_first_category_that_leaves_others(tmp_path):
+def test_heads_to_edit_are_the_first_category_that_leaves_others_and_the_strongest(tmp_path):
     categories = ["position-dominated"] * 30 + ["Q-positional"] + ["content-focused"] * 9
     (tmp_path / "tables").mkdir()
-    pd.DataFrame({"model": "a", "category": categories}).to_csv(tmp_path / "tables/heads.csv", index=False)
-    assert real_study.choices(tmp_path, "a") == [["--top", "4", "--by", "r_q"], ["--heads", "content-focused"]]
+    rows = [pd.DataFrame({"model": name, "category": categories}) for name in "ab"]
+    rows.append(pd.DataFrame({"model": "c", "category": ["mixed"] * 9}))  # all alike: nothing to compare with
+    pd.concat(rows).to_csv(tmp_path / "tables/heads.csv", index=False)
+    of_category = ["--heads", "content-focused", "--checkpoint", "a", "--checkpoint", "b"]
+    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [of_category, ["--top", "10", "--by", "r_q"]]
 
 
 def test_llama2_tokenizers_merge_in_the_order_of_their_pieces():

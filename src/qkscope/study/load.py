@@ -187,7 +187,7 @@ def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[
     for problem in error.errors():
         if "literal['all']" in problem["loc"]:
             continue  # the other reading of `heads`, which the user did not mean
-        if problem["loc"][:1] == ("common_window",) and problem["type"] in NO_WINDOW:
+        if problem["loc"][:1] == ("common_window",) and len(problem["loc"]) == 2 and problem["type"] in NO_WINDOW:
             continue  # the other reading of `common_window`
         location = [*within, *(part for part in problem["loc"] if part not in READINGS)]
         place = _place(location)
