@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -250,7 +251,8 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
 def run(study: Path, names: Sequence[str], size: Size) -> Path:
     """The commands of the README, one after the other."""
     folder = study.parent / "results"
-    command("run", str(study), "--out", str(folder), "--vectors", "--vector-tokens")
+    if not captured(study, folder, names):
+        command("run", str(study), "--out", str(folder), "--vectors", "--vector-tokens")
     command("report", str(folder), "--no-figures", "--no-page")
     for chosen in choices(folder, names):
         given = [*chosen, "--together", "--controls", str(CONTROLS)]
@@ -260,6 +262,15 @@ def run(study: Path, names: Sequence[str], size: Size) -> Path:
     command("report", str(folder))
     command("among", str(folder))
     return folder
+
+
+def captured(study: Path, folder: Path, names: Sequence[str]) -> bool:
+    """Whether a run of this very study has ended: asking it again would read all models to find nothing to do."""
+    kept, record = folder / "study.yaml", folder / "provenance.json"
+    if not (kept.is_file() and record.is_file() and kept.read_bytes() == study.read_bytes()):
+        return False
+    there = [each["name"] for each in json.loads(record.read_text(encoding="utf-8"))["checkpoints"]]
+    return there == list(names)
 
 
 def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
