@@ -254,13 +254,14 @@ def run(study: Path, names: Sequence[str], size: Size) -> Path:
     if not captured(study, folder, names):
         command("run", str(study), "--out", str(folder), "--vectors", "--vector-tokens")
     command("report", str(folder), "--no-figures", "--no-page")
+    command("among", str(folder))
+    study_tables.rope_windows(folder)
     for chosen in choices(folder, names):
         given = [*chosen, "--together", "--controls", str(CONTROLS)]
         given += [part for edit in EDITS for part in ("--edit", edit)]
         given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens)]
         command("ablate", str(study), "--out", str(folder), *given)
     command("report", str(folder))
-    command("among", str(folder))
     return folder
 
 

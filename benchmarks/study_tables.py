@@ -92,7 +92,7 @@ def write(folders: Mapping[str, Path], place: Path) -> None:
     tables["claims"] = tables["claims"][tables["claims"]["verdict"] != NOT_ASKED]
     tables["ablation"] = tables["ablation"][tables["ablation"]["outcome"].isin(("all", "repeated", "new"))]
     tables["entries"] = joined({corpus: entries(folder) for corpus, folder in there.items()})
-    tables["rope"] = joined({corpus: rope_windows(folder) for corpus, folder in there.items()})
+    tables["rope"] = joined({corpus: pd.read_csv(rope_windows(folder)) for corpus, folder in there.items()})
     for name, table in tables.items():
         if not table.empty:
             (place / f"{name}.csv").write_text(csv_text(table, DIGITS), encoding="utf-8")
@@ -135,16 +135,23 @@ def entries(folder: Path) -> pd.DataFrame:
 # --- what RoPE alone predicts, at each window -------------------------------------------------------
 
 
-def rope_windows(folder: Path) -> pd.DataFrame:
-    """Measured and predicted r of each model at each of its windows, of all heads and by kind of layer."""
+def rope_windows(folder: Path) -> Path:
+    """Measured and predicted r of each model at each of its windows, of all heads and by kind of layer.
+
+    In a file beside the results, which is made again only if moments are newer.
+    """
+    kept, moments_files = folder.parent / "rope_windows.csv", sorted((folder / "moments").glob("*.safetensors"))
+    if kept.exists() and all(path.stat().st_mtime < kept.stat().st_mtime for path in moments_files):
+        return kept
     rows = []
-    for path in sorted((folder / "moments").glob("*.safetensors")):
+    for path in moments_files:
         moments = Moments.load(path)
         documents = int(moments.provenance.get("documents") or 0)
         for window in moments.layout.windows():
             if window * documents >= FEWEST_TOKENS:
                 rows += at_window(moments, path.stem, window)
-    return pd.DataFrame(rows)
+    pd.DataFrame(rows).to_csv(kept, index=False)
+    return kept
 
 
 def at_window(moments: Moments, model: str, window: int) -> list[dict[str, object]]:
