@@ -150,11 +150,16 @@ def _rope_windows(tables: Tables, place: Place) -> list[int]:
     return [] if rows.empty else sorted(int(w) for w in rows["window"])
 
 
+def _known_windows(tables: Tables, place: Place) -> list[int]:
+    """Those at which there is a prediction."""
+    return [w for w in _rope_windows(tables, place) if tables.number("rope", "r_q_rope", place, w).known]
+
+
 def _rope_short(tables: Tables) -> str:
     """How much of r_q RoPE alone gives at the longest window, and where the rest is beyond errors."""
     said = []
     for place in tables.places():
-        windows = _rope_windows(tables, place)
+        windows = _known_windows(tables, place)
         if windows:
             r, alone, excess = (tables.number("rope", c, place, windows[-1]) for c in ("r_q", "r_q_rope", "r_q_excess"))
             what = f"excess {excess}" if excess.sign else f"excess {excess}, within two errors of 0"
@@ -166,7 +171,7 @@ def _rope_short(tables: Tables) -> str:
 def _mostly(tables: Tables) -> bool:
     """Whether RoPE alone gives more than half of mean r_q, beyond two errors, for every model on every corpus."""
     for place in tables.places():
-        windows = _rope_windows(tables, place)
+        windows = _known_windows(tables, place)
         if windows:
             r, alone = (tables.number("rope", c, place, windows[-1]) for c in ("r_q", "r_q_rope"))
             if not alone.minus(Number(r.value / 2, r.error / 2)).sign > 0:
@@ -183,7 +188,8 @@ def _rope_table(tables: Tables, corpus: str) -> str:
                 row = row[row["window"] == window].iloc[0]
                 cells = [str(tables.number("rope", c, place, window)) for c in
                          ("r_q", "r_q_rope", "r_q_excess", "r_k", "r_k_rope", "r_k_excess")]  # fmt: skip
-                dominated = f"{100 * row['dominated']:.0f} % / {100 * row['dominated_rope']:.0f} %"
+                shares = [row["dominated"], row["dominated_rope"]]
+                dominated = " / ".join(f"{100 * share:.0f} %" for share in shares) if row["heads"] else "–"
                 rows.append([place.name, f"{window:,}", f"{int(row['heads'])}", *cells, dominated])
     columns = ["model", "window", "heads", "r_q", "RoPE alone", "excess", "r_k", "RoPE alone", "excess",
                "position-dominated, measured / RoPE alone"]  # fmt: skip
@@ -194,7 +200,7 @@ def _rope_trend(tables: Tables) -> str:
     """Whether the excess is smaller at the longest window than at the shortest."""
     smaller, larger, same = [], [], 0
     for place in tables.places():
-        windows = _rope_windows(tables, place)
+        windows = _known_windows(tables, place)
         for name in ("r_q", "r_k") if len(windows) > 1 else ():
             first, last = (tables.number("rope", f"{name}_excess", place, w) for w in (windows[0], windows[-1]))
             change = Number(abs(last.value), last.error).minus(Number(abs(first.value), first.error))
@@ -212,9 +218,14 @@ def _unpredicted(tables: Tables) -> str:
     rows = tables.table("rope")
     if rows.empty or not rows["unpredicted"].any():
         return ""
-    some = rows[rows["unpredicted"] > 0].groupby("model", sort=False)["unpredicted"].max()
-    said = [f"{int(count)} of {tables.models[str(model)]}" for model, count in some.items()]
-    return f"Heads without a prediction, because the rotation of their layer could not be measured: {listed(said)}."
+    some = rows[(rows["unpredicted"] > 0) & (rows["layer_kind"] == "all")]
+    said = []
+    for (model, count, why), of in some.groupby(["model", "unpredicted", "why"], sort=False):
+        windows = sorted(set(of["window"]))
+        every = len(windows) == rows.loc[rows["model"] == model, "window"].nunique()
+        at = "" if every else f" at {listed([f'{int(w):,}' for w in windows])} tokens"
+        said.append(f"{int(count)} of {tables.models[str(model)]}{at} ({why})")
+    return f"Heads without a prediction: {'; '.join(said)}."
 
 
 # --- scores -----------------------------------------------------------------------------------------

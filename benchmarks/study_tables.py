@@ -159,23 +159,16 @@ def at_window(moments: Moments, model: str, window: int) -> list[dict[str, objec
     found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=model)
     every = with_layer_kind(found[TABLE.file])
     known = every[every["prediction"].isin((Basis.ROTATION, Basis.NOTHING_ROTATES))]
+    others = every[~every.index.isin(known.index)]
+    why = "; ".join(Basis(int(code)).words for code in sorted(set(others["prediction"])))
+    left = {"model": model, "window": window, "unpredicted": len(others), "why": why}
     if known.empty:
-        return []
+        return [{**left, "layer_kind": "all", "heads": 0}]
     kinds = {"all": known, **{str(kind): rows for kind, rows in known.groupby("layer_kind")}}
     if len(kinds) == 2:
         del kinds[next(kind for kind in kinds if kind != "all")]
     means = found[LAYER_MEANS_CSV]
-    return [
-        {
-            "model": model,
-            "layer_kind": kind,
-            "window": window,
-            "heads": len(rows),
-            "unpredicted": len(every) - len(known),
-        }
-        | numbers(rows, means)
-        for kind, rows in kinds.items()
-    ]
+    return [{**left, "layer_kind": kind, "heads": len(rows), **numbers(rows, means)} for kind, rows in kinds.items()]
 
 
 def numbers(rows: pd.DataFrame, means: pd.DataFrame) -> dict[str, float]:
