@@ -132,7 +132,7 @@ def heads_lines(at: AtWindow) -> list[str]:
         cells = []
         for edit in edits:
             row = ranks[(ranks["edit"] == edit) & (ranks["strength"] == name)].iloc[0]
-            cells.append(f"{row['rho']:+.2f} ({interval(row['low'], row['high'], 2)})")
+            cells.append(f"{row['rho']:+.2f} ({interval(row['low'], row['high'], 2)})".replace("-", "−"))
         lines.append(f"| `{name}`: {STRENGTHS[name]} | {' | '.join(cells)} |".replace("|r_q|", "\\|r_q\\|").replace(
             "|κ|", "\\|κ\\|").replace("|positional bias|", "\\|positional bias\\|"))  # fmt: skip
     for edit in edits:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.lenses.tell import plus_minus
+from qkscope.words.phrases import plus_minus
 
 ALL = "all"  # kinds of layers together
 

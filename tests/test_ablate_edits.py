@@ -213,7 +213,7 @@ def test_edits_that_the_sums_do_not_carry_are_refused_with_what_to_do(model):
     bare = capture_moments(model, IDS[1:], groups=7, stage="pre_rope")
     with pytest.raises(InputError, match=r"no sums from before rotation.*kernel_measured"):
         edits_of("kernel", layer_sums(bare, 0, [0]), LENGTH)
-    with pytest.raises(InputError, match="'kernal' is no edit; there is kernel, "):
+    with pytest.raises(InputError, match="'kernal' is not an edit; the edits are kernel, "):
         edits_of("kernal", layer_sums(bare, 0, [0]), LENGTH)
     with pytest.raises(InputError, match="no language-model head"):
         Ablation(model.model)
@@ -353,7 +353,7 @@ def test_heads_of_a_model_at_hand_are_compared_with_random_ones(model):
 def test_what_is_wrong_with_an_ablation_at_hand_is_said(model):
     for arguments, message in (
         ({"edits": "zero"}, r"edits is a single word; put it in a list: \['zero'\]"),
-        ({"edits": ["zorro"]}, "'zorro' is no edit"),
+        ({"edits": ["zorro"]}, "'zorro' is not an edit"),
         ({"heads": ["L9H9"]}, "there is no head L9H9"),
         ({"needle": [0.5]}, "give the model's tokenizer, too"),
         ({"groups": 2}, "2 document groups, fewer than 4; capture more documents"),

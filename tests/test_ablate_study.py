@@ -61,7 +61,7 @@ def test_heads_are_chosen_by_name_by_category_and_by_any_number():
     [
         (HeadChoice(("L9H0",)), r"no head L9H0; heads go from L0H0 to L2H3"),
         (HeadChoice(("K-positional",)), r"'K-positional' is neither .* occurs here: mixed, position-dominated"),
-        (HeadChoice(top=2, by="r_qq"), r"no numbers 'r_qq'; is it r_q\?"),
+        (HeadChoice(top=2, by="r_qq"), r"no column of numbers 'r_qq'; is it r_q\?"),
     ],
 )
 def test_a_head_that_is_not_there_is_refused_with_what_is(choice, message):
@@ -414,14 +414,14 @@ def test_bad_input_is_refused_before_a_model_is_loaded(study, capsys):
     path, out = study
     for arguments, message in (
         (["--heads", "L7H0"], "there is no head L7H0"),
-        (["--edit", "kernal"], "'kernal' is no edit; there is kernel"),
+        (["--edit", "kernal"], "'kernal' is not an edit; the edits are kernel"),
         (["--checkpoint", "three"], "there is no checkpoint 'three'"),
         (["--documents", "0"], "at least one document"),
         (["--documents", "3"], "3 documents are too few for an error: an ablation needs at least 4"),
         (["--tokens", "1"], "at least two tokens"),
-        (["--needle", "1.5"], "depth is from 0 (the document's begin) to 1 (its end), not 1.5"),
+        (["--needle", "1.5"], "depth is from 0 (the document's start) to 1 (its end), not 1.5"),
         (["--needle", "--tokens", "64"], "give more tokens, or leave the needle out"),
-        (["--engine", "slurm"], "engine 'slurm' is none of local, ray"),
+        (["--engine", "slurm"], "engine 'slurm' is not one of local, ray"),
     ):
         assert main(["ablate", str(path), "--out", str(out), *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -165,7 +165,7 @@ def test_an_adapter_of_another_model_is_refused_when_it_is_loaded(checkpoints, a
 
 def test_a_base_is_for_adapters_only(world, checkpoints):
     entry = {"name": "a", "model": str(checkpoints / "long"), "context": 64, "base": "x/y"}
-    with pytest.raises(ModelError, match="`base` is of an adapter, but"):
+    with pytest.raises(ModelError, match="`base` belongs to an adapter, and"):
         make_plan(load_study(world(checkpoints=[entry])))
 
 

@@ -74,7 +74,7 @@ WINDOWS = [
     ({"ids": IDS}, "not dict"),
     ([{"input_ids": IDS[0]}], "window 0 is what a tokenizer returned; give its input_ids"),
     ([IDS], "window 0 has 2 dimensions"),
-    ([[1, 2, [3]]], "window 0 is no list of token ids"),
+    ([[1, 2, [3]]], "window 0 is not a list of token ids"),
     (tokens().float(), "window 0 holds float32 values; token ids are whole numbers"),
     ([IDS[0], [1.0, 2.0]], "window 1 holds float64 values"),
     ([[True, False]], "window 0 holds bool values"),
@@ -187,8 +187,8 @@ def test_files_and_studies_that_are_none_are_refused(moments, call, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, ["a"], 3), "NoneType is no tokenizer"),
-        (("gpt2", ["a"], 3), "str is no tokenizer"),
+        ((None, ["a"], 3), "NoneType is not a tokenizer"),
+        (("gpt2", ["a"], 3), "str is not a tokenizer"),
         ((byte_tokenizer(), "one text", 3), r"a single text; put it in a list: \[text\]"),
         ((byte_tokenizer(), None, 3), "texts should be a list"),
         ((byte_tokenizer(), ["fine", 5], 3), "text 1 is int"),

@@ -232,7 +232,7 @@ def test_a_checkpoint_that_fails_on_every_document_is_bad(world, tmp_path, check
     study = world(checkpoints=listed, batch_tokens=64, shard_tokens=128)
     out = run_study(study, tmp_path / "out", told, options=options)
     assert told.out[0][0] == "bad"
-    assert told.out[0][1].startswith("every document fails, hardly by the documents' fault; the last: document docs/")
+    assert told.out[0][1].startswith("every document fails, so the checkpoint is at fault; the last: document docs/")
     assert set(pd.read_csv(out / "qk.csv")["model"]) == {"one"}
 
 

@@ -64,7 +64,7 @@ def test_layers_full_is_refused_where_no_layer_has_full_attention(world, tmp_pat
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
-        ("gpu", r"device 'gpu' is none that torch knows; it should be one of auto, cpu"),
+        ("gpu", r"device 'gpu' is not one that torch knows; it should be one of auto, cpu"),
         ("cuda:99", r"device 'cuda:99' is not on this machine; it should be one of auto, cpu"),
         ("meta", r"device 'meta' computes nothing"),
     ],

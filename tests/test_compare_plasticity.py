@@ -72,6 +72,7 @@ def test_tolerances_by_hand(sampled):
     assert cells_of(found).loc[(LC, "ap"), "tolerance"] == pytest.approx(0.0005 + multiple * noise, rel=1e-9)
     assert cells_of(found).loc[(LC, "ap_drop"), "tolerance"] == pytest.approx(0.0015 + multiple * noise, rel=1e-9)
     assert cells_of(judged(sampled, 0.05)).loc[(LC, "ap_drop"), "tolerance"] == 0.05
+    assert cells_of(found).loc[(LC, "ap"), "error"] == pytest.approx(noise / math.sqrt(2), rel=1e-9)  # of the run alone
 
 
 def test_one_mean_beyond_its_tolerance_differs_and_no_other(sampled):

@@ -139,6 +139,33 @@ def test_a_given_tolerance_is_a_share_of_slopes_and_means(rotated):
     assert row["mu_q_a"] == pytest.approx(0.05 * 2.89)
 
 
+def layers_of_means(model, moves, heads):
+    """`layer_means.csv` of one checkpoint: eight groups of one size, each of which moves every layer's mean query."""
+    layers = published_sample(REFERENCE)["layer"].value_counts().add(heads, fill_value=0).astype(int)
+    without = {f"without_{group}": 4.0 + move for group, move in enumerate(moves)}
+    tokens = {f"without_{group}": 7000 for group in range(len(moves))}
+    rows = []
+    for layer, count in layers.items():
+        place = {"model": model, "window": 4096, "layer": layer, "heads": count}
+        rows.append({**place, "table": "rotated", "column": "mu_q_a", "mean": 4.0, **without})
+        rows.append({**place, "table": np.nan, "column": "tokens", "mean": 8000, **tokens})
+    return pd.DataFrame(rows)
+
+
+def test_a_mean_has_the_jackknife_error_of_its_layers_where_the_same_heads_were_measured(rotated):
+    model, moves = "stage2-step-4200000", np.array([0.01, -0.02, 0.03, 0.0, 0.01, -0.01, 0.02, -0.04])
+    for more, known in ((pd.Series(dtype=int), True), (pd.Series({3: 1}), False)):
+        means = layers_of_means(model, moves, more)
+        found = compare_with_published(
+            published_heads(), list(PUBLISHED.index), REFERENCE, None, {"rotation": rotated}, means=means
+        )
+        errors = cells_of(found)["error"]
+        expected = math.sqrt(7 / 8 * (moves**2).sum()) if known else np.nan  # the moves add up to 0
+        assert errors[(model, "mu_q_a")] == pytest.approx(expected, rel=1e-9, nan_ok=True)
+        assert errors.drop((model, "mu_q_a")).isna().all()  # without layers' means, and quartiles
+    assert cells_of(judged(rotated))["error"].isna().all()
+
+
 def test_references_without_such_means_are_compared_as_before(rotated):
     tables = {name: table for name, table in REFERENCE.tables.items() if name != "rotation"}
     plain = dataclasses.replace(REFERENCE, tables=tables)

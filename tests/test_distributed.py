@@ -1,12 +1,10 @@
 """Models that several processes train together: the same numbers on every rank, or a refusal that says why."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 
-from warm import Warm
+from warm import two_ranks
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
 
@@ -16,27 +14,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each of two ranks found for each way of wrapping a model; they meet over gloo."""
-    folder = tmp_path_factory.mktemp("ranks")
-    local = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **local}
-    started = [
-        Warm(
-            rank,
-            folder,
-            cwd=folder,
-            script=HERE / "ranks.py",
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in started:
-            _, told = process.communicate()
-            assert process.returncode == 0, told
-    finally:
-        for process in started:
-            process.end()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return two_ranks(HERE / "ranks.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "fsdp2, trained before", "fsdp2, backbone only"])

@@ -109,7 +109,7 @@ def test_gpus_are_shared_out():
 
 def test_engines_are_found_by_their_module():
     assert engine_names() == ["local", "ray"]
-    with pytest.raises(InputError, match="engine 'slurm' is none of local, ray"):
+    with pytest.raises(InputError, match="engine 'slurm' is not one of local, ray"):
         find_engine("slurm")
 
 

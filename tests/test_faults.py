@@ -287,7 +287,7 @@ def test_when_every_document_fails(failing, tmp_path):
     _, study = failing
     for path in (tmp_path / "docs").glob("*.txt"):
         path.write_text("<BAD>" + path.read_text())
-    with pytest.raises(BatchError, match="every document fails, hardly by the documents' fault"):
+    with pytest.raises(BatchError, match="every document fails, so the checkpoint is at fault"):
         run_study(study(batch_tokens=64), tmp_path / "out", options=SKIP)
 
 

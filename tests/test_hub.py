@@ -139,7 +139,7 @@ def test_refusals_give_the_reason_and_the_way_out(world, tmp_path, status, code,
     finally:
         server.shutdown()
     assert done.returncode == 2
-    assert f"checkpoint 'one': org/tiny@step-9 could not be had: {reason}" in done.stderr
+    assert f"checkpoint 'one': org/tiny@step-9 could not be fetched: {reason}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 

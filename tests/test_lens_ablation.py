@@ -180,7 +180,9 @@ def test_the_card_of_groups_claims_what_exceeds_its_interval(grouped):
     assert "matter less than random heads under flatten" in text
     assert "are not told from random heads under zero" in text
     assert "shuffle of position-dominated (12 heads): +0.3000 against +0.1000 for random heads; too few" in text
-    assert "kernel of position-dominated (12 heads), repeated: +0.6000 against +0.1000" in text
+    assert "kernel of position-dominated (12 heads), repeated: +0.60 against +0.10 for random heads" in text
+    assert "difference +0.50 ± 0.10 (+0.20 to +0.80): more." in text
+    assert "difference −0.040 ± 0.010 (−0.070 to −0.010): less." in text
     assert "+5.1" not in text  # the last checkpoint with groups
 
 
@@ -255,8 +257,24 @@ def test_the_card_says_since_when_heads_matter(trained):
 
 def test_the_figure_over_training_leaves_room_for_checkpoints_without_an_ablation(trained):
     figure = drawing(trained[0], "ablation_course")
-    (costly,) = [line for line in figure.axes[1].lines if line.get_gid() == "costly kernel"]
-    np.testing.assert_array_equal(costly.get_ydata(), [np.nan, 4, 4, 4])
+    lines = {line.get_gid(): line for line in figure.axes[1].lines}
+    np.testing.assert_array_equal(lines["costly kernel"].get_xdata(), [1, 2, 3])
+    np.testing.assert_array_equal(lines["costly kernel"].get_ydata(), [4, 4, 4])
+    np.testing.assert_array_equal(lines["begun kernel"].get_ydata(), [1, 4, 4])
+    assert figure.axes[1].get_ylim()[0] == 0
+
+
+def test_lines_join_ablated_checkpoints_over_one_that_was_not(trained):
+    tables, names = trained
+    for file in (FILE, COURSE_FILE):
+        table = tables.own.head_tables[file]
+        tables.own.head_tables[file] = table[table["model"] != names[1]]
+    figure = drawing(tables, "ablation_course")
+    for gid, heads in (("costly kernel", [4, 4]), ("begun kernel", [1, 4])):
+        (line,) = [each for each in figure.axes[1].lines if each.get_gid() == gid]
+        np.testing.assert_array_equal(line.get_xdata(), [1, 3])
+        np.testing.assert_array_equal(line.get_ydata(), heads)
+        assert line.get_linestyle() in ("-", "--")
 
 
 def test_one_ablated_checkpoint_has_no_course(ablated):

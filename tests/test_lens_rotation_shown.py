@@ -12,6 +12,7 @@ from qkscope.errors import InputError
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.rotation.chosen import ranked
 from qkscope.lenses.rotation.ellipses import draw_plane
+from qkscope.lenses.rotation.families import within_models
 from qkscope.lenses.rotation.summaries import correlation_over_layers
 from qkscope.lenses.rotation.table import FILE, TABLE, rotated
 from qkscope.lenses.sums import layer_sums
@@ -270,3 +271,36 @@ def test_large_studies_are_drawn_too(tmp_path, drawing):
         for name in ("rotation_heads", "rotation_depth_map"):
             assert drawing(tables, name) is not None
     assert "There are no errors over documents" in card_text(tables, "rotation_drift")
+
+
+def test_a_family_has_its_heads_apart_by_model_and_r_within_models(models, run, drawing):
+    assert not EVERY_FIGURE["rotation_families"].figure.exists(run.own)  # checkpoints of one run have no families
+    heads = models.own.table(FILE)
+    figure = drawing(models, "rotation_families")
+    dots = [each for each in figure.axes[1].collections if (each.get_gid() or "").startswith("heads")]
+    assert [len(each.get_offsets()) for each in dots] == [LAYERS * HEADS, LAYERS * HEADS]
+    np.testing.assert_allclose(
+        dots[1].get_offsets()[:, 1], 1000 * heads.loc[heads["model"] == "step-1", "bias_strength"]
+    )
+    # Each model by itself has mean 0 and variance 1, so the r of two models with as many heads is the mean of theirs.
+    each = [pearsonr(own["separation_strength"], own["bias_strength"])[0] for _, own in heads.groupby("model")]
+    found = within_models(models.own, list(models.own.study.checkpoints))
+    assert found["r"] == pytest.approx(np.mean(each))
+    assert found["layers"] == 2 * LAYERS
+    assert found["r_low"] < found["r"] < found["r_high"]
+    moved = models.own.table(FILE).assign(
+        bias_strength=lambda t: t["bias_strength"] * (1 + 99 * (t["model"] == "step-1"))
+    )
+    assert correlation_over_layers(moved, "separation_strength", "bias_strength")["r"] != pytest.approx(found["r"])
+    assert style.signed(found["r"]) in figure.axes[1].get_title("left")
+    text = card_text(models, "rotation_families")
+    assert f"r of bias with separation is {style.signed(found['r'])}" in text
+    assert "of heads with a bias above 0" in text
+
+
+def test_the_plane_has_its_quartiles_over_heads(run, drawing):
+    figure = drawing(run, "rotation_drift")
+    (spread,) = [each for each in figure.axes[2].collections if each.get_gid() == "quartiles"]
+    heads = run.own.table(FILE).groupby("model")["plane_var_fraction"]
+    expected = np.column_stack([heads.quantile(0.25), heads.quantile(0.75)])
+    np.testing.assert_allclose([segment[:, 1] for segment in spread.get_segments()], expected)

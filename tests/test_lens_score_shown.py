@@ -1,6 +1,7 @@
 """Figures and cards of profiles and scores: what they draw and say against the tables, for every kind of study."""
 
 import json
+from copy import copy
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,14 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.profile.card import wrong_shape
 from qkscope.lenses.profile.choice import profiles_of
 from qkscope.lenses.score.map_choice import maps_of
-from qkscope.lenses.score.phrases import lean, part_share, plus_minus
+from qkscope.lenses.score.phrases import lean
 from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_files
-from reports import card_text, drawing
+from qkscope.words.phrases import plus_minus, share_plus_minus, signed, span
+from reports import EVERY_FIGURE, card_text, drawing
 
 NAMES = ("score_split", "score_depth", "score_heads", "score_map", "profile")
 LOOKS = ("position", "query-position", "preference", "query")
@@ -72,19 +74,31 @@ def heights(axes, name):
 
 def test_a_lean_is_claimed_beyond_two_errors_only():
     assert lean(1.3, 0.1) == "late keys win by 1.30 ± 0.10 standard deviations of scores"
-    assert lean(-0.42, 0.2) == "early keys win by 0.42 ± 0.20 standard deviations of scores"
+    assert lean(-0.42, 0.2) == "early keys win by 0.4 ± 0.2 standard deviations of scores"
     assert lean(0.19, 0.1).startswith("neither late nor early keys win beyond two errors (0.19 ± 0.10")
     assert lean(-0.5, np.nan) == "early keys win by 0.50 standard deviations of scores (no error is known)"
     assert lean(np.nan, np.nan) == "it is undefined whether late or early keys win"
 
 
 def test_numbers_have_the_digits_that_their_errors_need():
-    assert plus_minus(0.7312, 0.0004) == "0.731 ± 0.000"
-    assert plus_minus(0.7312, 0.013) == "0.73 ± 0.01"
-    assert part_share(0.247, 0.03) == "25% ± 3%"
-    assert part_share(0.247, 0.002) == "24.7% ± 0.2%"
-    assert part_share(0.0031, 0.0002) == "0.31% ± 0.02%"
-    assert part_share(0.247, np.nan) == "25%"
+    assert plus_minus(0.7312, 0.0004) == "0.7312 ± 0.0004"
+    assert plus_minus(0.7312, 0.013) == "0.731 ± 0.013"
+    assert plus_minus(-0.7312, 0.02) == "−0.73 ± 0.02"
+    assert plus_minus(0.7312, 0.02, signed=True) == "+0.73 ± 0.02"
+    assert plus_minus(-0.0001, 0.02) == "0.00 ± 0.02"
+    assert plus_minus(713.2, 24.0) == "713 ± 24"
+    assert plus_minus(0.7312, np.nan) == "0.731"
+    assert share_plus_minus(0.247, 0.03) == "25 ± 3%"
+    assert share_plus_minus(0.247, 0.002) == "24.7 ± 0.2%"
+    assert share_plus_minus(0.0031, 0.0002) == "0.31 ± 0.02%"
+    assert share_plus_minus(0.247, np.nan) == "25%"
+
+
+def test_an_interval_shows_on_which_side_of_zero_its_ends_are():
+    assert span(-0.0247, 0.1415) == "−0.02 to +0.14"
+    assert span(0.0012, 0.1418) == "+0.001 to +0.142"
+    assert span(0.0, 0.1415) == "0.00 to +0.14"
+    assert signed(-0.001) == "0.00"
 
 
 def test_a_line_is_the_wrong_shape_where_there_is_much_position_and_it_is_bent():
@@ -182,6 +196,42 @@ def test_profiles_are_of_one_head_of_each_category_and_the_most_bent(tables):
     np.testing.assert_allclose(line.get_ydata(), mine["k_pc0"].iloc[1:])  # without position 0
 
 
+def test_single_heads_are_drawn_at_the_common_window_too(tables):
+    heads = tables.common.table(TABLE.file)
+    last = heads[(heads["model"] == "step-2") & (heads["rotary"] == "rotary")]
+    figure = drawing(tables, "score_heads", common=True)
+    order = last.sort_values(LINE_SHARES[0], ascending=False)  # entries have other buckets here
+    np.testing.assert_allclose(heights(figure.axes[0], "position"), order[LINE_SHARES[0]])
+    best = heads[heads["model"] == "step-2"].sort_values(LINE_SHARES[0]).iloc[-1]
+    first = maps_of(tables.common)[0]
+    assert (first.layer, first.head) == (best["layer"], best["head"])
+    assert f"{100 * best[LINE_SHARES[0]]:.0f}% position" in drawing(tables, "score_map", common=True).axes[0].get_title(
+        "left"
+    )
+    (mesh,) = [c for c in drawing(tables, "score_map", common=True).axes[0].collections if c.get_gid() == "scores"]
+    assert mesh.get_array().shape[0] == 5  # buckets of the longer context within the common window
+    assert drawing(tables, "profile", common=True) is not None
+    for name in ("score_heads", "score_map", "profile"):
+        assert "at a Common Window" in card_text(tables, name, common=True).splitlines()[0]
+    profile = card_text(tables, "profile", common=True)
+    assert "of the common window step-2 has 4 buckets beside position 0" in profile
+    course = "The mean share of the variance of queries between buckets"  # not over buckets that differ
+    assert course in card_text(tables, "profile")
+    assert course not in profile
+
+
+def test_a_window_of_one_bucket_has_no_profile_and_no_map(tables):
+    at = copy(tables.common)
+    at.head_tables = {
+        file: rows[rows["end"] <= 8] if file in ("profile.csv", "score_map.csv") else rows
+        for file, rows in tables.common.head_tables.items()
+    }
+    assert len(set(at.table("profile.csv").query("model == 'step-2'")["bucket"])) == 2  # position 0, and one
+    for name in ("profile", "score_map"):
+        assert EVERY_FIGURE[name].figure.exists(tables.common)
+        assert not EVERY_FIGURE[name].figure.exists(at)
+
+
 # --- cards ------------------------------------------------------------------------------------------
 
 
@@ -189,7 +239,7 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
     text = card_text(tables, "score_split")
     takeaway = text.partition("## Key Takeaway")[2]
     row = tables.own.table("score_shares").query("model == 'step-2' and layer_kind == 'all'").iloc[0]
-    assert part_share(row["position_share"], row["position_share_se"]) in takeaway
+    assert share_plus_minus(row["position_share"], row["position_share_se"]) in takeaway
     assert lean(row["late_advantage"], row["late_advantage_se"]) in text
     assert "Position is a larger part in rotary than in NoPE layers." in text
     assert "Late keys win beyond two errors in 4 of 12 heads, early keys in 4." in text

@@ -244,7 +244,7 @@ def test_arrays_that_are_not_where_or_what_they_should_be(path, change, message)
         ("2.k.crossed.x", np.nan, "values that are not numbers"),
         ("2.k.groups.xx.scale", np.nan, "values that are not numbers"),
         ("2.k.pivot", np.nan, "pivot holds values that are not sums"),
-        ("documents", -1, "numbers of documents that are none"),
+        ("documents", -1, "numbers that cannot count documents"),
     ],
 )
 def test_numbers_that_are_no_sums(path, name, value, message):

@@ -267,7 +267,7 @@ def test_the_figure_draws_the_means_of_both_and_the_share_beyond(tmp_path):
 def test_the_card_says_how_many_heads_are_beyond_and_how_many_would_be_by_chance(tmp_path):
     _, tables = study_with_null(tmp_path)
     takeaway = card_text(tables, "null").partition("## Key Takeaway")[2]
-    assert "100.0 ± 1.7 % of heads" in takeaway  # the root of 3 steps of a hundredth
+    assert "100.0 ± 1.7% of heads" in takeaway  # the root of 3 steps of a hundredth
     assert "each of 15 shifts" in takeaway
     assert "6% would" in takeaway
 

@@ -12,7 +12,8 @@ from qkscope.errors import InputError, QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.lenses.heads import HeadSample, choose_heads
 from qkscope.lenses.pca import head_components
-from qkscope.lenses.position.table import qk_table, windows_table
+from qkscope.lenses.position.table import DOUBLINGS, qk_table
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import JUDGED_COLUMNS, QK_COLUMNS
@@ -128,7 +129,7 @@ def test_a_common_rotation_of_queries_and_keys_changes_nothing(seed):
 
 def test_windows_are_what_a_shorter_capture_would_have_seen():
     q, k = vectors()
-    table = windows_table(moments_of(q, k), model="a")
+    table = checkpoint_rows(moments_of(q, k), [DOUBLINGS], RowSettings(), model="a")[DOUBLINGS.file]
     assert sorted(set(table["window"])) == [4, 8, 16, 32, 64]
     assert set(table["pc"]) == {0}
     for window in (8, 32):

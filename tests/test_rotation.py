@@ -226,7 +226,7 @@ def test_coordinates_that_a_model_never_uses_are_measured_with_the_rest():
     [
         (lambda t: t.sqrt()[..., None] * SLOWING, lambda t: 1.0, "not grow in proportion to position"),
         (lambda t: t.clamp(max=100)[..., None] * SLOWING, lambda t: 1.0, "not grow in proportion to position"),
-        (lambda t: t[..., None] * SLOWING, lambda t: 1 + t / 100, "not one scale"),
+        (lambda t: t[..., None] * SLOWING, lambda t: 1 + t / 100, "do not have one scale"),
         (lambda t: (t + 1)[..., None] * SLOWING, lambda t: 1.0, "no token is at position 0"),
     ],
 )

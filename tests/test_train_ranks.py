@@ -1,7 +1,5 @@
 """A model that two processes train together is measured by both: each takes its documents, and sums are added up."""
 
-import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 import qkscope
 from families import tiny
 from train_ranks import DOCUMENTS
-from warm import Warm
+from warm import two_ranks
 
 pytestmark = pytest.mark.slow  # processes of its own
 
@@ -22,21 +20,7 @@ WAYS = ["plain", "ddp", "fsdp2", "fsdp2, trained before", "compiled layers"]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each of two ranks found; they meet over gloo."""
-    folder = tmp_path_factory.mktemp("ranks")
-    local = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **local}
-    started = []
-    for rank in range(2):
-        env = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        started.append(Warm(rank, folder, cwd=folder, script=HERE / "train_ranks.py", env=env))
-    try:
-        for process in started:
-            _, told = process.communicate()
-            assert process.returncode == 0, told
-    finally:
-        for process in started:
-            process.end()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return two_ranks(HERE / "train_ranks.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ that is started with others than the server's forgets them, and imports them onc
 """
 
 import contextlib
+import json
 import multiprocessing
 import os
 import runpy
@@ -15,6 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 PRELOADED = [
     "numpy", "pandas", "yaml", "pydantic", "rich.progress", "pyarrow.parquet", "safetensors.torch", "scipy.optimize",
@@ -136,3 +138,20 @@ def run_warm(*arguments: object, cwd: object, env: Mapping[str, str] | None = No
         return subprocess.CompletedProcess(["qkscope", *map(str, arguments)], process.returncode, out, err)
     finally:
         process.end()
+
+
+def two_ranks(script: Path, folder: Path) -> list[object]:
+    """What each of two ranks, which meet over gloo, wrote into `folder`: SCRIPT RANK FOLDER makes RANK.json."""
+    local = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    started = []
+    for rank in range(2):
+        env = {**os.environ, **local, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        started.append(Warm(rank, folder, cwd=folder, script=script, env=env))
+    try:
+        for process in started:
+            _, told = process.communicate()
+            assert process.returncode == 0, told
+    finally:
+        for process in started:
+            process.end()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

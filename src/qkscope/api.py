@@ -158,7 +158,7 @@ def token_windows(
     if special_tokens not in ("default", "none", "bos"):
         raise InputError(f"special_tokens should be 'default', 'none' or 'bos', not {special_tokens!r}")
     if not callable(tokenizer):
-        raise InputError(f"{type(tokenizer).__name__} is no tokenizer; load one with AutoTokenizer.from_pretrained")
+        raise InputError(f"{type(tokenizer).__name__} is not a tokenizer; load one with AutoTokenizer.from_pretrained")
     if isinstance(texts, str | bytes):
         raise InputError("texts is a single text; put it in a list: [text]")
     if not isinstance(texts, Iterable):
@@ -246,9 +246,7 @@ def ablate_heads(
     from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.work import AblationSettings
 
-    for name, value in (("edits", edits), ("heads", heads)):
-        if isinstance(value, str):
-            raise InputError(f"{name} is a single word; put it in a list: [{value!r}]")
+    _refuse_single_words(edits=edits, heads=heads)
     if needle and tokenizer is None:
         raise InputError("a needle is a text: give the model's tokenizer, too")
     top, seed = None if top is None else whole_argument("top", top, 1), whole_argument("seed", seed, 0)
@@ -258,6 +256,13 @@ def ablate_heads(
     read: list[Any] = list(ids)
     moments = capture_moments(model, read, context=context, groups=whole_argument("groups", groups, 1, MOST_GROUPS))
     return ablate_windows(model, read, moments, _leading(moments), settings, tokenizer, progress)
+
+
+def _refuse_single_words(**lists: Sequence[str]) -> None:
+    """A text is a sequence, too: of letters."""
+    for name, value in lists.items():
+        if isinstance(value, str):
+            raise InputError(f"{name} is a single word; put it in a list: [{value!r}]")
 
 
 def _leading(moments: Moments) -> pd.DataFrame:

@@ -112,7 +112,9 @@ def remove_file(path: Path) -> None:
     except NotADirectoryError:
         return
     except OSError as error:
-        raise StorageError(f"{path}: cannot be removed ({error.strerror or error}); see to it and run again") from error
+        raise StorageError(
+            f"{path}: cannot be removed ({error.strerror or error}); make that possible and run again"
+        ) from error
 
 
 def require_writable(folder: Path) -> None:

@@ -115,7 +115,9 @@ def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
     """The heads with the largest absolute values."""
     if by not in heads.columns or not pd.api.types.is_numeric_dtype(heads[by].dtype):
         near = get_close_matches(by, [str(name) for name in heads.columns], 3)
-        raise InputError(f"tables/heads.csv has no numbers {by!r}" + (f"; is it {' or '.join(near)}?" if near else ""))
+        raise InputError(
+            f"tables/heads.csv has no column of numbers {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
+        )
     known = heads[heads[by].notna()]
     order = known[by].abs().sort_values(ascending=False, kind="stable").index[:count]
     return {(int(heads.loc[i, "layer"]), int(heads.loc[i, "head"])) for i in order}

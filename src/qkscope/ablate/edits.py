@@ -51,7 +51,7 @@ class Kind:
 def edits_of(name: str, sums: LayerSums, tokens: int, seed: int = 0) -> dict[int, HeadEdit]:
     """The edit of that name for each head of `sums`; InputError where the sums do not carry it."""
     if name not in KINDS:
-        raise InputError(f"{name!r} is no edit; there is {', '.join(KINDS)}")
+        raise InputError(f"{name!r} is not an edit; the edits are {', '.join(KINDS)}")
     return dict(zip(sums.heads, KINDS[name].make(sums, tokens, seed), strict=True))
 
 

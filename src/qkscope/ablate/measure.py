@@ -68,8 +68,8 @@ class EditSource:
         whole = layer_sums(self._moments, layer, heads)
         if whole.leave_out is None:
             raise InputError(
-                f"layer {layer}: an edit comes from other documents than it is measured on, but moments cannot be had "
-                f"without a document group: {whole.replication.reason}; capture more documents, or more `groups`"
+                f"layer {layer}: an edit is taken from other documents than it is measured on, but these moments "
+                f"cannot leave out a document group ({whole.replication.reason}); capture more documents or `groups`"
             )
         return whole.without(group) if group in whole.replication.groups else whole
 

@@ -21,17 +21,6 @@ LEVEL = 0.95
 EVERY, REPEATED, NEW = "all", "repeated", "new"
 ENTROPY, DISTANCE = "attention entropy", "attention distance"
 NEEDLE = "needle at"
-
-# In one sentence each, for help, docs and tables; those of positions and depths by how they begin.
-OUTCOMES = {
-    EVERY: "Mean loss of all tokens but the first, in nats per token.",
-    REPEATED: "Mean loss of tokens that end a run of three which the document had before: retrieval.",
-    NEW: "Mean loss of all other tokens.",
-    "positions": "Mean loss of the tokens of one quarter of the document.",
-    NEEDLE: "-ln of the probability of the whole answer to a sentence planted at that depth (--needle).",
-    ENTROPY: "Mean entropy of the edited heads' attention over queries, in nats (--attention).",
-    DISTANCE: "Mean distance to where the edited heads look, in tokens (--attention).",
-}
 KEY = ("model", "edit", "unit", "outcome")
 
 

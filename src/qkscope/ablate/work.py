@@ -54,14 +54,14 @@ class AblationSettings:
     def __post_init__(self) -> None:
         for edit in self.edits:
             if edit not in KINDS:
-                raise InputError(f"{edit!r} is no edit; there is {', '.join(KINDS)}")
+                raise InputError(f"{edit!r} is not an edit; the edits are {', '.join(KINDS)}")
         if not self.edits:
             raise InputError("an ablation needs at least one edit")
         if self.documents < 1:
             raise InputError("an ablation needs at least one document")
         for depth in self.needle:
             if not 0 <= depth <= 1:
-                raise InputError(f"a needle's depth is from 0 (the document's begin) to 1 (its end), not {depth:g}")
+                raise InputError(f"a needle's depth is from 0 (the document's start) to 1 (its end), not {depth:g}")
 
     @property
     def measured(self) -> dict[str, Any]:

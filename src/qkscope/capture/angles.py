@@ -21,7 +21,7 @@ def angles_of(cos: Array, sin: Array, positions: NDArray[np.int64]) -> tuple[Arr
     scale = float(cos[0].max())
     table, product = _roundings(cos, sin)
     if np.abs(np.hypot(cos, sin) / scale - 1).max() > ROUNDINGS * table:
-        raise CaptureError("its cos and sin have not one scale for all planes and positions")
+        raise CaptureError("its cos and sin do not have one scale for all planes and positions")
     t = positions[1:, None].astype(np.float64)
     phases = _unwrapped(np.arctan2(sin, cos)[1:], t)
     turns = np.abs(phases[-1] / t[-1]) * t

@@ -58,7 +58,7 @@ def _require_answer(source: ModelSource, filename: str) -> None:
         return  # an answer, whatever it is
     except Exception as error:  # of the library that asks: no address, no route, nobody there, no answer in time
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{source} could not be had: {_unreachable(source)} ({reason[0][:200]})") from error
+        raise ModelError(f"{source} could not be fetched: {_unreachable(source)} ({reason[0][:200]})") from error
 
 
 def _unreachable(source: ModelSource) -> str:
@@ -115,8 +115,8 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
     )
     for kind, reason in reasons:
         if any(isinstance(cause, kind) for cause in causes):
-            return ModelError(f"{source} could not be had: {reason}")
-    return ModelError(f"{source} could not be had: {first}")
+            return ModelError(f"{source} could not be fetched: {reason}")
+    return ModelError(f"{source} could not be fetched: {first}")
 
 
 def _nor_folder(source: ModelSource) -> str:

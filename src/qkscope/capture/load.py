@@ -28,7 +28,7 @@ def choose_device(device: str, *, here: bool = True) -> str:
     try:
         wanted = torch.device(device)
     except RuntimeError:
-        raise ModelError(f"device {device!r} is none that torch knows; {_devices()}") from None
+        raise ModelError(f"device {device!r} is not one that torch knows; {_devices()}") from None
     if wanted.type == "meta":
         raise ModelError(f"device 'meta' computes nothing; {_devices()}")
     if here and not _is_here(wanted.type, wanted.index):

@@ -73,7 +73,7 @@ def find_source(
         path = folder / Path(model).expanduser()
         is_dir, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # too long a name, no such user's home, a NUL
-        raise ModelError(f"{role} {model[:200]!r} cannot be looked for ({error})") from None
+        raise ModelError(f"{role} {model[:200]!r} cannot be looked up ({error})") from None
     gguf = model.lower().endswith(".gguf")
     if revision is not None and (gguf or is_dir or is_file):
         raise ModelError(_revision_of_files(model, revision, path, role))
@@ -85,7 +85,7 @@ def find_source(
     if is_dir and role == "model" and is_adapter(path):
         return _adapted(path, base, folder, trust_remote_code)
     if any(base):
-        raise ModelError(f"`base` is of an adapter, but {model[:200]!r} is none; leave it out")
+        raise ModelError(f"`base` belongs to an adapter, and {model[:200]!r} is not one; leave it out")
     if is_dir:
         require_safe_weights(path) if role == "model" else require_tokenizer(path)
         return ModelSource("local", str(path.resolve()), trust_remote_code=trust_remote_code)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
+from qkscope.cli.options import add_engine_options, add_study, add_trust
 from qkscope.text import counted
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 ABOUT = """\
 Take position away from heads and measure what the model loses.
 
-For each chosen head (or for all of them together, against groups of other heads drawn to match) the model reads
-documents with and without an edit of that head's attention scores; the loss of every token is compared. What an edit
-takes away is known from other documents. Needs the moments and tables of `qkscope run STUDY`.
+The model reads documents with and without an edit of a head's attention scores, and the loss of every token is
+compared: for each chosen head by itself, or for all of them together, against matched groups of other heads. What an
+edit takes away is measured on other documents. Needs the moments and tables of `qkscope run STUDY`.
 
 edits:
   kernel           the mean score at each distance, as RoPE makes it of the mean query and key
@@ -36,11 +36,11 @@ outcomes (each with its standard error over documents):
   all              mean loss of all tokens but the first, in nats per token
   positions ...    the same for each quarter of a document
   repeated, new    loss of tokens that end a run of three which the document had before, and of the rest
-  needle at ...    --needle: -ln of the probability of a number that a sentence planted at that depth tells, asked for
-                   at the end; documents are shortened so that all has as many tokens as before
+  needle at ...    --needle: -ln of the probability of a number, which a sentence planted at that depth states and the
+                   end of the document asks for; documents are shortened to make room for both
   attention entropy, attention distance
-                   --attention: of the edited heads, mean over queries: entropy of attention weights in nats, and
-                   tokens from the query back to where it looks
+                   --attention: means over the queries of edited heads: entropy of the attention weights in nats, and
+                   how many tokens back a query looks
 
 Ablations of one study stand beside each other in ablation.csv. Run the same command to continue one that was stopped.
 """
@@ -57,13 +57,17 @@ examples:
 DEPTHS = (0.1, 0.5, 0.9)  # early, in the middle, late
 
 
-def add_ablate(commands: Any, add_engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """The command and its options; `add_engine_options` adds those that say where it runs."""
+def add_ablate(commands: Any) -> None:
+    """The command and its options."""
     summary = "take position away from heads and measure what the model loses"
     parser = add_command(commands, "ablate", "qkscope.cli.ablate:ablate", summary, ABOUT, EXAMPLES)
-    parser.add_argument("study", metavar="STUDY", help="study file (.yaml)")
-    parser.add_argument("--out", metavar="DIR", help="the study's results folder (default: results/<study>)")
-    parser.add_argument("--edit", action="append", metavar="EDIT", help="may be given again (default: kernel, zero)")
+    add_study(parser)
+    parser.add_argument(
+        "--edit",
+        action="append",
+        metavar="EDIT",
+        help="one of the edits above; may be repeated (default: kernel, zero)",
+    )
     parser.add_argument(
         "--heads", nargs="+", default=[], metavar="HEAD", help="L5H3, a category, or all (default: all)"
     )
@@ -73,18 +77,22 @@ def add_ablate(commands: Any, add_engine_options: Callable[[argparse.ArgumentPar
     parser.add_argument(
         "--controls", type=int, default=4, metavar="N", help="with --together: groups of other heads (default: 4)"
     )
-    parser.add_argument("--checkpoint", action="append", metavar="NAME", help="only this one; may be given again")
+    parser.add_argument("--checkpoint", action="append", metavar="NAME", help="only this checkpoint; may be repeated")
     parser.add_argument("--documents", type=int, default=16, metavar="N", help="documents to measure on (default: 16)")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of each document (default: the checkpoint's context)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of controls and shuffles (default: 0)")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="tokens per document (default: the checkpoint's context)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of controls and shuffles (default: 0)")
     parser.add_argument(
         "--needle", nargs="*", type=float, metavar="DEPTH",
         help="also plant a sentence at these depths, 0 to 1 (default: 0.1 0.5 0.9), and ask for it at the end",
     )  # fmt: skip
     parser.add_argument("--attention", action="store_true", help="also measure where edited heads look")
-    parser.add_argument("--replace", action="store_true", help="earlier ablations leave the tables (default: stay)")
-    parser.add_argument("--estimate", action="store_true", help="say what it costs, and stop")
-    parser.add_argument("--trust-remote-code", action="store_true", help="let Python code that lies with a model run")
+    parser.add_argument(
+        "--replace", action="store_true", help="remove earlier ablations from the tables (default: keep them)"
+    )
+    parser.add_argument("--estimate", action="store_true", help="only say what it would cost")
+    add_trust(parser)
     add_engine_options(parser)
 
 

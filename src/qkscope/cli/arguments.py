@@ -7,6 +7,7 @@ from typing import Any
 
 from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
+from qkscope.cli.analyze import add_analyze
 from qkscope.cli.collage import add_collage
 from qkscope.cli.command import add_command as _command
 from qkscope.cli.estimate import add_cluster_options
@@ -14,10 +15,9 @@ from qkscope.cli.export import add_export, add_push
 from qkscope.cli.init import add_init
 from qkscope.cli.join import add_join
 from qkscope.cli.log import add_log
-from qkscope.cli.options import add_capture_options, add_engine_options, add_shard_options, add_trust, positive
+from qkscope.cli.options import add_capture_options, add_shard_options, add_study, add_trust
 from qkscope.cli.predict import add_predict
 from qkscope.cli.watch import add_watch
-from qkscope.kinds import KINDS
 
 DESCRIPTION = """\
 See how the attention heads of a language model learn position.
@@ -67,9 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
         _add_plan,
         _add_shard,
         _add_capture,
-        _add_analyze,
+        add_analyze,
         add_predict,
-        _add_ablate,
+        add_ablate,
         add_join,
         add_collage,
         add_init,
@@ -89,20 +89,15 @@ def _add_run(commands: Any) -> None:
         "run",
         "run",
         "capture every checkpoint of a study and write its tables",
-        "Run every checkpoint of a study over its documents, and write qk.csv, qk_common.csv, qk_windows.csv and\n"
-        "provenance.json. Run it again to continue after a stop or a kill: finished work is used again. Tables are\n"
-        "byte-identical with any engine and any number of workers.",
+        "Run every checkpoint of a study over its documents, and write all tables (qk.csv and those of every lens)\n"
+        "and provenance.json. Run it again to continue after a stop or a kill: finished work is not done twice.\n"
+        "Tables are byte-identical with any engine and any number of workers.",
         "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
         "  qkscope run study.yaml --workers 8                       # eight processes, one per GPU\n"
         "  qkscope run study.yaml --engine ray --ray-address auto   # on the Ray cluster that this machine is part of",
     )
-    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
-    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    add_study(parser)
     add_capture_options(parser)
-
-
-def _add_ablate(commands: Any) -> None:
-    add_ablate(commands, add_engine_options)
 
 
 def _add_status(commands: Any) -> None:
@@ -132,8 +127,7 @@ def _add_plan(commands: Any) -> None:
         "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
         "$SLURM_ARRAY_TASK_ID",
     )
-    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
-    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    add_study(parser)
     parser.add_argument("--count", action="store_true", help="print only the number of shards")
     parser.add_argument("--left", action="store_true", help="only shards that are not finished")
     parser.add_argument(
@@ -155,9 +149,8 @@ def _add_shard(commands: Any) -> None:
         "A finished shard is not run again. `qkscope plan` lists the shards; `qkscope run` makes the tables.",
         "example:\n  qkscope shard study.yaml 12 --out results/smollm3",
     )
-    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    add_study(parser)
     parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
-    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
     add_shard_options(parser)
 
 
@@ -224,80 +217,11 @@ def _add_capture(commands: Any) -> None:
         "`qkscope analyze` makes the tables from them.",
         "example:\n  qkscope capture study.yaml --checkpoint stage1-step-40000",
     )
-    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
-    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    add_study(parser)
     parser.add_argument(
-        "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint (may be repeated)"
+        "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint; may be repeated"
     )
     add_capture_options(parser)
-
-
-def _add_analyze(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "analyze",
-        "analyze",
-        "make the tables from moments, without any model",
-        "Make the tables again from moments: those of a results folder with its study.yaml, or single moments files.\n"
-        "Or make qk.csv from a dataset of raw vectors. Needs no model, no GPU and no documents.",
-        "examples:\n  qkscope analyze results/demo\n"
-        "  qkscope analyze results/demo --skip-positions 1 --out without-sinks\n"
-        "  qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables\n"
-        "  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables\n"
-        "  qkscope analyze results/demo --plasticity-pairs 1000   # of a run that kept --vectors",
-    )
-    parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
-    parser.add_argument(
-        "--vectors",
-        metavar="[NAME=]DIR|HUB_ID[@REV]",
-        action="append",
-        default=[],
-        help="a dataset of raw vectors (one folder l00h00q, l00h00k, ... per head) instead; may be repeated",
-    )
-    parser.add_argument(
-        "--group-size", type=int, metavar="N", help="query heads per key head, where a dataset of vectors does not say"
-    )
-    parser.add_argument(
-        "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset of vectors lacks the last ones"
-    )
-    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
-    parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
-    parser.add_argument(
-        "--common-window",
-        type=positive,
-        metavar="TOKENS",
-        help="of moments: the window of qk_common.csv, at which all are compared (default: the shortest context)",
-    )
-    parser.add_argument(
-        "--skip-positions",
-        type=int,
-        metavar="N",
-        help="of moments: leave out the first N positions; 1 leaves out attention sinks (default: the study's)",
-    )
-    parser.add_argument(
-        "--detail",
-        action=argparse.BooleanOptionalAction,
-        help="of moments: tables with many rows per head, by position bucket or plane (default: the study's)",
-    )
-    parser.add_argument(
-        "--window",
-        type=positive,
-        metavar="TOKENS",
-        help="of --vectors: qk.csv is over the first so many positions (default: all of them)",
-    )
-    parser.add_argument(
-        "--plasticity-pairs",
-        type=positive,
-        metavar="N",
-        help="of a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to N "
-        "pairs of real keys per part of the window, and by the published protocol",
-    )
-    parser.add_argument(
-        "--kind",
-        choices=KINDS,
-        help="what the inputs are to each other: checkpoints of one training run, seeds of one architecture, or "
-        "different models (default: models if their architectures differ, else checkpoints)",
-    )
 
 
 def _add_inspect(commands: Any) -> None:

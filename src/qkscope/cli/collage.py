@@ -25,16 +25,20 @@ def add_collage(commands: Any) -> None:
     summary = "draw single heads from kept vectors"
     parser = add_command(commands, "collage", "qkscope.cli.collage:collage", summary, ABOUT, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS", help="a results folder with moments/ and vectors/")
-    parser.add_argument("--checkpoint", required=True, metavar="NAME", help="which one")
+    parser.add_argument("--checkpoint", required=True, metavar="NAME", help="the checkpoint to draw")
     parser.add_argument(
-        "--head", action="append", default=[], metavar="LxHy", help="may be repeated (default: four at random, seed 42)"
+        "--head",
+        action="append",
+        default=[],
+        metavar="LxHy",
+        help="a head; may be repeated (default: four at random, seed 42)",
     )
     parser.add_argument(
         "--components", nargs=2, type=int, default=[0, 1], metavar="N", help="two components (default: 0 1)"
     )
-    parser.add_argument("--plane", action="store_true", help="axes a (drift) and b (separation) instead")
-    parser.add_argument("--document", type=int, metavar="N", help="this document in colour over the others")
-    parser.add_argument("--out", metavar="DIR", help="where it goes (default: RESULTS/collage/...)")
+    parser.add_argument("--plane", action="store_true", help="draw along axes a (drift) and b (separation) instead")
+    parser.add_argument("--document", type=int, metavar="N", help="show this document in colour over the others")
+    parser.add_argument("--out", metavar="DIR", help="where the picture goes (default: RESULTS/collage/...)")
 
 
 def collage(options: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -203,91 +202,6 @@ def capture(options: argparse.Namespace) -> int:
         capture_plan(plan_capture(file, folder, events, chosen), folder, events, chosen)
     tell_left_out(folder)
     print(f"moments: {moments_folder(folder)}/")
-    return 0
-
-
-def analyze(options: argparse.Namespace) -> int:
-    """`qkscope analyze`."""
-    from qkscope.cli.progress import progress
-    from qkscope.tables.from_moments import analyze_files, analyze_folder
-    from qkscope.tables.sampled_pairs import require_vectors
-
-    inputs = [Path(each) for each in options.inputs]
-    out = Path(options.out) if options.out else None
-    if options.vectors:
-        return analyze_vectors_command(options, out)
-    if not inputs:
-        raise InputError("analyze what? give a results folder, moments files, or --vectors DIR")
-    if options.window is not None:
-        raise InputError(
-            f"--window is for --vectors; the window at which moments are compared is --common-window {options.window}"
-        )
-    one_folder = len(inputs) == 1 and inputs[0].is_dir()
-    if options.plasticity_pairs and not one_folder:
-        raise InputError("--plasticity-pairs needs a results folder, which has moments and vectors of one run")
-    if options.plasticity_pairs:
-        require_vectors(inputs[0])
-    with progress() as events:
-        analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
-        folder = analyze_inputs(
-            events,
-            command_line(),
-            out=out,
-            components=options.components,
-            common_window=options.common_window,
-            skip_positions=options.skip_positions,
-            detail=options.detail,
-            kind=options.kind,
-        )
-        if options.plasticity_pairs:
-            draw_plasticity_pairs(options, inputs[0], folder, events)
-    print(f"results: {folder}/")
-    return 0
-
-
-def draw_plasticity_pairs(options: argparse.Namespace, folder: Path, out: Path, events: Events) -> None:
-    """`qkscope analyze RESULTS --plasticity-pairs`."""
-    from qkscope.lenses.plasticity.sampled import PairRequest
-    from qkscope.tables.sampled_pairs import write_sampled_pairs
-
-    write_sampled_pairs(
-        folder,
-        events,
-        PairRequest(options.plasticity_pairs),
-        out=out,
-        common_window=options.common_window,
-        skip_positions=options.skip_positions,
-    )
-
-
-def analyze_vectors_command(options: argparse.Namespace, out: Path | None) -> int:
-    """`qkscope analyze --vectors`."""
-    from qkscope.cli.progress import progress
-    from qkscope.tables.from_vectors import analyze_vectors
-    from qkscope.vectors.read import Reading
-
-    if options.plasticity_pairs:
-        raise InputError("--plasticity-pairs is for a results folder that has vectors: qkscope analyze RESULTS")
-    if options.inputs or out is None:
-        raise InputError("analyze --vectors takes datasets only, and needs --out, the folder for the tables")
-    if options.common_window is not None:
-        raise InputError(
-            "--common-window is for moments; tables of --vectors over the first positions only come with "
-            f"--window {options.common_window}"
-        )
-    reading = Reading(group_size=options.group_size, n_layers=options.n_layers)
-    with progress() as events:
-        analyze_vectors(
-            options.vectors,
-            out,
-            events,
-            command_line(),
-            components=options.components,
-            window=options.window,
-            kind=options.kind,
-            reading=reading,
-        )
-    print(f"results: {out}/")
     return 0
 
 

@@ -11,6 +11,7 @@ from qkscope.layers import LayerFacts, attention_summary
 from qkscope.text import counted
 
 if TYPE_CHECKING:
+    from qkscope.capture.blueprint import Blueprint
     from qkscope.run.plan import CheckpointPlan, Plan
     from qkscope.run.status import Status
 
@@ -148,24 +149,29 @@ def describe_model(
     chosen = context or (longest if isinstance(longest, int) else DEFAULT_CONTEXT)
     check_config(config, chosen)
     found = blueprint(config, trust_remote_code=trust_remote_code)
-    layers = found.probe.layers
     theta = find_value(config, "rope_theta")
-    sizes = predict_sizes(capture_layout(chosen), layers)
-    lines = [
+    sizes = predict_sizes(capture_layout(chosen), found.probe.layers)
+    return [
         f"{source}: {config.model_type}, {count(found.parameters)} parameters without the language-model head",
-        attention_summary(layers),
+        attention_summary(found.probe.layers),
         f"max positions {longest if longest is not MISSING else 'not stated'}, "
         f"rope_theta {theta if theta is not MISSING else 'none'}",
+        *_blueprint_notes(found),
+        "",
+        *table(_layer_rows(found.probe.layers)),
+        "",
+        f"a run over {counted(documents, 'document')} of {chosen} tokens: {count(documents * chosen)} tokens, "
+        f"{size(sizes.memory)} of memory for the sums, {size(sizes.file)} on disk",
     ]
+
+
+def _blueprint_notes(found: Blueprint) -> list[str]:
+    """What a reader has to know of layers that were read without weights."""
+    lines = []
     if not found.exact:
         lines.append("note: read from the config only; this model's code cannot run without weights")
     if found.probe.gaps:
         lines.append(f"layers without ordinary attention: {_ranges(found.probe.gaps)}")
-    lines += ["", *table(_layer_rows(layers)), ""]
-    lines.append(
-        f"a run over {counted(documents, 'document')} of {chosen} tokens: {count(documents * chosen)} tokens, "
-        f"{size(sizes.memory)} of memory for the sums, {size(sizes.file)} on disk"
-    )
     return lines
 
 

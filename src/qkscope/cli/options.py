@@ -7,6 +7,12 @@ import argparse
 PER_DOUBLING = 16  # tokens of a log-uniform sample each time that the position doubles
 
 
+def add_study(parser: argparse.ArgumentParser) -> None:
+    """Which study, and where its results are."""
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Whether code that comes with a checkpoint may run."""
     parser.add_argument(

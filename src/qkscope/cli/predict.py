@@ -16,15 +16,15 @@ ABOUT = """\
 What RoPE alone predicts at a window, or with a RoPE base, that was never run: r_q, r_k and category of every head, and
 its positional kernel. From the moments of a results folder; no model runs.
 
-Queries and keys before rotation stay those of the checkpoint, so what training there would do to the weights is not in
-it. Where the folder has a checkpoint that was trained so, its measurement stands beside the prediction.
+Queries and keys before rotation stay those of the checkpoint: what training at that window would do to the weights is
+not predicted. Where the folder has a checkpoint that was trained there, its measurement stands beside the prediction.
 """
 EXAMPLES = """\
 examples:
   qkscope predict results/smollm3 --checkpoint stage3-step-4720000 --window 32768 --rope-theta 2000000
   qkscope predict results/smollm3 --window 65536                     every checkpoint, with its own base
   qkscope predict results/gemma3 --rope-theta 1000000=8000000        only layers of that base (they have two)
-  qkscope predict results/llama3 --window 131072 --rotation-of long  spectra that are not of one base
+  qkscope predict results/llama3 --window 131072 --rotation-of long  angles that follow no single base
 """
 WIDTH = 24  # of a column
 ROWS = (("r_q", "mean r_q"), ("r_k", "mean r_k"), ("position_dominated", "position-dominated"))
@@ -36,12 +36,14 @@ def add_predict(commands: Any) -> None:
     parser = add_command(commands, "predict", "qkscope.cli.predict:predict", summary, ABOUT, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS", help="a results folder with moments/")
     parser.add_argument(
-        "--checkpoint", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
+        "--checkpoint", action="append", default=[], metavar="NAME", help="only this checkpoint; may be repeated"
     )
-    parser.add_argument("--window", type=int, metavar="TOKENS", help="positions to predict (default: the own context)")
+    parser.add_argument(
+        "--window", type=int, metavar="TOKENS", help="positions to predict (default: the checkpoint's own context)"
+    )
     parser.add_argument(
         "--rope-theta", action="append", default=[], metavar="[OLD=]NEW",
-        help="another RoPE base, where measured angles are those of one; OLD=NEW where layers have several",
+        help="another RoPE base, for layers whose angles follow one base; OLD=NEW where layers have several bases",
     )  # fmt: skip
     parser.add_argument("--rotation-of", metavar="NAME", help="the rotation of another checkpoint of the folder")
     parser.add_argument(

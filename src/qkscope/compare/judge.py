@@ -90,10 +90,11 @@ def compare_with_published(
     given: float | None = None,
     of_lenses: Mapping[str, pd.DataFrame] | None = None,
     draws: Sequence[pd.DataFrame] = (),
+    means: pd.DataFrame | None = None,
 ) -> PublishedComparison:
     """Compare a PC0 table (its checkpoints are `names`) with a published study; `of_lenses` are the same heads' rows of
-    lenses' tables by the name in LENS_MEANS, where there are any, and `draws` the same heads as other documents would
-    have given them.
+    lenses' tables by the name in LENS_MEANS, where there are any, `draws` the same heads as other documents would
+    have given them, and `means` the layers' means of lenses without each group of documents.
 
     `given` replaces every tolerance: an absolute difference of correlations and shares of variance, a share of the
     heads for numbers of heads, a share of the number itself for slopes and means. Raises InputError when no published
@@ -113,7 +114,7 @@ def compare_with_published(
         raise InputError(_nothing_published(names, reference, coverage))
     cells["tolerance"] = _tolerances(cells, kept, sample, reference, given, lenses)
     drawn = [_aggregates(_in_sample(draw, sample, reference), models, reference, sample, {}) for draw in draws]
-    cells["error"] = _errors(cells, drawn)
+    cells["error"] = _errors(cells, drawn, lenses, means)
     return PublishedComparison(
         cells=judge(cells),
         coverage=coverage,
@@ -183,13 +184,24 @@ def _aggregates(
     return pd.concat(parts, ignore_index=True)
 
 
-def _errors(cells: pd.DataFrame, drawn: Sequence[pd.DataFrame]) -> npt.NDArray[np.float64]:
-    """How far the run's own numbers would move with other documents: the spread of draws; NaN without any."""
-    if not drawn:
-        return np.full(len(cells), np.nan)
+def _errors(
+    cells: pd.DataFrame,
+    drawn: Sequence[pd.DataFrame],
+    lenses: Mapping[str, pd.DataFrame],
+    means: pd.DataFrame | None,
+) -> npt.NDArray[np.float64]:
+    """How far the run's own numbers would move with other documents: the spread of draws, and for numbers of lenses
+    what these say; NaN where neither is known."""
     key = ["what", "model", "cell"]
-    values = [cells[key].merge(part, on=key, how="left", validate="one_to_one")["value"] for part in drawn]
-    return np.asarray(np.stack([part.to_numpy(dtype=float) for part in values]).std(axis=0))
+    found = np.full(len(cells), np.nan)
+    if drawn:
+        values = [cells[key].merge(part, on=key, how="left", validate="one_to_one")["value"] for part in drawn]
+        found = np.stack([part.to_numpy(dtype=float) for part in values]).std(axis=0)
+    of_lenses = {name: LENS_MEANS[name].errors(rows, means) for name, rows in lenses.items()}
+    for place, (what, model, cell) in enumerate(cells[key].itertuples(index=False)):
+        if what in of_lenses:
+            found[place] = of_lenses[what].get((model, cell), np.nan)
+    return np.where(cells["value"].notna(), found, np.nan)
 
 
 def _long(table: pd.DataFrame, columns: Sequence[str], name: str) -> pd.DataFrame:

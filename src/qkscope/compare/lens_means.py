@@ -10,7 +10,9 @@ import pandas as pd
 
 from qkscope.compare.references import PublishedReference
 from qkscope.lenses.base import HeadTable
+from qkscope.lenses.means import MEANS_KEY
 from qkscope.results.read import Results, read_head_table
+from qkscope.results.schema import LAYER_MEANS_CSV
 
 _HEAD = ["model", "layer", "head"]
 Noise = dict[tuple[str, str], float]  # by checkpoint and number
@@ -30,6 +32,8 @@ class LensMeans:
     read: Callable[[Results], pd.DataFrame | None]  # the heads' rows at each checkpoint's own context
     aggregate: Callable[[pd.DataFrame], pd.DataFrame]  # heads of all checkpoints in, a row per `model` out
     noise: Callable[[pd.DataFrame, pd.DataFrame, int, float], Noise]  # heads, published, tokens, what averaging leaves
+    # The run's own errors over documents, from the heads and `layer_means.csv`; a number that has none is not in it.
+    errors: Callable[[pd.DataFrame, pd.DataFrame | None], Noise]
     absent: str
     needs: tuple[str, ...] = ()  # columns that every head must have, or its checkpoint's numbers are missing
     note: Callable[[pd.DataFrame], str] = lambda heads: ""  # what a reader has to know about the run's heads
@@ -66,5 +70,15 @@ def rows_at_own_window(results: Results, of: HeadTable) -> pd.DataFrame | None:
     table = read_head_table(results, of.file, of.names, of.key)
     if table is None:
         return None
+    return _at_own_window(results, table)
+
+
+def layer_means(results: Results) -> pd.DataFrame | None:
+    """The layers' means without each group of documents at each checkpoint's own context; None without such a file."""
+    table = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
+    return None if table is None else _at_own_window(results, table)
+
+
+def _at_own_window(results: Results, table: pd.DataFrame) -> pd.DataFrame:
     windows = results.heads.groupby("model")["window"].max()
     return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)

@@ -53,13 +53,18 @@ def plasticity_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, 
     The run's own errors over documents, as if the published ones were as large: what plasticity's noise is follows from
     no published number. Heads of one layer are measured on the same tokens and err together, layers independently.
     """
+    own = plasticity_errors(heads)
+    cells = [(str(model), name) for model in published["model"] for name in WORDS]
+    return {cell: math.sqrt(2.0) * own.get(cell, math.nan) for cell in cells}
+
+
+def plasticity_errors(heads: pd.DataFrame, means: pd.DataFrame | None = None) -> Noise:
+    """Errors of the run's own means, from those of heads: no replicates of sampled pairs are kept."""
     found: Noise = {}
-    for model in published["model"]:
-        own = heads[heads["model"] == model]
+    for model, own in heads.groupby("model"):
         for name in WORDS:
             by_layer = own.groupby("layer")[error_name(name)].sum(min_count=1).to_numpy(dtype=float)
-            of_mean = math.sqrt(float(np.sum(by_layer**2))) / len(own) if len(own) else math.nan
-            found[str(model), name] = math.sqrt(2.0) * WITH_QUERIES * of_mean
+            found[str(model), name] = WITH_QUERIES * math.sqrt(float(np.sum(by_layer**2))) / len(own)
     return found
 
 
@@ -84,6 +89,7 @@ PLASTICITY_MEANS = LensMeans(
     read=sampled_heads,
     aggregate=plasticity_means,
     noise=plasticity_noise,
+    errors=plasticity_errors,
     absent=(
         f"these results have no {SAMPLED_FILE}, and the closed form of plasticity.csv is another estimator; keep "
         "vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)"

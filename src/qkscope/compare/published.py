@@ -217,5 +217,7 @@ def _published_tolerance(facts: PublishedFacts) -> str:
         "to the digits that their text has; the noise of slopes follows from r, that of mean queries from their "
         "spread, and a quartile is as noisy as one head. The noise of plasticity is the run's own error, for both "
         "sides. Other documents, another precision or another window are not part of it. How far other documents "
-        "would move this run's own numbers is the column `error`; the bars of the picture are two of these."
+        "would move this run's own numbers is the column `error`; the bars of the picture are two of these. Means "
+        "along the drift axis have one where the measured heads are exactly the published sample, quartiles have none. "
+        "Those of plasticity follow from the errors of heads: heads of a layer err together, layers independently."
     )

@@ -4,6 +4,7 @@ Means over heads, and of four numbers the quartiles over heads.
 """
 
 import math
+from pathlib import PurePath
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pandas as pd
 from qkscope.compare import tolerance
 from qkscope.compare.lens_means import LensMeans, Noise, rows_at_own_window
 from qkscope.compare.references import ROTATION
+from qkscope.lenses.means import LensPanel, with_averaged
 from qkscope.lenses.rotation.table import TABLE
 from qkscope.results.read import Results
 
@@ -68,6 +70,28 @@ def rotation_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, fa
     return found
 
 
+def rotation_errors(heads: pd.DataFrame, means: pd.DataFrame | None) -> Noise:
+    """Errors over documents of the run's own means: a jackknife over groups of documents, from the layers' means.
+
+    These are over all heads that were measured, so a checkpoint has errors where exactly these are compared. Quartiles
+    have none: their replicates are not kept.
+    """
+    known = heads[heads["known"]]
+    if means is None or known.empty:
+        return {}
+    own = means[means["table"] == PurePath(TABLE.file).stem]
+    columns = with_averaged(TABLE, {name: known[name] for name in TABLE.names})
+    panel = LensPanel(known.assign(**columns), True, means, file=TABLE.file)
+    found: Noise = {}
+    for model, rows in known.groupby("model"):
+        compared = rows["layer"].value_counts().to_dict()
+        for name in MEANS:
+            kept = own[(own["model"] == model) & (own["column"] == name)]
+            if dict(zip(kept["layer"], kept["heads"], strict=True)) == compared:
+                found[str(model), name] = panel.error(name, str(model))
+    return found
+
+
 def _noise_of(name: str, value: float, parts: tuple[float, float, float], tokens: int) -> float:
     """One head's noise where the number has this value; of slopes and biases `parts` are shares of the number."""
     slope, mean, bias = parts
@@ -104,5 +128,6 @@ ROTATION_MEANS = LensMeans(
     read=rotated_heads,
     aggregate=rotation_numbers,
     noise=rotation_noise,
+    errors=rotation_errors,
     absent="these results have no rotated.csv, which qkscope analyze writes",
 )

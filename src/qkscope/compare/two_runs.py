@@ -93,13 +93,9 @@ def compare_heads(
         )
     allowed = STRICT if given is None else given
     cells = pd.concat([_head_cells(both, measure, allowed) for measure in MEASURES], ignore_index=True)
-    by_errors = np.zeros(len(cells), dtype=bool)
-    multiple = None
-    if given is None:
-        by_errors = (cells["model"].isin(list(other_documents)) & cells["error"].notna()).to_numpy()
-    if by_errors.any():
-        apart = (cells["value"] - cells["reference"]).abs() / cells["error"]
-        multiple = discovery_multiple(apart.to_numpy()[by_errors], groups)
+    by_errors = (cells["model"].isin(list(other_documents)) & cells["error"].notna() & (given is None)).to_numpy()
+    multiple = _discovery_multiple(cells, by_errors, groups)
+    if multiple is not None:
         cells["tolerance"] = np.where(by_errors, np.fmax(multiple * cells["error"], allowed), allowed)
     changed = pairs[pairs["category"] != pairs["reference_category"]].rename(columns={"turned": "sign_unknown"})
     return HeadComparison(
@@ -113,6 +109,14 @@ def compare_heads(
         other_documents=tuple(name for name in names if name in set(cells.loc[by_errors, "model"])),
         multiple=multiple,
     )
+
+
+def _discovery_multiple(cells: pd.DataFrame, by_errors: npt.NDArray[np.bool_], groups: int) -> float | None:
+    """Beyond how many errors numbers of other documents count as different; None where none is judged so."""
+    if not by_errors.any():
+        return None
+    apart = (cells["value"] - cells["reference"]).abs() / cells["error"]
+    return discovery_multiple(apart.to_numpy()[by_errors], groups)
 
 
 def _joined(heads: pd.DataFrame, other: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from qkscope.compare.heads import HeadFacts, head_card, head_lines, head_note
 from qkscope.compare.judge import PublishedComparison, compare_with_published
-from qkscope.compare.lens_means import rows_at_own_window
+from qkscope.compare.lens_means import layer_means, rows_at_own_window
 from qkscope.compare.lenses import LENS_MEANS
 from qkscope.compare.published import PublishedFacts, published_card, published_lines, published_note
 from qkscope.compare.references import PublishedReference, load_reference, shipped_references
@@ -93,7 +93,8 @@ def _with_published(
     draws = drawn_heads(mine.heads, rows_at_own_window(mine, REPLICATES))
     read = {name: lens.read(mine) for name, lens in LENS_MEANS.items() if name in reference.tables}
     of_lenses = {name: table for name, table in read.items() if table is not None}
-    found = compare_with_published(mine.heads, mine.study.names, reference, tolerance, of_lenses, list(draws))
+    means = layer_means(mine)
+    found = compare_with_published(mine.heads, mine.study.names, reference, tolerance, of_lenses, list(draws), means)
     facts = PublishedFacts(mine, reference, found, tolerance)
     published = tuple(Entry(c.name, c.label, c.phase, c.context) for c in reference.checkpoints)
     figure = draw_published_comparison(

@@ -51,7 +51,7 @@ def refuse_foreign(folder: Path) -> None:
     if not folder.exists() and not folder.is_symlink():
         return
     if folder.is_symlink() or not folder.is_dir():
-        raise InputError(f"demo: {folder} is in the way, and the demo did not make it; {ADVICE}")
+        raise InputError(f"demo: {folder} was not made by the demo; {ADVICE}")
     strangers = strangers_in(folder)
     if strangers:
         raise InputError(

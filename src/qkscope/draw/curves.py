@@ -42,17 +42,9 @@ def draw_band_line(
     else:
         axes.vlines(places, mean - std, mean + std, color=colour, alpha=0.3, linewidth=7, gid=f"{measure} bar")
     axes.plot(
-        places,
-        mean,
-        color=colour,
-        marker=marker,
-        linestyle=linestyle if joined else "none",
-        linewidth=1.8,
-        markersize=style.marker_size(len(table)),
-        label=label,
-        zorder=3,
-        gid=measure,
-    )
+        places, mean, color=colour, marker=marker, linestyle=linestyle if joined else "none", linewidth=1.8,
+        markersize=style.marker_size(len(table)), label=label, zorder=3, gid=measure,
+    )  # fmt: skip
     if f"{measure}_se" in table.columns:
         draw_errors(axes, places, mean, table[f"{measure}_se"], gid=measure)
 

@@ -111,6 +111,11 @@ class AtWindow:
             self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
         return self._panels[file]
 
+    def with_kind(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of any table of heads or layers with the kind of each layer."""
+        kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
+        return rows.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+
     def _averaged(self, file: str, heads: pd.DataFrame) -> dict[str, pd.Series[float]]:
         """What a table has for means only, of each head."""
         declared = [table for lens in self._lenses for table in lens.tables if table.file == file]
@@ -161,6 +166,10 @@ class AtWindow:
             found = self.find(name)
             if found is not None:
                 yield summary_file(name, self.common), found
+
+    def headline(self, text: str) -> str:
+        """The title of a figure or card, which says so where it is about the common window."""
+        return f"{text} at a Common Window" if self.common else text
 
     def window_of(self, name: str) -> float:
         """The window over which an entry was measured; NaN where it is not recorded."""

@@ -161,11 +161,14 @@ class Figure:
     needs: tuple[str, ...]  # names of summaries, or files of head tables
     at_common_window: bool = False
     number: int | None = None  # of its folder; the next free one by default
+    worthwhile: Callable[[AtWindow], bool] | None = None  # whether its tables have enough to draw, where they exist
     leads: int = 0  # sentences of its takeaway that open the page
 
     def exists(self, at: AtWindow) -> bool:
         """Whether the results carry the figure at this choice of windows: the one place that decides it."""
-        return (self.at_common_window or not at.common) and all(at.has(name) for name in self.needs)
+        if (at.common and not self.at_common_window) or not all(at.has(name) for name in self.needs):
+            return False
+        return self.worthwhile is None or self.worthwhile(at)
 
 
 @dataclass(frozen=True)

@@ -15,4 +15,4 @@ def canvas(at: AtWindow, width: float, height: float, headline: str, names: Sequ
     """
     windows = [at.window_of(name) for name in (at.names if names is None else names)]
     note = style.window_note(windows, at.common, at.study.noun)
-    return style.new_figure(width, height, at.study, f"{headline} at a Common Window" if at.common else headline, note)
+    return style.new_figure(width, height, at.study, at.headline(headline), note)

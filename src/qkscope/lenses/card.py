@@ -120,7 +120,7 @@ class Card:
 def card_blocks(figure: Figure, card: Card, given: CardInput) -> list[Block]:
     """The card under its headings."""
     return [
-        heading(1, f"{shortened(given.study.title)}: {card.headline}"),
+        heading(1, f"{shortened(given.study.title)}: {given.at.headline(card.headline)}"),
         heading(2, "File"),
         paragraph(Code("figure.png"), ", and the same drawing as vector graphics in ", Code("figure.svg")),
         heading(2, "What This Figure Shows"),

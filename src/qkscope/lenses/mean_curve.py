@@ -69,5 +69,5 @@ def mean_card(file: str, column: Column, title: str, given: CardInput) -> Card:
         " ".join([course, *steps, *error_span(given, column.name, significant, panel)]),
     ]
     how = [("Aggregation", f"mean and standard deviation of {column.name} over the heads of each {given.noun}.")]
-    headline = f"{title} {given.study.span.title()}{' at a Common Window' if given.at.common else ''}"
+    headline = f"{title} {given.study.span.title()}"
     return Card(headline, shows, file, how, [course])

@@ -29,6 +29,7 @@ COMPONENTS = 10  # as published; explained variance is spread thinly beyond
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Columns = Mapping[str, Any]  # one layer's part of a table
+LayerParts = dict[tuple[str, int], Columns]  # of each table, by file name and window
 
 
 @dataclass(frozen=True)
@@ -61,37 +62,40 @@ def checkpoint_rows(
     n_layers = CheckpointRecord.read(moments.provenance).n_layers or max(moments.layers) + 1
     moments.settle()  # before threads read it
 
-    def of_layer(layer: int) -> dict[tuple[str, int], Columns]:
-        parts: dict[tuple[str, int], Columns] = {}
+    def of_layer(layer: int) -> LayerParts:
+        parts: LayerParts = {}
         for window in every:
             sums = layer_sums(
                 moments, layer, chosen[layer], window, settings.components, settings.skip, settings.vectors
             )
-            means = [tokens_row(sums)]
-            for table in tables:
-                if window in wanted[table.file]:
-                    found, replicates = with_errors(table, sums)
-                    parts[table.file, window] = layer_rows(table, sums, found, replicates, n_layers)
-                    means += mean_rows(table, sums, found, replicates) if has_means(table) else []
-            parts[LAYER_MEANS_CSV, window] = joined_means(means, layer)
+            here = [table for table in tables if window in wanted[table.file]]
+            parts |= {(file, window): rows for file, rows in _rows_of(here, sums, layer, n_layers).items()}
             sums.release()
         return parts
 
     layers = over_layers(of_layer, chosen)
-    found = {
-        table.file: pd.concat(
-            [
-                finished(table, [part[table.file, window] for part in layers], model, window)
-                for window in wanted[table.file]
-            ],
-            ignore_index=True,
-        )
-        for table in tables
-    }
-    means = {window: [part[LAYER_MEANS_CSV, window] for part in layers] for window in every}
-    return found | (
-        {LAYER_MEANS_CSV: finished_means(means, model)} if any(has_means(table) for table in tables) else {}
-    )
+    found = {}
+    for table in tables:
+        windows = [
+            finished(table, [part[table.file, window] for part in layers], model, window)
+            for window in wanted[table.file]
+        ]
+        found[table.file] = pd.concat(windows, ignore_index=True)
+    if any(has_means(table) for table in tables):
+        means = {window: [part[LAYER_MEANS_CSV, window] for part in layers] for window in every}
+        found[LAYER_MEANS_CSV] = finished_means(means, model)
+    return found
+
+
+def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers: int) -> dict[str, Columns]:
+    """One layer's part of each table at one window, by file name, and of the means over heads."""
+    parts: dict[str, Columns] = {}
+    means = [tokens_row(sums)]
+    for table in tables:
+        found, replicates = with_errors(table, sums)
+        parts[table.file] = layer_rows(table, sums, found, replicates, n_layers)
+        means += mean_rows(table, sums, found, replicates) if has_means(table) else []
+    return {**parts, LAYER_MEANS_CSV: joined_means(means, layer)}
 
 
 def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:

@@ -7,7 +7,7 @@ the components, are held fixed, and only means and drifts are replicated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -210,22 +210,15 @@ def layer_sums(
 
     `vectors` is where a sample of the same checkpoint's vectors is kept.
     """
-    facts, scale = moments.layers[layer], moments.layout.scale
-    cells = moments.cells(window, skip)
+    facts, cells = moments.layers[layer], moments.cells(window, skip)
+    source = WindowSource(moments, layer, window, skip)
     chosen: dict[Kind, NDArray[np.intp]] = {
         "q": np.array(heads),
         "k": np.array([facts.kv_head(head) for head in heads]),
     }
-    whole = {kind: moments.window(layer, kind, window, skip).statistics(scale) for kind in chosen}
+    whole = {kind: moments.window(layer, kind, window, skip).statistics(moments.layout.scale) for kind in chosen}
     replication = how_to_replicate(moments, layer, window, skip)
-
-    def leave_out(kind: Kind, group: int) -> Statistics:
-        sums = moments.without_group(layer, kind, group, window, skip, fixed=replication.method != "jackknife")
-        found = sums.statistics(scale)
-        if replication.method == "covariances fixed":
-            found = replace(found, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
-        return found.take(chosen[kind])
-
+    leave_out = partial(_leave_out, source, replication.method, whole, chosen)
     return LayerSums(
         facts=facts,
         heads=tuple(heads),
@@ -237,11 +230,28 @@ def layer_sums(
         q=whole["q"].take(chosen["q"]),
         k=whole["k"].take(chosen["k"]),
         replication=replication,
-        leave_out=None if replication.method == "none" else partial(leave_out),
-        source=WindowSource(moments, layer, window, skip),
+        leave_out=None if replication.method == "none" else leave_out,
+        source=source,
         skip=skip,
         vectors=vectors,
     )
+
+
+def _leave_out(
+    source: WindowSource,
+    method: ErrorMethod,
+    whole: Mapping[Kind, Statistics],
+    chosen: Mapping[Kind, NDArray[np.intp]],
+    kind: Kind,
+    group: int,
+) -> Statistics:
+    """The chosen heads of one kind without a document group; what groups do not have of their own is the whole's."""
+    moments, layer = source.moments, source.layer
+    sums = moments.without_group(layer, kind, group, source.window, source.skip, fixed=method != "jackknife")
+    found = sums.statistics(moments.layout.scale)
+    if method == "covariances fixed":
+        found = replace(found, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
+    return found.take(chosen[kind])
 
 
 def how_to_replicate(moments: Moments, layer: int, window: int | None = None, skip: int = 0) -> Replication:

@@ -1,6 +1,5 @@
 """Sentences about the means of a lens's own table, which several cards share."""
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,9 +8,7 @@ from qkscope.lenses.card import CardInput
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
-from qkscope.words.phrases import Format, curve_course, jumps, listed, ranking
-
-DIGITS = 3  # that count, of a number whose error is not known
+from qkscope.words.phrases import Format, curve_course, jumps, listed, plus_minus, ranking, share_plus_minus
 
 
 def tell(given: CardInput, panel: HeadPanel, quantity: str, name: str, fmt: Format, *, steps: bool = False) -> str:
@@ -25,17 +22,6 @@ def tell(given: CardInput, panel: HeadPanel, quantity: str, name: str, fmt: Form
     return " ".join(said)
 
 
-def plus_minus(value: float, error: float) -> str:
-    """`1.36 ± 0.01`: as many digits as the error allows; without an error, three that count."""
-    if not math.isfinite(value):
-        return "undefined"
-    if not math.isfinite(error) or error <= 0:
-        return f"{value:.{DIGITS}g}".replace("-", "−")
-    decimals = max(0, -math.floor(math.log10(error)) + (1 if f"{error:e}"[0] == "1" else 0))
-    rounded = round(value, decimals) + 0.0  # never -0
-    return f"{rounded:.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
-
-
 def mean_of(panel: HeadPanel, quantity: str, entry: Entry, part: Part = EVERY_HEAD) -> str:
     """A mean over heads with its error over documents."""
     return plus_minus(panel.mean(quantity, entry.name, part), panel.error(quantity, entry.name, part))
@@ -43,8 +29,7 @@ def mean_of(panel: HeadPanel, quantity: str, entry: Entry, part: Part = EVERY_HE
 
 def share_of(panel: HeadPanel, quantity: str, entry: Entry) -> str:
     """A mean of shares, or a share of heads, in per cent with its error over documents."""
-    mean, error = panel.mean(quantity, entry.name), panel.error(quantity, entry.name)
-    return f"{plus_minus(100.0 * mean, 100.0 * error)} %" if math.isfinite(mean) else "undefined"
+    return share_plus_minus(panel.mean(quantity, entry.name), panel.error(quantity, entry.name))
 
 
 def beyond_zero(panel: HeadPanel, quantity: str, entry: Entry, part: Part = EVERY_HEAD) -> int:

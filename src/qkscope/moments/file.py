@@ -128,7 +128,7 @@ def _assemble(header: Header, arrays: Arrays) -> Moments:
         layers[facts.layer] = of_kinds
     documents = arrays.get("documents")
     if documents is not None and not ((documents >= 0) & (documents <= 2**53)).all():
-        raise MomentsFileError(f"documents holds numbers of documents that are none; {DAMAGED}")
+        raise MomentsFileError(f"documents holds numbers that cannot count documents; {DAMAGED}")
     return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
 
 

@@ -277,13 +277,6 @@ class Moments:
         together = np.concatenate(counts)
         return together.min(axis=0) if len(together) else np.zeros(self.layout.groups)
 
-    def filled_groups(self, window: int | None = None, skip: int = 0) -> tuple[int, ...]:
-        """The document groups that hold any token of the window."""
-        held = self._layer(next(iter(self.layers)))["q"]
-        cells = self.cells(window, skip) if held.is_crossed else slice(None)
-        counts = held.crossed.n[:, cells].sum(axis=1).max(axis=0)
-        return tuple(int(g) for g in np.flatnonzero(counts))
-
     def tokens(self) -> dict[int, int]:
         """Tokens summed per layer; a whole capture has the same number in each."""
         self._require_whole()

@@ -78,7 +78,7 @@ def _ids(window: Any, name: str) -> Window:
     try:
         ids = np.asarray(host)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} is no list of token ids ({str(error)[:80]})") from None
+        raise InputError(f"{name} is not a list of token ids ({str(error)[:80]})") from None
     if ids.ndim != 1:
         shown = f"has {ids.ndim} dimensions" if ids.ndim else f"is {type(window).__name__}"
         raise InputError(f"{name} {shown}; it should be a list of token ids")

@@ -183,7 +183,7 @@ def require_nothing_lost(plans: Iterable[CheckpointPlan], folder: Path) -> None:
     """Refuse to replace finished moments that were made from something else."""
     found = refusals(plans, folder)
     if found:
-        raise InputError("\n  ".join([*found, f"finished moments are not replaced unasked: {WAY_OUT}"]))
+        raise InputError("\n  ".join([*found, f"finished moments are replaced only on request: {WAY_OUT}"]))
 
 
 def orphans(names: Iterable[str], folder: Path) -> list[str]:

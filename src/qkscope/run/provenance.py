@@ -16,9 +16,27 @@ from qkscope.run.plan import CheckpointPlan
 
 def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:
     """Everything about one checkpoint's capture; stored inside its moments file."""
+    return CheckpointRecord.of(
+        {
+            **_named(plan, backbone),
+            "attention_hashes": attention_hashes(backbone),
+            **_weights(plan),
+            **_layers(plan, probe),
+            **_computed(plan, probe, backbone),
+            **_read(plan),
+            "layers": [facts.outline() for facts in probe.layers],
+            "fingerprint": plan.fingerprint(),
+            "settings": plan.settings(),
+            "environment": environment(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+
+
+def _named(plan: CheckpointPlan, backbone: Any) -> dict[str, Any]:
+    """What the checkpoint is called, and where it stands in its study."""
     checkpoint = plan.checkpoint
-    parameter = next(backbone.parameters())
-    values = {
+    return {
         "name": checkpoint.name,
         "label": checkpoint.label,
         "phase": checkpoint.phase,
@@ -29,7 +47,13 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: An
         "family": checkpoint.family,
         "parameters": checkpoint.parameters or count_parameters(backbone),
         "tags": checkpoint.tags,
-        "attention_hashes": attention_hashes(backbone),
+    }
+
+
+def _weights(plan: CheckpointPlan) -> dict[str, Any]:
+    """Where weights, config and tokenizer come from."""
+    checkpoint = plan.checkpoint
+    return {
         "model": checkpoint.model,
         "revision": checkpoint.revision,
         "commit": plan.commit,
@@ -41,15 +65,34 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: An
         "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,
         "tokenizer_fingerprint": plan.tokenizer_fingerprint,
         "model_type": getattr(plan.config, "model_type", None),
+    }
+
+
+def _layers(plan: CheckpointPlan, probe: ProbedModel) -> dict[str, Any]:
+    """How many layers there are, and how they encode position."""
+    return {
         "n_layers": probe.n_layers,
         "layers_without_attention": list(probe.gaps),
         "rope_theta": _config_value(plan, "rope_theta"),
         "max_position_embeddings": _config_value(plan, "max_position_embeddings"),
+    }
+
+
+def _computed(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> dict[str, Any]:
+    """In which precision, where and by which kernel."""
+    parameter = next(backbone.parameters())
+    return {
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": str(parameter.device),
         "kernel": getattr(backbone.config, "_attn_implementation", None) or ", ".join(probe.kernels),
         "kernel_functions": list(probe.kernels),
         "stage": plan.study.stage,
+    }
+
+
+def _read(plan: CheckpointPlan) -> dict[str, Any]:
+    """Documents and tokens."""
+    return {
         "corpus": {
             "source": plan.corpus.source,
             "fingerprint": plan.corpus.fingerprint,
@@ -62,13 +105,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: An
         "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context, plan.documents),
         "protocol": plan.study.protocol,
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
-        "layers": [facts.outline() for facts in probe.layers],
-        "fingerprint": plan.fingerprint(),
-        "settings": plan.settings(),
-        "environment": environment(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return CheckpointRecord.of(values)
 
 
 def _config_value(plan: CheckpointPlan, key: str) -> Any:

@@ -201,7 +201,7 @@ class ShardRunner:
         failed = set(shard.documents if skipping else failure.documents)
         if (skipping or self._leniency.checkpoints) and not _any_works(loaded, plan, failed):
             raise EveryDocumentFails(
-                f"every document fails, hardly by the documents' fault; the last: {failure}"
+                f"every document fails, so the checkpoint is at fault; the last: {failure}"
             ) from None
         if skipping:
             raise BatchError(f"every document of shard {shard.number} fails; the last: {failure}") from None

@@ -117,6 +117,22 @@ def analyze_files(
         raise InputError("single moments files need --out, the folder for the tables")
     if components is not None and components < 1:
         raise InputError(f"--components {components}: at least one component is needed")
+    files, shortest = _named(paths)
+    ordered = natural_order(list(files))
+    if ordered != list(files):
+        events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
+    settings = AnalysisSettings(
+        common_window or shortest,
+        components or COMPONENTS,
+        skip=skip_positions or 0,
+        detail=len(files) <= MOST_IN_DETAIL if detail is None else detail,
+    )
+    with only_run(out):
+        return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
+
+
+def _named(paths: Sequence[Path]) -> tuple[dict[str, Path], int]:
+    """Moments files by the names of their checkpoints, and the shortest context."""
     files: dict[str, Path] = {}
     contexts = []
     for path in paths:
@@ -127,17 +143,7 @@ def analyze_files(
             raise InputError(f"{path} and {files[name]} are both of a checkpoint named {name!r}")
         files[name] = path
         contexts.append(origin.context or Moments.load(path).layout.context)
-    ordered = natural_order(list(files))
-    if ordered != list(files):
-        events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
-    settings = AnalysisSettings(
-        common_window or min(contexts),
-        components or COMPONENTS,
-        skip=skip_positions or 0,
-        detail=len(files) <= MOST_IN_DETAIL if detail is None else detail,
-    )
-    with only_run(out):
-        return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
+    return files, min(contexts)
 
 
 def natural_order(names: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from qkscope.text import counted
 
 NAME_CHARACTERS = 60
 
+_DIGITS = 3  # that count, of a number whose error is not known
 _MOST_DIGITS = 2  # beyond the usual ones, for numbers whose order must be seen
 
 
@@ -53,6 +54,49 @@ def percent(share: float, extra: int = 0) -> str:
 def significant(value: float, extra: int = 0) -> str:
     """A number of any size: three digits that count, with a real minus sign."""
     return "undefined" if math.isnan(value) else f"{value:.{3 + extra}g}".replace("-", "−")
+
+
+def plus_minus(value: float, error: float, *, signed: bool = False) -> str:
+    """`1.36 ± 0.01`: both with as many decimals as the error allows; without an error, three digits that count.
+
+    The error keeps one digit, or two where the first is a 1. With `signed`, a value above 0 has its sign."""
+    if not math.isfinite(value):
+        return "undefined"
+    sign = "+" if signed else ""
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:{sign}.{_DIGITS}g}".replace("-", "−")
+    decimals = decimals_of(error)
+    rounded = round(value, decimals) + 0.0  # never -0
+    return f"{rounded:{sign}.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
+
+
+def share_plus_minus(share: float, error: float) -> str:
+    """A share in per cent: `24.7 ± 0.2%`; without an error, a whole percentage."""
+    if not math.isfinite(error) or error <= 0 or not math.isfinite(share):
+        return percent(share)
+    return f"{plus_minus(100 * share, 100 * error)}%"
+
+
+def signed(value: float, decimals: int = 2) -> str:
+    """`+0.53` or `−0.53`, with a real minus sign; a zero has none."""
+    if math.isnan(value):
+        return "undefined"
+    text = f"{value:+.{decimals}f}"
+    return text.lstrip("+-") if float(text) == 0 else text.replace("-", "−")
+
+
+def span(low: float, high: float, decimals: int = 2) -> str:
+    """An interval, `−0.02 to +0.14`, with more decimals where an end would else look like 0 and is not."""
+    for more in range(_MOST_DIGITS + 1):
+        ends = [signed(end, decimals + more) for end in (low, high)]
+        if all(text.strip("0.") or not end for text, end in zip(ends, (low, high), strict=True)):
+            break
+    return " to ".join(ends)
+
+
+def decimals_of(error: float) -> int:
+    """So many that an error keeps one digit, or two where the first is a 1."""
+    return max(0, -math.floor(math.log10(error)) + (1 if f"{error:e}"[0] == "1" else 0))
 
 
 def shown(fmt: Format, *values: float) -> list[str]:

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 from scipy import stats
 
-from qkscope.lenses.ablation.strength import NAME, STRENGTHS
+from qkscope.lenses.ablation.strength import NAME, STRENGTHS, rank_correlation
 from qkscope.lenses.ablation.summary import BEGINS
 from qkscope.lenses.ablation.table import (
     COURSE_FILE,
@@ -18,11 +18,11 @@ from qkscope.lenses.ablation.table import (
     shown_edit,
 )
 from qkscope.lenses.card import Card, CardInput
-from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entry
 from qkscope.text import counted
-from qkscope.words.phrases import label, listed
+from qkscope.words.phrases import decimals_of, label, listed, plus_minus, signed, span
 
+DECIMALS = 4  # of a loss whose error is not known
 PASSES = ("Passes", "qkscope ablate: the same documents with and without the edit, loss of every token, paired.")
 
 
@@ -78,13 +78,13 @@ def _matter(heads: pd.DataFrame, edit: str, documents: int | None) -> str:
         chance = f"; over {documents} documents, about {len(heads) * by_chance(documents):.0f} would do each by chance"
     return (
         f"Of {counted(len(heads), 'head')}, {worse} cost loss beyond two errors when edited, and {better} "
-        f"gain{chance}. The largest rise is {largest[f'loss_{edit}']:.4f} ± "
-        f"{largest[f'loss_{edit}_se']:.4f} nats per token, of L{int(largest['layer'])}H{int(largest['head'])}."
+        f"gain{chance}. The largest rise is {plus_minus(largest[f'loss_{edit}'], largest[f'loss_{edit}_se'])} nats "
+        f"per token, of L{int(largest['layer'])}H{int(largest['head'])}."
     )
 
 
 def _told(row: "pd.Series[float]") -> str:
-    return f"{STRENGTHS[str(row['strength'])]}: {row['rho']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
+    return f"{STRENGTHS[str(row['strength'])]}: {rank_correlation(row)}"
 
 
 def best_sentence(ranks: pd.DataFrame) -> str:
@@ -100,7 +100,7 @@ def best_sentence(ranks: pd.DataFrame) -> str:
     others = ranks[ranks["strength"] != best["strength"]]
     beaten = [STRENGTHS[str(each)] for each in others[others["behind_low"] > 0.0]["strength"]]
     open_ = [STRENGTHS[str(each)] for each in others[~(others["behind_low"] > 0.0)]["strength"]]
-    said = f"What goes with the loss most is {name}: rank correlation {best['rho']:+.2f}."
+    said = f"What goes with the loss most is {name}: rank correlation {signed(best['rho'])}."
     if beaten:
         said += f" It goes with it more than {listed(beaten)}, beyond the interval of the difference."
     if open_:
@@ -147,11 +147,14 @@ def _compared(row: "pd.Series[float]") -> str:
     what = f"{row['edit']} of {row['group']} ({counted(int(row['heads']), 'head')})"
     if str(row["outcome"]) != "all":
         what += f", {row['outcome']}"
-    numbers = f"{row['chosen']:+.4f} against {row['controls']:+.4f} for random heads"
-    if math.isnan(row["low"]):
+    error, low, high = (float(row[name]) for name in ("excess_se", "low", "high"))
+    decimals = decimals_of(error) if error > 0 else DECIMALS
+    chosen, controls = (signed(row[name], decimals) for name in ("chosen", "controls"))
+    numbers = f"{chosen} against {controls} for random heads"
+    if math.isnan(low):
         return f"{what}: {numbers}; too few documents or draws for an interval, so nothing is claimed."
-    side = "more" if row["low"] > 0 else "less" if row["high"] < 0 else "not told apart"
-    apart = f"difference {plus_minus(row['excess'], row['excess_se'])}, {row['low']:+.4f} to {row['high']:+.4f}"
+    side = "more" if low > 0 else "less" if high < 0 else "not told apart"
+    apart = f"difference {plus_minus(row['excess'], error, signed=True)} ({span(low, high, decimals)})"
     return f"{what}: {numbers}; {apart}: {side}."
 
 

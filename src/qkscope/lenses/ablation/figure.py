@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from qkscope.draw import style
-from qkscope.lenses.ablation.strength import NAME, STRENGTHS
+from qkscope.lenses.ablation.strength import NAME, STRENGTHS, rank_correlation
 from qkscope.lenses.ablation.summary import BEGINS
 from qkscope.lenses.ablation.table import (
     COURSE_FILE,
@@ -41,7 +41,7 @@ def draw_ablation(at: AtWindow) -> Figure:
     for name, axes in zip(names, panels, strict=True):
         _panel(axes, heads, name, edit)
         row = ranks.loc[name]
-        axes.set_title(f"rank correlation {row['rho']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})", fontsize=8)
+        axes.set_title(f"rank correlation {rank_correlation(row)}", fontsize=8)
         axes.set_xlabel(STRENGTHS[name])
     panels[0].set_ylabel(RISE)
     return style.finish(figure)
@@ -74,7 +74,7 @@ def draw_groups(at: AtWindow) -> Figure:
     parts = [table[table["model"] == model] for model in models]
     heights = [0.7 + 0.34 * part["edit"].nunique() * part["group"].nunique() for part in parts]
     of = f"({at.study.labels[models[0]]})" if len(models) == 1 else style.span_title(at.study)
-    figure = canvas(at, 9.4, 1.0 + sum(heights), f"Chosen Heads against Matched Random Heads {of}", models)
+    figure = canvas(at, 10.6, 1.0 + sum(heights), f"Chosen Heads against Matched Random Heads {of}", models)
     grid = figure.subplots(len(models), 2, sharey="row", squeeze=False, height_ratios=heights)
     for (left, right), part, model in zip(grid, parts, models, strict=True):
         _groups(left, right, part)
@@ -95,7 +95,8 @@ def _groups(left: Axes, right: Axes, table: pd.DataFrame) -> None:
     left.set_ylim(len(edits) - 0.5, -0.5)
     for axes in (left, right):
         axes.axvline(0.0, color=style.GREY, linewidth=0.8)
-    left.legend(loc="best", fontsize=7, frameon=False)
+    keys = left.get_legend_handles_labels()[0]  # beside the panels: inside, some data would lie under them
+    right.legend(handles=keys, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0, fontsize=7)
 
 
 def _group(left: Axes, right: Axes, rows: pd.DataFrame, edits: list[str], group: str, place: tuple[int, int]) -> None:
@@ -120,18 +121,27 @@ def draw_course(at: AtWindow) -> Figure:
     figure = canvas(at, 9.6, 4.0, "When Does a Head's Position Begin to Matter?")
     left, right = figure.subplots(1, 2)
     for number, edit in enumerate(edits):
-        rows = table[table["edit"] == edit].set_index("model").reindex(at.names)
-        marker, x = MARKERS[number % len(MARKERS)], np.arange(len(rows))
+        marker = MARKERS[number % len(MARKERS)]
         look = {"marker": marker, "markersize": 4, "linewidth": 1.2, "color": f"C{number}"}
+        x, rows = _measured(at, table, edit)
         left.errorbar(x, rows["mean"], yerr=rows["mean_se"], label=edit, gid=f"mean {edit}", **look)
-        since = begins[begins["edit"] == edit].set_index("model").reindex(at.names)
         right.plot(x, rows["costly"], label=f"{edit}: costs here", gid=f"costly {edit}", **look)
-        right.plot(x, since["so_far"], "--", color=f"C{number}", linewidth=1.0, label=f"{edit}: and at all later ones")
+        x, since = _measured(at, begins, edit)
+        look |= {"linestyle": "--", "linewidth": 1.0, "markerfacecolor": "white"}
+        right.plot(x, since["so_far"], label=f"{edit}: and at all later ones", gid=f"begun {edit}", **look)
     left.set_ylabel(f"mean {RISE}")
-    right.set_ylabel("heads whose edit costs beyond two errors")
-    right.yaxis.set_major_locator(MaxNLocator(integer=True))
     left.axhline(0.0, color=style.GREY, linewidth=0.8)
+    right.set_ylabel("heads whose edit costs beyond two errors")
+    right.set_ylim(bottom=0.0)
+    right.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (left, right):
         style.checkpoint_axis(axes, at.study)
         axes.legend(loc="best", fontsize=7, frameon=False)
     return style.finish(figure)
+
+
+def _measured(at: AtWindow, table: pd.DataFrame, edit: str) -> tuple[np.ndarray, pd.DataFrame]:
+    """The rows of one edit and their places on the axis: lines join entries that were ablated, over those between."""
+    rows = table[table["edit"] == edit].set_index("model").reindex(at.names).reset_index()
+    known = rows[rows["edit"].notna()]
+    return known.index.to_numpy(), known

@@ -6,6 +6,8 @@ draws serve all measures: the difference between two correlations has an error o
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from scipy import stats
 from qkscope.lenses.ablation.table import EDITS, FILE, SPREAD
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.taxonomy.heads import heads_at
+from qkscope.words.phrases import signed, span
 
 # What could tell beforehand which heads matter, where the results have it: column of tables/heads.csv, and in words.
 STRENGTHS = {
@@ -126,3 +129,8 @@ def fisher_interval(rho: float, error: float) -> tuple[float, float]:
 def independent_error(rho: float, n: int) -> float:
     """The error on Fisher's scale of a rank correlation over n independent heads: Bonett and Wright (2000)."""
     return float(np.sqrt((1 + rho**2 / 2) / (n - 3)))
+
+
+def rank_correlation(row: Any) -> str:
+    """A row of the table in words: `+0.48 (+0.20 to +0.68)`, with its interval."""
+    return f"{signed(row['rho'])} ({span(row['low'], row['high'])})"

@@ -18,12 +18,11 @@ from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import ADVANTAGE
 from qkscope.lenses.score.table import FILE as SCORE
-from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entry
 from qkscope.stats.jackknife import ERRORS
 from qkscope.stats.noise import EVERY_HEAD, FEWEST_HEADS, HeadPanel, Part
 from qkscope.text import counted
-from qkscope.words.phrases import listed
+from qkscope.words.phrases import listed, plus_minus
 
 Test = Callable[[AtWindow, Entry], Found]
 DOMINATED, OTHERS = Part(dominated=True), Part(dominated=False)

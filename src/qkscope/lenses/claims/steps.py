@@ -18,12 +18,11 @@ from qkscope.lenses.pca import Array
 from qkscope.lenses.plasticity.summaries import compared_names
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rope.table import FILE as ROPE
-from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entry
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
 from qkscope.text import counted
-from qkscope.words.phrases import label
+from qkscope.words.phrases import label, plus_minus
 
 Quantity = Callable[[AtWindow], str]
 FEWEST_CHECKPOINTS = 3

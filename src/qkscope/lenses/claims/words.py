@@ -12,10 +12,9 @@ import pandas as pd
 
 from qkscope.lenses.card import CardInput
 from qkscope.lenses.claims.base import Claim, Ruling
-from qkscope.lenses.tell import plus_minus
 from qkscope.stats.noise import STANDARD_ERRORS
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
-from qkscope.words.phrases import listed, shortened
+from qkscope.words.phrases import listed, plus_minus, shortened
 
 NAME = "claims"
 HEADING = "Does it hold here?"

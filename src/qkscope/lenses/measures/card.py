@@ -31,7 +31,7 @@ def measures_card(given: CardInput) -> Card:
     steps = [("Aggregation", f"mean and standard deviation of each measure over the heads of each {given.noun}.")]
     headline = f"Position without Components {given.study.span.title()}"
     takeaway = [_course(given, panel, f"{measure}_q", _name(measure, "queries")) for measure in ("decode", "share")]
-    return Card(headline + (" at a Common Window" if given.at.common else ""), shows, FILE, steps, takeaway)
+    return Card(headline, shows, FILE, steps, takeaway)
 
 
 def _name(measure: str, kind: str) -> str:

@@ -6,12 +6,12 @@ from typing import Any, cast
 from qkscope.lenses.card import Card, CardInput, bands, opening, rows
 from qkscope.lenses.norms.summary import NAME
 from qkscope.lenses.norms.table import FILE
-from qkscope.lenses.tell import errors_said, joined, plus_minus, tell
+from qkscope.lenses.tell import errors_said, joined, tell
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, shown, significant
+from qkscope.words.phrases import label, listed, plus_minus, share_plus_minus, shown, significant
 
 WATCHED = (
     ("rms_q", "the length of queries"),
@@ -51,7 +51,7 @@ def norms_card(given: CardInput) -> Card:
         ("Effective rank", "of the pooled covariance of each head's queries and keys."),
         ("Aggregation", f"means over the heads of each {given.noun}."),
     ]
-    headline = f"Norms and Scores {given.study.span.title()}{' at a Common Window' if given.at.common else ''}"
+    headline = f"Norms and Scores {given.study.span.title()}"
     return Card(headline, shows, FILE, steps, [verdict, *_largest(given, table, last)[:1]])
 
 
@@ -91,9 +91,9 @@ def _lengths(given: CardInput, panel: HeadPanel, table: dict[str, Any], last: En
         for kind, name in (("q", "queries"), ("k", "keys"))
     ]
     row = table[last.name]
-    parts = [plus_minus(100 * row[f"mean_part_{kind}"], 100 * row[f"mean_part_{kind}_se"]) for kind in "qk"]
+    parts = [share_plus_minus(row[f"mean_part_{kind}"], row[f"mean_part_{kind}_se"]) for kind in "qk"]
     said.append(
-        f"At {label(last)}, {parts[0]} % of the mean squared length of queries and {parts[1]} % of that of keys is "
+        f"At {label(last)}, {parts[0]} of the mean squared length of queries and {parts[1]} of that of keys is "
         f"their mean, the same for every token. The longest queries are in {_whose(row, 'rms_q')}, the longest keys in "
         f"{_whose(row, 'rms_k')}."
     )

@@ -9,11 +9,10 @@ from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, row
 from qkscope.lenses.null.shifts import FEWEST_BLOCKS
 from qkscope.lenses.null.summary import NAME, PARTS
 from qkscope.lenses.null.table import FILE, KINDS
-from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, percent
+from qkscope.words.phrases import label, listed, percent, plus_minus, share_plus_minus
 
 MOST = 6  # entries that are told one by one
 
@@ -45,7 +44,6 @@ def null_card(given: CardInput) -> Card:
         ("Aggregation", f"means, standard deviations and shares over the heads of each {given.noun}."),
     ]
     headline = f"Measured against Shifted Positions {given.study.span.title()}"
-    headline += " at a Common Window" if given.at.common else ""
     return Card(headline, shows, FILE, steps, [_beyond(given, means, kind) for kind, _ in KINDS])
 
 
@@ -71,9 +69,9 @@ def _beyond(given: CardInput, means: Means, kind: str) -> str:
     entry = _with_null(given, means)[-1]
     row = means[entry.name]
     shifts = int(row["null_shifts"])
-    share = plus_minus(100 * row[f"beyond_null_{kind}"], 100 * row[error_name(f"beyond_null_{kind}")])
+    share = share_plus_minus(row[f"beyond_null_{kind}"], row[error_name(f"beyond_null_{kind}")])
     return (
-        f"At {label(entry)}, {share} % of heads have an |r_{kind}| larger than under each "
+        f"At {label(entry)}, {share} of heads have an |r_{kind}| larger than under each "
         f"of {counted(shifts, 'shift')} of positions; without position, {percent(1 / (1 + shifts))} would."
     )
 

@@ -11,7 +11,6 @@ from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.plasticity.words import (
     ESTIMATOR,
     MEANING,
-    at_common,
     comparable_entries,
     course_of,
     held_fixed,
@@ -21,11 +20,11 @@ from qkscope.lenses.plasticity.words import (
     too_few_buckets,
     widths_said,
 )
-from qkscope.lenses.tell import beyond_zero, joined, mean_of, plus_minus, share_of
+from qkscope.lenses.tell import beyond_zero, joined, mean_of, share_of
 from qkscope.results.read import Entry
 from qkscope.stats.findings import context_changes
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import Format, label, listed, number, percent, shortened
+from qkscope.words.phrases import Format, label, listed, number, percent, plus_minus, shortened
 
 AGGREGATION = ("Aggregation", "mean over heads that have a value, with its error over documents.")
 HALF = 0.5
@@ -58,7 +57,7 @@ def plasticity_card(given: CardInput) -> Card:
         ("ap_same_position", "mean plasticity at one position", number),
     ]
     shows += [*_agreement(given, compared), held_fixed(given), *held(given, "plasticity")]
-    headline = at_common(f"What Takes Plasticity from Queries {given.study.span.title()}", given)
+    headline = f"What Takes Plasticity from Queries {given.study.span.title()}"
     return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)
 
 
@@ -176,7 +175,7 @@ def drops_card(given: CardInput) -> Card:
         shows.append(paragraph(Strong("Drop or distance."), " ", joined([_drop(given, entry), _real(given, entry)])))
         shows.append(_kinds(given, entry, "ap_drop", "the mean drop"))
     shows += [*_agreement(given, [("ap_drop", "the mean drop", number)]), held_fixed(given)]
-    headline = at_common(f"Plasticity Along the Window {given.study.span.title()}", given)
+    headline = f"Plasticity Along the Window {given.study.span.title()}"
     return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)
 
 

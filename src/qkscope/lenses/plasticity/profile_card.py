@@ -9,7 +9,7 @@ import numpy as np
 from qkscope.lenses.card import Card, CardInput, opening
 from qkscope.lenses.plasticity.shown import MOST_MAPS, mean_map, mean_profile, shown_entries
 from qkscope.lenses.plasticity.table import MAP_FILE, PROFILE_FILE
-from qkscope.lenses.plasticity.words import ESTIMATOR, MEANING, at_common, held_fixed, too_few_buckets
+from qkscope.lenses.plasticity.words import ESTIMATOR, MEANING, held_fixed, too_few_buckets
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, bullet
@@ -34,7 +34,7 @@ def profile_card(given: CardInput) -> Card:
         held_fixed(given),
     ]
     takeaway = [f"{label(chosen[-1])}: {_course(given, chosen[-1].name)}"] if chosen else []
-    headline = at_common("Plasticity by Query Position", given)
+    headline = "Plasticity by Query Position"
     steps = [("Selection", f"{listed([label(entry) for entry in chosen])}."), ESTIMATOR]
     return Card(headline, shows, PROFILE_FILE, steps, takeaway)
 
@@ -75,7 +75,7 @@ def map_card(given: CardInput) -> Card:
         "Every cell of every layer has its error over documents in the table; the sentences above carry none.",
     ]
     takeaway = [f"{label(chosen[-1])}: {_ends(given, chosen[-1].name)}"] if chosen else []
-    headline = at_common("Plasticity by Distance of Keys and Query", given)
+    headline = "Plasticity by Distance of Keys and Query"
     steps = [("Selection", f"{listed([label(entry) for entry in chosen])}."), ESTIMATOR]
     return Card(headline, shows, MAP_FILE, steps, takeaway, "cells of a sixteenth of the window")
 

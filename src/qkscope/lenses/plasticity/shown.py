@@ -25,8 +25,7 @@ def with_kinds(at: AtWindow, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of a table with the kind of each layer; `all` where a study has one kind."""
     if kinds_of(at.table(MEANS)) == [ALL]:
         return rows.assign(layer_kind=ALL)
-    kinds = at.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
-    return rows.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+    return at.with_kind(rows)
 
 
 def mean_profile(rows: pd.DataFrame) -> pd.DataFrame:

@@ -37,11 +37,6 @@ def held_fixed(given: CardInput) -> str:
     return errors_said(given.at.table(FILE), exact)
 
 
-def at_common(headline: str, given: CardInput) -> str:
-    """The headline, which says if it is about the common window."""
-    return headline + (" at a Common Window" if given.at.common else "")
-
-
 def place_of(given: CardInput, entry: Entry) -> str:
     """`At S1-40K` of a run, `In Gemma` of models."""
     return f"At {label(entry)}" if given.study.one_run else f"In {label(entry)}"

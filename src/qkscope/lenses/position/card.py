@@ -44,11 +44,7 @@ def position_signal(given: CardInput) -> Card:
         ("Aggregation", f"mean and standard deviation of r_q and r_k over the heads of each {given.noun}."),
     ]
     headline = f"Position Correlation on PC0 {given.study.span.title()}"
-    return Card(headline + _at(given), shows, table_file(given), steps, _signal_takeaway(given))
-
-
-def _at(given: CardInput) -> str:
-    return " at a Common Window" if given.at.common else ""
+    return Card(headline, shows, table_file(given), steps, _signal_takeaway(given))
 
 
 def _fall(given: CardInput) -> list[str]:
@@ -164,4 +160,4 @@ def explained_variance(given: CardInput) -> Card:
         takeaway.append(f"It moves in {len(curve.jumps)} steps rather than evenly: {places}.")
     takeaway.append(context_takeaway(given, ["explained_variance"]))
     headline = f"PC0 Explained Variance {given.study.span.title()}"
-    return Card(headline + _at(given), shows, table_file(given), steps, takeaway)
+    return Card(headline, shows, table_file(given), steps, takeaway)

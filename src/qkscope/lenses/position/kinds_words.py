@@ -10,7 +10,7 @@ from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.text import counted
 from qkscope.words.blocks import Block
-from qkscope.words.phrases import label, number, sentence, shortened, shown, tokens
+from qkscope.words.phrases import label, number, plus_minus, sentence, shortened, shown, signed, tokens
 
 QUANTITIES = (("r_q", "queries"), ("r_k", "keys"))
 
@@ -80,7 +80,7 @@ def _course(given: CardInput, kind: str, part: Part, name: str, who: str) -> str
 def _move(change: Change) -> str:
     before, after = shown(number, change.before, change.after) if change.direction else (
         number(change.before), number(change.after))  # fmt: skip
-    sure = f" ± {change.error:.2g}" if math.isfinite(change.error) else ", error not known"
     verb = {1: "rises from", -1: "falls from", 0: "does not change beyond its error:"}[change.direction]
-    difference = f"{change.difference:+.2f}".replace("-", "−")
-    return f"{verb} {before} to {after} ({difference}{sure})"
+    known = math.isfinite(change.error)
+    difference = plus_minus(change.difference, change.error, signed=True) if known else signed(change.difference)
+    return f"{verb} {before} to {after} ({difference}{'' if known else ', error not known'})"

@@ -51,7 +51,6 @@ def rq_rk_scatter_grid(given: CardInput) -> Card:
     ]
     which = "at Selected Checkpoints" if given.study.one_run else f"of Selected {given.noun.title()}s"
     headline = f"r_q vs r_k Phase Portraits {which}"
-    headline += " at a Common Window" if given.at.common else ""
     drawing = "matplotlib scatter; r_q from −0.05 to 1.05, r_k from −1.05 to 1.05 in every panel"
     return Card(headline, shows, table_file(given), steps, _takeaway(given, chosen), drawing)
 

@@ -139,11 +139,3 @@ def qk_table(
     """One checkpoint's rows: every chosen head and component over the first `window` positions (all by default)."""
     settings = RowSettings(own=window, components=components, heads=heads, layers=layers, skip=skip)
     return checkpoint_rows(moments, [OWN], settings, model=model)[OWN.file]
-
-
-def windows_table(
-    moments: Moments, *, model: str, heads: HeadSample | None = None, layers: LayerChoice = "all"
-) -> pd.DataFrame:
-    """Component 0 at every doubling from one bucket to the whole context."""
-    settings = RowSettings(heads=heads, layers=layers)
-    return checkpoint_rows(moments, [DOUBLINGS], settings, model=model)[DOUBLINGS.file]

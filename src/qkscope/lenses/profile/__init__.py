@@ -2,6 +2,7 @@
 
 from qkscope.lenses.base import Figure, Lens, View, later
 from qkscope.lenses.profile.card import profile_card
+from qkscope.lenses.profile.choice import several_places
 from qkscope.lenses.profile.table import BEND, BEND_FILE, PROFILE, PROFILE_FILE
 
 LENS = Lens(
@@ -15,6 +16,8 @@ LENS = Lens(
             later("qkscope.lenses.profile.figure:draw_profile"),
             profile_card,
             needs=(PROFILE_FILE, BEND_FILE),
+            at_common_window=True,
+            worthwhile=several_places,
         ),
     ),
     views=(

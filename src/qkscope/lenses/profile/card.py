@@ -7,13 +7,12 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening
-from qkscope.lenses.profile.choice import MOST_BENT, HeadProfile, profiles_of
+from qkscope.lenses.profile.choice import MOST_BENT, HeadProfile, profiles_of, without_sink
 from qkscope.lenses.profile.table import BEND_FILE, FEWEST_BUCKETS, PROFILE_FILE
-from qkscope.lenses.score.phrases import part_share
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.text import counted
 from qkscope.words.blocks import Block, bullet
-from qkscope.words.phrases import curve_course, label, listed, number, percent, ranking, sentence
+from qkscope.words.phrases import curve_course, label, listed, number, percent, ranking, sentence, share_plus_minus
 
 KINDS = (("q", "queries"), ("k", "keys"))
 MUCH, CURVED = 0.25, 0.5  # a line is the wrong shape where position is a quarter of the variance, and half of it bent
@@ -23,6 +22,7 @@ def profile_card(given: CardInput) -> Card:
     """Profiles of a few heads of the last entry, and how bent profiles are on average."""
     last = given.checkpoints[-1]
     heads = profiles_of(given.at)
+    courses = [] if given.at.common else [_course(given, kind, name) for kind, name in KINDS]
     shows: list[Block | str] = [
         opening(
             given,
@@ -32,8 +32,9 @@ def profile_card(given: CardInput) -> Card:
             "position. r_q and r_k summarise the upper row by how well a line fits it. Position 0 is in the table and "
             "not drawn. Thin bars, where errors are known, are ± 1 standard error of a mean over documents.",
         ),
+        _few_places(given, heads),
         *(bullet(_told(head)) for head in heads),
-        *(_course(given, kind, name) for kind, name in KINDS),
+        *courses,
         wrong_shape(_bends(given, last.name)),
     ]
     steps = [
@@ -46,11 +47,22 @@ def profile_card(given: CardInput) -> Card:
             "Bend",
             "of the variance between bucket means along PC0, the share that a least-squares line in position leaves "
             f"over (empty with fewer than {FEWEST_BUCKETS} buckets). It depends on the number of buckets, so entries "
-            "are compared over their own contexts, which have equally many.",
+            "are compared over their own contexts only, which have equally many.",
         ),
     ]
-    takeaway = [wrong_shape(_bends(given, last.name)), *(_course(given, kind, name) for kind, name in KINDS)]
+    takeaway = [wrong_shape(_bends(given, last.name)), *courses]
     return Card(f"Queries and Keys by Position in {label(last)}", shows, PROFILE_FILE, steps, takeaway)
+
+
+def _few_places(given: CardInput, heads: list[HeadProfile]) -> str:
+    """That buckets are made for the own context, so that a shorter window has few."""
+    if not given.at.common or not heads:
+        return ""
+    count = len(without_sink(heads[0].rows))
+    return (
+        f"Buckets are laid out for the own context: of the common window {label(given.checkpoints[-1])} has "
+        f"{counted(count, 'bucket')} beside position 0."
+    )
 
 
 def _bends(given: CardInput, model: str) -> pd.DataFrame:
@@ -72,7 +84,7 @@ def _told(head: HeadProfile) -> str:
 
 
 def _share(row: pd.Series, column: str) -> str:
-    return part_share(float(row[column]), float(row.get(error_name(column), np.nan)))
+    return share_plus_minus(float(row[column]), float(row.get(error_name(column), np.nan)))
 
 
 def _course(given: CardInput, kind: str, name: str) -> str:

@@ -48,6 +48,12 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
     return [each for each in found if len(each.rows)]
 
 
+def several_places(at: AtWindow) -> bool:
+    """Whether the last entry has more than one bucket to draw: at a short common window it may have a single one."""
+    rows = _of_model(at.table(PROFILE_FILE), at.names[-1])
+    return not at.common or len(without_sink(rows.drop_duplicates("bucket"))) > 1
+
+
 def most_bent(heads: pd.DataFrame) -> pd.Series | None:
     """The head with the largest share of its queries' or keys' variance along PC0 that follows position, not a line."""
     curved = pd.concat([heads["bend_q"] * heads["between_q"], heads["bend_k"] * heads["between_k"]], axis=1).max(axis=1)

@@ -12,12 +12,12 @@ from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
 from qkscope.lenses.rope.table import FILE
-from qkscope.lenses.tell import errors_said, joined, plus_minus, tell
+from qkscope.lenses.tell import errors_said, joined, tell
 from qkscope.results.read import Entry
 from qkscope.stats.noise import EVERY_HEAD, Part
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Strong, paragraph
-from qkscope.words.phrases import at_labels, course, label, listed, number, percent, sentence, shown
+from qkscope.words.phrases import at_labels, course, label, listed, number, percent, plus_minus, sentence, shown, signed
 
 MEANING = (
     "RoPE alone: the mean and covariance of a head's queries and keys before rotation are taken as if they did not "
@@ -68,7 +68,7 @@ def rope_alone_card(given: CardInput) -> Card:
          "form over the window's positions; then the same PCA as for the measurement."),
         ("Null", "this is the null of position without learning of position in hidden states."),
     ]  # fmt: skip
-    headline = f"Measured against RoPE Alone {given.study.span.title()}{_at(given)}"
+    headline = f"Measured against RoPE Alone {given.study.span.title()}"
     takeaway = [*_agreement(given, last.name)[:2], _dominated(given, last.name)]
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -96,7 +96,7 @@ def rope_excess_card(given: CardInput) -> Card:
         *held(given, "rope_excess"),
     ]
     steps = [("Aggregation", f"means over the heads of each {given.noun} that have a prediction, by kind of layer.")]
-    headline = f"What RoPE Alone Leaves {given.study.span.title()}{_at(given)}"
+    headline = f"What RoPE Alone Leaves {given.study.span.title()}"
     return Card(headline, shows, FILE, steps, [_told(given, kinds[0])])
 
 
@@ -109,10 +109,6 @@ def _significant(value: float, extra: int = 0) -> str:
 
 def _errors(given: CardInput) -> str:
     return errors_said(given.table(FILE), HELD)
-
-
-def _at(given: CardInput) -> str:
-    return " at a Common Window" if given.at.common else ""
 
 
 def _left_out(given: CardInput) -> str:
@@ -265,10 +261,6 @@ def _told(given: CardInput, kind: str) -> str:
         rest = panel.change(f"{name}_excess", first.name, last.name, part)
         left = plus_minus(rest.difference, rest.error)
         parts.append(
-            f"mean {name} changes by {_signed(change)}; RoPE alone predicts {_signed(predicted)}, which leaves {left}"
+            f"mean {name} changes by {signed(change)}; RoPE alone predicts {signed(predicted)}, which leaves {left}"
         )
     return f"From {label(first)} to {label(last)}, over {_heads(kind)}, {'; '.join(parts)}."
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")

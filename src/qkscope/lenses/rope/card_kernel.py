@@ -6,11 +6,11 @@ from qkscope.lenses.card import Card, CardInput, opening
 from qkscope.lenses.rope import kernel, planes
 from qkscope.lenses.rope.card import HELD
 from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
-from qkscope.lenses.tell import errors_said, joined, plus_minus
+from qkscope.lenses.tell import errors_said, joined
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, percent, tokens
+from qkscope.words.phrases import label, listed, percent, plus_minus, tokens
 
 MEANING = (
     "A head's kernel is its mean score against the distance from the query back to the key: the mean query and key "
@@ -46,7 +46,7 @@ def rope_kernel_card(given: CardInput) -> Card:
          "queries and keys taken as independent."),
         ("Check", "products of the mean query and the mean key of each pair of position buckets, by distance."),
     ]  # fmt: skip
-    headline = f"Positional Kernels{' at a Common Window' if given.at.common else ''}"
+    headline = "Positional Kernels"
     return Card(headline, shows, kernel.FILE, steps, [*_all_heads(given, entry), _check(given, entry)])
 
 

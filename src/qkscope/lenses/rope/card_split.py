@@ -20,12 +20,12 @@ from qkscope.lenses.rope.steps import (
     split_rows,
     whole_way,
 )
-from qkscope.lenses.tell import joined, plus_minus
+from qkscope.lenses.tell import joined
 from qkscope.results.read import Entry
 from qkscope.stats.noise import SMALLEST
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, number, percent, sentence, shown, tokens
+from qkscope.words.phrases import label, listed, number, percent, plus_minus, sentence, shown, signed, tokens
 
 NAMES = {R_Q: "mean r_q", R_K: "mean r_k", DOMINATED: "the share of position-dominated heads"}
 MEANING = (
@@ -62,8 +62,7 @@ def rope_split_card(given: CardInput) -> Card:
         ("Predictions", "with the vectors before rotation, the rotation and the window of either checkpoint."),
         ("Split", "mean over six orders; means over heads here, single heads in rope_split_heads.csv."),
     ]
-    common = " at a Common Window" if given.at.common else ""
-    headline = f"Window, RoPE Base and Weights {given.study.span.title()}{common}"
+    headline = f"Window, RoPE Base and Weights {given.study.span.title()}"
     lead = [_step(total[R_Q], entries), *(_step(step[R_Q], entries) for step in told[:1] if whole is not None)]
     return Card(headline, shows, FILE, how, lead)
 
@@ -143,14 +142,13 @@ def _parts(row: pd.Series) -> str:
 def _stated(row: pd.Series, value: float, error: float) -> str:
     """`+0.53 ± 0.01`, or in points of a share."""
     scale, unit = (100.0, " points") if row["quantity"] == DOMINATED else (1.0, "")
-    stated = plus_minus(scale * value, scale * error)
-    return f"{stated if stated.startswith('−') else f'+{stated}'}{unit}"
+    return f"{plus_minus(scale * value, scale * error, signed=True)}{unit}"
 
 
 def _three_ways(row: pd.Series) -> str:
     """All three parts where those of window and base depend on the order."""
     scale, digits = (100.0, 0) if row["quantity"] == DOMINATED else (1.0, 2)
-    parts = listed([f"{part} {scale * row[part]:+.{digits}f}".replace("-", "−") for part in PARTS])
+    parts = listed([f"{part} {signed(scale * row[part], digits)}" for part in PARTS])
     spread = scale * max(float(row[f"{part}_spread"]) for part in PARTS)
     return f". Split three ways it is {parts}, but orders differ by up to {spread:.{digits}f}"
 

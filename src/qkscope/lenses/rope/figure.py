@@ -15,8 +15,8 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
-from qkscope.lenses.tell import plus_minus
 from qkscope.results.read import Entries
+from qkscope.words.phrases import plus_minus
 
 KINDS = (("r_q", style.BLUE, "$r_q$"), ("r_k", style.RED, "$r_k$"))
 BESIDE = 0.14  # where nothing joins entries, queries and keys stand beside each other

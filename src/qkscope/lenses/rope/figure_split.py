@@ -16,6 +16,7 @@ from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
 from qkscope.lenses.rope.steps import WORDS, Steps, consecutive, drawn_steps, order_matters, split_rows, whole_way
 from qkscope.results.read import Entries
+from qkscope.words.phrases import plus_minus, signed
 
 # Far apart in lightness, and hatched where hue would have to tell them apart.
 LOOKS = {
@@ -97,7 +98,7 @@ def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> bool:
 
 def _at_once(axes: Axes, x: float, level: float, row: pd.Series) -> None:
     """What window and base do together, where their parts depend on the order."""
-    text = f"at once\n{row['joint']:+.2f}".replace("-", "−")
+    text = f"at once\n{signed(row['joint'])}"
     axes.annotate(text, (x, level), (0, 7), ha="center", va="bottom", textcoords="offset points", fontsize=7,
                   color=style.GREY, gid="at once")  # fmt: skip
 
@@ -120,8 +121,8 @@ def _draw_whole(axes: Axes, row: pd.Series, study: Entries, colour: str) -> bool
         before = level
         level = _bar(axes, number + 1.0, level, row, part, 0.8)
         error = row.get(f"{part}_se", np.nan)
-        text = f"{row[part]:+.2f}".replace("-", "−") + (f"\n± {error:.3f}" if np.isfinite(error) else "")
-        text = text if row[part] else "0"
+        stated = plus_minus(row[part], error, signed=True) if np.isfinite(error) else signed(row[part])
+        text = stated.replace(" ±", "\n±") if row[part] else "0"
         axes.annotate(text, (number + 1.0, max(before, level)), (0, 4), textcoords="offset points", ha="center",
                       va="bottom", fontsize=7.5, gid=f"{part} value")  # fmt: skip
     axes.plot([0.0, 5.0], [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")

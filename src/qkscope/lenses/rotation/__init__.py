@@ -2,6 +2,8 @@
 
 from qkscope.lenses.base import Figure, Lens, Summary, View, later
 from qkscope.lenses.rotation.card import bias_card, drift_card
+from qkscope.lenses.rotation.families import of_models
+from qkscope.lenses.rotation.families_card import families_card
 from qkscope.lenses.rotation.heads_card import depth_card, heads_card, planes_card
 from qkscope.lenses.rotation.planes import FILE as PLANES_CSV
 from qkscope.lenses.rotation.planes import TABLE as PLANES
@@ -51,6 +53,15 @@ LENS = Lens(
             planes_card,
             needs=(FILE, PLANES_CSV),
             at_common_window=True,
+        ),
+        Figure(
+            "rotation_families",
+            later(f"{DRAW}.families_figure:draw_families"),
+            families_card,
+            needs=(FILE,),
+            at_common_window=True,
+            number=51,
+            worthwhile=of_models,
         ),
     ),
     views=(

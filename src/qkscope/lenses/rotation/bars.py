@@ -156,6 +156,8 @@ def _variance(axes: Axes, table: pd.DataFrame) -> None:
         bottom = bottom + table[measure].to_numpy(dtype=float)
         draw_errors(axes, places, bottom, table[f"{measure}_se"], gid=measure)
     axes.bar(places, 1.0 - bottom, WIDTH, bottom=bottom, color=REST, label="elsewhere", gid="rest")
+    low, high = (table[f"plane_var_fraction_{quartile}"] for quartile in ("p25", "p75"))
+    axes.vlines(places, low, high, color=style.INK, alpha=0.25, linewidth=_spread_width(table), gid="quartiles")
     axes.set_ylim(0.0, 1.0)
     axes.set_title("Share of the variance", fontsize=9.5, loc="left")
     slices = ((style.AMBER, "a"), (style.PURPLE, "b"), (REST, "rest"))

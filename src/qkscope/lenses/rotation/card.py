@@ -30,8 +30,8 @@ def drift_card(given: CardInput) -> Card:
             f"{rows(given)}: mean |r| with position along a, of queries (blue) and keys (red), with a dash at the "
             "correlation that each has along its own drift, and the share of the mean squared difference between a "
             "query and a key that lies along b. Below: what share of the variance of queries and keys together lies "
-            "along a, along b and elsewhere, and the slope of keys over that of queries along a (bars are geometric "
-            f"means, diamonds medians; medians have no error). {BARS}",
+            "along a, along b and elsewhere (the grey line there is of a and b together), and the slope of keys over "
+            f"that of queries along a (bars are geometric means, diamonds medians; medians have no error). {BARS}",
         ),
         paragraph(Strong("Drift."), " ", joined(_drift(given, panel, steps=True))),
         paragraph(Strong("Separation."), " ", tell(given, panel, "separation_strength", "Mean separation", percent)),
@@ -49,7 +49,7 @@ def drift_card(given: CardInput) -> Card:
         ("Axes", "a from the covariance of queries and keys with position; b the leading eigenvector beside it."),
         ("Aggregation", f"means over the heads of each {given.noun}, |r| and slopes without sign."),
     ]
-    headline = f"Drift along a, Separation along b {given.study.span.title()}{_at(given)}"
+    headline = f"Drift along a, Separation along b {given.study.span.title()}"
     takeaway = [*_drift(given, panel), _keys_more(panel, last)]
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -149,7 +149,7 @@ def bias_card(given: CardInput) -> Card:
         ("Unit", "raw q·k, before the model's own scale; standard deviations do not depend on it."),
         ("Aggregation", f"means over the heads of each {given.noun}; slopes without sign, biases with theirs."),
     ]
-    headline = f"What Position Adds to a Score {given.study.span.title()}{_at(given)}"
+    headline = f"What Position Adds to a Score {given.study.span.title()}"
     takeaway = [*hidden[:1], tell(given, panel, *OVER[2], significant), _sign(panel, last)]
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -225,7 +225,3 @@ def _sign(panel: HeadPanel, last: Entry) -> str:
         f"{mean_of(panel, 'bias_effect', last)} standard deviations at {label(last)}; "
         f"{share_of(panel, 'bias_total_positive', last)} of heads favour later keys."
     )
-
-
-def _at(given: CardInput) -> str:
-    return " at a Common Window" if given.at.common else ""

@@ -12,12 +12,12 @@ from qkscope.lenses.rotation.chosen import RULE, chosen_heads
 from qkscope.lenses.rotation.planes import FILE as PLANES
 from qkscope.lenses.rotation.summaries import map_axis, relations
 from qkscope.lenses.rotation.table import FILE
-from qkscope.lenses.tell import errors_said, plus_minus, share_of
+from qkscope.lenses.tell import errors_said, share_of
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
-from qkscope.words.phrases import label, listed, number, shortened
+from qkscope.words.phrases import label, listed, number, plus_minus, shortened
 
 
 def heads_card(given: CardInput) -> Card:
@@ -38,7 +38,7 @@ def heads_card(given: CardInput) -> Card:
     ]
     steps = [("Correlation", "Pearson's r over heads; its interval by a delete-one-layer jackknife on Fisher's scale.")]
     which = "at Selected Checkpoints" if given.study.one_run else f"of Selected {given.noun.title()}s"
-    headline = f"Bias of Every Head {which}{_at(given)}"
+    headline = f"Bias of Every Head {which}"
     last = chosen[-1] if chosen else given.checkpoints[-1]
     return Card(headline, shows, FILE, steps, [f"At {label(last)}, {_entry(panel, relation, last)}"])
 
@@ -83,7 +83,7 @@ def depth_card(given: CardInput) -> Card:
         *held(given, "rotation_depth_map"),
     ]
     steps = [("Aggregation", f"means over the heads of each {given.noun} and cell.")]
-    headline = f"Drift and Bias by Depth {given.study.span.title()}{_at(given)}"
+    headline = f"Drift and Bias by Depth {given.study.span.title()}"
     return Card(headline, shows, FILE, steps, [ruling_of(given, "early_drift"), _strongest(given, last)])
 
 
@@ -125,7 +125,7 @@ def planes_card(given: CardInput) -> Card:
         "squares of their own there.",
     ]
     steps = [("Selection", f"{RULE}."), ("Ellipses", "means and 2 × 2 covariances of each bucket, from sums.")]
-    headline = f"Queries and Keys in the Plane of a and b{_at(given)}"
+    headline = "Queries and Keys in the Plane of a and b"
     return Card(headline, shows, PLANES, steps, [*told[-1:], *told[:1]] if len(told) > 1 else told)
 
 
@@ -153,7 +153,3 @@ def _ends(rows: pd.DataFrame, kind: str) -> str:
     ends: Sequence[pd.Series] = [known.iloc[0], known.iloc[-1]]
     values = [plus_minus(float(end[f"{kind}_a"]), float(end.get(f"{kind}_a_se", math.nan))) for end in ends]
     return f"{values[0]} to {values[1]}"
-
-
-def _at(given: CardInput) -> str:
-    return " at a Common Window" if given.at.common else ""

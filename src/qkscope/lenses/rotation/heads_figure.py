@@ -27,7 +27,7 @@ def draw_heads(at: AtWindow) -> Figure:
     which = "at Selected Checkpoints" if at.study.one_run else f"of Selected {at.study.noun.title()}s"
     figure = canvas(at, max(5.2, 2.3 * len(models) + 1.0), 5.6, f"Bias of Every Head {which}", models)
     panels = figure.subplots(2, len(models), squeeze=False, height_ratios=(1, 1.4))
-    heads = at.table(FILE).merge(_kinds(at), on=["model", "layer"], how="left")
+    heads = at.with_kind(at.table(FILE))
     looks = kind_looks(kinds_in_order(heads["layer_kind"]))
     relation = relations(at)
     for column, model in enumerate(models):
@@ -35,17 +35,13 @@ def draw_heads(at: AtWindow) -> Figure:
         _histogram(panels[0, column], of_model["bias_strength"] * THOUSAND)
         panels[0, column].set_title(style.plain(at.study.labels[model], 20), fontsize=9.5, loc="left")
         _scatter(panels[1, column], of_model, looks)
-        panels[1, column].set_title(_correlation(relation[model]), fontsize=7.5, loc="left", color=style.GREY)
+        panels[1, column].set_title(correlation_words(relation[model]), fontsize=7.5, loc="left", color=style.GREY)
     panels[0, 0].set_ylabel("heads")
     panels[1, 0].set_ylabel("bias per 1,000 tokens")
     if len(looks) > 1:
         handles = {handle.get_label(): handle for axes in panels[1] for handle in axes.collections if handle.get_gid()}
         style.header_legend(figure, list(handles.values()), 2)
     return style.finish(figure)
-
-
-def _kinds(at: AtWindow) -> pd.DataFrame:
-    return at.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
 
 
 def _histogram(axes: Axes, bias: pd.Series) -> None:
@@ -72,7 +68,7 @@ def _scatter(axes: Axes, heads: pd.DataFrame, looks: dict[str, KindLook]) -> Non
     axes.set_xlabel("separation along b", fontsize=7.5)
 
 
-def _correlation(row: Mapping[str, float]) -> str:
+def correlation_words(row: Mapping[str, float]) -> str:
     """`r = 0.48 (0.31 to 0.62)`."""
     if not math.isfinite(row["r"]):
         return "r undefined"

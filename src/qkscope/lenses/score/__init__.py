@@ -2,6 +2,7 @@
 
 from qkscope.lenses.base import Figure, Lens, Summary, View, later
 from qkscope.lenses.score import card, heads_card
+from qkscope.lenses.score.map_choice import several_rows
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TABLE as MAP
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, score_depth, score_shares
@@ -34,12 +35,15 @@ LENS = Lens(
             later("qkscope.lenses.score.heads_figure:draw_score_heads"),
             heads_card.score_heads,
             needs=(FILE, BY_KIND),
+            at_common_window=True,
         ),
         Figure(
             "score_map",
             later("qkscope.lenses.score.map_figure:draw_score_map"),
             heads_card.score_map,
-            needs=(FILE, MAP_FILE),
+            needs=(FILE, BY_KIND, MAP_FILE),
+            at_common_window=True,
+            worthwhile=several_rows,
         ),
     ),
     views=(

@@ -23,7 +23,6 @@ from qkscope.lenses.score.phrases import (
     PART_NAMES,
     lean_of,
     line_note,
-    part_share,
     shares_row,
     wins_sentence,
 )
@@ -42,6 +41,7 @@ from qkscope.words.phrases import (
     percent,
     ranking,
     sentence,
+    share_plus_minus,
     shortened,
     significant,
 )
@@ -80,7 +80,7 @@ def score_split(given: CardInput) -> Card:
         context_takeaway(given, [quantity for quantity, _, _ in _compared(given)[:1]], FILE),
     ]
     headline = f"What Scores Are Made Of {given.study.span.title()}"
-    return Card(headline + (" at a Common Window" if given.at.common else ""), shows, FILE, steps, takeaway)
+    return Card(headline, shows, FILE, steps, takeaway)
 
 
 def _short(name: str) -> str:
@@ -98,7 +98,7 @@ def _place(given: CardInput, entry: Entry) -> str:
 
 def _share(given: CardInput, entry: Entry, part: int, kind: str = EVERY_KIND) -> str:
     name, row = shares_shown(given.at)[part], shares_row(given, entry.name, kind)
-    return part_share(float(row[name]), float(row[error_name(name)]))
+    return share_plus_minus(float(row[name]), float(row[error_name(name)]))
 
 
 def _course(
@@ -186,7 +186,7 @@ def score_depth(given: CardInput) -> Card:
     steps = [("Aggregation", f"mean of each share over the heads of each ({given.noun}, {what})."), ("Errors", FIXED)]
     last = chosen[-1]
     takeaway = [_extremes(given, last), ruling_of(given, "early_scores")]
-    headline = "What Scores Are Made Of, by Depth" + (" at a Common Window" if given.at.common else "")
+    headline = "What Scores Are Made Of, by Depth"
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -201,7 +201,7 @@ def _extremes(given: CardInput, entry: Entry) -> str:
     high, low = cells.iloc[int(values.argmax())], cells.iloc[int(values.argmin())]
 
     def told(cell: "pd.Series") -> str:
-        value = part_share(float(cell[share]), float(cell[error_name(share)]))
+        value = share_plus_minus(float(cell[share]), float(cell[error_name(share)]))
         return f"{_words(axis.columns, cell['cell'])} ({value})"
 
     return sentence(

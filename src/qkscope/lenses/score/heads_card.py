@@ -10,14 +10,14 @@ from qkscope.lenses.card import Card, CardInput, opening
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
-from qkscope.lenses.score.phrases import FIXED, MEANING, lean, part_share, shares_row, wins_sentence
-from qkscope.lenses.score.summaries import with_kind
-from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, QUERY_POSITION, SHARES
+from qkscope.lenses.score.phrases import FIXED, MEANING, lean, line_note, shares_row, wins_sentence
+from qkscope.lenses.score.summaries import shares_shown, with_kind
+from qkscope.lenses.score.table import ADVANTAGE, FILE
 from qkscope.text import counted
 from qkscope.words.blocks import Block, bullet
-from qkscope.words.phrases import label, listed, sentence, significant
+from qkscope.words.phrases import label, listed, sentence, share_plus_minus, significant
 
-PARTS = {POSITION: "position", QUERY_POSITION: "query-position", PREFERENCE: "preference", QUERY: "the query part"}
+PARTS = ("position", "query-position", "preference", "the query part")
 MOST_NAMED = 3
 
 
@@ -25,6 +25,7 @@ def score_heads(given: CardInput) -> Card:
     """Every head of the last entry."""
     last = given.checkpoints[-1]
     heads = with_kind(given.at, last.name)
+    shares = shares_shown(given.at)
     shows: list[Block | str] = [
         opening(
             given,
@@ -33,24 +34,26 @@ def score_heads(given: CardInput) -> Card:
             "deviations of scores late keys win (below 0: early keys), with ± 1 standard error over "
             "documents where it is known.",
         ),
-        _largest(heads),
-        _leaders(heads, POSITION, "Most position"),
-        _leaders(heads, QUERY, "Most that depends on the query"),
+        line_note(given),
+        _largest(heads, shares),
+        _leaders(heads, shares[0], "Most position"),
+        _leaders(heads, shares[-1], "Most that depends on the query"),
         wins_sentence(shares_row(given, last.name)),
         *held(given, "score_heads"),
     ]
-    steps = [("Order", "by position_share, falling."), ("Errors", FIXED)]
-    takeaway = [_largest(heads), wins_sentence(shares_row(given, last.name))]
+    steps = [("Order", f"by {shares[0]}, falling."), ("Errors", FIXED)]
+    takeaway = [_largest(heads, shares), wins_sentence(shares_row(given, last.name))]
     return Card(f"Every Head of {label(last)}: What Its Scores Are Made Of", shows, FILE, steps, takeaway)
 
 
-def _largest(heads: pd.DataFrame) -> str:
+def _largest(heads: pd.DataFrame, shares: Sequence[str]) -> str:
     """How many heads have each part as their largest."""
-    known = heads.dropna(subset=list(SHARES))
+    known = heads.dropna(subset=list(shares))
     if known.empty:
         return "No head has scores that vary."
-    counts = known[list(SHARES)].idxmax(axis=1).value_counts()
-    told = [f"{PARTS[str(part)]} in {count:,}" for part, count in counts.items()]
+    counts = known[list(shares)].idxmax(axis=1).value_counts()
+    names = dict(zip(shares, PARTS, strict=True))
+    told = [f"{names[str(part)]} in {count:,}" for part, count in counts.items()]
     return f"The largest part of the {counted(len(known), 'head')} is {listed(told)}."
 
 
@@ -66,7 +69,7 @@ def _name(row: "pd.Series") -> str:
 
 
 def _share(row: "pd.Series", column: str) -> str:
-    return part_share(float(row[column]), float(row.get(error_name(column), np.nan)))
+    return share_plus_minus(float(row[column]), float(row.get(error_name(column), np.nan)))
 
 
 # --- maps -------------------------------------------------------------------------------------------
@@ -75,6 +78,7 @@ def _share(row: "pd.Series", column: str) -> str:
 def score_map(given: CardInput) -> Card:
     """Maps of three heads of the last entry."""
     maps = maps_of(given.at)
+    position, _, preference, query = shares_shown(given.at)
     last = given.checkpoints[-1]
     shows: list[Block | str] = [
         opening(
@@ -85,14 +89,15 @@ def score_map(given: CardInput) -> Card:
             "position 0. A query's own bucket is shown whole, although an early query of it does not see the later "
             "keys; what no query of a row sees is blank.",
         ),
+        line_note(given),
         *(bullet(_told(each)) for each in maps),
         _map_errors(maps),
     ]
     steps = [
         (
             "Selection",
-            "the head with the largest position_share; of those left, in turn, the largest position_share where early "
-            "keys win beyond two errors, the largest preference_share and the largest query_share.",
+            f"the head with the largest {position}; of those left, in turn, the largest {position} where early keys "
+            f"win beyond two errors, the largest {preference} and the largest {query}.",
         ),
         ("Mean scores", "product of the mean query of a bucket and the mean key of a sixteenth of the window."),
     ]
@@ -117,6 +122,6 @@ def _told(of: HeadMap) -> str:
     error = float(numbers.get(error_name(ADVANTAGE), np.nan))
     part = "the query part" if of.part == "query" else of.part
     return (
-        f"Layer {of.layer} head {of.head} ({of.why}): {_share(numbers, f'{of.part}_share')} of the variance of its "
+        f"Layer {of.layer} head {of.head} ({of.why}): {_share(numbers, of.column)} of the variance of its "
         f"scores is {part}. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
     )

@@ -10,7 +10,8 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
-from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY
+from qkscope.lenses.score.summaries import shares_shown
+from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, SHARES
 from qkscope.stats.jackknife import ERRORS
 
 Array = npt.NDArray[np.float64]
@@ -33,6 +34,7 @@ class HeadMap:
     head: int
     why: str  # it was chosen
     part: str  # that its title names
+    column: str  # with the share of that part
     numbers: pd.Series  # its row of `score.csv`
     edges: tuple[int, ...]  # of the query buckets
     cells: tuple[int, ...]  # of the parts of the keys
@@ -47,7 +49,9 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
     rows, heads = at.table(MAP_FILE), at.table(FILE)
     rows, heads = rows[rows["model"] == model], heads[heads["model"] == model]
     found: dict[tuple[int, int], HeadMap] = {}
-    for why, column, part in CHOICES:
+    shares = dict(zip(SHARES, shares_shown(at), strict=True))
+    for why, share, part in CHOICES:
+        column = shares[share]
         left = heads[[(row.layer, row.head) not in found for row in heads.itertuples()]]
         left = left[early_wins(left)] if why == EARLY else left
         if left[column].notna().any():
@@ -55,8 +59,15 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
             place = int(chosen["layer"]), int(chosen["head"])
             of_head = rows[(rows["layer"] == place[0]) & (rows["head"] == place[1])].sort_values("bucket")
             if len(of_head):
-                found[place] = _map(of_head, chosen, why, part)
+                found[place] = _map(of_head, chosen, (why, part, column))
     return list(found.values())
+
+
+def several_rows(at: AtWindow) -> bool:
+    """Whether the last entry's queries are told apart by position: at a short common window it may have one bucket."""
+    rows = at.table(MAP_FILE)
+    ends = rows[(rows["model"] == at.names[-1]) & (rows["end"] > 1)]["end"]
+    return not at.common or len(set(ends)) > 1
 
 
 def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
@@ -66,7 +77,7 @@ def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
     return heads[ADVANTAGE] < -ERRORS * errors
 
 
-def _map(rows: pd.DataFrame, numbers: pd.Series, why: str, part: str) -> HeadMap:
+def _map(rows: pd.DataFrame, numbers: pd.Series, chosen_for: tuple[str, str, str]) -> HeadMap:
     edges = (*(int(start) for start in rows["start"]), int(rows["end"].iloc[-1]))
     cells = key_cells(edges)
     columns = [TO_FIRST, *TO_CELLS[: len(cells) - 1]]
@@ -77,4 +88,4 @@ def _map(rows: pd.DataFrame, numbers: pd.Series, why: str, part: str) -> HeadMap
         mean = np.where(weight > 0, weight * scores, 0.0).sum(axis=1) / weight.sum(axis=1)
         scores = (scores - mean[:, None]) / float(numbers["score_sd"])
     place, errors = (int(numbers["layer"]), int(numbers["head"])), errors / float(numbers["score_sd"])
-    return HeadMap(*place, why, part, numbers, edges, cells, scores[:, 0], scores[:, 1:], errors)
+    return HeadMap(*place, *chosen_for, numbers, edges, cells, scores[:, 0], scores[:, 1:], errors)

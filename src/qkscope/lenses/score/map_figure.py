@@ -50,7 +50,7 @@ def _draw_map(axes: Axes, of: HeadMap, scale: Normalize) -> None:
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xlabel("key position")
-    share = float(of.numbers[f"{of.part}_share"])
+    share = float(of.numbers[of.column])
     axes.set_title(f"L{of.layer} H{of.head}: {100 * share:.0f}% {of.part}", fontsize=9.5, loc="left", pad=14)
     axes.text(1.0, 1.01, _lean(of), transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color=style.GREY)
 

@@ -10,7 +10,7 @@ from qkscope.lenses.score.summaries import BY_KIND, EVERY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, LINE_SHARES, POSITION, PREFERENCE, QUERY, QUERY_POSITION
 from qkscope.stats.jackknife import ERRORS
 from qkscope.text import counted
-from qkscope.words.phrases import number, percent
+from qkscope.words.phrases import number, plus_minus
 
 PART_NAMES = {
     POSITION: "The mean share of position",
@@ -28,14 +28,6 @@ FIXED = (
     "jackknife over groups of documents; means and slopes of every bucket and the mean residual covariance are those "
     "of the documents left, and how buckets differ in covariance is held fixed."
 )
-
-
-def plus_minus(value: float, error: float) -> str:
-    """`1.30 ± 0.10`; without an error where none is known."""
-    if math.isnan(error):
-        return number(value)
-    extra = 0 if error >= 0.005 else 1
-    return f"{number(value, extra)} ± {number(error, extra)}"
 
 
 def lean(value: float, error: float) -> str:
@@ -81,11 +73,3 @@ def line_note(given: CardInput) -> str:
         "buckets find more position. So position is here one line over the whole window (position 0 apart), for every "
         f"{given.noun} alike; what turns faster than that counts as preference or query."
     )
-
-
-def part_share(value: float, error: float) -> str:
-    """`33% ± 1%`, with the decimals that its error needs."""
-    if math.isnan(error):
-        return percent(value)
-    extra = 0 if error >= 0.01 else 1 if error >= 0.001 else 2
-    return f"{percent(value, extra)} ± {100 * error:.{extra}f}%"

@@ -58,9 +58,7 @@ def score_depth(at: AtWindow) -> pd.DataFrame | None:
 def with_kind(at: AtWindow, model: str) -> pd.DataFrame:
     """The heads of an entry in `score.csv` with their kind of layer."""
     heads = at.table(FILE)
-    heads = heads[heads["model"] == model]
-    kinds = at.heads.loc[at.heads["model"] == model, ["layer", "layer_kind"]].drop_duplicates("layer")
-    return heads.merge(kinds, on="layer", how="left", validate="many_to_one")
+    return at.with_kind(heads[heads["model"] == model])
 
 
 def wins(heads: pd.DataFrame) -> dict[str, int | float]:
@@ -86,5 +84,4 @@ def _means(panel: HeadPanel, model: str, part: Part, names: Iterable[str]) -> di
 
 def shares_shown(at: AtWindow) -> tuple[str, ...]:
     """The shares that entries can be compared by: with one line over the window where their buckets differ."""
-    table = at.table(BY_KIND)
-    return LINE_SHARES if at.common and len(set(table["buckets"])) > 1 else SHARES
+    return LINE_SHARES if at.common and len(set(at.table(BY_KIND)["buckets"])) > 1 else SHARES

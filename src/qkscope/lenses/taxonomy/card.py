@@ -53,7 +53,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
         ("Aggregation", f"heads per category over all heads of the {given.noun}."),
     ]
     what = "Head Taxonomy Evolution" if given.study.one_run else "Head Taxonomy"
-    headline = f"{what} {given.study.span.title()}{' at a Common Window' if given.at.common else ''}"
+    headline = f"{what} {given.study.span.title()}"
     return Card(headline, shows, table_file(given), steps, _takeaway(given))
 
 

@@ -20,6 +20,6 @@ def engine_names() -> list[str]:
 def find_engine(name: str) -> BaseEngine:
     """The engine of this name."""
     if name not in engine_names():
-        raise InputError(f"engine {name!r} is none of {', '.join(engine_names())}")
+        raise InputError(f"engine {name!r} is not one of {', '.join(engine_names())}")
     engine: BaseEngine = getattr(importlib.import_module(f"{__name__}.{name}"), f"{name.title()}Engine")()
     return engine

@@ -1,0 +1,184 @@
+"""`qkscope analyze`: its options, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkscope.cli.command import add_command
+from qkscope.cli.options import positive
+from qkscope.errors import InputError
+from qkscope.kinds import KINDS
+
+if TYPE_CHECKING:
+    from qkscope.run.events import Events
+
+ABOUT = """\
+Make the tables again from moments: those of a results folder with its study.yaml, or single moments files.
+Or make qk.csv from datasets of raw vectors. Needs no model, no GPU and no documents.
+"""
+EXAMPLES = """\
+examples:
+  qkscope analyze results/demo
+  qkscope analyze results/demo --skip-positions 1 --out without-sinks
+  qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables
+  qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables
+  qkscope analyze results/demo --plasticity-pairs 1000   # of a run that kept --vectors
+"""
+
+
+def add_analyze(commands: Any) -> None:
+    """The command and its options."""
+    summary = "make the tables from moments, without any model"
+    parser = add_command(commands, "analyze", "qkscope.cli.analyze:analyze", summary, ABOUT, EXAMPLES)
+    parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
+    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
+    parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        help="what the inputs are to each other: checkpoints of one training run, seeds of one architecture, or "
+        "different models (default: models if their architectures differ, else checkpoints)",
+    )
+    _add_moments_options(parser.add_argument_group("from moments"))
+    _add_vectors_options(parser.add_argument_group("from raw vectors"))
+
+
+def _add_moments_options(moments: argparse._ArgumentGroup) -> None:
+    moments.add_argument(
+        "--common-window",
+        type=positive,
+        metavar="TOKENS",
+        help="the window of qk_common.csv, at which all are compared (default: the shortest context)",
+    )
+    moments.add_argument(
+        "--skip-positions",
+        type=int,
+        metavar="N",
+        help="leave out the first N positions; 1 leaves out attention sinks (default: the study's)",
+    )
+    moments.add_argument(
+        "--detail",
+        action=argparse.BooleanOptionalAction,
+        help="tables with many rows per head, by position bucket or plane (default: the study's)",
+    )
+    moments.add_argument(
+        "--plasticity-pairs",
+        type=positive,
+        metavar="N",
+        help="of a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to N "
+        "pairs of real keys per part of the window, and by the published protocol",
+    )
+
+
+def _add_vectors_options(vectors: argparse._ArgumentGroup) -> None:
+    vectors.add_argument(
+        "--vectors",
+        metavar="[NAME=]DIR|HUB_ID[@REV]",
+        action="append",
+        default=[],
+        help="a dataset of raw vectors (one folder l00h00q, l00h00k, ... per head); may be repeated",
+    )
+    vectors.add_argument(
+        "--window", type=positive, metavar="TOKENS", help="only the first so many positions (default: all of them)"
+    )
+    vectors.add_argument(
+        "--group-size", type=int, metavar="N", help="query heads per key head, where a dataset does not say"
+    )
+    vectors.add_argument(
+        "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset lacks the last ones"
+    )
+
+
+def analyze(options: argparse.Namespace) -> int:
+    """`qkscope analyze`."""
+    from qkscope.cli.commands import command_line
+    from qkscope.cli.progress import progress
+    from qkscope.tables.from_moments import analyze_files, analyze_folder
+    from qkscope.tables.sampled_pairs import require_vectors
+
+    inputs = [Path(each) for each in options.inputs]
+    out = Path(options.out) if options.out else None
+    if options.vectors:
+        return _analyze_vectors(options, out)
+    one_folder = len(inputs) == 1 and inputs[0].is_dir()
+    _check_moments_options(options, one_folder)
+    if options.plasticity_pairs:
+        require_vectors(inputs[0])
+    with progress() as events:
+        analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
+        folder = analyze_inputs(
+            events,
+            command_line(),
+            out=out,
+            components=options.components,
+            common_window=options.common_window,
+            skip_positions=options.skip_positions,
+            detail=options.detail,
+            kind=options.kind,
+        )
+        if options.plasticity_pairs:
+            _draw_plasticity_pairs(options, inputs[0], folder, events)
+    print(f"results: {folder}/")
+    return 0
+
+
+def _check_moments_options(options: argparse.Namespace, one_folder: bool) -> None:
+    """Refuse options that do not go with moments, or not with single files of them."""
+    if not options.inputs:
+        raise InputError("analyze what? give a results folder, moments files, or --vectors DIR")
+    if options.window is not None:
+        raise InputError(
+            f"--window is for --vectors; the window at which moments are compared is --common-window {options.window}"
+        )
+    if options.plasticity_pairs and not one_folder:
+        raise InputError("--plasticity-pairs needs a results folder, which has moments and vectors of one run")
+
+
+def _draw_plasticity_pairs(options: argparse.Namespace, folder: Path, out: Path, events: Events) -> None:
+    """`qkscope analyze RESULTS --plasticity-pairs`."""
+    from qkscope.lenses.plasticity.sampled import PairRequest
+    from qkscope.tables.sampled_pairs import write_sampled_pairs
+
+    write_sampled_pairs(
+        folder,
+        events,
+        PairRequest(options.plasticity_pairs),
+        out=out,
+        common_window=options.common_window,
+        skip_positions=options.skip_positions,
+    )
+
+
+def _analyze_vectors(options: argparse.Namespace, out: Path | None) -> int:
+    """`qkscope analyze --vectors`."""
+    from qkscope.cli.commands import command_line
+    from qkscope.cli.progress import progress
+    from qkscope.tables.from_vectors import analyze_vectors
+    from qkscope.vectors.read import Reading
+
+    if options.plasticity_pairs:
+        raise InputError("--plasticity-pairs is for a results folder that has vectors: qkscope analyze RESULTS")
+    if options.inputs or out is None:
+        raise InputError("analyze --vectors takes datasets only, and needs --out, the folder for the tables")
+    if options.common_window is not None:
+        raise InputError(
+            "--common-window is for moments; tables of --vectors over the first positions only come with "
+            f"--window {options.common_window}"
+        )
+    reading = Reading(group_size=options.group_size, n_layers=options.n_layers)
+    with progress() as events:
+        analyze_vectors(
+            options.vectors,
+            out,
+            events,
+            command_line(),
+            components=options.components,
+            window=options.window,
+            kind=options.kind,
+            reading=reading,
+        )
+    print(f"results: {out}/")
+    return 0

@@ -1,0 +1,45 @@
+"""Heads of different models by family: how their biases are spread, and whether bias goes with separation."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from qkscope.kinds import MODELS
+from qkscope.lenses.across_models.table import family_of
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.rotation.summaries import correlation_over_layers
+from qkscope.lenses.rotation.table import FILE
+from qkscope.results.entries import Entry
+
+MOST_FAMILIES = 8  # beside each other in the figure
+PAIR = ("separation_strength", "bias_strength")
+
+
+def of_models(at: AtWindow) -> bool:
+    """Whether the entries are models, which have families."""
+    return at.study.kind == MODELS
+
+
+def families(at: AtWindow) -> dict[str, list[Entry]]:
+    """The models of each family, in the order of the study."""
+    found: dict[str, list[Entry]] = {}
+    for entry in at.study.checkpoints:
+        found.setdefault(family_of(entry), []).append(entry)
+    return found
+
+
+def within_models(at: AtWindow, members: list[Entry]) -> dict[str, float]:
+    """r of bias with separation over the heads of a family, each model's own mean and spread taken out of both.
+
+    Otherwise differences between models, whose scores have other units, would pass for a relation over heads.
+    """
+    table = at.table(FILE)
+    parts = []
+    for number, entry in enumerate(members):
+        heads = table.loc[table["model"] == entry.name, ["layer", *PAIR]].dropna()
+        spread = heads[list(PAIR)].std()
+        if len(heads) > 2 and (spread > 0).all():
+            standard = (heads[list(PAIR)] - heads[list(PAIR)].mean()) / spread
+            parts.append(standard.assign(layer=[f"{number} {layer}" for layer in heads["layer"]]))  # each model's own
+    heads = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["layer", *PAIR], dtype=float)
+    return correlation_over_layers(heads, *PAIR)

@@ -1,0 +1,78 @@
+"""The card of biases by family: whether bias goes with separation, and whether families agree."""
+
+import math
+from collections.abc import Mapping
+
+from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.rotation.families import MOST_FAMILIES, families, within_models
+from qkscope.lenses.rotation.table import FILE
+from qkscope.lenses.tell import share_of
+from qkscope.text import counted
+from qkscope.words.blocks import Block, Strong, bullet
+from qkscope.words.phrases import label, listed, number, shortened, span
+
+
+def families_card(given: CardInput) -> Card:
+    """Heads by family."""
+    found = {family: within_models(given.at, members) for family, members in families(given.at).items()}
+    shows: list[Block | str] = [
+        opening(
+            given,
+            f"{rows(given).capitalize()} by family. Above: the bias along a of every head (score per 1,000 tokens of "
+            "key position), each model's heads as a histogram of area 1. Below: the same against separation along b, a "
+            "dot per head. Scores of different models have different units, so each family has its own scale.",
+        ),
+        _left_out(found),
+        *(bullet(Strong(_name(family)), f": {_told(given, family, found)}") for family in found),
+        "The r of a family is over its heads with each model's mean and spread taken out of both; in brackets, the "
+        "interval of 95 % that leaving out one layer at a time gives.",
+    ]
+    steps = [
+        ("Correlation", "Pearson's r within models; its interval by a delete-one-layer jackknife on Fisher's scale.")
+    ]
+    return Card("Bias of Every Head by Family", shows, FILE, steps, [_verdict(found)])
+
+
+def _name(family: str) -> str:
+    return shortened(family) or "family not known"
+
+
+def _left_out(found: Mapping[str, Mapping[str, float]]) -> str:
+    """That not all families are drawn."""
+    return f"Of {len(found)} families the first {MOST_FAMILIES} are drawn." if len(found) > MOST_FAMILIES else ""
+
+
+def _told(given: CardInput, family: str, found: Mapping[str, Mapping[str, float]]) -> str:
+    panel = given.at.panel_of(FILE)
+    members = families(given.at)[family]
+    shares = [f"{share_of(panel, 'bias_positive', entry)} in {label(entry)}" for entry in members]
+    return f"the share of heads with a bias above 0 is {listed(shares)}; {_relation(found[family])}."
+
+
+def _relation(row: Mapping[str, float]) -> str:
+    if not math.isfinite(row["r"]):
+        return "r of bias with separation is undefined"
+    if not math.isfinite(row["r_low"]):
+        few = counted(int(row["layers"]), "layer")
+        return f"r of bias with separation is {number(row['r'])}, without an interval ({few}, fewer than four)"
+    side = "beyond" if _sign(row) else "within"
+    return f"r of bias with separation is {number(row['r'])} ({span(row['r_low'], row['r_high'])}), {side} chance"
+
+
+def _sign(row: Mapping[str, float]) -> int:
+    """1 or −1 where the interval lies on one side of 0, else 0."""
+    return 1 if row["r_low"] > 0 else -1 if row["r_high"] < 0 else 0
+
+
+def _verdict(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Where heads that separate more are more, and less, biased."""
+    sides = {way: [_name(family) for family, row in found.items() if _sign(row) == way] for way in (1, -1, 0)}
+    said = [
+        f"Heads that separate more are {words} biased in {listed(sides[way])}"
+        for way, words in ((1, "more"), (-1, "less"))
+        if sides[way]
+    ]
+    if sides[0]:
+        said.append(f"{'no such relation is' if said else 'No relation of bias and separation is'} beyond chance in "
+                    f"{listed(sides[0])}")  # fmt: skip
+    return f"{'; '.join(said)}."
