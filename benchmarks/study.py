@@ -253,7 +253,7 @@ def run(study: Path, names: Sequence[str], size: Size) -> Path:
     folder = study.parent / "results"
     if not captured(study, folder, names):
         command("run", str(study), "--out", str(folder), "--vectors", "--vector-tokens")
-    command("report", str(folder), "--no-figures", "--no-page")
+    command("report", str(folder), "--no-figures")
     command("among", str(folder))
     study_tables.rope_windows(folder)
     for chosen in choices(folder, names):
