@@ -157,7 +157,7 @@ def rope_windows(folder: Path) -> Path:
 def at_window(moments: Moments, model: str, window: int) -> list[dict[str, object]]:
     """A row for all heads that have a prediction, and one for each kind of layer where there are several."""
     found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=model)
-    every = with_layer_kind(found[TABLE.file])
+    every = with_layer_kind(found[TABLE.file].astype({"attention_window": float}))
     known = every[every["prediction"].isin((Basis.ROTATION, Basis.NOTHING_ROTATES))]
     others = every[~every.index.isin(known.index)]
     why = "; ".join(Basis(int(code)).words for code in sorted(set(others["prediction"])))
