@@ -275,7 +275,7 @@ def captured(study: Path, folder: Path, names: Sequence[str]) -> bool:
 
 
 def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
-    """Which heads are edited together, as options: a category of each model, then the heads with the largest r_q.
+    """Which heads are edited together, as options: the heads with the largest r_q, then a category of each model.
 
     Models of one category are edited by one command: each reads all models first, which takes its time.
     """
@@ -291,7 +291,7 @@ def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
         ["--heads", category, *(part for name in of for part in ("--checkpoint", name))]
         for category, of in models.items()
     ]
-    return [*categories, ["--top", str(TOP), "--by", "r_q"]]
+    return [["--top", str(TOP), "--by", "r_q"], *categories]
 
 
 def command(*arguments: str) -> None:

@@ -125,7 +125,7 @@ def test_heads_to_edit_are_the_first_category_that_leaves_others_and_the_stronge
     rows.append(pd.DataFrame({"model": "c", "category": ["mixed"] * 9}))  # all alike: nothing to compare with
     pd.concat(rows).to_csv(tmp_path / "tables/heads.csv", index=False)
     of_category = ["--heads", "content-focused", "--checkpoint", "a", "--checkpoint", "b"]
-    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [of_category, ["--top", "10", "--by", "r_q"]]
+    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [["--top", "10", "--by", "r_q"], of_category]
 
 
 def test_llama2_tokenizers_merge_in_the_order_of_their_pieces():
