@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pandas as pd
 from findings_numbers import Number, Place, Tables, table
-from findings_position import Part
+from findings_position import Part, cases
 
 from qkscope.lenses.claims.account import CLAIMS
 from qkscope.text import counted
@@ -60,33 +60,40 @@ def mechanism(tables: Tables) -> Part:
 
 def _drops(tables: Tables) -> str:
     """What is left of the drop at equal distances."""
-    said, none = [], []
-    for place in tables.places():
-        drop, matched = (tables.number("drops", c, place) for c in ("ap_drop", "ap_drop_matched"))
-        if not (drop.known and matched.known):
-            continue
-        if drop.sign > 0:
-            said.append(f"{drop} is {matched} in {place.said}")
-        else:
-            none.append(place.said)
-    if not said:
-        return "Plasticity does not drop by more than two errors in any model." if none else ""
-    rest = f"; it does not drop in {listed(none)}" if none else ""
-    left = f"{'; '.join(said)}{rest}"
-    return f"**Of the drop of plasticity with position**, at equal distances between keys this is left: {left}."
+    found = [
+        (place, *(tables.number("drops", c, place) for c in ("ap_drop", "ap_drop_matched")))
+        for place in tables.places()
+    ]
+    found = [each for each in found if each[1].known and each[2].known]
+    drops = [each for each in found if each[1].sign > 0]
+    if not drops:
+        return f"Plasticity drops with position in none of {cases(len(found))}." if found else ""
+    less = [each for each in drops if Number(each[1].value / 2, each[1].error / 2).minus(each[2]).sign > 0]
+    left = [each for each in drops if each[2].sign > 0]
+    place, drop, matched = max(drops, key=lambda each: each[1].value)
+    title = (
+        "**The drop of plasticity is mostly distance between keys.**" if len(less) == len(drops) else "**Plasticity.**"
+    )
+    return (
+        f"{title} It drops with position by more than two errors in {len(drops)} of {cases(len(found))}. At equal "
+        f"distances between keys less than half of the drop is left in {len(less)} of these, and a drop beyond two "
+        "errors "
+        f"in {len(left)}. The largest, in {place.said}, is {drop}, and {matched} at equal distances."
+    )
 
 
 def _not_position(tables: Tables) -> str:
     found = [(tables.number("plasticity", "loss_not_position", place), place) for place in tables.places()]
-    more = [f"{n.percent} in {p.said}" for n, p in found if n.minus(Number(0.5, 0.0)).sign > 0]
-    less = [f"{n.percent} in {p.said}" for n, p in found if n.minus(Number(0.5, 0.0)).sign < 0]
-    parts = [f"more than half of what plasticity lacks to 1 is there without position: {listed(more)}" if more else "",
-             f"less than half: {listed(less)}" if less else ""]  # fmt: skip
-    said = "; ".join(part for part in parts if part)
+    found = sorted(((n, p) for n, p in found if n.known), key=lambda each: each[0].value)
+    if not found:
+        return ""
+    more = [each for each in found if each[0].minus(Number(0.5, 0.0)).sign > 0]
+    (least, low), (most, high) = found[0], found[-1]
+    title = "**Low plasticity is not position alone.**" if len(more) == len(found) else "**What plasticity lacks.**"
     return (
-        f"**Low plasticity is not position alone**: {said}."
-        if more
-        else (f"Without position is {said}." if said else "")
+        f"{title} More than half of what it lacks to 1 is there without position in {len(more)} of "
+        f"{cases(len(found))}: "
+        f"from {least.percent} ({low.said}) to {most.percent} ({high.said})."
     )
 
 
@@ -111,7 +118,7 @@ def ablation(tables: Tables) -> Part:
                "on repeated tokens", "on new tokens"]  # fmt: skip
     documents, draws = sorted(set(every["documents"])), sorted(set(every["draws"]))
     return Part(
-        short=_ablation_short(tables, every),
+        short=_ablation_short(every),
         text=[
             "Rise of the loss in nats per token when heads are edited together, beside groups of as many other "
             "heads in "
@@ -123,6 +130,7 @@ def ablation(tables: Tables) -> Part:
             "*Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two heads of a model and at "
             "most half of them, and the ten heads with the largest r_q. Groups have as many heads as the table says.",
             table(columns, cells),
+            _ablation_told(tables, every),
             _missing(tables, every),
         ],
     )
@@ -142,21 +150,32 @@ def _interval(row: dict[str, float]) -> str:
     return "none" if row["low"] != row["low"] else f"{row['low']:+.3f} to {row['high']:+.3f}".replace("-", "−")
 
 
-def _ablation_short(tables: Tables, every: pd.DataFrame) -> list[str]:
-    """Which chosen heads matter more than random ones, by their intervals."""
+def _ablation_short(every: pd.DataFrame) -> list[str]:
+    """How many chosen groups matter more than random ones, by their intervals."""
     said = []
     for edit, rows in every.groupby("edit", sort=False):
-        more, less, open_ = [], [], 0
-        for row in rows.to_dict("records"):
-            told = f"{row['group']} of {tables.models[row['model']]} on {row['corpus']}"
-            more += [told] if row["low"] > 0 else []
-            less += [told] if row["high"] < 0 else []
-            open_ += not (row["low"] > 0 or row["high"] < 0)
-        parts = [f"cost more than random heads for {listed(more)}" if more else "",
-                 f"less for {listed(less)}" if less else "",
-                 f"are not told from them in {open_} of {len(rows)} cases" if open_ else ""]  # fmt: skip
-        said.append(f"Under `{edit}`, chosen heads {'; '.join(part for part in parts if part)}.")
-    return ["**Ablation.** " + " ".join(said)] if said else []
+        more, less = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
+        largest = rows.loc[rows["excess"].abs().idxmax()]
+        said.append(
+            f"under `{edit}` more than as many random heads of the same layers in {more}, less in {less}, not told "
+            "apart in "
+            f"{len(rows) - more - less} of {len(rows)} (largest difference "
+            f"{Number(largest['excess'], largest['excess_se'])})"
+        )
+    return [f"**Ablation.** Chosen heads cost, in nats per token, {'; '.join(said)}."] if said else []
+
+
+def _ablation_told(tables: Tables, every: pd.DataFrame) -> str:
+    """Which groups these are."""
+    said = []
+    for edit, rows in every.groupby("edit", sort=False):
+        for word, chosen in (("more", rows["low"] > 0), ("less", rows["high"] < 0)):
+            names = [
+                f"{row['group']} of {tables.models[row['model']]} on {row['corpus']}"
+                for row in rows[chosen].to_dict("records")
+            ]
+            said += [f"Under `{edit}`, {word} than random heads: {listed(names)}."] if names else []
+    return " ".join(said)
 
 
 def _missing(tables: Tables, every: pd.DataFrame) -> str:

@@ -53,35 +53,40 @@ def models(tables: Tables, source: str) -> list[Place]:
 
 def position(tables: Tables) -> Part:
     """r_q, r_k and position-dominated heads at each window."""
-    moved = [_moved(tables, place) for place in tables.places()]
-    beyond = [sentence for sentence in moved if sentence]
-    part = Part()
-    if beyond:
-        part.short.append(
-            "**r depends on the window before anything else.** With the same weights and documents, mean r_q goes "
-            f"{'; '.join(beyond)}."
-        )
-    else:
-        part.short.append("No mean r_q differs by more than two errors between the shortest and the longest window.")
-    part.text = [
-        "Mean r_q and r_k on PC0, and the share of heads that are position-dominated (both above 0.7), over the first "
-        "tokens of each document. Windows with fewer than 1,000 tokens of a head are left out.",
-        _windows_table(tables),
-        _by_kind(tables),
-    ]
-    return part
+    return Part(
+        short=[_window_effect(tables)],
+        text=[
+            "Mean r_q and r_k on PC0, and the share of heads that are position-dominated (both above 0.7), over the "
+            "first "
+            "tokens of each document. Windows with fewer than 1,000 tokens of a head are left out.",
+            _windows_table(tables),
+            _by_kind(tables),
+        ],
+    )
 
 
-def _moved(tables: Tables, place: Place) -> str:
-    """From the shortest window that has an error to the longest, where r_q changes."""
-    windows = _windows(tables, place)
-    known = [w for w in windows if tables.number("windows", "r_q", place, w).error > 0]
-    if len(known) < 2:
-        return ""
-    first, last = (tables.number("windows", "r_q", place, w) for w in (known[0], known[-1]))
-    if not last.minus(first).sign:
-        return ""
-    return f"from {first} at {known[0]:,} tokens to {last} at {known[-1]:,} in {place.said}"
+def _window_effect(tables: Tables) -> str:
+    """Whether the window alone moves r_q, from the shortest window that has an error to the longest."""
+    ends = []
+    for place in tables.places():
+        known = [w for w in _windows(tables, place) if tables.number("windows", "r_q", place, w).error > 0]
+        if len(known) > 1:
+            first, last = (tables.number("windows", "r_q", place, w) for w in (known[0], known[-1]))
+            ends.append((last.minus(first), f"{first} at {known[0]:,} tokens, {last} at {known[-1]:,}", place))
+    moved = [each for each in ends if each[0].sign]
+    if not moved:
+        return f"Mean r_q differs between the shortest and the longest window in none of {cases(len(ends))}."
+    _, said, place = max(moved, key=lambda each: abs(each[0].value))
+    return (
+        "**r depends on the window.** With the same weights and documents, mean r_q differs between the shortest and "
+        "the "
+        f"longest window in {len(moved)} of {cases(len(ends))}, most in {place.said}: {said}."
+    )
+
+
+def cases(count: int) -> str:
+    """A model on a corpus is a case."""
+    return f"{count} cases (a model on a corpus)"
 
 
 def _windows(tables: Tables, place: Place) -> list[int]:
@@ -156,27 +161,25 @@ def _known_windows(tables: Tables, place: Place) -> list[int]:
 
 
 def _rope_short(tables: Tables) -> str:
-    """How much of r_q RoPE alone gives at the longest window, and where the rest is beyond errors."""
-    said = []
+    """How much of r_q RoPE alone gives at the longest window, and how large the rest is."""
+    found = []
     for place in tables.places():
-        windows = _known_windows(tables, place)
-        if windows:
-            r, alone, excess = (tables.number("rope", c, place, windows[-1]) for c in ("r_q", "r_q_rope", "r_q_excess"))
-            what = f"excess {excess}" if excess.sign else f"excess {excess}, within two errors of 0"
-            said.append(f"{alone.value:.2f} of {r.value:.2f} in {place.said} ({what})")
-    return "**RoPE alone gives most of r_q at long windows.** At each own context: " + "; ".join(said) + "." if _mostly(
-        tables) else "At each own context RoPE alone gives, of mean r_q: " + "; ".join(said) + "."  # fmt: skip
-
-
-def _mostly(tables: Tables) -> bool:
-    """Whether RoPE alone gives more than half of mean r_q, beyond two errors, for every model on every corpus."""
-    for place in tables.places():
-        windows = _known_windows(tables, place)
-        if windows:
-            r, alone = (tables.number("rope", c, place, windows[-1]) for c in ("r_q", "r_q_rope"))
-            if not alone.minus(Number(r.value / 2, r.error / 2)).sign > 0:
-                return False
-    return True
+        for window in _known_windows(tables, place)[-1:]:
+            columns = ("r_q", "r_q_rope", "r_q_excess", "r_k_excess")
+            found.append((place, *(tables.number("rope", column, place, window) for column in columns)))
+    if not found:
+        return ""
+    mostly = [each for each in found if each[2].minus(Number(each[1].value / 2, each[1].error / 2)).sign > 0]
+    title = "**RoPE alone gives most of r_q.**" if len(mostly) == len(found) else "**What RoPE alone gives.**"
+    said = f"{title} At the own context it gives more than half of mean r_q in {len(mostly)} of {cases(len(found))}."
+    for name, at in (("r_q", 3), ("r_k", 4)):
+        beyond = [each for each in found if each[at].sign]
+        largest = max(found, key=lambda each: abs(each[at].value))
+        said += (
+            f" Measured {name} differs from the prediction by more than two errors in {len(beyond)}; the largest "
+            f"difference is {largest[at]}, in {largest[0].said}."
+        )
+    return said
 
 
 def _rope_table(tables: Tables, corpus: str) -> str:

@@ -60,8 +60,7 @@ def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
         for model, last in (("a", 0.8), ("b", 0.32)) for window, r in ((128, 0.3), (1024, last))
     ]  # fmt: skip
     part = findings_position.position(tables(tmp_path, ("speeches",), windows=rows))
-    assert "from 0.300 ± 0.010 at 128 tokens to 0.800 ± 0.010 at 1,024 in A on speeches" in part.short[0]
-    assert "in B" not in part.short[0]
+    assert "in 1 of 2 cases (a model on a corpus), most in A on speeches: 0.300 ± 0.010 at 128" in part.short[0]
     assert "| B | 1,024 | 0.320 ± 0.010 |" in part.text[1]
 
 
@@ -87,9 +86,8 @@ def test_ablations_are_told_by_their_intervals(tmp_path):
 
     found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
     part = findings_effects.ablation(found)
-    assert (
-        "cost more than random heads for top 3 by r_q of A on code; are not told from them in 1 of 2" in part.short[0]
-    )
+    assert "in 1, less in 0, not told apart in 1 of 2 (largest difference 0.10 ± 0.02)" in part.short[0]
+    assert part.text[-2] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
     assert part.text[-1] == "No ablation was run of C on code."
 
 
