@@ -66,16 +66,16 @@ def _rank(kind: str) -> tuple[int, int, int]:
 
 def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
     """Of one entry's heads, the layers of another kind than most, each with what tells it apart: NoPE, full, …"""
-    by_layer = heads.drop_duplicates("layer").set_index("layer")["layer_kind"]
-    if by_layer.nunique() < 2:
-        return {}
-    usual = by_layer.value_counts().index[0]
+    layers = heads.drop_duplicates("layer")
+    kinds: dict[int, str] = dict(zip(layers["layer"].tolist(), layers["layer_kind"].tolist(), strict=True))
+    usual = max(dict.fromkeys(kinds.values()), key=list(kinds.values()).count, default="")
     apart = set(usual.replace(",", "").split())
-    words = {int(layer): kind.replace(",", "").split() for layer, kind in by_layer.items() if kind and kind != usual}
-    return {
-        layer: " ".join(word for word in of if word not in apart and not word.isdigit()) or by_layer[layer]
-        for layer, of in words.items()
-    }
+    found = {}
+    for layer, kind in kinds.items():
+        if kind and kind != usual:
+            words = [word for word in kind.replace(",", "").split() if word not in apart and not word.isdigit()]
+            found[layer] = " ".join(words) or kind
+    return found
 
 
 def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:
