@@ -61,10 +61,8 @@ def head(tables: Tables, quick: bool) -> str:
         + f"What position is in the heads of {_number_word(len(tables.models))} pretrained models that anybody can "
         "fetch,"
         f" on {listed(tables.corpora)}. `make study` makes all of it. Numbers are means over all heads of a model, ± "
-        "one "
-        "standard error over documents; a sentence claims only what exceeds two. Words: [glossary.md](glossary.md).\n\n"
-        + table(columns, rows)
-        + "\n"
+        "one standard error over documents; a sentence claims only what exceeds two. A case is a model on a corpus. "
+        "Words: [glossary.md](glossary.md).\n\n" + table(columns, rows) + "\n"
     )
 
 
@@ -81,13 +79,14 @@ def limits(tables: Tables) -> str:
         "Nothing is correlated over models ([join.md](join.md) says why).",
         f"{listed(small)} {'is' if len(small) == 1 else 'are'} quantised to four bits and computed in float32." if small
         else "",
-        "stories15M was trained on short stories: both corpora are foreign to it." if "stories15m" in tables.models
+        "stories15M was trained on short stories: these texts are foreign to it." if "stories15m" in tables.models
         else "",
         "Errors are over documents of the same kind, from a jackknife over eight groups: one comparison in twelve is "
         "beyond two errors by chance, and there are many on this page. They hold the model fixed, and all heads of a "
         "model are measured, so heads are no sample. Those of scores and plasticity also hold covariances within "
         "position buckets fixed, those of predictions the covariances before rotation ([errors.md](errors.md)).",
-        "Differences between windows and between corpora are judged with errors as if independent. Windows of one "
+        "Differences between windows, corpora, or queries and keys are judged with errors as if independent. Windows "
+        "of one "
         "model "
         "share documents, so their differences are surer than said.",
         "Tokens are each model's own: equal windows in tokens are not equal texts.",

@@ -10,6 +10,7 @@ import pandas as pd
 from findings_numbers import Number, Place, Tables, table
 from findings_position import Part, cases
 
+from qkscope.join.published import load_published_models
 from qkscope.lenses.claims.account import CLAIMS
 from qkscope.text import counted
 from qkscope.words.phrases import listed, significant
@@ -200,16 +201,20 @@ def texts(tables: Tables) -> Part:
                 continue
             change = pair[1].minus(pair[0])
             rows.append([place.label, name, *map(str, pair), str(change), "yes" if change.sign else "no"])
-            differ += [f"{name} of {place.label}"] if change.sign else []
+            differ += [(abs(change.value / change.error), f"{name} of {place.label}", pair)] if change.sign else []
     chance = len(rows) / 15
     told = (
         f"{len(differ)} of {len(rows)} numbers differ between {one} and {other} by more than two errors (about "
         f"{chance:.0f} would by chance)"
     )
-    largest = f": {listed(differ)}" if differ else ""
+    surest = max(differ, default=None, key=lambda each: each[0])
+    most = (
+        "" if surest is None else f"; the surest is {surest[1]}, {surest[2][0]} on {one} and {surest[2][1]} on {other}"
+    )
+    names = f": {listed([each[1] for each in differ])}" if differ else ""
     return Part(
-        short=[f"**What depends on the text.** {told}."],
-        text=[f"{told}{largest}.", table(["model", "number", one, other, f"{other} − {one}", "differ"], rows)],
+        short=[f"**What depends on the text.** {told}{most}."],
+        text=[f"{told}{names}.", table(["model", "number", one, other, f"{other} − {one}", "differ"], rows)],
     )
 
 
@@ -226,12 +231,14 @@ def claims(tables: Tables) -> Part:
             continue
         cells = []
         for model in tables.models:
-            marks = [MARKS[v] for v in mine.loc[mine["model"] == model, "verdict"]]
-            cells.append(" ".join(marks) or "·")
+            verdict = mine[mine["model"] == model].set_index("corpus")["verdict"]
+            cells.append(" ".join(MARKS.get(verdict.get(corpus, ""), "·") for corpus in tables.corpora))
         verdicts.update(mine["verdict"])
         rows.append([claim.said, claim.statistic.replace("|", "\\|"), *cells])
     asked = sum(verdicts.values())
-    unasked = len(CLAIMS) - len(rows)
+    there = set(found["claim"]) if asked else set()
+    unasked = [claim for claim in CLAIMS if claim.name not in there]
+    training = sum(claim.about == "training" for claim in unasked)
     short = (
         f"**The published claims.** Of {counted(asked, 'test')} over models and corpora, {verdicts['supported']} "
         "support "
@@ -244,7 +251,8 @@ def claims(tables: Tables) -> Part:
         "would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
         f"{listed(tables.corpora)} in "
         "this order: + supported, − contradicted, 0 within two errors of 0 or of unknown error, · cannot be asked. "
-        f"{counted(unasked, 'sentence')} about training cannot be asked of single models. Tests share heads and "
+        f"{counted(training, 'claim')} about training and {len(unasked) - training} others cannot be asked of any of "
+        "these models. Tests share heads and "
         "documents, so they may not be counted as independent.",
         table(["claim", "right if", *tables.models.values()], rows),
         "Claims of the analyses across models:",
@@ -308,10 +316,12 @@ def _among(tables: Tables) -> str:
     ranked = (
         "" if (first["at_this_window"] > 0).any() else " None of these windows is a published one, so no rank is given."
     )
+    published = load_published_models().table
+    windows = listed([f"{int(w):,}" for w in sorted(set(published["window"]))])
     return (
-        f"Where these models stand among the thirteen published ones (`qkscope among`, {tables.corpora[0]}). "
-        "Published are "
-        "lowest … median … highest, at 131,072 tokens (one model: 32,768); here each at its own window in "
+        f"Where these models stand among {len(published)} published ones (`qkscope among`, {tables.corpora[0]}). "
+        "Published "
+        f"are lowest … median … highest, at windows of {windows} tokens; here each at its own window in "
         f"tokens.{ranked}\n\n" + table(["mean over heads of", "published", *labels], cells)
     )
 

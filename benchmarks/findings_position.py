@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from findings_numbers import Number, Place, Tables, table
 
+from qkscope.text import counted
 from qkscope.words.phrases import listed
 
 
@@ -86,7 +87,7 @@ def _window_effect(tables: Tables) -> str:
 
 def cases(count: int) -> str:
     """A model on a corpus is a case."""
-    return f"{count} cases (a model on a corpus)"
+    return counted(count, "case")
 
 
 def _windows(tables: Tables, place: Place) -> list[int]:

@@ -60,7 +60,7 @@ def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
         for model, last in (("a", 0.8), ("b", 0.32)) for window, r in ((128, 0.3), (1024, last))
     ]  # fmt: skip
     part = findings_position.position(tables(tmp_path, ("speeches",), windows=rows))
-    assert "in 1 of 2 cases (a model on a corpus), most in A on speeches: 0.300 ± 0.010 at 128" in part.short[0]
+    assert "in 1 of 2 cases, most in A on speeches: 0.300 ± 0.010 at 128" in part.short[0]
     assert "| B | 1,024 | 0.320 ± 0.010 |" in part.text[1]
 
 
@@ -96,7 +96,7 @@ def test_claims_are_marked_by_model_and_corpus(tmp_path):
     rows = [{"corpus": corpus, "claim": name, "model": "a", "verdict": verdict, "value": 1.0, "value_se": 0.1}
             for corpus, verdict in (("speeches", "supported"), ("code", "contradicted"))]  # fmt: skip
     part = findings_effects.claims(tables(tmp_path, claims=rows))
-    assert "| + − | · | · |" in part.text[1]
+    assert "| + − | · · | · · |" in part.text[1]
     assert "Of 2 tests over models and corpora, 1 support" in part.short[0]
     assert "1 claim is supported in one place and contradicted in another" in part.short[0]
 
