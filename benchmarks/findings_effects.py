@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pandas as pd
 from findings_numbers import Number, Place, Tables, table
 from findings_position import Part, cases
+from scipy import stats
 
 from qkscope.join.published import load_published_models
 from qkscope.lenses.claims.account import CLAIMS
@@ -202,7 +203,7 @@ def texts(tables: Tables) -> Part:
             change = pair[1].minus(pair[0])
             rows.append([place.label, name, *map(str, pair), str(change), "yes" if change.sign else "no"])
             differ += [(abs(change.value / change.error), f"{name} of {place.label}", pair)] if change.sign else []
-    chance = len(rows) / 15
+    chance = len(rows) * 2 * stats.t.sf(2.0, 14)  # two errors of a difference between two sets of eight groups
     told = (
         f"{len(differ)} of {len(rows)} numbers differ between {one} and {other} by more than two errors (about "
         f"{chance:.0f} would by chance)"
