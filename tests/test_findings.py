@@ -12,10 +12,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import findings
 import findings_effects
 import findings_position
+import rope_alone
 import study as real_study
+import study_tables
 from findings_numbers import Number, Place, Tables
 
 from qkscope.lenses.claims.account import CLAIMS
+from qkscope.lenses.position.table import REPLICATES
+from qkscope.lenses.rope.table import TABLE as ROPE
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.moments.layout import capture_layout
+from rope_world import HALVES, capture, heads
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks/results/study"
@@ -114,6 +121,22 @@ def test_kinds_of_layers_have_rows_of_their_own(tmp_path):
 def test_the_page_is_what_the_kept_tables_say_and_they_are_small():
     assert (ROOT / "docs/findings.md").read_text(encoding="utf-8") == findings.page(KEPT)
     assert sum(path.stat().st_size for path in KEPT.iterdir()) < 200_000
+
+
+def test_predictions_at_a_window_are_those_of_the_heads_with_the_error_of_their_mean():
+    """The mean over heads against the rows themselves, its error against the benchmark's that was there before."""
+    q, k = heads(1, length=64)
+    moments = capture(HALVES, q, k, layout=capture_layout(64, buckets=8, groups=5, common=16))
+    (row,) = study_tables.at_window(moments, "m", 32)
+    found = checkpoint_rows(moments, [ROPE, REPLICATES], RowSettings(own=32), model="m")
+    predicted = found[ROPE.file]
+    measured = found[REPLICATES.file].query("window == 32")["r_q"]
+    assert row["r_q"] == pytest.approx(measured.mean())
+    assert row["r_q_rope"] == pytest.approx(predicted["r_q_rope"].mean())
+    assert row["r_q_excess"] == pytest.approx(measured.mean() - predicted["r_q_rope"].mean())
+    for name in ("r_q_rope", "r_q_excess", "r_k_excess"):
+        assert row[f"{name}_se"] == pytest.approx(rope_alone.mean_error(found["layer_means.csv"], name))
+    assert (row["layer_kind"], row["heads"], row["unpredicted"], row["why"]) == ("all", len(predicted), 0, "")
 
 
 def test_heads_to_edit_are_the_first_category_that_leaves_others_and_the_strongest(tmp_path):
