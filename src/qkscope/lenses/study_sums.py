@@ -5,7 +5,7 @@ Only what such a table asks for is read: a layer's vectors before rotation are a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,7 +40,7 @@ class StudySums:
     entries: tuple[EntrySums, ...]
     kind: Kind
     settings: RowSettings
-    head_table: Callable[[str], pd.DataFrame]  # a head table by its file, as it was written
+    head_table: Callable[[str, Set[int]], pd.DataFrame]  # a head table by its file, as it was written, at some windows
 
     @cached_property
     def same_documents(self) -> bool:

@@ -82,15 +82,15 @@ def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
     measured = Measured.read(study)
     for choice, windows in study.windows():
         layers = _layers(study, windows, measured)
-        for before, after in steps(len(study.entries)) if layers else ():
+        rows = measured.at(windows)
+        for before, after in steps(len(study.entries)) if any(each.predictions for each in layers) else ():
             where = {"windows": choice, "from_model": study.entries[before].name, "to_model": study.entries[after].name}
-            step = SplitStep.of(layers, measured.at(windows), before, after)
+            step = SplitStep.of(layers, rows, before, after)
             about = where | _about(study, windows, before, after)
             means += [about | row for row in step.means(measured.errors)]
-            heads.append(step.heads().assign(**where))
-    if not means:
-        return {}
-    return {FILE: pd.DataFrame(means), HEADS_FILE: pd.concat(heads, ignore_index=True)}
+            heads += [step.heads().assign(**where)] if study.settings.detail else []
+    found = {FILE: pd.DataFrame(means)} if means else {}
+    return found | ({HEADS_FILE: pd.concat(heads, ignore_index=True)} if means and heads else {})
 
 
 def _about(study: StudySums, windows: Sequence[int], before: int, after: int) -> dict[str, Any]:
@@ -122,10 +122,12 @@ class Measured:
     @classmethod
     def read(cls, study: StudySums) -> Measured:
         """From the replicates of component 0, which the head tables have."""
-        rows, names = study.head_table(REPLICATES_CSV), tuple(entry.name for entry in study.entries)
+        names = tuple(entry.name for entry in study.entries)
+        rows = study.head_table(REPLICATES_CSV, {window for _, windows in study.windows() for window in windows})
         prefix = "r_q_without_"
         named = [name for name in rows.columns if name.startswith(prefix)]
-        filled = [n for n in named if all(rows.loc[rows["model"] == model, n].notna().any() for model in names)]
+        counts = rows.groupby("model")[named].count().reindex(names, fill_value=0)
+        filled = [name for name in named if (counts[name] > 0).all()]
         groups = tuple(int(name.removeprefix(prefix)) for name in filled)
         if not study.same_documents:
             return cls(rows, names, (), "none: the checkpoints are not known to have read the same documents")
@@ -136,11 +138,11 @@ class Measured:
 
     def at(self, windows: Sequence[int]) -> list[pd.DataFrame]:
         """Each entry's rows over its window, by layer and head."""
-        found = []
-        for name, window in zip(self.names, windows, strict=True):
-            here = self.rows[(self.rows["model"] == name) & (self.rows["window"] == window)]
-            found.append(here.set_index(["layer", "head"]).sort_index())
-        return found
+        places = self.rows.groupby(["model", "window"]).indices
+        return [
+            self.rows.iloc[places.get((name, window), [])].set_index(["layer", "head"]).sort_index()
+            for name, window in zip(self.names, windows, strict=True)
+        ]
 
     def draws(self, rows: pd.DataFrame) -> tuple[Array, Array]:
         """(r_q, r_k), each (1 + groups, heads): all documents first, then draws."""
