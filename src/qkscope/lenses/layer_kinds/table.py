@@ -56,7 +56,8 @@ def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
 
 def kinds_in_order(kinds: Iterable[str]) -> list[str]:
     """The distinct kinds: rotary before NoPE, full before sliding before chunked, shorter reach first."""
-    return sorted({kind for kind in kinds if kind}, key=_rank)
+    distinct = kinds.unique() if isinstance(kinds, pd.Series) else kinds  # pandas finds them without Python's help
+    return sorted({kind for kind in distinct if kind}, key=_rank)
 
 
 def _rank(kind: str) -> tuple[int, int, int]:
