@@ -451,6 +451,7 @@ def test_an_ablation_on_ray_makes_the_same_bytes(study, tmp_path, cluster, monke
         ablate_study(path, out, settings, options=there)
 
 
+@pytest.mark.slow
 def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
     """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
     from qkscope.run import execute

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import qkscope
+import shared
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning, StorageError
 from qkscope.lenses.at_window import build_tables
@@ -40,13 +41,15 @@ def probe(folder, step, **options):
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory):
-    """Three steps, one after the other, with their page."""
-    folder = tmp_path_factory.mktemp("grown") / "out"
-    for step in (0, 20, 100):
-        probe(folder, step)(step)
-    TrainingFolder(folder).write_page()
-    return folder
+def grown():
+    """Three steps, one after the other, with their page; not to be changed."""
+
+    def make(folder):
+        for step in (0, 20, 100):
+            probe(folder / "out", step)(step)
+        TrainingFolder(folder / "out").write_page()
+
+    return shared.once("grown", make) / "out"
 
 
 @pytest.fixture
@@ -54,6 +57,7 @@ def copy(grown, tmp_path):
     return shutil.copytree(grown, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_each_step_alone(grown):
     found = pd.read_csv(grown / "qk.csv")
     assert list(dict.fromkeys(found["model"])) == ["step-0", "step-20", "step-100"]
@@ -64,6 +68,7 @@ def test_rows_are_those_of_each_step_alone(grown):
         np.testing.assert_allclose(rows["r_k_se"], alone["r_k_se"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_tables_are_those_of_a_study_with_the_same_moments(grown, tmp_path):
     """Other roads to the same lines: moments files, analyzed all at once."""
     from qkscope.run.events import Events
@@ -130,11 +135,13 @@ def test_another_training_in_the_same_folder_is_noticed(copy):
     assert tables(copy) == before
 
 
+@pytest.mark.slow
 def test_steps_come_in_the_order_of_training_whenever_they_were_measured(copy):
     probe(copy, 50)(50)
     assert load_results(copy).study.names == ("step-0", "step-20", "step-50", "step-100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", ["some tables", "all tables"])
 def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp_path, killed_after):
     """As if the process had died while it added step 100: a run that goes on ends in the same bytes."""
@@ -154,6 +161,7 @@ def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp
     assert not list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_table_that_somebody_cut_is_refused(copy):
     (copy / "qk.csv").write_bytes((copy / "qk.csv").read_bytes()[:-100])
     with pytest.raises(StorageError, match="shorter than what was written to it"):
@@ -188,6 +196,7 @@ def test_another_model_is_refused(copy, kind, layers, message):
         other(120)
 
 
+@pytest.mark.slow
 def test_whoever_began_later_has_the_folder(copy):
     first, second = probe(copy, 120), probe(copy, 130)
     first(120)
@@ -210,6 +219,7 @@ def test_a_damaged_record_is_refused(copy):
         TrainingFolder(copy)
 
 
+@pytest.mark.slow
 def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path):
     from qkscope.lenses.registry import study_builds
 
@@ -223,6 +233,7 @@ def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path
     assert [name for name in plain if (tmp_path / "out" / name).is_file()] == plain
 
 
+@pytest.mark.slow
 def test_few_expected_steps_are_written_in_detail(tmp_path):
     probe(tmp_path / "few", 0, expected=20)(0)
     probe(tmp_path / "many", 0, expected=21)(0)

@@ -73,6 +73,7 @@ def measured(logger):
     return [step for step, metrics in logger.rows if "qkscope/r_q_mean" in metrics]
 
 
+@pytest.mark.slow
 def test_losses_are_bit_identical_with_and_without(tmp_path):
     plain, _ = fit(tmp_path / "plain")
     callback = LightningHeadsCallback(DOCUMENTS, every=2, **QUICK)

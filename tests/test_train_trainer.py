@@ -108,12 +108,14 @@ def followed(tmp_path_factory):
     return trainer, folder
 
 
+@pytest.mark.slow
 def test_every_so_many_steps_with_the_first_and_the_last(followed):
     trainer, folder = followed
     assert steps_in(folder) == [0, 4, 7]
     assert steps_logged(trainer) == [0, 4, 7]
 
 
+@pytest.mark.slow
 def test_scalars_are_floats_that_say_what_was_found_and_what_it_cost(followed):
     trainer, folder = followed
     found = [each for each in trainer.state.log_history if KEY in each][-1]
@@ -125,6 +127,7 @@ def test_scalars_are_floats_that_say_what_was_found_and_what_it_cost(followed):
     assert ours[KEY] == pytest.approx(last["r_q"].mean(), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_reporters_get_the_scalars_under_names_of_their_own(followed):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -133,15 +136,18 @@ def test_reporters_get_the_scalars_under_names_of_their_own(followed):
     assert "train/loss" in events.Tags()["scalars"]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_clears_its_metrics_at_each_log_keeps_them(followed):
     assert [each["gathered"] for each in followed[0].state.log_history if "loss" in each] == [3, 3]
 
 
+@pytest.mark.slow
 def test_training_tokens_are_recorded_where_the_trainer_counts_them(followed):
     told = json.loads((followed[1] / "qkscope/provenance.json").read_text())["checkpoints"]
     assert [(each["step"], each["trained_tokens"]) for each in told] == [(0, 0), (4, 4 * 2 * 24), (7, 7 * 2 * 24)]
 
 
+@pytest.mark.slow
 def test_at_evaluation(tmp_path):
     trainer = build(tmp_path, eval_strategy="steps", eval_steps=2)
     follow(trainer)
@@ -151,6 +157,7 @@ def test_at_evaluation(tmp_path):
     assert evaluations == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_when_saved(tmp_path):
     trainer = build(tmp_path, save_strategy="steps", save_steps=4, max_steps=5)
     follow(trainer, every="save")
@@ -158,6 +165,7 @@ def test_when_saved(tmp_path):
     assert steps_in(tmp_path) == [0, 4, 5]
 
 
+@pytest.mark.slow
 def test_fifty_steps_and_what_they_log_are_bit_identical_with_and_without(tmp_path):
     """At step 40 both log, at others only one: none of the training's own lines is lost or changed."""
     longer = {"max_steps": 50, "logging_steps": 8}
@@ -172,6 +180,7 @@ def test_fifty_steps_and_what_they_log_are_bit_identical_with_and_without(tmp_pa
     assert steps_logged(measured) == [0, 20, 40, 50]
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_and_the_share_of_time_is_logged(tmp_path):
     """By a clock on which a step takes 16 seconds, and each pass of a measurement a quarter of a second."""
     clock, passes = HandClock(), []
@@ -201,6 +210,7 @@ def test_a_budget_is_kept_and_the_share_of_time_is_logged(tmp_path):
     assert max(shares) <= 1 / 64
 
 
+@pytest.mark.slow
 def test_without_documents_the_eval_set_gives_them(tmp_path):
     trainer = build(tmp_path)
     callback = HeadsCallback(trainer=trainer, every=100, limit=6, **QUICK)
@@ -211,6 +221,7 @@ def test_without_documents_the_eval_set_gives_them(tmp_path):
     assert record["context"] == 24
 
 
+@pytest.mark.slow
 def test_without_a_trainer_tables_are_written_and_a_warning_says_that_nothing_is_logged(tmp_path):
     trainer = Trainer(
         tiny("llama", num_hidden_layers=2),
@@ -284,6 +295,7 @@ class Poisoned(TrainerCallback):
             self.kept = None
 
 
+@pytest.mark.slow
 def test_what_fails_during_the_training_is_said_and_the_training_goes_on(tmp_path):
     trainer = build(tmp_path, max_steps=4)
     trainer.add_callback(Poisoned())
@@ -316,6 +328,7 @@ def test_with_gradient_checkpointing(tmp_path):
     same_curve(tmp_path, llama, gradient_checkpointing=True)
 
 
+@pytest.mark.slow
 def test_with_mixed_precision(tmp_path):
     record = same_curve(tmp_path, llama, bf16=True)
     assert record["autocast"] == "bfloat16"
@@ -330,6 +343,7 @@ def test_with_a_compiled_model(tmp_path):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_with_lora(tmp_path):
     """The adapter is part of what is measured: its heads are those of the merged model."""
     import peft

@@ -5,7 +5,7 @@ Only what such a table asks for is read: a layer's vectors before rotation are a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,7 +40,7 @@ class StudySums:
     entries: tuple[EntrySums, ...]
     kind: Kind
     settings: RowSettings
-    head_table: Callable[[str], pd.DataFrame]  # a head table by its file, as it was written
+    head_table: Callable[[str, Set[int]], pd.DataFrame]  # a head table by its file, as it was written, at some windows
 
     @cached_property
     def same_documents(self) -> bool:
@@ -51,4 +51,6 @@ class StudySums:
         """Each choice of windows, with the window of every entry; the common one only where it is another choice."""
         own = [entry.window for entry in self.entries]
         common = [self.settings.common or min(own)] * len(own)
+        if self.settings.common_of_sums:
+            common = [entry.file.layout.common or entry.window for entry in self.entries]
         return [("own", own)] if common == own else [("own", own), ("common", common)]

@@ -199,6 +199,7 @@ class AnalysisRecord(Record):
     components: Recorded[int] = None
     heads: Recorded[str | dict[str, Any]] = None
     common_window: Tokens = None  # the common window
+    common_characters: Recorded[int] = None  # the same in characters, where the study says it so
     skip_positions: Recorded[int] = None
 
 

@@ -46,7 +46,6 @@ from qkscope.tables.from_moments import analyze_study
 from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
 from qkscope.vectors.layout import stored_sample
-from qkscope.vectors.sample import published_rate
 
 
 @dataclass(frozen=True)
@@ -373,8 +372,8 @@ def _cached(plan: CheckpointPlan) -> list[ModelSource]:
 
 def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
     """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
-    rate = published_rate(plan.context) if wanted.rate is None else wanted.rate
-    if not holds or stored_sample(kept) != (rate, wanted.seed):
+    sampler = wanted.sampler(plan.layout)
+    if not holds or stored_sample(kept) != (sampler.rate, sampler.seed, sampler.per_doubling):
         raise InputError(f"{kept} holds vectors of another run or rate").advised(
             python="remove it, or choose another `out`", command="remove it, or give another --out"
         )

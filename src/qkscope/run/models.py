@@ -23,6 +23,7 @@ SLOW_FIRST_LAST = {"local": 0, "hub": 1, "gguf": 2}
 INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")
 
 MOST_NAMED = 20  # checkpoints in one message
+MOST_BLUEPRINTS = 64  # that are remembered: a watch, or a notebook, plans the same models again and again
 
 Noted = Callable[[str], None]
 
@@ -55,16 +56,11 @@ def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code:
         with located(f"checkpoint {checkpoints[number].name!r}"):
             configured[number] = _configured(study, checkpoints[number], sources[number][0], noted)
     models = []
-    seen: dict[str, Any] = {}  # blueprints by config: those of one training run are usually all the same
     for number, checkpoint in enumerate(checkpoints):
         source, config = configured[number]
         with located(f"checkpoint {checkpoint.name!r}"):
-            described = _described(config)
-            if trust_remote_code:  # the code that lies with a checkpoint may be another's, whatever its config says
-                described += str(source)
-            if described not in seen:
-                seen[described] = _blueprint(study, config, trust_remote_code)
-            layers = seen[described]
+            layers = _blueprint(config, trust_remote_code)
+            choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # leaves something to analyse
             tokenizer = sources[number][1] or adapters_tokenizer(source) or source.without_adapter
         models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models
@@ -115,13 +111,21 @@ def tell_slow(source: ModelSource, noted: Noted) -> None:
         noted(f"reading {path.name} ({path.stat().st_size / 1e6:.0f} MB), which takes a while")
 
 
-def _blueprint(study: Study, config: Any, trust_remote_code: bool) -> Any:
-    """The layers as shapes, after checking that the study's choice leaves something of them to analyse."""
+_blueprints: dict[str, Any] = {}
+
+
+def _blueprint(config: Any, trust_remote_code: bool) -> Any:
+    """The layers as shapes, made once of each config: those of one training run are usually all the same."""
     from qkscope.capture.blueprint import blueprint
 
-    found = blueprint(config, trust_remote_code=trust_remote_code)
-    choose_heads(found.probe.layers, head_sample(study), layer_choice(study))
-    return found
+    described = _described(config)
+    if trust_remote_code:  # the code that lies with a checkpoint may be another's, and change, whatever its config says
+        return blueprint(config, trust_remote_code=True)
+    if described not in _blueprints:
+        if len(_blueprints) >= MOST_BLUEPRINTS:
+            _blueprints.clear()
+        _blueprints[described] = blueprint(config)
+    return _blueprints[described]
 
 
 # -- equal weights -----------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from qkscope.tables.memory import free_memory
 from qkscope.tables.parts import PartRequest, TablePart, make_part
 
 WORTH_ONE = 16 * 2**20  # bytes of a moments file; of smaller ones a process takes longer to start than the tables
-WORTH_SEVERAL = 256 * 2**20  # bytes for each of several processes
+WORTH_SEVERAL = 32 * 2**20  # bytes for each of several processes, which is seconds of work
 IN_MEMORY = 4  # what a process holds at most, in sizes of a moments file: the sums twice, products, rows
 POLITE = 10  # how far processes beside a run stand back behind it
 SERVE = (
@@ -42,7 +42,7 @@ SERVE = (
 class AnalysisSettings:
     """How moments become rows."""
 
-    window: int  # the common window, in tokens
+    window: int | None  # the common window, in tokens; None: that of each checkpoint's sums
     components: int = COMPONENTS
     heads: HeadSample | None = None
     layers: LayerChoice = "all"
@@ -57,7 +57,16 @@ class AnalysisSettings:
 
     def rows(self) -> RowSettings:
         """What a checkpoint's rows are made with."""
-        return RowSettings(None, self.window, self.components, self.heads, self.layers, self.skip, self.detail)
+        return RowSettings(
+            None,
+            self.window,
+            self.components,
+            self.heads,
+            self.layers,
+            self.skip,
+            self.detail,
+            common_of_sums=self.window is None,
+        )
 
 
 class TableParts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +20,8 @@ from qkscope.results.folder import head_table_path
 from qkscope.results.remove import remove_head_table
 from qkscope.tables.parts import DETAIL_DIGITS, TablePart
 
+PIECE = 100_000  # rows that are read at a time
+
 
 def write_study_tables(
     out: Path, files: Mapping[str, Path], parts: Sequence[TablePart], settings: RowSettings, kind: Kind
@@ -32,7 +34,7 @@ def write_study_tables(
         EntrySums(name, RestFile(path), part.window, part.origin)
         for (name, path), part in zip(files.items(), parts, strict=True)
     )
-    study = StudySums(entries, kind, settings, lambda file: _written(head_table_path(out, file)))
+    study = StudySums(entries, kind, settings, lambda file, windows: _written(head_table_path(out, file), windows))
     for each in builds:
         found = _tables(each, study)
         for table in each.tables:
@@ -59,6 +61,9 @@ def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
     return found
 
 
-def _written(path: Path) -> pd.DataFrame:
-    """A table that this run has written itself."""
-    return pd.read_csv(path, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False)
+def _written(path: Path, windows: Set[int]) -> pd.DataFrame:
+    """Rows of a table that this run has written itself, read piece by piece: most are at other windows."""
+    pieces = pd.read_csv(
+        path, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False, chunksize=PIECE
+    )
+    return pd.concat([piece[piece["window"].isin(windows)] for piece in pieces], ignore_index=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, StudyBuild, StudyTable, error_name
 from qkscope.lenses.draws import replicated
+from qkscope.lenses.layer_kinds.table import kind_name, kinds_in_order
 from qkscope.lenses.rope.spectrum import base_of
 from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
 from qkscope.lenses.rope.split_sums import Predictions, entry_layer
@@ -28,7 +29,8 @@ from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations
 Array = NDArray[np.float64]
 FILE, HEADS_FILE = "rope_split.csv", "rope_split_heads.csv"
 R_Q, R_K, DOMINATED = QUANTITIES = "r_q", "r_k", "position_dominated"
-EVERY, KINDS_OF_HEADS = "all", ("rotary", "nope")
+EVERY, ROTARY = "all", "rotary"
+KINDS_OF_HEADS = (ROTARY, "nope")
 PAIRED = "jackknife, paired, covariances before rotation fixed"
 
 _WORDS = {
@@ -80,15 +82,15 @@ def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
     measured = Measured.read(study)
     for choice, windows in study.windows():
         layers = _layers(study, windows, measured)
-        for before, after in steps(len(study.entries)) if layers else ():
+        rows = measured.at(windows)
+        for before, after in steps(len(study.entries)) if any(each.predictions for each in layers) else ():
             where = {"windows": choice, "from_model": study.entries[before].name, "to_model": study.entries[after].name}
-            step = SplitStep.of(layers, measured.at(windows), before, after)
+            step = SplitStep.of(layers, rows, before, after)
             about = where | _about(study, windows, before, after)
             means += [about | row for row in step.means(measured.errors)]
-            heads.append(step.heads().assign(**where))
-    if not means:
-        return {}
-    return {FILE: pd.DataFrame(means), HEADS_FILE: pd.concat(heads, ignore_index=True)}
+            heads += [step.heads().assign(**where)] if study.settings.detail else []
+    found = {FILE: pd.DataFrame(means)} if means else {}
+    return found | ({HEADS_FILE: pd.concat(heads, ignore_index=True)} if means and heads else {})
 
 
 def _about(study: StudySums, windows: Sequence[int], before: int, after: int) -> dict[str, Any]:
@@ -120,10 +122,12 @@ class Measured:
     @classmethod
     def read(cls, study: StudySums) -> Measured:
         """From the replicates of component 0, which the head tables have."""
-        rows, names = study.head_table(REPLICATES_CSV), tuple(entry.name for entry in study.entries)
+        names = tuple(entry.name for entry in study.entries)
+        rows = study.head_table(REPLICATES_CSV, {window for _, windows in study.windows() for window in windows})
         prefix = "r_q_without_"
         named = [name for name in rows.columns if name.startswith(prefix)]
-        filled = [n for n in named if all(rows.loc[rows["model"] == model, n].notna().any() for model in names)]
+        counts = rows.groupby("model")[named].count().reindex(names, fill_value=0)
+        filled = [name for name in named if (counts[name] > 0).all()]
         groups = tuple(int(name.removeprefix(prefix)) for name in filled)
         if not study.same_documents:
             return cls(rows, names, (), "none: the checkpoints are not known to have read the same documents")
@@ -134,11 +138,11 @@ class Measured:
 
     def at(self, windows: Sequence[int]) -> list[pd.DataFrame]:
         """Each entry's rows over its window, by layer and head."""
-        found = []
-        for name, window in zip(self.names, windows, strict=True):
-            here = self.rows[(self.rows["model"] == name) & (self.rows["window"] == window)]
-            found.append(here.set_index(["layer", "head"]).sort_index())
-        return found
+        places = self.rows.groupby(["model", "window"]).indices
+        return [
+            self.rows.iloc[places.get((name, window), [])].set_index(["layer", "head"]).sort_index()
+            for name, window in zip(self.names, windows, strict=True)
+        ]
 
     def draws(self, rows: pd.DataFrame) -> tuple[Array, Array]:
         """(r_q, r_k), each (1 + groups, heads): all documents first, then draws."""
@@ -162,6 +166,7 @@ class LayerPredictions:
     layer: int
     heads: list[int]
     rotary: tuple[str, ...]  # of each entry
+    kinds: tuple[str, ...]  # the same with how far the layer attends
     predictions: Predictions | None
     measured: Measured
 
@@ -182,8 +187,9 @@ def _layers(study: StudySums, windows: Sequence[int], measured: Measured) -> lis
             for before, after in steps(len(found)):
                 predictions.cube(before, after)  # made here, on all cores
             predictions.let_go()
-        rotary = tuple(entry.file.layers[layer].rotary for entry in study.entries)
-        return LayerPredictions(layer, heads, rotary, predictions, measured)
+        facts = [entry.file.layers[layer] for entry in study.entries]
+        kinds = tuple(kind_name(each.rotary, each.attention, each.attention_window) for each in facts)
+        return LayerPredictions(layer, heads, tuple(each.rotary for each in facts), kinds, predictions, measured)
 
     return over_layers(of_layer, shared)
 
@@ -198,6 +204,7 @@ class SplitStep:
     layer: NDArray[np.int64]
     head: NDArray[np.int64]
     rotary: NDArray[np.str_]
+    kinds: NDArray[np.str_]
     before: dict[str, Array]
     after: dict[str, Array]
     predicted: dict[str, Array]
@@ -212,11 +219,12 @@ class SplitStep:
         samples = len(ends[0][0])
         cubes = [_cube(each, before, after, samples) for each in layers]
         r_q, r_k = (np.concatenate([cube[i] for cube in cubes], axis=-1) for i in (0, 1))
-        kinds = [each.rotary[after] for each in layers for _ in each.heads]
+        rotary = [each.rotary[after] for each in layers for _ in each.heads]
+        kinds = [each.kinds[after] for each in layers for _ in each.heads]
         parts = (*(end for end in ends), (r_q, r_k))
         found = [{R_Q: q, R_K: k, DOMINATED: dominated(q, k)} for q, k in parts]
         layer, head = (np.array([place[i] for place in places]) for i in (0, 1))
-        return cls(layer, head, np.array(kinds), *found)
+        return cls(layer, head, np.array(rotary), np.array(kinds), *found)
 
     def known(self, quantity: str) -> NDArray[np.bool_]:
         """Which heads have a measurement at both ends and a prediction."""
@@ -225,10 +233,13 @@ class SplitStep:
         return np.asarray(ends & np.isfinite(cube).all(axis=0))
 
     def means(self, errors: str) -> Iterator[dict[str, Any]]:
-        """Rows of means over all heads, and over rotary and NoPE heads where there are both."""
+        """Rows of means over all heads, over rotary and NoPE heads where there are both, and over each kind of layer
+        where layers attend differently far."""
         kinds = [kind for kind in KINDS_OF_HEADS if (self.rotary == kind).any()]
         parts = {EVERY: np.ones(len(self.head), dtype=bool)}
         parts |= {kind: self.rotary == kind for kind in kinds} if len(kinds) > 1 else {}
+        reaching = kinds_in_order(self.kinds)
+        parts |= {kind: self.kinds == kind for kind in reaching} if len(reaching) > len(kinds) else {}
         for heads_of, inside in parts.items():
             for quantity in QUANTITIES:
                 known = inside & self.known(quantity)
