@@ -1,5 +1,7 @@
 """What an ablation's figure and card say of its heads, against scipy and numbers worked out by hand."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from scipy import stats
 
 from published_table import invented
 from qkscope.ablate.edits import KINDS
+from qkscope.lenses.ablation import strength
 from qkscope.lenses.ablation.card import best_sentence
 from qkscope.lenses.ablation.strength import STRENGTHS, correlations, fisher_interval, independent_error, strengths_at
 from qkscope.lenses.ablation.summary import begins_at
@@ -78,6 +81,7 @@ def clustered(rng, layers=24, per_layer=6, better=0.0):
     return pd.DataFrame({"layer": layer, "loss_kernel": loss, **found})
 
 
+@pytest.mark.slow
 def test_the_interval_over_layers_covers_where_heads_of_a_layer_are_alike():
     """The truth is that of a very large sample; heads as independent would give intervals that are too narrow."""
     rng = np.random.default_rng(2)
@@ -87,6 +91,19 @@ def test_the_interval_over_layers_covers_where_heads_of_a_layer_are_alike():
     assert np.mean([row["low"] <= true <= row["high"] for row in rows]) >= 0.85
     alone = [fisher_interval(row["rho"], independent_error(row["rho"], 144)) for row in rows]
     assert np.mean([row["high"] - row["low"] for row in rows]) > np.mean([high - low for low, high in alone])
+
+
+def test_errors_are_those_of_samples_of_whole_layers():
+    """Brute force, with ties and layers of two sizes: scipy's correlation of the heads of each sample."""
+    rng = np.random.default_rng(7)
+    layer = np.repeat(np.arange(9), [3, 5] * 4 + [3])
+    r_q = rng.integers(0, 6, size=len(layer)).astype(float)
+    heads = pd.DataFrame({"layer": layer, "r_q": r_q, "loss_kernel": r_q.round(-1) + rng.integers(0, 9, len(layer))})
+    found = correlations(heads, "loss_kernel").iloc[0]
+    of_layer, draw = [rows for _, rows in heads.groupby("layer")], np.random.default_rng(strength.SEED)
+    samples = [pd.concat([of_layer[i] for i in draw.integers(9, size=9)]) for _ in range(strength.DRAWS)]
+    rhos = [stats.spearmanr(sample["r_q"], sample["loss_kernel"]).statistic for sample in samples]
+    assert np.arctanh(found["high"]) - np.arctanh(found["rho"]) == pytest.approx(1.959964 * np.std(np.arctanh(rhos)))
 
 
 def test_measures_that_go_alike_are_not_decided_and_one_that_goes_better_is():
@@ -193,6 +210,17 @@ def test_the_figure_of_groups_has_a_mark_for_each_edit_and_its_interval(grouped)
     np.testing.assert_allclose(marks["excess 0"], [0.05, -0.04, 0.2, 0.02])
     (interval,) = [each for each in right.collections if each.get_gid() == "interval 0"]
     np.testing.assert_allclose(interval.get_segments()[0][:, 0], [0.02, 0.08])
+
+
+def test_models_are_all_shown_and_told_and_none_is_the_last(grouped, tmp_path):
+    record = json.loads((tmp_path / "provenance.json").read_text())
+    (tmp_path / "provenance.json").write_text(json.dumps({**record, "kind": "models"}))
+    tables = build_tables(load_results(tmp_path))
+    text = card_text(tables, "ablation_groups")
+    assert "+5.1" in text  # of the first of the two
+    figure = drawing(tables, "ablation_groups")
+    assert len(figure.axes) == 4  # two panels each
+    assert "Across Models" in figure.texts[0].get_text()
 
 
 # --- over training ----------------------------------------------------------------------------------

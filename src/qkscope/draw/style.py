@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
 from matplotlib.transforms import blended_transform_factory
 
 from qkscope.draw.axis import NumberAxis
@@ -99,9 +100,21 @@ def new_figure(width: float, height: float, study: Entries, headline: str, note:
 
 
 def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
-    """The legend at the right end of the header, clear of the data and of the phase names."""
+    """The legend at the right end of the header, clear of the data and of the phase names.
+
+    Where it would lie on the note about windows, it gets fewer columns, down to two.
+    """
+    legend, note = _legend(figure, handles, columns), [text for text in figure.texts if text.get_gid() == "note"]
+    while columns > 2 and note and legend.get_window_extent().overlaps(note[0].get_window_extent()):
+        legend.remove()
+        columns -= 1
+        legend = _legend(figure, handles, columns)
+    legend.set_in_layout(False)
+
+
+def _legend(figure: Figure, handles: Sequence[Artist], columns: int) -> Legend:
     height = figure.get_figheight()
-    figure.legend(
+    return figure.legend(
         handles=list(handles),
         loc="upper right",
         bbox_to_anchor=(1.0 - 0.05 / figure.get_figwidth(), 1.0 - 0.35 / height),
@@ -110,7 +123,7 @@ def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> No
         borderpad=0.1,
         handlelength=2.2 if columns <= 3 else 1.6,
         columnspacing=2.0 if columns <= 3 else 1.0,  # four must leave the note its room
-    ).set_in_layout(False)
+    )
 
 
 def marker_size(checkpoints: int) -> float:
@@ -128,6 +141,8 @@ def window_note(windows: Sequence[float], common: bool, noun: str = "checkpoint"
     known = sorted({int(w) for w in windows if not math.isnan(w)})
     if not known:
         return ""
+    if common and len(known) > 1:
+        return f"every {noun} over as many characters on average: {known[0]:,} to {known[-1]:,} tokens"
     if common:
         return f"every {noun} at the common window of {known[0]:,} tokens"
     if len(known) == 1:
@@ -195,16 +210,25 @@ def checkpoint_axis(axes: Axes, study: Entries, *, labels: bool = True, phase_na
 def finish(figure: Figure) -> Figure:
     """Lay the figure out, then thin checkpoint labels and drop phase names that have no room."""
     with matplotlib.rc_context(RC):
-        figure.draw_without_rendering()
+        _lay_out(figure)
         for _ in range(2):  # thinner labels change the margins, which changes the room once more
             changed = [_thin_checkpoint_labels(figure, axes) for axes in figure.axes]
             if not any(changed):
                 break
-            figure.draw_without_rendering()
+            _lay_out(figure)
         for axes in figure.axes:
             _drop_crowded_phase_names(figure, axes)
         figure.set_layout_engine(None)  # what was measured stays where it is; "none" would lay out at each saving
     return figure
+
+
+def _lay_out(figure: Figure) -> None:
+    """Put everything where there is room for it; drawing would do it too, and take as long again for the rest."""
+    engine = figure.get_layout_engine()
+    if engine is None:
+        figure.draw_without_rendering()
+    else:
+        engine.execute(figure)
 
 
 def text_size(figure: Figure, text: str, points: float) -> tuple[float, float]:
