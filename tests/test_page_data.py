@@ -26,10 +26,11 @@ from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, shipped_style, static
 from qkscope.page.pack import Pack, unpack, unsqueeze
-from qkscope.page.write import page_html
+from qkscope.page.write import PageCard, card_title, page_html
 from qkscope.report.lead import SENTENCES, lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
+from qkscope.words.blocks import heading, paragraph
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
 PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTALL)
@@ -280,6 +281,14 @@ def test_every_card_on_the_page_is_that_of_a_figure_in_the_folder(published_fold
     ]
     assert sorted(cards) == sorted(drawn)  # each once, and none without its figure
     assert len({card["title"] for card in about["cards"]}) == len(cards)
+
+
+def test_two_cards_of_one_heading_are_told_apart_by_their_window():
+    card = [heading(1, "Depth"), paragraph("x")]
+    assert card_title(PageCard("depth", common=False, blocks=card)) == "Depth"
+    assert card_title(PageCard("depth", common=True, blocks=card)) == "Depth (common window)"
+    said = [heading(1, "Depth at a Common Window")]
+    assert card_title(PageCard("depth", common=True, blocks=said)) == "Depth at a Common Window"
 
 
 # --- the command ------------------------------------------------------------------------------------
