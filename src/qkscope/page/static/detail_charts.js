@@ -38,12 +38,15 @@ export function drawProfile(g, rows, { labels = true } = {}) {
     g.pen.line([[frame.left, frame.bottom], [frame.right, frame.bottom]], { stroke: g.theme.line });
     g.pen.text("position →", frame.right, frame.bottom + 13, { size: 10.5, anchor: "end", fill: g.theme.muted });
   }
-  for (const [mean, spread, colour, mark, name] of [[1, 2, blue, "circle", "q"], [3, 4, red, "square", "k"]]) {
+  const last = known.at(-1);
+  const apart = Math.max(0, 12 - Math.abs(y(last[1]) - y(last[3]))) / 2; // so that q and k never stand on each other
+  for (const [mean, spread, colour, mark, name, other] of [[1, 2, blue, "circle", "q", 3], [3, 4, red, "square", "k", 1]]) {
     const points = known.map((row) => ({ x: x(row[0]), at: row[mean], sd: row[spread] }));
     band(g, points, (p) => y(p.at - p.sd), (p) => y(p.at + p.sd), colour);
     g.pen.line(points.map((p) => [p.x, y(p.at)]), { stroke: colour, width: 2 });
     for (const p of points) g.pen.mark(mark, p.x, y(p.at), labels ? 3 : 2.2, { fill: colour });
-    g.pen.text(name, frame.right + 3, y(points.at(-1).at) + 4, { size: 12, weight: 650, fill: colour });
+    const higher = last[mean] > last[other] || (last[mean] === last[other] && mean === 1);
+    g.pen.text(name, frame.right + 3, y(last[mean]) + 4 + (higher ? -apart : apart), { size: 12, weight: 650, fill: colour });
   }
   return known.map((row, i) => ({ x: x(row[0]) - 6, y: frame.top, w: 12, h: frame.bottom - frame.top, lines: [`position ${whole(Math.round(row[0]))}`, `queries ${significant(row[1], 3)}, SD ${significant(row[2], 2)}`, `keys ${significant(row[3], 3)}, SD ${significant(row[4], 2)}`], i }));
 }
