@@ -139,14 +139,23 @@ def test_predictions_at_a_window_are_those_of_the_heads_with_the_error_of_their_
     assert (row["layer_kind"], row["heads"], row["unpredicted"], row["why"]) == ("all", len(predicted), 0, "")
 
 
-def test_heads_to_edit_are_the_first_category_that_leaves_others_and_the_strongest(tmp_path):
-    categories = ["position-dominated"] * 30 + ["Q-positional"] + ["content-focused"] * 9
+def test_heads_to_edit_are_the_strongest_and_the_first_category_that_leaves_others(tmp_path):
+    """Model b has a layer whose rotation is not known, with a head of the category; all heads of c are alike."""
+    categories = ["position-dominated"] * 30 + ["Q-positional"] + ["content-focused"] * 5 + ["mixed"] * 4
+    rows = [pd.DataFrame({"model": name, "layer": [0] * 33 + [1] * 7, "head": [*range(33), *range(7)],
+                          "category": categories}) for name in "ab"]  # fmt: skip
+    rows.append(pd.DataFrame({"model": "c", "layer": 0, "head": range(9), "category": "mixed"}))
     (tmp_path / "tables").mkdir()
-    rows = [pd.DataFrame({"model": name, "category": categories}) for name in "ab"]
-    rows.append(pd.DataFrame({"model": "c", "category": ["mixed"] * 9}))  # all alike: nothing to compare with
     pd.concat(rows).to_csv(tmp_path / "tables/heads.csv", index=False)
-    of_category = ["--heads", "content-focused", "--checkpoint", "a", "--checkpoint", "b"]
-    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [["--top", "10", "--by", "r_q"], of_category]
+    basis = {("a", 0): 0, ("a", 1): 0, ("b", 0): 0, ("b", 1): 2, ("c", 0): 0}
+    told = [{"model": model, "layer": layer, "prediction": code} for (model, layer), code in basis.items()]
+    pd.DataFrame(told).to_csv(tmp_path / "rope.csv", index=False)
+    top = ["--top", "10", "--by", "r_q"]
+    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [
+        [*top, "--checkpoint", "a", "--checkpoint", "c"],
+        [*top, "--heads", *(f"L0H{head}" for head in range(33)), "--checkpoint", "b"],
+        ["--heads", "content-focused", "--checkpoint", "a"],
+    ]
 
 
 def test_llama2_tokenizers_merge_in_the_order_of_their_pieces():
