@@ -118,19 +118,18 @@ def ablation(tables: Tables) -> Part:
         cells.append([*where, *rises, str(excess), _interval(row), *map(str, pair)])
     columns = ["corpus", "model", "heads (how many)", "edit", "rise", "random heads", "difference", "95 % interval",
                "on repeated tokens", "on new tokens"]  # fmt: skip
-    documents, draws = sorted(set(every["documents"])), sorted(set(every["draws"]))
+    documents, draws, tokens = (sorted(set(every[name])) for name in ("documents", "draws", "tokens"))
     return Part(
         short=_ablation_short(every),
         text=[
-            "Rise of the loss in nats per token when heads are edited together, beside groups of as many other "
-            "heads in "
-            f"each layer ({_numbers(draws)} draws, {_numbers(documents)} documents). `kernel` takes the mean score "
-            "at each "
-            "distance away and leaves what depends on the token; `zero` takes the head away "
-            "([ablation.md](ablation.md)). "
-            "Edited are the first category of *position-dominated*, "
-            "*Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two heads of a model and at "
-            "most half of them, and the ten heads with the largest r_q. Groups have as many heads as the table says.",
+            "Rise of the loss in nats per token when heads are edited together, beside groups of as many other heads "
+            "in "
+            f"each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
+            "`kernel` takes the mean score at "
+            "each distance away and leaves what depends on the token; `zero` takes the head away "
+            "([ablation.md](ablation.md)). Edited are the ten heads with the largest r_q, and the first category of "
+            "*position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two "
+            "heads of a model and at most half of them.",
             table(columns, cells),
             _ablation_told(tables, every),
             _missing(tables, every),
@@ -159,12 +158,12 @@ def _ablation_short(every: pd.DataFrame) -> list[str]:
         more, less = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
         largest = rows.loc[rows["excess"].abs().idxmax()]
         said.append(
-            f"under `{edit}` more than as many random heads of the same layers in {more}, less in {less}, not told "
-            "apart in "
-            f"{len(rows) - more - less} of {len(rows)} (largest difference "
-            f"{Number(largest['excess'], largest['excess_se'])})"
+            f"under `{edit}` {more} of {len(rows)} groups cost more than as many random heads of the same layers, "
+            f"{less} cost less, "
+            f"{len(rows) - more - less} are not told apart (largest difference "
+            f"{Number(largest['excess'], largest['excess_se'])} nats per token)"
         )
-    return [f"**Ablation.** Chosen heads cost, in nats per token, {'; '.join(said)}."] if said else []
+    return [f"**Ablation.** Of groups of chosen heads, {'; '.join(said)}."] if said else []
 
 
 def _ablation_told(tables: Tables, every: pd.DataFrame) -> str:

@@ -91,6 +91,7 @@ def write(folders: Mapping[str, Path], place: Path) -> None:
     tables = {name: kept(there, file, columns) for name, (file, columns) in KEPT.items()}
     tables["claims"] = tables["claims"][tables["claims"]["verdict"] != NOT_ASKED]
     tables["ablation"] = tables["ablation"][tables["ablation"]["outcome"].isin(("all", "repeated", "new"))]
+    tables["ablation"] = tables["ablation"].assign(tokens=ablated_tokens(there, tables["ablation"]))
     tables["entries"] = joined({corpus: entries(folder) for corpus, folder in there.items()})
     tables["rope"] = joined({corpus: pd.read_csv(rope_windows(folder)) for corpus, folder in there.items()})
     for name, table in tables.items():
@@ -104,6 +105,17 @@ def kept(folders: Mapping[str, Path], file: str, columns: Sequence[str]) -> pd.D
     if not found:
         return pd.DataFrame(columns=["corpus", *columns])
     return joined({corpus: table[list(columns)] for corpus, table in found.items()})
+
+
+def ablated_tokens(folders: Mapping[str, Path], rows: pd.DataFrame) -> list[int]:
+    """Of how many tokens of each document an ablation's row is."""
+    found: dict[tuple[str, str, str], int] = {}
+    for corpus, folder in folders.items():
+        path = folder / "ablation.json"
+        for request in json.loads(path.read_text(encoding="utf-8"))["requests"] if path.exists() else ():
+            for each in request["checkpoints"]:
+                found |= {(corpus, each["name"], unit): int(each["tokens"]) for unit in each["units"]}
+    return [found[key] for key in zip(rows["corpus"], rows["model"], rows["group"], strict=True)]
 
 
 def joined(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
