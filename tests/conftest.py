@@ -18,10 +18,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import shared
+from queues import arranged
+
+# What is written is made to last through a loss of power, which no test can cause: each file would wait for the disk.
+os.fsync = lambda descriptor: None
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
-LONGEST = ("test_demo_effect", "test_pretrained", "test_types")  # half a minute of a core, or more
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,17 +40,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, and start with those that take or wait long, so that none is left for the end."""
-    for item in items:
-        for fixture, marker in MARKED_BY_FIXTURE.items():
-            if fixture in getattr(item, "fixturenames", ()):
-                item.add_marker(marker)
-    items.sort(key=lambda item: (not _takes_long(item), item.path.stem not in LONGEST))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests by their fixtures."""
+    for fixture, marker in MARKED_BY_FIXTURE.items():
+        if fixture in getattr(item, "fixturenames", ()):
+            item.add_marker(marker)
 
 
-def _takes_long(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("slow", "ray", "faults"))
+@pytest.hookimpl(trylast=True)  # when pytest has looked at `-m`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each of several test processes its share (`queues.py`)."""
+    if hasattr(config, "workerinput"):
+        items[:] = arranged(items, config.workerinput["workercount"])
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,15 @@
 """Results folders of made-up moments, for tests of what a lens draws and says; tables come the way they always do."""
 
+import functools
+
 import numpy as np
 
+import shared
 from qkscope import Moments
 from qkscope.layers import LayerFacts, Rotation
+from qkscope.lenses.at_window import build_tables
 from qkscope.moments.layout import capture_layout
+from qkscope.results.read import load_results
 from qkscope.tables.from_moments import analyze_files
 
 WIDTH, HEADS, KEYS, GROUPS, LAYERS = 6, 4, 2, 5, 5
@@ -50,11 +55,20 @@ def moments_of(checkpoint, context, *, layers=LAYERS, common=64, scale=0.5):
     return moments
 
 
-def results_of(folder, contexts=CONTEXTS, *, kind="checkpoints", **options):
-    """A results folder with a checkpoint per context."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for number, context in enumerate(contexts):
-        files.append(folder / f"step-{number}.safetensors")
-        moments_of(number, context, common=min(contexts), **options).save(files[-1])
-    return analyze_files(files, Silent(), "test", out=folder / "out", common_window=min(contexts), kind=kind)
+def results_of(contexts=CONTEXTS, *, kind="checkpoints", **options):
+    """A results folder with a checkpoint per context, made once for whoever asks for the same; not to be changed."""
+
+    def make(folder):
+        files = []
+        for number, context in enumerate(contexts):
+            files.append(folder / f"step-{number}.safetensors")
+            moments_of(number, context, common=min(contexts), **options).save(files[-1])
+        analyze_files(files, Silent(), "test", out=folder / "out", common_window=min(contexts), kind=kind)
+
+    return shared.once(f"lens world {contexts} {kind} {options}", make) / "out"
+
+
+@functools.cache
+def tables_of(contexts=CONTEXTS, **options):
+    """The same, read: one for all tests of a process, which do not change it."""
+    return build_tables(load_results(results_of(contexts, **options)))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import qkscope
 from families import tiny, tokens
+from qkscope.ablate import passes
 from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, rotated
 from qkscope.ablate.needle import needle_of, plant, require_room
 from qkscope.ablate.passes import Ablation, repeats
@@ -70,11 +71,18 @@ def test_an_edit_of_nothing_gives_bit_identical_logits(model):
             assert not torch.equal(model(IDS[:1]).logits, expected)
 
 
-def test_skipping_layers_before_the_edit_changes_nothing(model, ablation, sums):
+def test_skipping_layers_before_the_edit_changes_nothing(model, ablation, sums, monkeypatch):
     edit = {3: edits_of("zero", sums[3], LENGTH)}
+    computed = []
+    hook = model.model.layers[2].self_attn.register_forward_hook(lambda *_: computed.append(2))
     skipped = ablation.edited(edit)
-    ablation._kept.clear()
+    assert computed == []
+    monkeypatch.setattr(passes, "MOST_KEPT", 0)  # no room for outputs of layers: none can be skipped
+    ablation.begin(IDS[0].numpy())
+    computed.clear()
     np.testing.assert_array_equal(skipped, ablation.edited(edit))
+    assert computed == [2]
+    hook.remove()
 
 
 @pytest.mark.parametrize("layer", [0, 3])
@@ -86,23 +94,26 @@ def test_a_silent_head_is_a_model_without_its_columns_of_the_output_projection(m
     np.testing.assert_allclose(ablation.edited(edit), untouched(without), rtol=1e-6)
 
 
+class Outputs(EditTap):
+    """Keeps each layer's output before and after its edit, and what its kernel was called with."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.found = {}
+
+    def returned(self, module, args, kwargs, output):
+        self.found[module.layer_idx, "before"] = output[0][0].clone()
+        changed = super().returned(module, args, kwargs, output)
+        self.found[module.layer_idx, "after"] = changed[0][0]
+        self.found[module.layer_idx, "call"] = (args, kwargs)
+        return changed
+
+
 def attention_outputs(model, edits):
     """The kernel's output of each layer (tokens, heads, width), with edits."""
-    found = {}
-    with Ablation(model) as opened:
-        own = opened._tap.returned
-
-        def returned(module, args, kwargs, output):
-            found[module.layer_idx, "before"] = output[0][0].clone()
-            changed = own(module, args, kwargs, output)
-            found[module.layer_idx, "after"] = changed[0][0]
-            found[module.layer_idx, "call"] = (args, kwargs)
-            return changed
-
-        opened._tap.returned = returned
-        opened.begin(IDS[0].numpy())
-        opened.edited(edits)
-    return found
+    with torch.no_grad(), Outputs(model.model, edits) as tap:
+        model(IDS[:1], use_cache=False)
+    return tap.found
 
 
 def by_hand(q, k, v, scale, change):
@@ -356,7 +367,7 @@ def test_what_is_wrong_with_an_ablation_at_hand_is_said(model):
         ({"edits": ["zorro"]}, "'zorro' is not an edit"),
         ({"heads": ["L9H9"]}, "there is no head L9H9"),
         ({"needle": [0.5]}, "give the model's tokenizer, too"),
-        ({"groups": 2}, "2 document groups, fewer than 4; capture more documents"),
+        ({"groups": 2}, r"\(2 document groups, fewer than 4\); capture more documents"),
     ):
         with pytest.raises(InputError, match=message):
             qkscope.ablate_heads(model, IDS, **arguments)

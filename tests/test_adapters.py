@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -27,6 +26,7 @@ RANK, ALPHA = 4, 16
 @pytest.fixture(scope="module")
 def adapters(checkpoints):
     """Two adapters (`checkpoint-10`, `checkpoint-20`) of the `long` checkpoint, not to be changed."""
+    from peft import LoraConfig, get_peft_model  # here: not every process that reads this file needs it
 
     def save(folder):
         for step in (10, 20):

@@ -93,6 +93,7 @@ def test_a_run_refuses_a_link_before_anything_runs_and_touches_nothing_behind_it
     assert [path.name for path in (tmp_path / "results").iterdir()] == [Path(link).parts[0]]
 
 
+@pytest.mark.slow
 def test_the_results_folder_itself_may_be_a_link(world, checkpoints, tmp_path):
     (tmp_path / "large-disk").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "large-disk")

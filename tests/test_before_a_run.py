@@ -222,12 +222,19 @@ def test_checkpoints_of_one_config_are_looked_at_once(world, checkpoints, monkey
         return plain(config, **options)
 
     monkeypatch.setattr(blueprint, "blueprint", look)
-    contexts = ({}, {"context": 128}, {"context": 32})
-    a, b, c = make_plan(load_study(world(checkpoints=two(checkpoints, *contexts)))).checkpoints
+
+    def turning(theta=12345.0, **changes):  # as in no study that was planned before
+        return {"config": {"rope_theta": theta}, **changes}
+
+    contexts = (turning(), turning(context=128), turning(context=32))
+    study = load_study(world(checkpoints=two(checkpoints, *contexts)))
+    a, b, c = make_plan(study).checkpoints
     assert len(looked) == 1
     assert a.blueprint == b.blueprint == c.blueprint
-    make_plan(load_study(world(checkpoints=two(checkpoints, {}, {"config": {"rope_theta": 1e6}}))))
-    assert len(looked) == 3
+    assert make_plan(study).checkpoints[0].blueprint == a.blueprint  # as a watch plans again
+    assert len(looked) == 1
+    make_plan(load_study(world(checkpoints=two(checkpoints, turning(), turning(54321.0)))))
+    assert len(looked) == 2
 
 
 def test_equal_tokenizers_are_loaded_once_and_changed_ones_again(world, tmp_path, checkpoints, monkeypatch):

@@ -229,6 +229,7 @@ def assert_one_sentence_has(text, *parts):
     assert any(all(part in line for part in parts) for line in sentences(text)), f"{parts} not together in:\n{text}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(FIGURES))
 def test_every_card_has_the_headings_in_order(published, name):
     card = published.text(name)

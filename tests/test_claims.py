@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import pearsonr
 
 from known_errors import WAYS, moved
-from lens_worlds import GROUPS, HEADS, results_of
+from lens_worlds import GROUPS, HEADS, tables_of
 from qkscope import Moments
 from qkscope.kinds import CHECKPOINTS, MODELS
 from qkscope.layers import LayerFacts
@@ -562,13 +562,13 @@ def test_what_no_table_can_answer_says_so():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return build_tables(load_results(results_of(tmp_path_factory.mktemp("claims"))))
+def run():
+    return tables_of()
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return build_tables(load_results(results_of(tmp_path_factory.mktemp("models"), (64, 128), kind="models", layers=3)))
+def models():
+    return tables_of((64, 128), kind="models")
 
 
 def holds_of(tables, figure, common=False):
@@ -579,6 +579,7 @@ def plain(text):
     return text.replace("\\", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", sorted({figure for claim in CLAIMS for figure in claim.figures}))
 def test_cards_say_every_claim_with_the_verdict_of_the_table(run, figure):
     there = [at for at in (run.own, run.common) if EVERY_FIGURE[figure].figure.exists(at)]
@@ -620,6 +621,7 @@ def test_slopes_that_grow_with_the_layer_contradict_early_layers(run):
     )
 
 
+@pytest.mark.slow
 def test_models_are_told_one_by_one(models):
     said = plain(holds_of(models, "rotation_depth_map"))
     assert "in S0" in said

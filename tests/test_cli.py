@@ -54,6 +54,7 @@ def test_report_says_where_the_figures_are(world, tmp_path, monkeypatch, capsys,
     assert "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):
     world()
     monkeypatch.chdir(tmp_path)

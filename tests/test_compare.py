@@ -745,6 +745,7 @@ def test_turned_heads_are_hollow_and_errors_are_drawn():
     assert "sign not known: reference turned round" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 40])
 def test_any_number_of_checkpoints_has_at_most_twelve_panels(n):
     table = pd.concat([few(model=f"step {i:03d}") for i in range(n)])

@@ -122,6 +122,7 @@ def test_only_the_published_estimator_at_own_contexts_is_compared(tmp_path, samp
     assert len(told.cells) == len(bare.cells) + 40
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_for_each_mean(sampled):
     entries = tuple(Entry(c.name, c.label, c.phase, c.context) for c in REFERENCE.checkpoints)
     drawn = draw_published_comparison(Entries("T", entries, ()), judged(sampled), "h", "n")

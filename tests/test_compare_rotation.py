@@ -212,6 +212,7 @@ def test_slopes_are_spelled_with_digits_that_count(tmp_path, rotated, monkeypatc
     assert value == pytest.approx(1.5 * reference, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_for_each_mean(rotated):
     entries = tuple(Entry(c.name, c.label, c.phase, c.context) for c in REFERENCE.checkpoints)
     found = judged(rotated)

@@ -39,6 +39,7 @@ def written(tmp_path, monkeypatch):
     vars(qkscope.lenses).pop("mean_query", None)
 
 
+@pytest.mark.slow
 def test_the_lens_of_the_page_gets_its_table_figure_card_and_section(written):
     lens = importlib.import_module("qkscope.lenses.mean_query").LENS
     files = []

@@ -342,6 +342,7 @@ def test_tables_are_made_beside_the_capture_and_the_rest_by_all_cores(monkeypatc
     assert estimate(works, at_once).seconds["tables"] == pytest.approx(10 * numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("common", [16, 48])
 def test_lines_numbers_and_bytes_are_those_of_every_registered_table(common, groups):
@@ -431,6 +432,7 @@ def study(world, **changes):
     return world(shard_tokens=512, batch_tokens=64, **changes)
 
 
+@pytest.mark.slow
 def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
     """Six documents: one shard at context 64, three at 256."""
     plan = make_plan(load_study(study(world)))

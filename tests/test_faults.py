@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pandas as pd
@@ -129,7 +128,7 @@ def test_sigterm_stops_at_once_and_says_what_is_kept(slow_study, tmp_path, start
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, start, workers):
     slow_study()
-    process = start(*RUN, "--workers", workers, start_new_session=True)
+    process = start(*RUN, "--workers", workers, start_new_session=True, quick_workers=True)
     wait_for_a_shard(process, tmp_path)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the run and all its workers
     _, told = process.communicate()
@@ -149,7 +148,7 @@ def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, start, worker
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_second_ctrl_c_stops_at_once(slow_study, tmp_path, start, workers):
     slow_study(shard_tokens=10**6)
-    process = start(*RUN, "--workers", workers, start_new_session=True)
+    process = start(*RUN, "--workers", workers, start_new_session=True, quick_workers=True)
     wait_for_a_shard(process, tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     wait_for_line(process, "note: stopping when the shard in flight is finished")
@@ -167,33 +166,51 @@ def can_mount():
     return subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode == 0
 
 
-def within_a_mount(folder, mount, *arguments):
-    """Run in a mount namespace of its own, where `mount` has been done."""
-    script = f"{mount} && exec {sys.executable} -m qkscope run study.yaml --out small/out {' '.join(arguments)}"
-    return subprocess.run(
-        ["unshare", "-rm", "sh", "-c", f"{script}; "], cwd=folder, capture_output=True, text=True, check=False
-    )
+# In a mount namespace of its own: `mount ARGUMENTS tmpfs small`, then the study's run into it. Its files are kept.
+MOUNTED = """
+import ctypes, os, runpy, shutil, subprocess, sys
+
+users, mounts = 0x10000000, 0x00020000
+user, group = os.getuid(), os.getgid()
+if ctypes.CDLL(None, use_errno=True).unshare(users | mounts):
+    raise OSError(ctypes.get_errno(), "unshare")
+for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(line)
+subprocess.run(["mount", "-t", "tmpfs", *sys.argv[1:], "tmpfs", "small"], check=True)
+sys.argv = ["qkscope", "run", "study.yaml", "--out", "small/out"]
+try:
+    runpy.run_module("qkscope", run_name="__main__", alter_sys=True)
+finally:
+    if os.path.isdir("small/out"):
+        shutil.copytree("small/out", "kept/out")
+"""
+
+
+@pytest.fixture
+def mounted(tmp_path, start):
+    """`mounted("-o", "ro")`: (exit code, errors) of the study's run into a disk that is mounted so."""
+
+    def run(*options):
+        (tmp_path / "small").mkdir()
+        (tmp_path / "mounted.py").write_text(MOUNTED)
+        process = start(*options, script=tmp_path / "mounted.py")
+        _, told = process.communicate()
+        return process.returncode, told
+
+    return run
 
 
 @pytest.mark.skipif(not can_mount(), reason="no user namespaces here: a small disk cannot be mounted")
-def test_a_full_disk(study, tmp_path, expected):
+def test_a_full_disk(study, tmp_path, expected, mounted):
     """Room for the first checkpoint and the first shards, not for all: 100 KB each, on a disk of 350 KB."""
     study()
-    (tmp_path / "small").mkdir()
-    (tmp_path / "kept").mkdir()
     size = (tmp_path / "whole/moments/one.safetensors").stat().st_size
-    disk = f"mount -t tmpfs -o size={int(size * 3.2)} tmpfs small"
-    script = (
-        f"{disk} && {{ {sys.executable} -m qkscope run study.yaml --out small/out; code=$?; "
-        "cp -r small/out kept/; exit $code; }"
-    )
-    found = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 1, found.stderr
-    assert "cannot be written (No space left on device)" in found.stderr
-    assert "what is finished is kept: free some space and run the same command again" in found.stderr
-    assert "Traceback" not in found.stderr
+    code, told = mounted("-o", f"size={int(size * 3.2)}")
+    assert code == 1, told
+    assert "cannot be written (No space left on device)" in told
+    assert "what is finished is kept: free some space and run the same command again" in told
+    assert "Traceback" not in told
     whole = list((tmp_path / "kept/out/moments").rglob("*.safetensors"))
     assert whole
     for path in whole:
@@ -203,13 +220,12 @@ def test_a_full_disk(study, tmp_path, expected):
 
 
 @pytest.mark.skipif(not can_mount(), reason="no user namespaces here: a read-only disk cannot be mounted")
-def test_a_read_only_folder_is_told_before_anything_runs(study, tmp_path):
+def test_a_read_only_folder_is_told_before_anything_runs(study, tmp_path, mounted):
     study()
-    (tmp_path / "small").mkdir()
-    found = within_a_mount(tmp_path, "mount -t tmpfs -o ro tmpfs small")
-    assert found.returncode == 1
-    assert re.search(r"small/out: cannot be written \(\S+small is read-only\)", found.stderr)
-    assert "study world" not in found.stderr
+    code, told = mounted("-o", "ro")
+    assert code == 1
+    assert re.search(r"small/out: cannot be written \(\S+small is read-only\)", told)
+    assert "study world" not in told
 
 
 # -- documents --------------------------------------------------------------------------------------------
@@ -324,12 +340,17 @@ def test_a_nan_is_skipped_too(world, tmp_path):
 # -- memory -----------------------------------------------------------------------------------------------
 
 LIMITED = """
-import resource, sys
+import ctypes, resource, sys
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 
+C = ctypes.CDLL(None)
+C.mallopt(-8, 1)  # one arena, so that all that is freed can be used again
+C.mallopt(-3, 2**16)  # tensors get memory of their own, and not what is free of this process's earlier life
+
 class Limited(Events):
     def started(self, plan):
+        C.malloc_trim(0)
         pages = int(open("/proc/self/statm").read().split()[0])
         room = pages * resource.getpagesize() + int(sys.argv[1]) * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
@@ -355,35 +376,37 @@ def large_batches(world, tmp_path):
     world(checkpoints=checkpoints, groups=1, batch_tokens=65536)
 
 
-def limited(folder, megabytes):
-    return subprocess.run(
-        [sys.executable, "-c", LIMITED, str(megabytes)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
-    )
+@pytest.fixture
+def limited(large_batches, tmp_path, start):
+    """`limited(100)`: (exit code, output, errors) of a run with so many megabytes more than it starts with."""
+
+    def run(megabytes):
+        (tmp_path / "limited.py").write_text(LIMITED)
+        process = start(megabytes, script=tmp_path / "limited.py", env={**os.environ, "OMP_NUM_THREADS": "1"})
+        out, told = process.communicate()
+        return process.returncode, out, told
+
+    return run
 
 
-def test_out_of_memory_halves_the_batch(large_batches, tmp_path):
-    found = limited(tmp_path, 100)
-    assert found.returncode == 0, found.stderr
-    first = found.stdout.splitlines()[0]
+def test_out_of_memory_halves_the_batch(limited, tmp_path):
+    code, out, told = limited(100)
+    assert code == 0, told
+    first = out.splitlines()[0]
     assert first == (
         "one: out of memory in a batch of 32 x 2048 tokens: batches are halved to 32768 tokens from here on "
         "(batch_tokens in the study sets it)"
     )
     used = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"][0]["batch_tokens"]
-    assert used == 65536 >> len(found.stdout.splitlines())
+    assert used == 65536 >> len(out.splitlines())
     limitless = run_study(tmp_path / "study.yaml", tmp_path / "free")
     expected, table = pd.read_csv(limitless / "qk.csv"), pd.read_csv(tmp_path / "out/qk.csv")
     assert (table["n_q"] == expected["n_q"]).all()
     assert (table["explained_variance"] - expected["explained_variance"]).abs().max() < 1e-6
 
 
-def test_out_of_memory_with_one_document(large_batches, tmp_path):
-    found = limited(tmp_path, 24)
-    assert found.returncode == 1
-    assert "OutOfMemory: checkpoint 'one': out of memory in a batch of 1 x 2048 tokens" in found.stderr
-    assert "use a device with more memory" in found.stderr
+def test_out_of_memory_with_one_document(limited):
+    code, _, told = limited(3)
+    assert code == 1
+    assert "OutOfMemory: checkpoint 'one': out of memory in a batch of 1 x 2048 tokens" in told
+    assert "use a device with more memory" in told

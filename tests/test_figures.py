@@ -310,6 +310,7 @@ def test_published_labels_do_not_touch_either(published):
         assert_labels_do_not_touch(draw(published, name))
 
 
+@pytest.mark.slow
 def test_heatmap_rows_of_many_checkpoints_keep_their_numbers_apart(tmp_path):
     _, tables = invented(tmp_path, 60)
     figure = drawing(tables, "layer_heatmap_rq")

@@ -59,6 +59,7 @@ def kept(out):
     return {path.name: path.read_bytes() for path in sorted((out / "moments").glob("*.safetensors"))}
 
 
+@pytest.mark.slow
 def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, tmp_path):
     before, told = kept(out), Told()
     run_study(study(context=128), out, told)
@@ -116,6 +117,7 @@ def test_other_batches_only_round_differently_and_are_used(study, out):
     assert told.remarks == ["batch_tokens 8192 (now 256)", "shard_tokens 4194304 (now 512)"]
 
 
+@pytest.mark.slow
 def test_a_finished_checkpoint_of_another_version_is_used_and_that_is_said(study, out, monkeypatch):
     monkeypatch.setattr("qkscope.results.environment.__version__", "99.0")
     told = Told()
@@ -162,6 +164,7 @@ def test_one_shard_alone_refuses_and_overwrites_as_a_run_does(study, out):
     assert read_provenance(out / "moments/two.safetensors")["settings"]["groups"] == 2
 
 
+@pytest.mark.slow
 def test_a_renamed_checkpoint_leaves_an_orphan_that_is_listed_and_can_be_renamed(study, out, capsys):
     old, told = kept(out), Told()
     run_study(study(name="renamed"), out, told)

@@ -89,6 +89,7 @@ def entry(name, **changes):
     return {"name": name, "model": f"{name}.gguf", "context": 64, **changes}
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_parsed_once_by_a_whole_run_and_that_is_said(world, tmp_path, parses):
     write_gguf(tmp_path / "a.gguf")
     told = Told()

@@ -48,9 +48,10 @@ def test_every_requirement_claims_a_lowest_version_and_what_is_installed_is_not_
             lowest(unclear)
 
 
+@pytest.mark.slow
 def test_tests_are_marked_by_the_fixtures_that_they_use(tmp_path):
     """A folder of tests with the project's conftest: what uses a browser, Ray or weights can be left out."""
-    for name in ("conftest.py", "shared.py"):
+    for name in ("conftest.py", "queues.py", "shared.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path)
     (tmp_path / "test_x.py").write_text(
         "import pytest\n"
@@ -66,6 +67,5 @@ def test_tests_are_marked_by_the_fixtures_that_they_use(tmp_path):
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-c", str(ROOT / "pyproject.toml")]
     left = [str(tmp_path), "-m", "not (browser or ray or pretrained)"]
     done = subprocess.run([*command, *left], capture_output=True, text=True, check=True)
-    # The slow one was written last and starts first.
     names = [line.split("::")[1] for line in done.stdout.splitlines() if "::" in line]
-    assert names == ["test_slow", "test_plain"]
+    assert names == ["test_plain", "test_slow"]

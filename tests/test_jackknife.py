@@ -357,9 +357,9 @@ def test_draws_have_signs_that_are_sure_or_not_by_their_own_r_q():
 
 @pytest.mark.slow
 def test_the_population_has_the_numbers_that_follow_from_its_definition():
-    """4000 documents are 125 samples: errors are 11 times as small as those of one."""
+    """2000 documents are 62 samples: errors are 8 times as small as those of one."""
     rng = np.random.default_rng(5)
-    parts = (errors_population.drawn_documents(rng, 500) for _ in range(8))
+    parts = (errors_population.drawn_documents(rng, 500) for _ in range(4))
     found = errors_simulated.tables(parts)[OWN.file]
     for name, rows in found.groupby("model"):
         true = errors_population.truth(name)

@@ -42,6 +42,7 @@ def scores(values):
 values = st.lists(st.integers(-5, 5), min_size=3, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(values, st.data())
 def test_p_is_the_share_of_all_orders_that_are_as_far_from_zero(x, data):
@@ -236,6 +237,7 @@ def world(n=18, noise=0.05, seed=0, families=3):
     return x, y, 10**size, [f"f{i % families}" for i in range(n)]
 
 
+@pytest.mark.slow
 def test_a_measure_that_meets_every_requirement_predicts():
     x, y, size, family = world()
     found = join(measures({"x": x}, family, size), scores(y))
@@ -243,6 +245,7 @@ def test_a_measure_that_meets_every_requirement_predicts():
     assert "x predicts bench" in card(found, pd.DataFrame(), pd.DataFrame())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", ["few models", "two families", "no parameters", "parameters explain it", "no family"]
 )
@@ -263,6 +266,7 @@ def test_each_requirement_alone_refuses_the_word(change):
     assert "short of predicting" in card(found, pd.DataFrame(), pd.DataFrame())
 
 
+@pytest.mark.slow
 def test_more_measures_make_each_less_certain():
     generator = np.random.default_rng(8)
     x, y, size, family = world(n=12, noise=1.0, seed=2)
@@ -384,6 +388,7 @@ def test_a_model_twice_or_no_measure_is_refused():
 # --- results folders --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_results_folder_is_joined_by_means_over_heads(published_folder, tmp_path):
     heads = pd.read_csv(published_folder / "qk.csv")
     means = heads[heads["pc"] == 0].groupby("model", sort=False)["r_q"].mean()

@@ -90,6 +90,7 @@ def test_inspect_says_how_entries_are_read_and_a_wrong_kind_is_refused(world, ch
         make_plan(load_study(world(checkpoints=entries, tokenizer=tokenizer, kind="checkpoints")))
 
 
+@pytest.mark.slow
 def test_a_run_records_the_kind_and_the_report_reads_it(world, tmp_path, capsys):
     assert main(["run", str(world(kind="seeds")), "--out", str(tmp_path / "out")]) == 0
     assert "are read as seeds of one architecture, as `kind: seeds` says" in capsys.readouterr().err
@@ -129,6 +130,7 @@ def loose(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_loose_files_are_ordered_by_number_and_know_their_context(loose, tmp_path):
     heard = Heard()
     paths = sorted(loose.glob("*.safetensors"))

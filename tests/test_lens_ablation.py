@@ -9,6 +9,7 @@ from scipy import stats
 
 from published_table import invented
 from qkscope.ablate.edits import KINDS
+from qkscope.lenses.ablation import strength
 from qkscope.lenses.ablation.card import best_sentence
 from qkscope.lenses.ablation.strength import STRENGTHS, correlations, fisher_interval, independent_error, strengths_at
 from qkscope.lenses.ablation.summary import begins_at
@@ -80,6 +81,7 @@ def clustered(rng, layers=24, per_layer=6, better=0.0):
     return pd.DataFrame({"layer": layer, "loss_kernel": loss, **found})
 
 
+@pytest.mark.slow
 def test_the_interval_over_layers_covers_where_heads_of_a_layer_are_alike():
     """The truth is that of a very large sample; heads as independent would give intervals that are too narrow."""
     rng = np.random.default_rng(2)
@@ -89,6 +91,19 @@ def test_the_interval_over_layers_covers_where_heads_of_a_layer_are_alike():
     assert np.mean([row["low"] <= true <= row["high"] for row in rows]) >= 0.85
     alone = [fisher_interval(row["rho"], independent_error(row["rho"], 144)) for row in rows]
     assert np.mean([row["high"] - row["low"] for row in rows]) > np.mean([high - low for low, high in alone])
+
+
+def test_errors_are_those_of_samples_of_whole_layers():
+    """Brute force, with ties and layers of two sizes: scipy's correlation of the heads of each sample."""
+    rng = np.random.default_rng(7)
+    layer = np.repeat(np.arange(9), [3, 5] * 4 + [3])
+    r_q = rng.integers(0, 6, size=len(layer)).astype(float)
+    heads = pd.DataFrame({"layer": layer, "r_q": r_q, "loss_kernel": r_q.round(-1) + rng.integers(0, 9, len(layer))})
+    found = correlations(heads, "loss_kernel").iloc[0]
+    of_layer, draw = [rows for _, rows in heads.groupby("layer")], np.random.default_rng(strength.SEED)
+    samples = [pd.concat([of_layer[i] for i in draw.integers(9, size=9)]) for _ in range(strength.DRAWS)]
+    rhos = [stats.spearmanr(sample["r_q"], sample["loss_kernel"]).statistic for sample in samples]
+    assert np.arctanh(found["high"]) - np.arctanh(found["rho"]) == pytest.approx(1.959964 * np.std(np.arctanh(rhos)))
 
 
 def test_measures_that_go_alike_are_not_decided_and_one_that_goes_better_is():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lens_worlds import GROUPS, HEADS, KEYS, LAYERS, NOPE, Silent, drifting, moments_of, results_of
+from lens_worlds import GROUPS, HEADS, KEYS, LAYERS, NOPE, Silent, drifting, moments_of, tables_of
 from qkscope import Moments
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
@@ -299,6 +299,7 @@ def test_heads_with_other_tokens_are_refused(tmp_path, vectors):
         kept_layer(tmp_path, 0, [0], [0], low=0, high=LENGTH, most=100)
 
 
+@pytest.mark.slow
 def test_tables_find_the_vectors_that_lie_beside_the_moments(tmp_path):
     """As `qkscope run --vectors` leaves them; the same tables without them have an empty column."""
     moments = tmp_path / "moments" / "step-0.safetensors"
@@ -328,10 +329,11 @@ def test_tables_find_the_vectors_that_lie_beside_the_moments(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return build_tables(load_results(results_of(tmp_path_factory.mktemp("run"))))
+def run():
+    return tables_of()
 
 
+@pytest.mark.slow
 def test_the_figure_draws_the_means_and_the_largest_head(run):
     heads = run.own.table(FILE).groupby("model")
     axes = drawing(run, "norms").axes
@@ -381,9 +383,10 @@ def test_growth_is_found_where_there_is_growth(tmp_path):
     assert "the length of keys (" not in said
 
 
-def test_models_are_ranked_and_one_checkpoint_cannot_grow(tmp_path):
-    models = build_tables(load_results(results_of(tmp_path / "m", (64, 64), kind="models", layers=3)))
+@pytest.mark.slow
+def test_models_are_ranked_and_one_checkpoint_cannot_grow():
+    models = tables_of((64, 128), kind="models")
     assert "rises" not in card_text(models, "norms")
     assert drawing(models, "norms") is not None
-    alone = build_tables(load_results(results_of(tmp_path / "one", (64,), layers=3)))
+    alone = tables_of((64,), layers=3)
     assert "nothing can be seen to grow" in card_text(alone, "norms")

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import shared
 from lens_worlds import Silent
 from qkscope import Moments
 from qkscope.layers import LayerFacts, Rotation
@@ -70,8 +71,8 @@ def folder_of(place, run=RUN, kind="checkpoints", **options):
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    return build_tables(load_results(folder_of(tmp_path_factory.mktemp("rope"))))
+def tables():
+    return build_tables(load_results(shared.once("rope shown", folder_of) / "out"))
 
 
 def bars(axes, part):
@@ -85,6 +86,7 @@ def dots(axes, name):
 # --- the summary ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_summary_is_of_the_heads_by_kind_of_layer(tables):
     found = tables.own.table("rope_alone").set_index(["model", "layer_kind"])
     rows = pd.read_csv(tables.results.folder / FILE)
@@ -192,6 +194,7 @@ def plain(text):
     return text.replace("\\", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_card_says_what_is_held_fixed_and_takes_something_away(tables, name):
     card = plain(card_text(tables, name))
@@ -242,6 +245,7 @@ def test_the_card_of_predictions_claims_an_excess_only_beyond_two_errors(tables)
 # --- other studies ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_models_have_predictions_and_no_split(tmp_path):
     tables = build_tables(load_results(folder_of(tmp_path, RUN[1:], kind="models")))
     assert not tables.own.has(SPLIT)
@@ -252,6 +256,7 @@ def test_models_have_predictions_and_no_split(tmp_path):
     assert "lowest in" in card_text(tables, "rope_excess") or "does not differ" in card_text(tables, "rope_excess")
 
 
+@pytest.mark.slow
 def test_one_checkpoint_has_its_figures(tmp_path):
     tables = build_tables(load_results(folder_of(tmp_path, RUN[:1])))
     for name in ("rope_alone", "rope_excess", "rope_kernel"):
@@ -260,6 +265,7 @@ def test_one_checkpoint_has_its_figures(tmp_path):
     assert drawing(tables, "rope_split") is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no prediction")
 def test_nothing_is_drawn_where_nothing_can_be_predicted_or_details_are_left_out(tmp_path):
     tables = build_tables(load_results(folder_of(tmp_path / "unknown", RUN[:2], known=False)))
@@ -270,6 +276,7 @@ def test_nothing_is_drawn_where_nothing_can_be_predicted_or_details_are_left_out
     assert drawing(tables, "rope_split") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no prediction")
 def test_a_layer_whose_rotation_could_not_be_measured_is_left_out_and_named(tmp_path):
     """Means, measured ones too, and their errors are of the other layers alone."""

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from scipy.stats import pearsonr
 
-from lens_worlds import GROUPS, HEADS, LAYERS, NOPE, Silent, moments_of, results_of
+from lens_worlds import GROUPS, HEADS, LAYERS, NOPE, Silent, moments_of, tables_of
 from qkscope.draw import style
 from qkscope.errors import InputError
 from qkscope.lenses.at_window import build_tables
@@ -26,16 +26,15 @@ NAMES = ("rotation_drift", "rotation_bias", "rotation_heads", "rotation_depth_ma
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run():
     """One training run whose last checkpoint has twice the window."""
-    return build_tables(load_results(results_of(tmp_path_factory.mktemp("run"))))
+    return tables_of()
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models():
     """Two models with different windows."""
-    folder = results_of(tmp_path_factory.mktemp("models"), (64, 128), kind="models")
-    return build_tables(load_results(folder))
+    return tables_of((64, 128), kind="models")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +54,7 @@ def drawing():
 # --- summaries --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_means_and_quartiles_are_those_of_the_heads(run):
     heads, summary = run.own.table(FILE), run.own.table("rotation")
     for row in summary.to_dict("records"):
@@ -115,6 +115,7 @@ def test_the_correlation_over_heads_and_its_interval_over_layers():
 # --- figures ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_is_drawn_and_has_a_card_at_both_windows(run, name, drawing):
     assert drawing(run, name) is not None
@@ -176,6 +177,7 @@ def test_ellipses_have_the_axes_of_the_covariance(run, drawing):
     assert along == pytest.approx(sizes[1], rel=1e-3)  # the long axis points where the variance is largest
 
 
+@pytest.mark.slow
 def test_any_head_of_a_moments_file_can_be_drawn(tmp_path):
     moments = moments_of(0, 64)
     moments.save(tmp_path / "m.safetensors")
@@ -225,6 +227,7 @@ def test_the_planes_card_states_its_rule_and_errors(run):
     assert "±" in text
 
 
+@pytest.mark.slow
 def test_models_are_compared_and_not_joined(models, drawing):
     assert not models.own.study.one_run
     for name in NAMES:
@@ -235,8 +238,9 @@ def test_models_are_compared_and_not_joined(models, drawing):
     assert "pooling them would mix" in card_text(models, "rotation_heads")
 
 
-def test_one_checkpoint_alone(tmp_path, drawing):
-    tables = build_tables(load_results(results_of(tmp_path, (64,), layers=3)))
+@pytest.mark.slow
+def test_one_checkpoint_alone(drawing):
+    tables = tables_of((64,), layers=3)
     for name in NAMES:
         assert "nan" not in card_text(tables, name)
     for name in ("rotation_bias", "rotation_planes"):
@@ -245,6 +249,7 @@ def test_one_checkpoint_alone(tmp_path, drawing):
     assert "has the same window" in card_text(tables, "rotation_bias")
 
 
+@pytest.mark.slow
 def test_results_without_details_have_all_but_the_planes(tmp_path, drawing):
     moments_of(0, 64).save(tmp_path / "m.safetensors")
     out = analyze_files([tmp_path / "m.safetensors"], Silent(), "test", out=tmp_path / "out", detail=False)
@@ -253,6 +258,7 @@ def test_results_without_details_have_all_but_the_planes(tmp_path, drawing):
     assert drawing(tables, "rotation_drift") is not None
 
 
+@pytest.mark.slow
 def test_large_studies_are_drawn_too(tmp_path, drawing):
     """Ten checkpoints of 36 layers with 16 heads, from a table alone, without errors or planes."""
     rng = np.random.default_rng(0)

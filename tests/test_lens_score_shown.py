@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import shared
 from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
@@ -55,8 +56,8 @@ def study_of(folder, lengths=(32, 32, 64), groups=8):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return study_of(tmp_path_factory.mktemp("score"))
+def folder():
+    return shared.once("score shown", study_of) / "results"
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,7 @@ def test_a_line_is_the_wrong_shape_where_there_is_much_position_and_it_is_bent()
 # --- figures ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bars_are_means_over_the_heads_of_each_kind_and_stack_to_one(tables):
     figure = drawing(tables, "score_split")
     heads = tables.own.table(TABLE.file)
@@ -126,6 +128,7 @@ def test_bars_are_means_over_the_heads_of_each_kind_and_stack_to_one(tables):
     np.testing.assert_allclose(late[0].get_ydata(), means)
 
 
+@pytest.mark.slow
 def test_at_the_common_window_entries_with_other_buckets_are_compared_by_one_line(tables):
     assert set(tables.common.table("score_shares")["buckets"]) == {9, 5}
     figure = drawing(tables, "score_split", common=True)
@@ -264,6 +267,7 @@ def test_cards_of_single_heads_name_them(tables):
     assert "follow position along PC0" in profile.partition("## Key Takeaway")[2]
 
 
+@pytest.mark.slow
 def test_without_errors_nothing_is_claimed_with_one(tmp_path):
     tables = build_tables(load_results(study_of(tmp_path, lengths=(32,), groups=3)))
     text = card_text(tables, "score_split")
@@ -272,6 +276,7 @@ def test_without_errors_nothing_is_claimed_with_one(tmp_path):
     assert drawing(tables, "score_heads") is not None
 
 
+@pytest.mark.slow
 def test_models_are_compared_and_not_joined(folder, tmp_path):
     import shutil
 
@@ -287,6 +292,7 @@ def test_models_are_compared_and_not_joined(folder, tmp_path):
     assert len(drawing(tables, "score_depth").axes) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "heads"), [(2, 4), (36, 16)])
 def test_eight_and_576_heads_can_be_drawn(tmp_path, layers, heads):
     results, _ = invented(tmp_path, 1, layers=layers, heads=heads)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+import shared
 from conftest import small_world
 from qkscope.api import capture_moments
 from qkscope.lenses.base import Column, Figure, HeadTable, Lens, Summary, View
@@ -33,13 +34,14 @@ LENS = Lens(
 
 
 @pytest.fixture(scope="module")
-def with_norms(tmp_path_factory, checkpoints):
-    """A study that is run and reported with the lens; nothing of the package knows it."""
-    folder = tmp_path_factory.mktemp("norms")
-    with with_lens(LENS):
-        out = run_study(small_world(folder, checkpoints)(), folder / "out")
-        write_report(out)
-    return out
+def with_norms(checkpoints):
+    """A study that is run and reported with the lens; nothing of the package knows it. Not to be changed."""
+
+    def make(folder):
+        with with_lens(LENS):
+            write_report(run_study(small_world(folder, checkpoints)(), folder / "out"))
+
+    return shared.once("with norms", make) / "out"
 
 
 @pytest.mark.slow

@@ -1,8 +1,5 @@
 """Peak memory does not grow with the number of documents."""
 
-import subprocess
-import sys
-
 import pytest
 
 SCRIPT = """
@@ -23,9 +20,11 @@ for documents in map(int, sys.argv[1:]):
 
 
 @pytest.mark.slow
-def test_eight_times_the_documents_need_the_same_memory(request):
-    command = [sys.executable, "-c", SCRIPT, "8", "64"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=request.path.parent)
-    few, many = map(int, run.stdout.split())  # KiB, the most that the process has had up to then
+def test_eight_times_the_documents_need_the_same_memory(tmp_path, start):
+    (tmp_path / "peaks.py").write_text(SCRIPT)
+    process = start("8", "64", script=tmp_path / "peaks.py")
+    out, told = process.communicate()
+    assert process.returncode == 0, told
+    few, many = map(int, out.split())  # KiB, the most that the process has had up to then
     vectors_of_56_documents = 56 * 1024 * 4 * (4 + 2) * 64 * 4 / 1024  # KiB, float32
     assert many - few < 0.15 * vectors_of_56_documents

@@ -269,6 +269,7 @@ def same(a: Moments, b: Moments, tolerance=1e-11):
                 np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_batch_split_shard_order_and_merge_tree_gives_the_same_sums(data):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import shared
 from browser import axe_script
 from conftest import small_world
 from qkscope.lenses.at_window import build_tables
@@ -30,16 +31,18 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory, checkpoints):
+def tiny(checkpoints):
     """A real run: two checkpoints, contexts 64 and 256, ten components, both windows."""
-    folder = tmp_path_factory.mktemp("tiny")
     listed = [
         {"name": "one", "label": "S-1", "model": str(checkpoints / "short"), "context": 64, "phase": "early"},
         {"name": "two", "label": "S-2", "model": str(checkpoints / "long"), "context": 256, "phase": "late"},
     ]
-    run_study(small_world(folder, checkpoints)(checkpoints=listed), folder / "out")
-    write_report(folder / "out", figures=False)
-    return folder / "out"
+
+    def make(folder):
+        run_study(small_world(folder, checkpoints)(checkpoints=listed), folder / "out")
+        write_report(folder / "out", figures=False)
+
+    return shared.once("tiny page", make) / "out"
 
 
 def dots(page):

@@ -241,6 +241,7 @@ def test_the_script_is_valid(tmp_path):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_heavy_library():
     imports = "import qkscope.page.write, sys; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True, check=True).stdout.split()

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import shared
 from known_errors import FAR, HEADS, write_known
 from qkscope.lenses.at_window import build_tables
 from qkscope.page.arrays import add_tables, page_grid
@@ -15,19 +16,18 @@ from test_page_browser import unfold
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("known")
-    write_known(folder, windows=True)
-    write_report(folder, figures=False)
-    return folder
+def known():
+    return shared.once("known errors", write_reported)
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bare")
-    write_known(folder, errors=False, windows=True)
+def bare():
+    return shared.once("no known errors", lambda folder: write_reported(folder, errors=False))
+
+
+def write_reported(folder, **options):
+    write_known(folder, windows=True, **options)
     write_report(folder, figures=False)
-    return folder
 
 
 def packed(results):

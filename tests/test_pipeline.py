@@ -50,6 +50,7 @@ def usable_texts(tmp_path, context):
     return [text for text in found if len(text.encode()) >= context]
 
 
+@pytest.mark.slow
 def test_qk_csv_is_the_reference_method_on_the_raw_vectors(world, tmp_path, checkpoints):
     out = run_study(world(), tmp_path / "out")
     table = pd.read_csv(out / "qk.csv")
@@ -73,6 +74,7 @@ def test_qk_csv_is_the_reference_method_on_the_raw_vectors(world, tmp_path, chec
     assert set(table["window"]) == {64, 256}
 
 
+@pytest.mark.slow
 def test_windows_of_one_long_capture_equal_a_fresh_capture_of_cut_documents(world, tmp_path, checkpoints):
     """Attention is causal, so the first 64 positions do not know what comes after them."""
     out = run_study(world(), tmp_path / "out")
@@ -89,6 +91,7 @@ def test_windows_of_one_long_capture_equal_a_fresh_capture_of_cut_documents(worl
     np.testing.assert_allclose(at_64["r_q"], both.loc[both["pc"] == 0, "r_q"], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_provenance_says_what_produced_the_results(world, tmp_path):
     out = run_study(world(), tmp_path / "out", command="qkscope run study.yaml")
     told = json.loads((out / "provenance.json").read_text())
@@ -178,6 +181,7 @@ class Heard(Events):
         self.reasons += state.unusable
 
 
+@pytest.mark.slow
 def test_a_sample_of_heads(world, tmp_path):
     table = pd.read_csv(run_study(world(heads={"sample": 5, "seed": 1}), tmp_path / "out") / "qk.csv")
     chosen = table.groupby("model")[["layer", "head"]].apply(lambda rows: sorted(set(map(tuple, rows.to_numpy()))))

@@ -291,6 +291,7 @@ def test_a_map_over_layers_weighs_them_by_their_heads():
     assert mean_map(empty)["ap"].isna().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entries", "kind"), [(1, None), (10, None), (2, "models")])
 def test_everything_is_drawn_and_said_for_any_number_and_kind_of_entries(tmp_path, entries, kind):
     study(tmp_path, [{"ap": 0.5 + 0.01 * i} for i in range(entries)], kind=kind)

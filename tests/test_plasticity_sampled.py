@@ -305,6 +305,7 @@ def test_the_published_law_of_queries_is_the_text_written_out():
     np.testing.assert_allclose(law.into(np.eye(WIDTH)), (np.eye(WIDTH) * signs) @ turn, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_published_estimate_is_the_mean_over_pairs_and_queries():
     q, k = vectors(6)
     sums, parts = layer(q, k)
@@ -373,6 +374,7 @@ def test_moments_of_another_model_are_refused(kept):
         sampled_table(folder, model="m", request=PairRequest(5), moments=other)
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_table_and_says_how_far_the_closed_form_is(world, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = str(world())

@@ -71,6 +71,7 @@ def test_anything_can_be_read_and_is_kept(top, checkpoint):
     assert Provenance.read(whole).to_json() == whole
 
 
+@pytest.mark.slow
 def test_a_runs_own_provenance_passes_as_it_would_be_written(world, tmp_path):
     out = run_study(world(), tmp_path / "out")
     stored = json.loads((out / "provenance.json").read_text())

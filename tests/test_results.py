@@ -236,6 +236,7 @@ def test_tables_are_written_and_stale_ones_go(tmp_path):
     assert not list((folder / "tables").glob("*_common.csv"))
 
 
+@pytest.mark.slow
 def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
     code = (
         "import sys, qkscope.results.read, qkscope.lenses.at_window, qkscope.report.write;"
@@ -245,6 +246,7 @@ def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_report_reads_each_table_once(tmp_path):
     """Seen by the interpreter's own audit of files that are opened."""
     folder = write_published(tmp_path, common=True, windows=True)

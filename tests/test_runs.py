@@ -56,6 +56,7 @@ def test_the_figure_has_a_line_for_each_run_and_the_card_says_how_far_they_are_a
     assert "From step 10 to 100 mean r_q rose by more than its noise in 2 of 2 runs, and fell in 0." in said
 
 
+@pytest.mark.slow
 def test_a_study_of_one_run_has_no_such_table(results):
     assert build_tables(load_results(results)).own.find("runs") is None
 

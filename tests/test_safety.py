@@ -251,6 +251,7 @@ def test_an_index_that_is_none(world, tmp_path, model, text):
         run_study(one_checkpoint(world, "model"), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_shards_and_links_that_are_right_are_read(world, tmp_path, model):
     """A snapshot of the Hub's cache is a folder of links; a sharded model has an index."""
     tiny("llama", vocab_size=256).save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
@@ -556,6 +557,7 @@ def test_cards_of_hostile_results_hold_no_markup(hostile):
     require_plain(cards.text("position_signal", common=True))
 
 
+@pytest.mark.slow
 def test_tables_of_hostile_results_hold_no_formula(hostile):
     for path in write_tables(build_tables(load_results(hostile)), hostile):
         text = path.read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import qkscope
+import shared
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.report.write import write_report
@@ -29,17 +30,19 @@ from warm import run_warm
 
 
 @pytest.fixture(scope="module")
-def results(finished, tmp_path_factory):
+def results(finished):
     """A finished study of two checkpoints with steps, with its page; not to be changed."""
-    folder = tmp_path_factory.mktemp("share") / "results"
-    shutil.copytree(finished(), folder)
-    path = folder / "provenance.json"
-    told = json.loads(path.read_text())
-    for step, checkpoint in zip((100, 2000), told["checkpoints"], strict=True):
-        checkpoint["step"] = step
-    path.write_text(json.dumps(told))
-    write_report(folder, figures=False)
-    return folder
+
+    def make(folder):
+        shutil.copytree(finished(), folder / "results")
+        path = folder / "results/provenance.json"
+        told = json.loads(path.read_text())
+        for step, checkpoint in zip((100, 2000), told["checkpoints"], strict=True):
+            checkpoint["step"] = step
+        path.write_text(json.dumps(told))
+        write_report(folder / "results", figures=False)
+
+    return shared.once("share", make) / "results"
 
 
 def mean_r_q(folder):
@@ -51,6 +54,7 @@ def mean_r_q(folder):
 # -- trackers ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_means_at_the_steps(results, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -349,6 +353,7 @@ def test_pushes_that_are_wrong(results, finished, tmp_path):
 # -- in Python ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_results_in_a_notebook(results):
     loaded = qkscope.load_results(results)
     assert repr(loaded) == f"<results of 'Tiny': 2 checkpoints, 16 heads each, in {results}>"
@@ -371,6 +376,7 @@ def test_results_in_a_notebook(results):
             call()
 
 
+@pytest.mark.slow
 def test_a_report_from_python(results, tmp_path):
     written = qkscope.report(results, figures=False, out=tmp_path)
     assert written[-1] == tmp_path / "report.html"

@@ -103,6 +103,7 @@ DRAWN = [  # figure, panel, quantity, table, column, scale
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "panel", "gid", "table", "column", "scale"), DRAWN)
 def test_a_mean_is_drawn_with_one_standard_error_to_each_side(known, bare, name, panel, gid, table, column, scale):
     rows = known.own.table(table)

@@ -62,6 +62,7 @@ def aged(folder):
 # -- runs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_finished_study_is_run_again_without_tokenizing_or_reading_a_document(world, tmp_path, encoded, read):
     aged(tmp_path / "docs")
     out = run_study(world(), tmp_path / "out")
@@ -74,6 +75,7 @@ def test_a_finished_study_is_run_again_without_tokenizing_or_reading_a_document(
     assert (out / "qk.csv").read_bytes() == first
 
 
+@pytest.mark.slow
 def test_shard_commands_tokenize_once_and_make_the_same_bytes(world, tmp_path, encoded, read, finished):
     aged(tmp_path / "docs")
     study = str(world(shard_tokens=512, batch_tokens=256))
@@ -86,6 +88,7 @@ def test_shard_commands_tokenize_once_and_make_the_same_bytes(world, tmp_path, e
     assert (out / "qk.csv").read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.slow
 def test_inspect_and_plan_use_kept_tokens_and_write_none(world, tmp_path, encoded, capsys):
     aged(tmp_path / "docs")
     study, out = str(world()), tmp_path / "out"
@@ -99,6 +102,7 @@ def test_inspect_and_plan_use_kept_tokens_and_write_none(world, tmp_path, encode
     assert encoded == []
 
 
+@pytest.mark.slow
 def test_tokens_that_the_study_no_longer_needs_are_removed_and_nothing_else_is(world, tmp_path):
     out = run_study(world(), tmp_path / "out")
     [before] = (out / ".tokens").iterdir()
@@ -133,6 +137,7 @@ class Told(Events):
         self.documents = documents
 
 
+@pytest.mark.slow
 def test_a_plan_from_kept_tokens_is_the_plan_from_documents(world, tmp_path):
     aged(tmp_path / "docs")
     study = load_study(world())

@@ -45,6 +45,7 @@ def steps(study):
 LENS = Lens("steps", "Steps", "?", of_study=(StudyBuild((STEPS, HEADS), steps),))
 
 
+@pytest.mark.slow
 def test_a_table_of_the_study_is_written_and_read_at_its_choice_of_windows(finished, tmp_path):
     with with_lens(LENS):
         out = analyze_folder(finished(), Events(), "analyze", out=tmp_path / "out")
@@ -60,6 +61,7 @@ def test_a_table_of_the_study_is_written_and_read_at_its_choice_of_windows(finis
     assert tables.own.has(HEADS.file)
 
 
+@pytest.mark.slow
 def test_what_no_longer_applies_is_removed(finished, tmp_path):
     out = tmp_path / "out"
     with with_lens(LENS):
@@ -68,6 +70,7 @@ def test_what_no_longer_applies_is_removed(finished, tmp_path):
             assert {table for table in (STEPS, HEADS) if (out / table.file).exists()} == there
 
 
+@pytest.mark.slow
 def test_a_damaged_table_of_the_study_is_refused_by_name(finished, tmp_path):
     with with_lens(LENS):
         out = analyze_folder(finished(), Events(), "analyze", out=tmp_path / "out")

@@ -34,8 +34,9 @@ def here(monkeypatch):
 
 @pytest.fixture
 def beside(monkeypatch):
-    """Any checkpoint is worth a process."""
+    """Any checkpoint is worth a process, which stands back behind nobody: other tests would make it wait."""
     monkeypatch.setattr(makers, "WORTH_ONE", 0)
+    monkeypatch.setattr(makers, "SERVE", makers.SERVE.replace("makers.serve()", "makers.POLITE = 0; makers.serve()"))
 
 
 def all_at_once(folder, names, window):
@@ -57,6 +58,7 @@ def test_tables_are_the_rows_of_all_checkpoints_in_study_order(finished):
     assert not (out / ".parts").exists()
 
 
+@pytest.mark.slow
 def test_finished_checkpoints_get_their_tables_beside_the_run(world, tmp_path, finished, here, beside):
     out = run_study(world(), tmp_path / "out")
     assert here == ["two"]  # the last one: nothing runs beside it any more
@@ -65,6 +67,7 @@ def test_finished_checkpoints_get_their_tables_beside_the_run(world, tmp_path, f
     assert not (out / ".parts").exists()
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_finished_is_not_left_for_the_end(world, tmp_path, here, beside):
     out = run_study(world(), tmp_path / "out")
     (out / "moments/one.safetensors").unlink()
@@ -73,6 +76,7 @@ def test_what_an_earlier_run_finished_is_not_left_for_the_end(world, tmp_path, h
     assert here == ["one"]
 
 
+@pytest.mark.slow
 def test_several_processes_share_the_checkpoints(finished, tmp_path, here, monkeypatch):
     monkeypatch.setattr(makers, "WORTH_SEVERAL", 1)
     out = analyze_folder(finished(), Events(), "analyze", out=tmp_path / "again")
@@ -87,6 +91,7 @@ def test_without_memory_for_several_one_after_the_other(finished, tmp_path, here
     assert here == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_a_table_maker_that_dies_is_made_up_for(world, tmp_path, finished, here, beside, monkeypatch):
     monkeypatch.setattr(makers, "SERVE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     out = run_study(world(), tmp_path / "out")
@@ -94,6 +99,7 @@ def test_a_table_maker_that_dies_is_made_up_for(world, tmp_path, finished, here,
     assert (out / "qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_error_beside_the_run_is_the_error_of_the_tables(finished, tmp_path, monkeypatch):
     import shutil
 
@@ -113,6 +119,7 @@ def test_an_error_beside_the_run_is_the_error_of_the_tables(finished, tmp_path, 
     assert messages[0] == messages[1]
 
 
+@pytest.mark.slow
 def test_a_lens_that_another_process_cannot_know_gets_its_table_all_the_same(world, tmp_path, here, beside):
     table = HeadTable("ones.csv", (Column("one", "1"),), lambda sums: {"one": np.ones(len(sums.heads))})
     with with_lens(Lens(name="ones", title="Ones", question="?", tables=(table,))):

@@ -92,6 +92,7 @@ def test_counts_have_every_category_in_order_and_undefined_is_part_of_the_whole(
     assert fractions.iloc[0].tolist() == ["b", 0.25, 0.25, 0, 0, 0.25, 0.25]
 
 
+@pytest.mark.slow
 def test_published_counts():
     table = published_heads()
     counts = category_counts(with_category(table), list(dict.fromkeys(table["model"]))).set_index("model")

@@ -8,19 +8,24 @@ import pandas as pd
 import pytest
 
 import qkscope
+import shared
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning, StorageError
+from qkscope.lenses.at_window import build_tables
 from qkscope.moments.file import as_stored
 from qkscope.results.read import load_results
 from qkscope.train import Probe, TrainingFolder
 from qkscope.train.folder import FolderSettings
 from qkscope.train.scalars import scalars_of
+from reports import drawing
+from test_page_data import embedded
 
 DOCUMENTS = tokens(8, 64, seed=3).tolist()
 
 
 def model_at(step):
-    return tiny("smollm3", seed=step, num_hidden_layers=4)
+    """A layer that is rotated, and one that is not."""
+    return tiny("smollm3", seed=step, num_hidden_layers=2, no_rope_layers=[1, 0])
 
 
 def sums(step):
@@ -36,13 +41,15 @@ def probe(folder, step, **options):
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory):
-    """Three steps, one after the other, with their page."""
-    folder = tmp_path_factory.mktemp("grown") / "out"
-    for step in (0, 20, 100):
-        probe(folder, step)(step)
-    TrainingFolder(folder).write_page()
-    return folder
+def grown():
+    """Three steps, one after the other, with their page; not to be changed."""
+
+    def make(folder):
+        for step in (0, 20, 100):
+            probe(folder / "out", step)(step)
+        TrainingFolder(folder / "out").write_page()
+
+    return shared.once("grown", make) / "out"
 
 
 @pytest.fixture
@@ -50,6 +57,7 @@ def copy(grown, tmp_path):
     return shutil.copytree(grown, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_each_step_alone(grown):
     found = pd.read_csv(grown / "qk.csv")
     assert list(dict.fromkeys(found["model"])) == ["step-0", "step-20", "step-100"]
@@ -60,6 +68,7 @@ def test_rows_are_those_of_each_step_alone(grown):
         np.testing.assert_allclose(rows["r_k_se"], alone["r_k_se"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_tables_are_those_of_a_study_with_the_same_moments(grown, tmp_path):
     """Other roads to the same lines: moments files, analyzed all at once."""
     from qkscope.run.events import Events
@@ -88,6 +97,26 @@ def test_the_folder_is_a_results_folder_with_a_page(grown):
     assert (grown / "tables/trajectory.csv").is_file()
 
 
+def test_figures_and_page_have_an_axis_of_steps(grown):
+    """Step 20 stands at a fifth of the way from 0 to 100, not in the middle."""
+    results = load_results(grown)
+    (axes, *_) = (each for each in drawing(build_tables(results), "position_signal").axes if each.get_xlabel())
+    assert axes.get_xlabel() == "training step"
+    first, second, last = axes.transData.transform([(entry, 0.0) for entry in range(3)])[:, 0]
+    assert (second - first) / (last - first) == pytest.approx(0.2)
+    about, _ = embedded((grown / "report.html").read_text(encoding="utf-8"))
+    assert about["axis"] == {"by": "step", "scale": "linear"}
+    assert [each["step"] for each in about["checkpoints"]] == [0, 20, 100]
+
+
+def test_training_tokens_are_recorded_where_they_are_known(copy):
+    probe(copy, 120)(120, tokens=4096)
+    told = json.loads((copy / "provenance.json").read_text())["checkpoints"]
+    assert [each.get("trained_tokens") for each in told] == [None, None, None, 4096]
+    with pytest.raises(InputError, match="tokens should be a whole number"):
+        probe(copy, 140)(140, tokens=-1)
+
+
 def test_a_step_that_is_there_stays_and_tells_its_scalars_again(copy):
     before = tables(copy)
     again = probe(copy, 20)
@@ -106,11 +135,13 @@ def test_another_training_in_the_same_folder_is_noticed(copy):
     assert tables(copy) == before
 
 
+@pytest.mark.slow
 def test_steps_come_in_the_order_of_training_whenever_they_were_measured(copy):
     probe(copy, 50)(50)
     assert load_results(copy).study.names == ("step-0", "step-20", "step-50", "step-100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", ["some tables", "all tables"])
 def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp_path, killed_after):
     """As if the process had died while it added step 100: a run that goes on ends in the same bytes."""
@@ -130,6 +161,7 @@ def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp
     assert not list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_table_that_somebody_cut_is_refused(copy):
     (copy / "qk.csv").write_bytes((copy / "qk.csv").read_bytes()[:-100])
     with pytest.raises(StorageError, match="shorter than what was written to it"):
@@ -154,12 +186,17 @@ def test_steps_that_could_not_be_compared_are_refused(copy, change, message):
     assert tables(copy) == before
 
 
-def test_another_model_is_refused(copy):
-    other = Probe(tiny("llama", num_hidden_layers=2), DOCUMENTS, copy, page=False)
-    with pytest.raises(InputError, match="measured with heads"):
+@pytest.mark.parametrize(
+    ("kind", "layers", "message"),
+    [("llama", 2, "measured with model smollm3, not llama"), ("smollm3", 3, "measured with heads")],
+)
+def test_another_model_is_refused(copy, kind, layers, message):
+    other = Probe(tiny(kind, num_hidden_layers=layers), DOCUMENTS, copy, page=False)
+    with pytest.raises(InputError, match=message):
         other(120)
 
 
+@pytest.mark.slow
 def test_whoever_began_later_has_the_folder(copy):
     first, second = probe(copy, 120), probe(copy, 130)
     first(120)
@@ -182,6 +219,7 @@ def test_a_damaged_record_is_refused(copy):
         TrainingFolder(copy)
 
 
+@pytest.mark.slow
 def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path):
     from qkscope.lenses.registry import study_builds
 
@@ -195,6 +233,7 @@ def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path
     assert [name for name in plain if (tmp_path / "out" / name).is_file()] == plain
 
 
+@pytest.mark.slow
 def test_few_expected_steps_are_written_in_detail(tmp_path):
     probe(tmp_path / "few", 0, expected=20)(0)
     probe(tmp_path / "many", 0, expected=21)(0)

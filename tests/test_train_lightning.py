@@ -73,6 +73,7 @@ def measured(logger):
     return [step for step, metrics in logger.rows if "qkscope/r_q_mean" in metrics]
 
 
+@pytest.mark.slow
 def test_losses_are_bit_identical_with_and_without(tmp_path):
     plain, _ = fit(tmp_path / "plain")
     callback = LightningHeadsCallback(DOCUMENTS, every=2, **QUICK)
@@ -103,6 +104,18 @@ def test_accumulated_batches_count_once(tmp_path):
     assert measured(logger) == [0, 1, 2]
     assert set(pd.read_csv(tmp_path / "qkscope/qk.csv")["model"]) == {"step-0", "step-1", "step-2"}
     assert (tmp_path / "qkscope/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("every", "changes", "message"),
+    [
+        ("evaluation", {"limit_val_batches": 0}, "every='evaluation', but nothing is validated"),
+        ("save", {}, "every='save', but no checkpoint is saved"),
+    ],
+)
+def test_an_event_that_never_comes_is_refused_when_the_training_begins(tmp_path, every, changes, message):
+    with pytest.raises(InputError, match=message):
+        fit(tmp_path, LightningHeadsCallback(DOCUMENTS, every=every, **QUICK), **changes)
 
 
 def test_a_module_without_a_transformers_model_is_refused(tmp_path):

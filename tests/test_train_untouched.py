@@ -58,6 +58,7 @@ def every(probe, steps):
     return lambda step: probe(step) if step % steps == 0 else None
 
 
+@pytest.mark.slow
 def test_fifty_steps_with_dropout_are_bit_identical_with_and_without(documents, tmp_path):
     plain, weights = losses(dropping())
     model = dropping()
@@ -162,6 +163,7 @@ def test_inference_mode_around_a_measurement_does_no_harm(documents, tmp_path):
     model(input_ids=tokens(), labels=tokens()).loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["model", "layers"])
 def test_compiled_graphs_are_neither_lost_nor_made_again(documents, tmp_path, how):
     import torch._dynamo

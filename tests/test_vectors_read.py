@@ -201,6 +201,7 @@ def test_the_predecessor_nests_heads_in_a_folder_of_the_models_name(tmp_path):
         find_vectors(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_group", [500, None])
 def test_no_more_than_a_batch_is_held(tmp_path, row_group):
     """30 MiB of vectors, in 240 row groups or in a single one; at no time a third of them is in memory."""

@@ -83,6 +83,7 @@ def models(tmp_path):
     return list(pd.read_csv(tmp_path / "out/qk.csv")["model"].unique())
 
 
+@pytest.mark.slow
 def test_a_watch_makes_what_a_run_over_all_would_make_and_goes_on_after_deletions(trained, run, tmp_path, world):
     """Out of order, with a restart and with checkpoints that are gone: the bytes of a study over all three."""
     following, _ = watch(tmp_path)
@@ -120,6 +121,7 @@ def test_what_is_not_whole_waits_and_is_said_once(trained, run, tmp_path):
     assert following.look() == ["checkpoint-5"]
 
 
+@pytest.mark.slow
 def test_a_page_and_figures_are_kept_current_if_asked(trained, run, tmp_path, sketches):
     appear(trained, run, 5, 20)
     following, _ = watch(tmp_path, WatchSettings(once=True, settle=0.0, figures=True))
@@ -148,6 +150,7 @@ def test_folders_that_are_being_made_are_not_seen(tmp_path):
     assert found.waiting == {}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_measured_is_left_out_and_tried_again_when_it_changes(trained, run, tmp_path):
     appear(trained, run, 5, 20)
     config = run / "checkpoint-5/config.json"
@@ -179,6 +182,7 @@ def test_a_checkpoint_that_is_deleted_before_its_turn_is_no_error(trained, run, 
     assert not (tmp_path / "out/left_out.json").exists()
 
 
+@pytest.mark.slow
 def test_equal_weights_are_said_before_the_checkpoint_runs(trained, run, tmp_path):
     appear(trained, run, 5)
     shutil.copytree(run / "checkpoint-5", run / "checkpoint-6")
@@ -202,6 +206,7 @@ def test_other_documents_or_settings_are_refused_beside_what_is_measured(trained
     assert (tmp_path / "out/qk.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_eviction_deletes_what_is_measured_but_never_the_newest(trained, run, tmp_path):
     appear(trained, run, 5, 20, 100)
     (run / "checkpoint-100/config.json").write_text("{}")  # cannot be measured, and is the newest

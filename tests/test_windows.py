@@ -137,6 +137,7 @@ def long_and_short(folder, replicates_at):
     return build_tables(load_results(folder))
 
 
+@pytest.mark.slow
 def test_a_short_window_without_an_error_is_not_drawn_and_the_card_says_so(tmp_path):
     tables = long_and_short(tmp_path, [64])
     for axes in drawing(tables, "window_dependence").axes:

@@ -36,6 +36,7 @@ def name(path: Path) -> str:
 # --- names ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name():
     places = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):

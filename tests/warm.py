@@ -1,11 +1,12 @@
 """Real processes that start in a moment: forked off a server which has imported what takes seconds to import.
 
 A process of its own is what signals, working folders, exit codes and the variables of huggingface_hub need; importing
-torch again each time is not. huggingface_hub and whoever imports it read variables when they are imported: a process
-that is started with others than the server's forgets them, and imports them once more.
+torch again each time is not. huggingface_hub and whoever imports it read variables when they are imported: in a process
+that is started with others than the server's they are read again.
 """
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -23,10 +24,26 @@ PRELOADED = [
     "sympy", "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.smollm3.modeling_smollm3",
     "qkscope.cli.commands", "qkscope.cli.progress", "qkscope.run.execute", "qkscope.run.engines.worker",
 ]  # fmt: skip
-READ_WHEN_IMPORTED = ("HF_", "HUGGING", "TRANSFORMERS_", "DATASETS_", "HOME", "XDG_")  # variables that begin so, by
-READERS = ("huggingface_hub", "transformers", "datasets", "qkscope")
+READ_WHEN_IMPORTED = ("HF_", "HUGGING", "HOME", "XDG_")  # variables that begin so, by huggingface_hub
+READERS = ("huggingface_hub", "transformers", "datasets", "qkscope")  # that may have taken over what was read
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+def _read_again() -> None:
+    """Let huggingface_hub read its variables again, for all who have its constants; a new import takes a second."""
+    from huggingface_hub import constants, hf_api
+    from transformers.utils import hub
+
+    before = {name: value for name, value in vars(constants).items() if name.isupper()}
+    before["HF_MODULES_CACHE"] = hub.HF_MODULES_CACHE
+    importlib.reload(constants)
+    after = {**vars(constants), "HF_MODULES_CACHE": os.path.join(constants.HF_HOME, "modules")}
+    for module in [module for name, module in sys.modules.items() if name.split(".")[0] in READERS]:
+        for name in before.keys() & vars(module).keys():
+            if vars(module)[name] == before[name]:
+                setattr(module, name, after[name])
+    hf_api.api.endpoint = constants.ENDPOINT
 
 
 def _run(
@@ -35,22 +52,26 @@ def _run(
     folder: str,
     environment: Mapping[str, str],
     session: bool,
+    quick_workers: bool,
     *ends: Connection,
 ):
     """In the new process: become `python -m qkscope ARGUMENTS`, or `python SCRIPT ARGUMENTS`."""
+    os.fsync = lambda descriptor: None  # as in conftest.py
     if session:
         os.setsid()
+    if quick_workers:
+        forking = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: forking
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where a shell has had it ignored
     for end, number in zip(ends, (1, 2), strict=True):
         os.dup2(end.fileno(), number)
         end.close()
     os.chdir(folder)
-    names = [name for name in {*os.environ, *environment} if name.startswith(READ_WHEN_IMPORTED)]
-    if any(os.environ.get(name) != environment.get(name) for name in names):
-        for module in [module for module in sys.modules if module.split(".")[0] in READERS]:
-            del sys.modules[module]
+    changed = [name for name in {*os.environ, *environment} if os.environ.get(name) != environment.get(name)]
     os.environ.clear()
     os.environ.update(environment)
+    if any(name.startswith(READ_WHEN_IMPORTED) for name in changed):
+        _read_again()
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
     sys.argv = [script or "qkscope", *arguments]
@@ -74,13 +95,18 @@ class Warm:
         start_new_session: bool = False,
         terminal: int | None = None,
         script: object | None = None,
+        quick_workers: bool = False,
     ):
-        """`terminal`: a descriptor that its errors go to, instead of a pipe."""
+        """`terminal`: a descriptor that its errors go to, instead of a pipe.
+
+        `quick_workers`: its own workers are forked off it, where it is not their start that a test is about.
+        """
         (out, out_end), (err, err_end) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
         if terminal is not None:
             err_end.close()
             err_end = Connection(os.dup(terminal), readable=False)
-        given = (list(map(str, arguments)), str(cwd), dict(os.environ if env is None else env), start_new_session)
+        environment = dict(os.environ if env is None else env)
+        given = (list(map(str, arguments)), str(cwd), environment, start_new_session, quick_workers)
         file = None if script is None else str(script)
         self._process = CONTEXT.Process(target=_run, args=(file, *given, out_end, err_end))
         self._process.start()

@@ -210,16 +210,25 @@ def checkpoint_axis(axes: Axes, study: Entries, *, labels: bool = True, phase_na
 def finish(figure: Figure) -> Figure:
     """Lay the figure out, then thin checkpoint labels and drop phase names that have no room."""
     with matplotlib.rc_context(RC):
-        figure.draw_without_rendering()
+        _lay_out(figure)
         for _ in range(2):  # thinner labels change the margins, which changes the room once more
             changed = [_thin_checkpoint_labels(figure, axes) for axes in figure.axes]
             if not any(changed):
                 break
-            figure.draw_without_rendering()
+            _lay_out(figure)
         for axes in figure.axes:
             _drop_crowded_phase_names(figure, axes)
         figure.set_layout_engine(None)  # what was measured stays where it is; "none" would lay out at each saving
     return figure
+
+
+def _lay_out(figure: Figure) -> None:
+    """Put everything where there is room for it; drawing would do it too, and take as long again for the rest."""
+    engine = figure.get_layout_engine()
+    if engine is None:
+        figure.draw_without_rendering()
+    else:
+        engine.execute(figure)
 
 
 def text_size(figure: Figure, text: str, points: float) -> tuple[float, float]:

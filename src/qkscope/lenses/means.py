@@ -92,8 +92,10 @@ def joined_means(rows: Sequence[MeanRow], layer: int) -> dict[str, list[Any]]:
 
 def finished_means(windows: Mapping[int, Sequence[Mapping[str, Any]]], model: str) -> pd.DataFrame:
     """The rows of all windows and layers as one table."""
-    parts = [pd.DataFrame(dict(layer)).assign(window=window) for window, layers in windows.items() for layer in layers]
-    table = pd.concat(parts, ignore_index=True).assign(model=model)
+    parts = [(window, layer) for window, layers in windows.items() for layer in layers]
+    columns = {name: [value for _, layer in parts for value in layer[name]] for name in parts[0][1]}
+    places = [window for window, layer in parts for _ in layer["layer"]]
+    table = pd.DataFrame({**columns, "window": places, "model": model})
     return table[[*MEANS_KEY, *(name for name in table.columns if name not in MEANS_KEY)]]
 
 
@@ -124,13 +126,13 @@ class LensPanel(HeadPanel):
         """The layers' means of each checkpoint and column."""
         if self._rows is None:
             return {}
-        groups = [name for name in self._rows.columns if name.startswith(WITHOUT)]
+        rows, groups = self._rows, [name for name in self._rows.columns if name.startswith(WITHOUT)]
+        layer = rows["layer"].to_numpy()
+        numbers = [rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)]
+        places: Mapping[Any, Any] = rows.groupby(["model", "column"]).indices
         return {
-            (str(model), str(column)): _LayerMeans(
-                rows["layer"].to_numpy(),
-                *(rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)),
-            )
-            for (model, column), rows in self._rows.groupby(["model", "column"])
+            (str(model), str(column)): _LayerMeans(layer[at], *(each[at] for each in numbers))
+            for (model, column), at in places.items()
         }
 
     def _draw(self, quantity: str, model: str, part: Part) -> NDArray[np.float64]:

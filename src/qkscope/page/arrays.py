@@ -30,6 +30,7 @@ MOST_LAYERS = 48  # more are put into bins
 EXACT_ROWS = 60_000  # up to so many rows every digit is kept: about 1.5 MB
 
 Floats = npt.NDArray[np.float64]
+Places = tuple[npt.NDArray[np.int64], ...]
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,17 @@ class Grid:
         """Checkpoints, components, heads."""
         return len(self.names), len(self.components), len(self.heads)
 
-    def places(self, table: pd.DataFrame) -> tuple[npt.NDArray[np.int64], ...]:
-        """The three indices of every row."""
+    def places(self, table: pd.DataFrame) -> Places:
+        """The three indices of every row: they take longer to find than values to put there, so find them once."""
         checkpoint = pd.Index(self.names).get_indexer(pd.Index(table["model"]))
         component = pd.Index(self.components).get_indexer(pd.Index(table["pc"]))
         keys = pd.MultiIndex.from_arrays([table["layer"], table["head"]])
         return checkpoint, component, pd.MultiIndex.from_tuples(self.heads).get_indexer(keys)
 
-    def spread(self, table: pd.DataFrame, values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
-        """The rows' values at their places, `fill` elsewhere."""
+    def spread(self, places: Places, values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
+        """Values of rows at the rows' `places`, `fill` elsewhere."""
         dense = np.full(self.shape, fill, dtype=np.asarray(values).dtype)
-        dense[self.places(table)] = values
+        dense[places] = values
         return dense
 
 
@@ -118,34 +119,36 @@ def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
 
 def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: str) -> None:
     known = table[pd.MultiIndex.from_arrays([table["layer"], table["head"]]).isin(grid.heads)]
+    places = grid.places(known)
     for name in STATISTICS:
-        dense = grid.spread(known, column(known, name), np.nan)
+        dense = grid.spread(places, column(known, name), np.nan)
         if kind == "float64" or len(grid.components) == 1:
             pack.add(f"{choice}.{name}", dense, kind, like=f"own.{name}")
         else:
             pack.add(f"{choice}.{name}", dense[:, :1], kind, like=f"own.{name}")
             pack.add(f"{choice}.{name}{REST}", dense[:, 1:], "float16", like=f"own.{name}{REST}")
     for name in COUNTS:
-        dense = grid.spread(known, column(known, name), np.nan)
+        dense = grid.spread(places, column(known, name), np.nan)
         pack.add(f"{choice}.{name}", dense, "float64", like=f"own.{name}")
-    pack.add(f"{choice}.category", grid.spread(known, categories(known), ABSENT), "uint8", like="own.category")
+    pack.add(f"{choice}.category", grid.spread(places, categories(known), ABSENT), "uint8", like="own.category")
 
 
 def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[str]]:
     """What a head is, per checkpoint and head: the same for all components, so component 0 says it."""
     first = with_layer_kind(table[table["pc"] == 0])
     flat = Grid(grid.names, (0,), grid.heads)
+    places = flat.places(first)
     for name in HEAD_NUMBERS:
-        pack.add(f"head.{name}", flat.spread(first, column(first, name), np.nan)[:, 0], "float64")
+        pack.add(f"head.{name}", flat.spread(places, column(first, name), np.nan)[:, 0], "float64")
     cells = page_depth(first).cells(first).astype(np.uint8)
-    pack.add("head.depth_cell", flat.spread(first, cells, ABSENT)[:, 0], "uint8")
+    pack.add("head.depth_cell", flat.spread(places, cells, ABSENT)[:, 0], "uint8")
     texts: dict[str, list[str]] = {}
     for name in HEAD_TEXTS:
         values = first[name].fillna("") if name in first.columns else pd.Series("", index=first.index)
         codes, uniques = pd.factorize(values, sort=True)
         if len(uniques) >= ABSENT:
             codes, uniques = np.zeros_like(codes), pd.Index(["various"])
-        pack.add(f"head.{name}", flat.spread(first, codes.astype(np.uint8), ABSENT)[:, 0], "uint8")
+        pack.add(f"head.{name}", flat.spread(places, codes.astype(np.uint8), ABSENT)[:, 0], "uint8")
         texts[name] = [str(value) for value in uniques]
     return texts
 

@@ -75,13 +75,14 @@ def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[
 def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None:
     flat = Grid(grid.names, (0,), grid.heads)
     known = heads[flat.places(heads.assign(pc=0))[2] >= 0].assign(pc=0)
+    places = flat.places(known)
     found = {error_name(name): column(known, error_name(name)) for name in STATISTICS}
     found |= {name: column(known, name) for name in FLAGS}
     found["undecided"] = _undecided(known)
     found["sign_unknown"] = np.where(np.isfinite(found["sign_sure"]), sign_unsure(known).astype(float), np.nan)
     for name, values in found.items():
         if np.isfinite(values).any():
-            pack.add(f"{choice}.{name}", flat.spread(known, values, np.nan)[:, 0], "float16")
+            pack.add(f"{choice}.{name}", flat.spread(places, values, np.nan)[:, 0], "float16")
 
 
 def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:

@@ -7,6 +7,7 @@ a results folder does not have takes its columns and the views over them along.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -15,7 +16,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, View
-from qkscope.page.arrays import Grid, column
+from qkscope.page.arrays import Floats, Grid, Places, column
 from qkscope.page.pack import Pack, error_precision, precision
 from qkscope.results.schema import QK_FILES
 
@@ -180,11 +181,12 @@ def _add_table(
         if choice not in choices:
             continue
         rows = _rows(grid, table, choices[choice])
+        placed = _Placed.of(grid, rows)
         for declared in table.columns:
             for name in (declared.name, declared.name + ERROR):
                 key = f"lens.{PurePath(table.file).stem}.{choice}.{name}"
                 if name in rows.columns and key not in packed:
-                    values = _dense(grid, rows, name)
+                    values = placed.dense(column(rows, name))
                     kind = _precision(values, name != declared.name, large)
                     pack.add(key, values, kind, like=f"lens.{PurePath(table.file).stem}.own.{name}")
                     packed.add(key)
@@ -206,11 +208,25 @@ def _rows(grid: Grid, table: HeadTable, rows: pd.DataFrame) -> pd.DataFrame:
     return known
 
 
-def _dense(grid: Grid, rows: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    if "pc" in rows.columns:
-        return grid.spread(rows, column(rows, name), np.nan)
-    flat = Grid(grid.names, (0,), grid.heads)
-    return flat.spread(rows.assign(pc=0), column(rows, name), np.nan)[:, 0]
+@dataclass(frozen=True)
+class _Placed:
+    """Where the rows of a table go: checkpoint x head, or checkpoint x component x head."""
+
+    grid: Grid
+    places: Places
+    by_component: bool
+
+    @classmethod
+    def of(cls, grid: Grid, rows: pd.DataFrame) -> "_Placed":
+        if "pc" in rows.columns:
+            return cls(grid, grid.places(rows), by_component=True)
+        flat = Grid(grid.names, (0,), grid.heads)
+        return cls(flat, flat.places(rows.assign(pc=0)), by_component=False)
+
+    def dense(self, values: Floats) -> Floats:
+        """A column, with NaN where the table has no row."""
+        dense: Floats = self.grid.spread(self.places, values, np.nan)
+        return dense if self.by_component else dense[:, 0]
 
 
 def _column(table: HeadTable, declared: Column) -> dict[str, Any]:

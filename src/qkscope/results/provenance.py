@@ -148,7 +148,8 @@ class CheckpointRecord(Record):
     attention_hashes: Recorded[list[str]] = None  # one per projection to queries or keys
     model: Text = None
     revision: Recorded[str] = None
-    commit: Recorded[str] = None
+    commit: Recorded[str] = None  # of an adapter's base model, where there is an adapter
+    adapter_commit: Recorded[str] = None
     weights: Recorded[str] = None
     config_overrides: Recorded[dict[str, Any]] = None
     tokenizer: Recorded[str] = None

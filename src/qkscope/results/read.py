@@ -151,7 +151,7 @@ def _read_known(
     # Errors and replicates may be missing, in tables of earlier versions; where they are there they are numbers.
     for name in (*needed, *(name for name in table.columns if "without_" in name or name.endswith("_se"))):
         if name not in texts:
-            table[name] = _numbers(table[name], path)
+            _make_numbers(table, name, path)
     _refuse_repeated(table, key, path)
     strangers = sorted({name for column in models for name in table[column]} - set(results.study.names))
     if strangers:
@@ -219,7 +219,7 @@ def _with_numbers(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     for column in table.columns:
         known = column in schema.QK_COLUMNS or column.endswith("_se") or column in schema.JUDGED_COLUMNS
         if known and column not in _TEXT_COLUMNS:
-            table[column] = _numbers(table[column], path)
+            _make_numbers(table, column, path)
     return _checked(table, path)
 
 
@@ -260,6 +260,13 @@ def _parsed(file: BinaryIO, texts: Sequence[str], rows: int | None) -> Iterator[
         yield pd.read_csv(lines_of(file), low_memory=False, **given)
     else:
         yield from pd.read_csv(lines_of(file), chunksize=rows, low_memory=False, **given)
+
+
+def _make_numbers(table: pd.DataFrame, name: str, path: Path) -> None:
+    """Make numbers of a column's cells. Most columns are read as numbers: these are looked at, and stay as they are."""
+    column = table[name]
+    if column.dtype.kind not in "fiu" or np.isinf(column.to_numpy()).any():
+        table[name] = _numbers(column, path)
 
 
 def _numbers(column: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":

@@ -23,6 +23,7 @@ SLOW_FIRST_LAST = {"local": 0, "hub": 1, "gguf": 2}
 INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")
 
 MOST_NAMED = 20  # checkpoints in one message
+MOST_BLUEPRINTS = 64  # that are remembered: a watch, or a notebook, plans the same models again and again
 
 Noted = Callable[[str], None]
 
@@ -40,6 +41,7 @@ class Model:
 
 def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code: bool) -> list[Model]:
     """All models of a study, in its order; the first thing that is wrong is an error that names its checkpoint."""
+    from qkscope.capture.hub import adapters_tokenizer
     from qkscope.capture.load import choose_device
 
     study, checkpoints = file.study, file.study.resolved_checkpoints()
@@ -54,17 +56,13 @@ def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code:
         with located(f"checkpoint {checkpoints[number].name!r}"):
             configured[number] = _configured(study, checkpoints[number], sources[number][0], noted)
     models = []
-    seen: dict[str, Any] = {}  # blueprints by config: those of one training run are usually all the same
     for number, checkpoint in enumerate(checkpoints):
         source, config = configured[number]
         with located(f"checkpoint {checkpoint.name!r}"):
-            described = _described(config)
-            if trust_remote_code:  # the code that lies with a checkpoint may be another's, whatever its config says
-                described += str(source)
-            if described not in seen:
-                seen[described] = _blueprint(study, config, trust_remote_code)
-            layers = seen[described]
-        models.append(Model(checkpoint, source, sources[number][1] or source.without_adapter, config, layers))
+            layers = _blueprint(config, trust_remote_code)
+            choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # leaves something to analyse
+            tokenizer = sources[number][1] or adapters_tokenizer(source) or source.without_adapter
+        models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models
 
 
@@ -74,7 +72,7 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
         checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code, base=base
     )
     if checkpoint.tokenizer is None:
-        return model, _adapters_own(model)
+        return model, None
     tokenizer = find_source(
         checkpoint.tokenizer,
         checkpoint.tokenizer_revision,
@@ -83,13 +81,6 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
         trust_remote_code=trust_remote_code,
     )
     return model, tokenizer
-
-
-def _adapters_own(source: ModelSource) -> ModelSource | None:
-    """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
-    if source.adapter is None or not (Path(source.adapter) / "tokenizer.json").is_file():
-        return None
-    return ModelSource("local", source.adapter, trust_remote_code=source.trust_remote_code)
 
 
 def _configured(study: Study, checkpoint: Checkpoint, found: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:
@@ -120,13 +111,21 @@ def tell_slow(source: ModelSource, noted: Noted) -> None:
         noted(f"reading {path.name} ({path.stat().st_size / 1e6:.0f} MB), which takes a while")
 
 
-def _blueprint(study: Study, config: Any, trust_remote_code: bool) -> Any:
-    """The layers as shapes, after checking that the study's choice leaves something of them to analyse."""
+_blueprints: dict[str, Any] = {}
+
+
+def _blueprint(config: Any, trust_remote_code: bool) -> Any:
+    """The layers as shapes, made once of each config: those of one training run are usually all the same."""
     from qkscope.capture.blueprint import blueprint
 
-    found = blueprint(config, trust_remote_code=trust_remote_code)
-    choose_heads(found.probe.layers, head_sample(study), layer_choice(study))
-    return found
+    described = _described(config)
+    if trust_remote_code:  # the code that lies with a checkpoint may be another's, and change, whatever its config says
+        return blueprint(config, trust_remote_code=True)
+    if described not in _blueprints:
+        if len(_blueprints) >= MOST_BLUEPRINTS:
+            _blueprints.clear()
+        _blueprints[described] = blueprint(config)
+    return _blueprints[described]
 
 
 # -- equal weights -----------------------------------------------------------------------------------------

@@ -90,17 +90,17 @@ class HeadPanel:
         sampled: bool = True,
     ) -> None:
         self._same_heads, self._same_documents, self._sampled = same_heads, same_documents, sampled
-        columns = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name].dtype)]
         places = [name for name in _PLACES if name in heads.columns]
-        self._columns: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
-        self._places: dict[str, pd.DataFrame] = {}  # layer, head, depth and kind of each head, in the columns' order
-        for model, group in heads.sort_values(["layer", "head"]).groupby("model"):
-            values = {name: group[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in columns}
-            self._columns[str(model)], self._places[str(model)] = values, group[places]
-        self._heads = {m: p[["layer", "head"]].to_numpy().tobytes() for m, p in self._places.items()}
-        self._draws = [HeadPanel(draw, same_heads) for draw in draws]
+        rows = _rows_of(heads)
+        self._columns = _columns_of(heads, rows)
+        # Layer, head, depth and kind of each head, in the columns' order.
+        every = {name: heads[name].to_numpy() for name in places}
+        self._places = {model: {name: every[name][at] for name in places} for model, at in rows.items()}
+        self._heads = {m: np.stack([p["layer"], p["head"]]).tobytes() for m, p in self._places.items()}
+        self._draws = [_columns_of(draw, _rows_of(draw)) for draw in draws]
         self._means: dict[tuple[str, str, Part], npt.NDArray[np.float64]] = {}  # cards ask for the same ones again
         self._parts: dict[tuple[str, Part], npt.NDArray[np.bool_]] = {}
+        self._keys: dict[tuple[str, Part], npt.NDArray[np.int64] | None] = {}
 
     @property
     def knows_documents(self) -> bool:
@@ -139,20 +139,25 @@ class HeadPanel:
         return self._means[quantity, model, part]
 
     def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        known = [draw for draw in self._draws if quantity in draw._columns.get(model, {})]
+        known = [draw[model] for draw in self._draws if quantity in draw.get(model, {})]
         inside = self._inside(model, part)  # draws have the same heads, in the same order
-        return np.array([_mean(draw._columns[model][quantity][inside]) for draw in known])
+        return np.array([_mean(columns[quantity][inside]) for columns in known])
 
     def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
         """The layers of a checkpoint's heads, or of a part of them."""
-        return sorted(set(self._places[model]["layer"][self._inside(model, part)]))
+        return [int(layer) for layer in np.unique(self._places[model]["layer"][self._inside(model, part)])]
 
     def _clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         """The key head of each head, as one number."""
+        if (model, part) not in self._keys:
+            self._keys[model, part] = self._find_clusters(model, part)
+        return self._keys[model, part]
+
+    def _find_clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         places = self._places[model]
-        if not self.knows_documents or "kv_head" not in places.columns:
+        if not self.knows_documents or "kv_head" not in places:
             return None
-        found = places["layer"].to_numpy(dtype=np.int64) * 100_000 + places["kv_head"].to_numpy(dtype=np.int64)
+        found = places["layer"].astype(np.int64) * 100_000 + places["kv_head"].astype(np.int64)
         return np.asarray(found[self._inside(model, part)])
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
@@ -169,15 +174,15 @@ class HeadPanel:
     def _find(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
         places = self._places[model]
         if part is EVERY_HEAD:
-            return np.ones(len(places), dtype=bool)
-        depth = places["depth"].to_numpy()
+            return np.ones(len(places["layer"]), dtype=bool)
+        depth = places["depth"]
         inside = ((depth > part.low) | ((part.low == 0.0) & (depth == 0.0))) & (depth <= part.high)
         if part.layer is not None:
-            inside &= places["layer"].to_numpy() == part.layer
+            inside &= places["layer"] == part.layer
         if part.layer_kind is not None:
-            inside &= places["layer_kind"].to_numpy() == part.layer_kind
+            inside &= places["layer_kind"] == part.layer_kind
         if part.dominated is not None:
-            inside &= places["dominated"].to_numpy(dtype=np.float64) == float(part.dominated)
+            inside &= places["dominated"].astype(np.float64) == float(part.dominated)
         return np.asarray(inside, dtype=bool)
 
     def series(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Shape:
@@ -219,6 +224,23 @@ class HeadPanel:
         if not self._sampled:
             return replace(change, error=error, source="documents")
         return replace(change, error=float(np.hypot(error, change.error)), source="documents and heads")
+
+
+Columns = dict[str, dict[str, npt.NDArray[np.float64]]]  # by checkpoint
+
+
+def _rows_of(heads: pd.DataFrame) -> dict[str, npt.NDArray[np.intp]]:
+    """Where the rows of each checkpoint are, by layer and head."""
+    order = np.lexsort((heads["head"].to_numpy(), heads["layer"].to_numpy()))
+    codes, models = pd.factorize(heads["model"].to_numpy(dtype=object)[order], sort=True)
+    return {str(model): order[codes == code] for code, model in enumerate(models)}
+
+
+def _columns_of(heads: pd.DataFrame, rows: dict[str, npt.NDArray[np.intp]]) -> Columns:
+    """Every number of each checkpoint's heads. Looking into a table costs more than its numbers, so it is done once."""
+    names = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name].dtype)]
+    every = {name: heads[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in names}
+    return {model: {name: values[at] for name, values in every.items()} for model, at in rows.items()}
 
 
 Clusters = npt.NDArray[np.int64] | None

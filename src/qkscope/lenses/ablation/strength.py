@@ -91,13 +91,30 @@ def _drawn(known: pd.DataFrame, loss: str, names: list[str]) -> Array:
     rng = np.random.default_rng(SEED)
     by_layer = [rows.index.to_numpy() for _, rows in known.reset_index(drop=True).groupby("layer")]
     values = np.column_stack([known[loss], *(known[name].abs() for name in names)])
+    layers = [rng.integers(len(by_layer), size=len(by_layer)) for _ in range(DRAWS)]
+    times = np.empty((DRAWS, len(values)))  # how often each head is in a draw
+    for draw, chosen in enumerate(layers):
+        counts = np.bincount(chosen, minlength=len(by_layer))
+        for rows, count in zip(by_layer, counts, strict=True):
+            times[draw, rows] = count
+    ranks = np.stack([_ranks(column, times) for column in values.T], axis=-1)  # (draws, heads, loss and measures)
     found = np.empty((DRAWS, len(names)))
-    for draw in range(DRAWS):
-        chosen = np.concatenate([by_layer[i] for i in rng.integers(len(by_layer), size=len(by_layer))])
-        ranks = stats.rankdata(values[chosen], axis=0)
-        with np.errstate(invalid="ignore"):
-            found[draw] = np.corrcoef(ranks, rowvar=False)[0, 1:]
+    with np.errstate(invalid="ignore"):
+        for draw, chosen in enumerate(layers):
+            rows = np.concatenate([by_layer[layer] for layer in chosen])
+            found[draw] = np.corrcoef(ranks[draw, rows], rowvar=False)[0, 1:]
     return found
+
+
+def _ranks(values: Array, times: Array) -> Array:
+    """(draws, heads): each value's mean rank in samples that have it so many `times` (draws, heads).
+
+    The values are sorted once, not in each draw: a rank is how many lie below, and half of those that are equal.
+    """
+    order = np.argsort(values)
+    upto = np.concatenate([np.zeros((len(times), 1)), np.cumsum(times[:, order], axis=1)], axis=1)
+    first, last = (np.searchsorted(values[order], values, side=side) for side in ("left", "right"))
+    return np.asarray((upto[:, first] + upto[:, last] + 1) / 2)
 
 
 def _behind(found: pd.DataFrame, drawn: Array | None) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ questions and are told apart wherever rotary and NoPE layers are.
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
@@ -28,13 +29,14 @@ def with_layer_kind(heads: pd.DataFrame) -> pd.DataFrame:
         return heads.assign(layer_kind=pd.Series(dtype=str))
     heads = heads.drop(columns="layer_kind", errors="ignore")
     limited = bool(heads["attention"].isin([SLIDING, CHUNKED]).any())
-    columns = ["rotary", "attention", "attention_window"]
-    distinct = heads[columns].drop_duplicates()
+    columns = [heads[name] for name in ("rotary", "attention", "attention_window")]
+    codes = np.stack([pd.factorize(column, use_na_sentinel=False)[0] for column in columns])
+    _, first, which = np.unique(codes, axis=1, return_index=True, return_inverse=True)
     names = [
         _name(str(rotary), str(attention), float(window), limited)
-        for rotary, attention, window in zip(*(distinct[column] for column in columns), strict=True)
+        for rotary, attention, window in zip(*(column.iloc[first] for column in columns), strict=True)
     ]
-    return heads.merge(distinct.assign(layer_kind=names), on=columns, how="left").set_axis(heads.index)
+    return heads.assign(layer_kind=pd.Series(names).take(which.reshape(-1)).set_axis(heads.index))
 
 
 def kind_name(rotary: str, attention: str, window: int | None) -> str:
@@ -54,7 +56,8 @@ def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
 
 def kinds_in_order(kinds: Iterable[str]) -> list[str]:
     """The distinct kinds: rotary before NoPE, full before sliding before chunked, shorter reach first."""
-    return sorted({kind for kind in kinds if kind}, key=_rank)
+    distinct = kinds.unique() if isinstance(kinds, pd.Series) else kinds  # pandas finds them without Python's help
+    return sorted({kind for kind in distinct if kind}, key=_rank)
 
 
 def _rank(kind: str) -> tuple[int, int, int]:
