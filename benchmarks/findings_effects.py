@@ -107,7 +107,8 @@ def ablation(tables: Tables) -> Part:
     rows = tables.table("ablation")
     if rows.empty:
         return Part(text=["No ablation was run."])
-    every = rows[rows["outcome"] == "all"]
+    measured = rows[rows["outcome"] == "all"]
+    every = measured[measured["shared"] < 1.0]
     cells = []
     for row in every.to_dict("records"):
         pair = [Number(_outcome(rows, row, name)["excess"], _outcome(rows, row, name)["excess_se"])
@@ -115,9 +116,10 @@ def ablation(tables: Tables) -> Part:
         heads, excess = f"{row['group']} ({int(row['heads'])})", Number(row["excess"], row["excess_se"])
         rises = [f"{row[name]:+.3f}".replace("-", "−") for name in ("chosen", "controls")]
         where = [row["corpus"], tables.models[row["model"]], heads, f"`{row['edit']}`"]
-        cells.append([*where, *rises, str(excess), _interval(row), *map(str, pair)])
+        shared = f"{100 * row['shared']:.0f} %"
+        cells.append([*where, *rises, str(excess), _interval(row), *map(str, pair), shared])
     columns = ["corpus", "model", "heads (how many)", "edit", "rise", "random heads", "difference", "95 % interval",
-               "on repeated tokens", "on new tokens"]  # fmt: skip
+               "on repeated tokens", "on new tokens", "chosen among random"]  # fmt: skip
     documents, draws, tokens = (sorted(set(every[name])) for name in ("documents", "draws", "tokens"))
     return Part(
         short=_ablation_short(every),
@@ -129,10 +131,12 @@ def ablation(tables: Tables) -> Part:
             "each distance away and leaves what depends on the token; `zero` takes the head away "
             "([ablation.md](ablation.md)). Edited are the ten heads with the largest r_q, and the first category of "
             "*position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two "
-            "heads of a model and at most half of them.",
+            "heads of a model and at most half of them. Where a layer has too few others, random heads are chosen ones "
+            "again (last column), which makes differences smaller.",
             table(columns, cells),
             _ablation_told(tables, every),
-            _missing(tables, every),
+            _alone(tables, measured),
+            _missing(tables, measured),
         ],
     )
 
@@ -177,6 +181,20 @@ def _ablation_told(tables: Tables, every: pd.DataFrame) -> str:
             ]
             said += [f"Under `{edit}`, {word} than random heads: {listed(names)}."] if names else []
     return " ".join(said)
+
+
+def _alone(tables: Tables, measured: pd.DataFrame) -> str:
+    """Groups that are all heads of their layers."""
+    rows = measured[(measured["shared"] == 1.0) & (measured["edit"] == measured["edit"].iloc[0])].to_dict("records")
+    names = [
+        f"{row['group']} of {tables.models[row['model']]} on {row['corpus']} ({int(row['heads'])} heads)"
+        for row in rows
+    ]
+    return (
+        f"Left out, because they are all heads of their layers and have no others beside them: {listed(names)}."
+        if names
+        else ""
+    )
 
 
 def _missing(tables: Tables, every: pd.DataFrame) -> str:

@@ -89,13 +89,16 @@ def test_ablations_are_told_by_their_intervals(tmp_path):
     def row(model, low, high):
         return {"corpus": "code", "model": model, "edit": "kernel", "group": "top 3 by r_q", "outcome": "all",
                 "heads": 3, "documents": 6, "draws": 3, "chosen": 0.2, "controls": 0.1, "excess": 0.1,
-                "excess_se": 0.02, "tokens": 192, "low": low, "high": high, "exceeds": 3}  # fmt: skip
+                "excess_se": 0.02, "tokens": 192, "shared": 0.5, "low": low, "high": high, "exceeds": 3}  # fmt: skip
 
+    found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
+    alone = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), {**row("b", 0.0, 0.0), "shared": 1.0}])
+    assert "no others beside them: top 3 by r_q of B on code (3 heads)." in findings_effects.ablation(alone).text[-2]
     found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
     part = findings_effects.ablation(found)
     assert "1 of 2 groups cost more than as many random heads" in part.short[0]
     assert "0 cost less, 1 are not told apart (largest difference 0.10 ± 0.02" in part.short[0]
-    assert part.text[-2] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
+    assert part.text[-3] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
     assert part.text[-1] == "No ablation was run of C on code."
 
 
