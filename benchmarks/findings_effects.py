@@ -269,7 +269,7 @@ def claims(tables: Tables) -> Part:
         "would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
         f"{listed(tables.corpora)} in "
         "this order: + supported, − contradicted, 0 within two errors of 0 or of unknown error, · cannot be asked. "
-        f"{counted(training, 'claim')} about training and {len(unasked) - training} others cannot be asked of any of "
+        f"{counted(training, 'claim')} about training and {counted(len(unasked) - training, 'other')} cannot be asked of any of "
         "these models. Tests share heads and "
         "documents, so they may not be counted as independent.",
         table(["claim", "right if", *tables.models.values()], rows),
