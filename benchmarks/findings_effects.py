@@ -197,10 +197,15 @@ def _alone(tables: Tables, measured: pd.DataFrame) -> str:
     )
 
 
-def _missing(tables: Tables, every: pd.DataFrame) -> str:
-    there = {(row["corpus"], row["model"]) for row in every.to_dict("records")}
-    without = [place.said for place in tables.places() if (place.corpus, place.model) not in there]
-    return f"No ablation was run of {listed(without)}." if without else ""
+def _missing(tables: Tables, measured: pd.DataFrame) -> str:
+    """Whose heads were not edited, or not by category."""
+    by_r = measured["group"].str.startswith("top ")
+    said = []
+    for words, rows in (("No ablation was run of", measured), ("No category was edited of", measured[~by_r])):
+        there = set(zip(rows["corpus"], rows["model"], strict=True))
+        without = [place.said for place in tables.places() if (place.corpus, place.model) not in there]
+        said += [f"{words} {listed(without)}."] if without else []
+    return " ".join(said)
 
 
 # --- texts ------------------------------------------------------------------------------------------
@@ -269,7 +274,8 @@ def claims(tables: Tables) -> Part:
         "would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
         f"{listed(tables.corpora)} in "
         "this order: + supported, − contradicted, 0 within two errors of 0 or of unknown error, · cannot be asked. "
-        f"{counted(training, 'claim')} about training and {counted(len(unasked) - training, 'other')} cannot be asked of any of "
+        f"{counted(training, 'claim')} about training and {counted(len(unasked) - training, 'other')} cannot be "
+        "asked of any of "
         "these models. Tests share heads and "
         "documents, so they may not be counted as independent.",
         table(["claim", "right if", *tables.models.values()], rows),

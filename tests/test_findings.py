@@ -99,7 +99,9 @@ def test_ablations_are_told_by_their_intervals(tmp_path):
     assert "1 of 2 groups cost more than as many random heads" in part.short[0]
     assert "0 cost less, 1 are not told apart (largest difference 0.10 ± 0.02" in part.short[0]
     assert part.text[-3] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
-    assert part.text[-1] == "No ablation was run of C on code."
+    assert part.text[-1] == (
+        "No ablation was run of C on code. No category was edited of A on code, B on code and C on code."
+    )
 
 
 def test_claims_are_marked_by_model_and_corpus(tmp_path):
