@@ -405,8 +405,11 @@ def test_out_of_memory_halves_the_batch(limited, tmp_path):
     assert (table["explained_variance"] - expected["explained_variance"]).abs().max() < 1e-6
 
 
-def test_out_of_memory_with_one_document(limited):
-    code, _, told = limited(3)
+def test_out_of_memory_with_one_document(limited, tmp_path):
+    """Two activations of 2048 x 2048 numbers are 32 megabytes, more than all that there is."""
+    wide = tiny("llama", 0, vocab_size=256, max_position_embeddings=2048, num_hidden_layers=1, intermediate_size=2048)
+    wide.save_pretrained(tmp_path / "long")
+    code, _, told = limited(24)
     assert code == 1
     assert "OutOfMemory: checkpoint 'one': out of memory in a batch of 1 x 2048 tokens" in told
     assert "use a device with more memory" in told
