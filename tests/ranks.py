@@ -12,13 +12,19 @@ from torch.nn.parallel import DistributedDataParallel
 import qkscope
 from families import tiny, tokens
 
+LAYERS = 4
+
+
+def llama():
+    return tiny("llama", num_hidden_layers=LAYERS)
+
 
 def replicated():
-    return DistributedDataParallel(tiny("llama").train())
+    return DistributedDataParallel(llama().train())
 
 
 def sharded():
-    model = tiny("llama").train()
+    model = llama().train()
     for layer in model.model.layers:
         fully_shard(layer)
     return fully_shard(model)
@@ -31,13 +37,13 @@ def trained_before(model):
 
 
 def backbone_sharded():
-    model = tiny("llama").train()
+    model = llama().train()
     fully_shard(model.model)
     return model
 
 
 def diverged():
-    model = tiny("llama")
+    model = llama()
     with torch.no_grad():
         model.model.layers[2].self_attn.q_proj.weight[5, 7] = torch.nan
     for layer in model.model.layers:
@@ -46,11 +52,11 @@ def diverged():
 
 
 def flat():
-    return FullyShardedDataParallel(tiny("llama"), device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(llama(), device_id=torch.device("cpu"))
 
 
 def tensor_parallel():
-    model = tiny("llama")
+    model = llama()
     folder = Path(sys.argv[2]) / "model"
     if dist.get_rank() == 0:
         model.save_pretrained(folder)
@@ -63,7 +69,7 @@ def train(model):
 
 
 WAYS = {
-    "plain": lambda: tiny("llama").train(),
+    "plain": lambda: llama().train(),
     "ddp": replicated,
     "fsdp2": sharded,
     "fsdp2, trained before": lambda: trained_before(sharded()),

@@ -6,11 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.lines import Line2D
 
 from families import tiny
 from qkscope.capture.identity import attention_hashes, count_parameters
+from qkscope.draw import style
 from qkscope.errors import StudyError
 from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.layer_kinds.table import unusual_layers
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.read import load_results
 from qkscope.results.twins import shared_attention
@@ -134,3 +137,32 @@ def test_a_card_names_the_table_behind_it_and_its_rows(three):
     text = card_text(three, "pc_roles")
     assert "`pc_roles.csv`: 12 rows" in text  # three models and all heads, three components each
     assert "filtered to PC0" not in text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        (["rotary", "rotary", "NoPE"], {2: "NoPE"}),
+        (["rotary, sliding 512", "rotary, full", "rotary, sliding 512"], {1: "full"}),
+        (["rotary, chunked 8,192", "rotary, chunked 8,192", "NoPE, full"], {2: "NoPE full"}),
+        (["rotary, sliding 512", "rotary, sliding 512", "rotary, sliding 64"], {2: "rotary, sliding 64"}),
+        (["rotary", "rotary"], {}),
+    ],
+)
+def test_layers_of_another_kind_than_most_are_named_by_what_tells_them_apart(kinds, told):
+    heads = pd.DataFrame({"layer": np.repeat(range(len(kinds)), 2), "layer_kind": np.repeat(kinds, 2)})
+    assert unusual_layers(heads) == told
+
+
+def test_a_legend_does_not_lie_on_the_note_about_windows(three):
+    """In a narrow figure three long keys take two columns."""
+    keys = [Line2D([], [], label=f"a kind of layer with a long name {i}") for i in range(3)]
+    for width, columns in ((5.6, 2), (14.0, 3)):
+        figure = style.new_figure(
+            width, 3.0, three.own.study, "Title", "each model at its own context, 256 to 512 tokens"
+        )
+        style.header_legend(figure, keys, 3)
+        (note,) = [text for text in figure.texts if text.get_gid() == "note"]
+        assert figure.legends[0]._ncols == columns
+        if columns == 3:
+            assert not figure.legends[0].get_window_extent().overlaps(note.get_window_extent())

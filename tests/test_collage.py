@@ -1,5 +1,7 @@
 """`qkscope collage`: points along a head's axes against numpy, tokens by their text, and what is refused."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from qkscope.collage.points import Axes, CheckpointVectors, distances, parse_hea
 from qkscope.errors import InputError
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.runner import VectorSample
+from qkscope.vectors.layout import stored_sample
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,31 @@ def results(checkpoints, tmp_path_factory):
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(study), encoding="utf-8")
     return run_study(path, folder / "out", options=CaptureOptions(vectors=VectorSample(1.0, tokens=True)))
+
+
+def test_a_log_uniform_sample_is_kept_drawn_and_not_taken_for_an_even_one(results, tmp_path, capsys):
+    """4 of a doubling in 32 tokens: positions 0 to 6 of every document, then about 4 of 8, of 16, and the last with "
+    "1/8."""
+    study = results.parent / "study.yaml"
+    out = tmp_path / "out"
+    assert main(["run", str(study), "--out", str(out), "--vectors", "log:4", "--vector-tokens"]) == 0
+    assert stored_sample(out / "vectors/one") == (pytest.approx((7 + 4 + 4 + 0.125) / 32), 0, 4)
+    points = CheckpointVectors(out, "one").points(0, 1, Axes()).table
+    positions = points.loc[points["kind"] == "q", "position"].value_counts()
+    assert all(positions[t] == 6 for t in range(7))  # of six documents
+    assert positions.sum() < 6 * 32
+    assert (points["token"] != "").all()
+    assert "min(1, 4 / 2ⁿ)" in (out / "vectors/one/README.md").read_text(encoding="utf-8")
+    assert main(["collage", str(out), "--checkpoint", "one"]) == 0
+    capsys.readouterr()
+    assert main(["run", str(study), "--out", str(out), "--vectors", "log:5"]) == 2
+    assert "vectors of another run or rate" in capsys.readouterr().err
+    assert main(["analyze", str(out), "--plasticity-pairs", "10"]) == 2
+    assert "'one' are a log-uniform sample, in which early keys are too many" in capsys.readouterr().err
+    assert main(["analyze", "--vectors", str(out / "vectors/one"), "--out", str(tmp_path / "tables")]) == 0
+    assert "a log-uniform sample (4 tokens each time" in "".join(capsys.readouterr())
+    assert main(["run", str(study), "--out", str(out), "--vector-tokens"]) == 2
+    assert "give --vectors, too" in capsys.readouterr().err
 
 
 def test_heads_are_written_as_layer_and_head():
@@ -67,6 +95,56 @@ def test_points_are_projections_on_the_axes_of_all_tokens(results):
     for axis, place in (("x", -1), ("y", -2)):
         expected = pool @ directions[:, place]
         np.testing.assert_allclose(np.abs(points[axis]), np.abs(expected), atol=1e-4 * np.abs(expected).max())
+
+
+def test_every_head_has_a_sample_of_its_tokens_along_the_axes_of_all(results):
+    """Evenly spread over documents; a PCA by numpy of all vectors, which were all kept, has the same axes."""
+    import pyarrow.parquet as pq
+
+    table = pd.read_csv(results / "sample.csv")
+    assert set(table.groupby(["layer", "head"]).size()) == {48}
+    for layer, head, key in ((0, 1, 0), (3, 2, 1)):
+        mine = table[(table["layer"] == layer) & (table["head"] == head)]
+        assert set(mine["document"]) == set(range(6))
+        files = {kind: pq.read_table(results / f"vectors/one/l{layer:02d}h{at:02d}{kind}/data.parquet").to_pandas()
+                 for kind, at in (("q", head), ("k", key))}  # fmt: skip
+        every = {kind: np.stack(rows["vector"]).astype(float) for kind, rows in files.items()}
+        _, directions = np.linalg.eigh(np.cov(np.concatenate(list(every.values())).T, bias=True))
+        place = files["q"].reset_index().set_index(["example_id", "position"])["index"]
+        rows = place.loc[list(zip(mine["document"], mine["position"], strict=True))].to_numpy()
+        for kind in "qk":
+            for pc in (0, 1):
+                expected = every[kind][rows] @ directions[:, -1 - pc]
+                np.testing.assert_allclose(
+                    mine[f"{kind}_pc{pc}"].abs(), np.abs(expected), atol=2e-4 * np.abs(expected).max()
+                )
+
+
+def test_tables_without_vectors_have_no_sample_and_an_old_one_goes(results, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(results, copy)
+    shutil.rmtree(copy / "vectors")
+    assert (copy / "sample.csv").is_file()
+    assert main(["analyze", str(copy)]) == 0
+    assert not (copy / "sample.csv").exists()
+    assert main(["analyze", str(results), "--no-detail", "--out", str(tmp_path / "short")]) == 0
+    assert not (tmp_path / "short/sample.csv").exists()
+
+
+def test_the_drawer_shows_the_kept_tokens_of_a_head(results, visit, tmp_path):
+    """48 tokens: as many circles (queries) and squares (keys), and one of each in the key."""
+    assert main(["report", str(results), "--no-figures", "--out", str(tmp_path)]) == 0
+    with visit(tmp_path / "report.html", "#head=0.1") as page:
+        chart = page.locator("#head [data-chart=sample]")
+        chart.locator("circle").first.wait_for(state="attached")
+        assert chart.locator("circle").count() == 49
+        fills = chart.locator("path").evaluate_all("nodes => nodes.map((node) => node.getAttribute('fill'))")
+        assert len([fill for fill in fills if fill not in (None, "none")]) == 49
+        strength = chart.locator("circle").evaluate_all(
+            "nodes => nodes.map((node) => Number(node.getAttribute('opacity') ?? 1))"
+        )
+        assert min(strength) == 0.25
+        assert max(strength) == 1
 
 
 def test_the_plane_has_drift_along_its_first_axis_and_offset_along_its_second(results):

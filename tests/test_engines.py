@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,14 +20,16 @@ from conftest import cut_documents
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.run.engines import engine_names, find_engine
-from qkscope.run.engines.base import Placement, Task
+from qkscope.run.engines.base import Job, Placement, Task
 from qkscope.run.engines.local import share_of_gpus
 from qkscope.run.engines.schedule import Schedule, WorkerLost
+from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.plan import Shard
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.status import read_status
+from qkscope.run.stopping import Stop
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
@@ -349,12 +352,55 @@ def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, clus
     assert any("its worker or node died" in note for note in told.notes)
 
 
+def run_on_ray(study, out, told=None, address=None):
+    options = CaptureOptions(engine="ray", placement=Placement(address=address))
+    return run_study(study, out, told or Events(), options=options)
+
+
 @pytest.mark.ray
 def test_no_cluster_answers(study, tmp_path):
-    with pytest.raises(InputError, match=r"Ray address 127\.0\.0\.1:1: no Ray cluster answers there"):
-        run_study(
-            study(), tmp_path / "out", options=CaptureOptions(engine="ray", placement=Placement(address="127.0.0.1:1"))
-        )
+    with pytest.raises(InputError, match=r"Ray address 127\.0\.0\.1:1: no Ray cluster answers there.*Leave it out"):
+        run_on_ray(study(), tmp_path / "out", address="127.0.0.1:1")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_no_cluster_answers_where_the_environment_says(study, tmp_path, monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InputError, match=r"RAY_ADDRESS 127\.0\.0\.1:1: no Ray cluster answers there.*Unset it"):
+        run_on_ray(study(), tmp_path / "out", address=address)
+
+
+@pytest.fixture
+def left_behind(monkeypatch):
+    """What a cluster that was killed leaves: a file with its address, where nobody answers any more."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as place:  # short: Ray's sockets are in it
+        monkeypatch.setenv("RAY_TMPDIR", place)
+        Path(place, "ray").mkdir()
+        Path(place, "ray/ray_current_cluster").write_text("127.0.0.1:1")
+        yield
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_without_an_address_a_ray_is_started_whatever_a_killed_one_left_behind(tmp_path, left_behind):
+    """With nothing to do, it begins and ends; a worker would only import torch once more."""
+    told = []
+    nothing = Job(plans=[], tasks=[], folder=tmp_path, worker=Worker)
+    (tmp_path / "moments").mkdir()
+    find_engine("ray").run(nothing, told.append, Stop())
+    (note,) = told
+    assert note.message.startswith("starting a Ray on this machine for this run alone")
+
+
+@pytest.mark.ray
+def test_a_killed_cluster_that_is_asked_for_is_an_error(study, tmp_path, left_behind, monkeypatch):
+    from ray._private import services
+
+    monkeypatch.setattr(services, "find_gcs_addresses", set)  # other tests may run a cluster beside this one
+    with pytest.raises(InputError, match=r"Ray address auto: no Ray cluster answers there \(.*refused"):
+        run_on_ray(study(), tmp_path / "out", address="auto")
 
 
 @pytest.mark.slow
@@ -410,7 +456,7 @@ def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
     """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
     from qkscope.run import execute
     from qkscope.run.engines.base import BaseEngine
-    from qkscope.run.engines.worker import Worker, pack, unpack
+    from qkscope.run.engines.worker import pack, unpack
 
     class Backwards(BaseEngine):
         def run(self, job, told, stop):

@@ -4,60 +4,149 @@ import struct
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import findings
+import findings_effects
+import findings_position
+import rope_alone
 import study as real_study
+import study_tables
+from findings_numbers import Number, Place, Tables
 
-pytestmark = pytest.mark.slow
+from qkscope.lenses.claims.account import CLAIMS
+from qkscope.lenses.position.table import REPLICATES
+from qkscope.lenses.rope.table import TABLE as ROPE
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.moments.layout import capture_layout
+from rope_world import HALVES, capture, heads
 
-
-class Told(findings.Study):
-    """A study whose numbers are given: (file, column, model) to (mean, error)."""
-
-    def __init__(self, corpus, numbers, entries):
-        self.corpus, self.numbers, self._entries = corpus, numbers, entries
-
-    def number(self, file, column, model, *, common=False):
-        return self.numbers.get((column, model), (float("nan"), float("nan")))
-
-    @property
-    def entries(self):
-        return self._entries
-
-    def window(self, model, *, common=False):
-        return 256 if common else 1024
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "benchmarks/results/study"
+MODELS = {"a": "A", "b": "B", "c": "C"}
 
 
-def entry(name):
-    from qkscope.results.entries import Entry
-
-    return Entry(name, name.upper())
-
-
-def test_a_claim_counts_only_what_exceeds_two_errors():
-    models = (entry("a"), entry("b"), entry("c"))
-    numbers = {("r_a_gap", "a"): (0.3, 0.1), ("r_a_gap", "b"): (-0.3, 0.1), ("r_a_gap", "c"): (0.1, 0.06)}
-    said = findings.claims([Told("speeches", numbers, models)]).splitlines()[2]
-    assert "so in 1 of 3, the contrary in 1 (B on speeches), within two errors of 0 in 1" in said
-    assert "cannot be looked at here" in findings.claims([Told("speeches", {}, models)])
+def tables(folder, corpora=("speeches", "code"), models=MODELS, **rows):
+    """Tables as the study keeps them; `rows` are lists of dictionaries by table."""
+    facts = {"family": "", "parameters": 1e6, "window": 1024, "layers": 2, "heads": 8, "documents": 8, "seconds": 60.0,
+             "weights_kept": "float32", "dtype": "float32", "weights_sha256": "0" * 64, "documents_sha256": "1" * 64,
+             "qkscope": "0", "torch": "0", "transformers": "0"}  # fmt: skip
+    entries = [{"corpus": c, "model": m, "label": text, **facts} for c in corpora for m, text in models.items()]
+    for name, found in {"entries": entries, **rows}.items():
+        pd.DataFrame(found).to_csv(folder / f"{name}.csv", index=False)
+    return Tables(folder)
 
 
-def test_an_error_that_is_not_known_proves_nothing():
-    assert not findings.sure((5.0, float("nan")))
-    assert not findings.apart((1.0, 0.1), (5.0, float("nan")))
-    assert findings.apart((1.0, 0.1), (1.3, 0.1))
-    assert not findings.apart((1.0, 0.1), (1.25, 0.1))  # 0.25 is below 2 x 0.141
+def test_what_is_within_two_errors_or_has_none_proves_nothing():
+    assert (Number(0.3, 0.1).sign, Number(-0.3, 0.1).sign, Number(0.19, 0.1).sign) == (1, -1, 0)
+    assert Number(5.0).sign == 0
+    assert Number(1.3, 0.1).minus(Number(1.0, 0.1)).sign == 1
+    assert Number(1.25, 0.1).minus(Number(1.0, 0.1)).sign == 0  # 0.25 is below 2 x 0.141
+    assert (str(Number()), Number(0.123, 0.01).percent) == ("–", "12.3 ± 1.0 %")
 
 
-def test_corpora_differ_where_numbers_do():
-    models = (entry("a"),)
-    one = Told("speeches", {("r_q", "a"): (0.5, 0.01), ("r_k", "a"): (0.5, 0.1)}, models)
-    other = Told("code", {("r_q", "a"): (0.6, 0.01), ("r_k", "a"): (0.6, 0.1)}, models)
-    said = findings.texts([one, other])
-    assert "1 of 2 numbers differ between speeches and code by more than two errors: r_q of A" in said
+def test_corpora_differ_where_numbers_do(tmp_path):
+    """r_q is 0.10 apart with an error of 0.014, r_k 0.10 with 0.14."""
+    rows = [
+        {"corpus": corpus, "model": "a", "r_q": r, "r_q_se": 0.01, "r_k": r, "r_k_se": 0.1}
+        for corpus, r in (("speeches", 0.5), ("code", 0.6))
+    ]
+    said = findings_effects.texts(tables(tmp_path, models={"a": "A"}, signal=rows)).text
+    assert "1 of 2 numbers differ between speeches and code by more than two errors" in said[0]
+    assert said[0].endswith(": r_q of A.")
+    assert "| A | r_q | 0.500 ± 0.010 | 0.600 ± 0.010 | 0.100 ± 0.014 | yes |" in said[1]
+
+
+def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
+    rows = [
+        {"corpus": "speeches", "model": model, "window": window, "enough": 1, "r_q": r, "r_q_se": 0.01,
+         "r_k": 0.0, "r_k_se": 0.1, "position_dominated": 0.0, "position_dominated_se": 0.0}
+        for model, last in (("a", 0.8), ("b", 0.32)) for window, r in ((128, 0.3), (1024, last))
+    ]  # fmt: skip
+    part = findings_position.position(tables(tmp_path, ("speeches",), windows=rows))
+    assert "in 1 of 2 cases, most in A on speeches: 0.300 ± 0.010 at 128" in part.short[0]
+    assert "| B | 1,024 | 0.320 ± 0.010 |" in part.text[1]
+
+
+def test_the_largest_part_of_scores_is_named_only_if_it_is_ahead(tmp_path):
+    def row(model, **shares):
+        errors = {f"{name}_se": 0.02 for name in (*shares, "late_advantage")}
+        return {"corpus": "speeches", "model": model, "layer_kind": "all", "heads": 8, "late_wins": 1, "early_wins": 2,
+                "late_advantage": 0.0, **shares, **errors}  # fmt: skip
+
+    names = list(findings_position.SHARES)
+    rows = [row("a", **dict(zip(names, (0.1, 0.1, 0.2, 0.6), strict=True))),
+            row("b", **dict(zip(names, (0.1, 0.1, 0.41, 0.39), strict=True)))]  # fmt: skip
+    found = tables(tmp_path, ("speeches",), {"a": "A", "b": "B"}, scores=rows)
+    (short,) = findings_position.scores(found).short
+    assert "is query in A on speeches; no part is ahead by more than two errors in B on speeches" in short
+
+
+def test_ablations_are_told_by_their_intervals(tmp_path):
+    def row(model, low, high):
+        return {"corpus": "code", "model": model, "edit": "kernel", "group": "top 3 by r_q", "outcome": "all",
+                "heads": 3, "documents": 6, "draws": 3, "chosen": 0.2, "controls": 0.1, "excess": 0.1,
+                "excess_se": 0.02, "low": low, "high": high, "exceeds": 3}  # fmt: skip
+
+    found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
+    part = findings_effects.ablation(found)
+    assert "in 1, less in 0, not told apart in 1 of 2 (largest difference 0.10 ± 0.02)" in part.short[0]
+    assert part.text[-2] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
+    assert part.text[-1] == "No ablation was run of C on code."
+
+
+def test_claims_are_marked_by_model_and_corpus(tmp_path):
+    name = CLAIMS[0].name
+    rows = [{"corpus": corpus, "claim": name, "model": "a", "verdict": verdict, "value": 1.0, "value_se": 0.1}
+            for corpus, verdict in (("speeches", "supported"), ("code", "contradicted"))]  # fmt: skip
+    part = findings_effects.claims(tables(tmp_path, claims=rows))
+    assert "| + − | · · | · · |" in part.text[1]
+    assert "Of 2 tests over models and corpora, 1 support" in part.short[0]
+    assert "1 claim is supported in one place and contradicted in another" in part.short[0]
+
+
+def test_kinds_of_layers_have_rows_of_their_own(tmp_path):
+    rows = [{"corpus": "speeches", "model": "a", "layer_kind": kind, "ap": value, "ap_se": 0.1}
+            for kind, value in (("all", 1.0), ("rotary, full", 2.0), ("rotary, sliding 512", 3.0))]  # fmt: skip
+    found = tables(tmp_path, ("speeches",), plasticity=rows)
+    places = found.with_kinds(Place("speeches", "a", "A"), "plasticity")
+    assert [place.name for place in places] == ["A", "A (full)", "A (sliding 512)"]
+    assert [found.number("plasticity", "ap", place).value for place in places] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.skipif(not (KEPT / "entries.csv").exists(), reason="the study has not been run")
+def test_the_page_is_what_the_kept_tables_say_and_they_are_small():
+    assert (ROOT / "docs/findings.md").read_text(encoding="utf-8") == findings.page(KEPT)
+    assert sum(path.stat().st_size for path in KEPT.iterdir()) < 200_000
+
+
+def test_predictions_at_a_window_are_those_of_the_heads_with_the_error_of_their_mean():
+    """The mean over heads against the rows themselves, its error against the benchmark's that was there before."""
+    q, k = heads(1, length=64)
+    moments = capture(HALVES, q, k, layout=capture_layout(64, buckets=8, groups=5, common=16))
+    (row,) = study_tables.at_window(moments, "m", 32)
+    found = checkpoint_rows(moments, [ROPE, REPLICATES], RowSettings(own=32), model="m")
+    predicted = found[ROPE.file]
+    measured = found[REPLICATES.file].query("window == 32")["r_q"]
+    assert row["r_q"] == pytest.approx(measured.mean())
+    assert row["r_q_rope"] == pytest.approx(predicted["r_q_rope"].mean())
+    assert row["r_q_excess"] == pytest.approx(measured.mean() - predicted["r_q_rope"].mean())
+    for name in ("r_q_rope", "r_q_excess", "r_k_excess"):
+        assert row[f"{name}_se"] == pytest.approx(rope_alone.mean_error(found["layer_means.csv"], name))
+    assert (row["layer_kind"], row["heads"], row["unpredicted"], row["why"]) == ("all", len(predicted), 0, "")
+
+
+def test_heads_to_edit_are_the_first_category_that_leaves_others_and_the_strongest(tmp_path):
+    categories = ["position-dominated"] * 30 + ["Q-positional"] + ["content-focused"] * 9
+    (tmp_path / "tables").mkdir()
+    rows = [pd.DataFrame({"model": name, "category": categories}) for name in "ab"]
+    rows.append(pd.DataFrame({"model": "c", "category": ["mixed"] * 9}))  # all alike: nothing to compare with
+    pd.concat(rows).to_csv(tmp_path / "tables/heads.csv", index=False)
+    of_category = ["--heads", "content-focused", "--checkpoint", "a", "--checkpoint", "b"]
+    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [["--top", "10", "--by", "r_q"], of_category]
 
 
 def test_llama2_tokenizers_merge_in_the_order_of_their_pieces():

@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from test_adapters import adapters, edited  # noqa: F401 - a fixture
 from warm import run_warm
 
 pytestmark = pytest.mark.slow
@@ -164,26 +165,30 @@ def test_where_nobody_answers_both_meanings_are_told_and_nothing_is_tried_again(
 
 
 class Serving(BaseHTTPRequestHandler):
-    """A repository `org/tiny` with the files of a folder at each revision, answered as the Hub does."""
+    """Repositories with the files of a folder at each revision, answered as the Hub does."""
 
-    revisions: ClassVar[dict[str, Path]] = {}  # branch: folder
+    repositories: ClassVar[dict[str, dict[str, Path]]] = {}  # id: branch: folder
     asked: ClassVar[list[str]] = []
 
     def do_GET(self):
-        self.asked.append(self.path)
+        self.asked.append(self.path if self.command == "GET" else f"{self.path} {self.command}")
         path = urlsplit(self.path).path
-        if path == "/api/models/org/tiny/refs":
+        places = {f"{start}{name}/": name for name in self.repositories for start in ("/api/models/", "/")}
+        place = next((each for each in places if path.startswith(each)), None)
+        self.repository = places.get(place)
+        what, _, rest = path.removeprefix(place or path).partition("/")
+        if what == "refs":
             branches = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": self._commit(name)}
                         for name in self.revisions]  # fmt: skip
             self._answer(json.dumps({"branches": branches, "tags": [], "converts": []}).encode())
-            return
-        if path.startswith("/api/models/org/tiny/revision/"):
-            self._answer(json.dumps(self._info(path.rpartition("/")[2])).encode())
-            return
-        if not path.startswith("/org/tiny/resolve/"):
+        elif what == "revision":
+            self._answer(json.dumps(self._info(rest)).encode())
+        elif what == "resolve":
+            self._send(*rest.split("/", 1))
+        else:
             self._answer(b"", 404)
-            return
-        revision, _, name = path.removeprefix("/org/tiny/resolve/").partition("/")
+
+    def _send(self, revision, name):
         file = self._folder(revision) / name
         if not file.is_file():
             self._answer(b"", 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self._commit(revision)})
@@ -192,6 +197,10 @@ class Serving(BaseHTTPRequestHandler):
         kind = hashlib.sha256 if file.suffix == ".safetensors" else hashlib.sha1  # as of files kept by LFS
         headers = {"X-Repo-Commit": self._commit(revision), "ETag": f'"{kind(content).hexdigest()}"'}
         self._answer(content, 200, headers)
+
+    @property
+    def revisions(self):
+        return self.repositories[self.repository]
 
     do_HEAD = do_GET
 
@@ -211,7 +220,7 @@ class Serving(BaseHTTPRequestHandler):
             if file.suffix == ".safetensors":
                 digest = hashlib.sha256(file.read_bytes()).hexdigest()
                 sibling["lfs"] = {"sha256": digest, "size": file.stat().st_size, "pointerSize": 134}
-        return {"id": "org/tiny", "sha": self._commit(revision), "siblings": siblings}
+        return {"id": self.repository, "sha": self._commit(revision), "siblings": siblings}
 
     def _answer(self, content, status=200, headers=None):
         self.send_response(status)
@@ -226,8 +235,10 @@ class Serving(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(revisions):
-    handler = type("Served", (Serving,), {"revisions": revisions, "asked": []})
+def serving(revisions, **others):
+    """`org/tiny` with these branches, and other repositories of `org`."""
+    repositories = {"org/tiny": revisions, **{f"org/{name}": branches for name, branches in others.items()}}
+    handler = type("Served", (Serving,), {"repositories": repositories, "asked": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -349,15 +360,88 @@ def test_fetching_ahead_and_evicting_go_together(world, tmp_path, checkpoints, f
     assert (tmp_path / "out/qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
 
 
-def test_an_adapter_on_the_hub_is_named(world, tmp_path):
-    (tmp_path / "lora").mkdir()
-    (tmp_path / "lora/adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
-    world(model="org/tiny", checkpoints=[{"name": "one", "revision": "step-1", "context": 64}])
-    with serving({"step-1": tmp_path / "lora"}) as (endpoint, _):
-        done = run(tmp_path, tmp_path / "empty", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+# -- adapters ----------------------------------------------------------------------------------------------
+
+
+def on_hub(adapter, folder, **changes):
+    """An adapter as it would be on the Hub: its base model is a repository."""
+    return edited(adapter, folder, **{"base_model_name_or_path": "org/tiny", "revision": "step-1", **changes})
+
+
+def fetched(asked):
+    return sorted({path.rpartition("/")[2] for path in asked if path.endswith(".safetensors")})
+
+
+def commit(branch):
+    return hashlib.sha1(branch.encode()).hexdigest()
+
+
+def test_an_adapter_on_the_hub_is_merged_into_its_base_at_their_commits(world, tmp_path, checkpoints, adapters):  # noqa: F811
+    """Its rows are those of the same adapter in a folder; nothing is fetched before the run, and nothing stays."""
+    entry = {"name": "one", "context": 64}
+    lora = on_hub(adapters / "checkpoint-10", tmp_path / "lora")
+    world(checkpoints=[{**entry, "model": "lora", "base": str(checkpoints / "long")}])
+    assert run(tmp_path, tmp_path / "empty", "run", "study.yaml", "--out", "local").returncode == 0
+    lora.rename(tmp_path / "elsewhere")
+    world(checkpoints=[{**entry, "model": "org/lora"}])
+    revisions = {"main": checkpoints / "short", "step-1": checkpoints / "long"}
+    with serving(revisions, lora={"main": tmp_path / "elsewhere"}) as (endpoint, asked):
+        plain = run(tmp_path, tmp_path / "home", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+        assert plain.returncode == 0, plain.stderr
+        assert fetched(asked) == []
+        done = run(tmp_path, tmp_path / "home", "run", "study.yaml", "--out", "out", "--evict", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    assert fetched(asked) == ["adapter_model.safetensors", "model.safetensors"]
+    assert (tmp_path / "out/qk.csv").read_bytes() == (tmp_path / "local/qk.csv").read_bytes()
+    (told,) = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"]
+    assert (told["model"], told["adapter_commit"]) == ("org/lora", commit("main"))
+    assert (told["base_model"], told["commit"]) == ("org/tiny", commit("step-1"))
+    assert told["weights"] == f"{commit('step-1')} org/lora@{commit('main')}"
+    assert not list((tmp_path / "home/hub").rglob("*.safetensors"))
+
+
+def test_equal_adapters_on_the_hub_are_noticed_without_a_download(world, tmp_path, checkpoints, adapters):  # noqa: F811
+    one = on_hub(adapters / "checkpoint-10", tmp_path / "one")
+    other = on_hub(adapters / "checkpoint-20", tmp_path / "other")
+    world(model="org/lora", context=64, checkpoints={"revisions": "step*"})
+    branches = {"step1": one, "step2": other, "step3": one}
+    with serving({"step-1": checkpoints / "long"}, lora=branches) as (endpoint, asked):
+        done = run(tmp_path, tmp_path / "home", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
     assert done.returncode == 2
-    assert "org/tiny@step-1 holds a LoRA adapter, not a whole model: fetch it into a folder" in done.stderr
-    assert "it is then merged into 'org/base'" in done.stderr
+    assert "checkpoints 'step1' and 'step3' have the same weights (org/lora@" in done.stderr
+    assert fetched(asked) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base_model_name_or_path": "/home/me/llama"}, "names '/home/me/llama' as its base model, which is not on"),
+        ({"base_model_name_or_path": "org/lora", "revision": None}, "org/lora@{} on org/tiny@{}, is not a folder"),
+        ({"peft_type": "IA3"}, "holds an adapter of type 'IA3'; only LoRA adapters are merged here"),
+        ({}, "has an adapter_config.json but no adapter_model.safetensors; adapters are read from safetensors only"),
+    ],
+    ids=["a path", "an adapter on an adapter", "another kind", "a pickle"],
+)
+def test_adapters_on_the_hub_that_are_refused(world, tmp_path, checkpoints, adapters, changes, message):  # noqa: F811
+    lora = on_hub(adapters / "checkpoint-10", tmp_path / "lora")
+    bad = on_hub(adapters / "checkpoint-10", tmp_path / "bad", **changes)
+    if not changes:
+        (bad / "adapter_model.safetensors").rename(bad / "adapter_model.bin")
+    world(checkpoints=[{"name": "one", "context": 64, "model": "org/bad"}])
+    others = {"lora": {"main": lora}, "bad": {"main": bad}}
+    with serving({"step-1": checkpoints / "long"}, **others) as (endpoint, _):
+        done = run(tmp_path, tmp_path / "home", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert message.format(commit("main"), commit("step-1")) in done.stderr
+
+
+def test_a_base_for_a_whole_model_on_the_hub_is_refused(world, tmp_path, checkpoints):
+    world(checkpoints=[{"name": "one", "context": 64, "model": "org/tiny", "revision": "step-1", "base": "org/other"}])
+    with serving({"step-1": checkpoints / "long"}) as (endpoint, _):
+        done = run(tmp_path, tmp_path / "home", "inspect", "study.yaml", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2
+    assert "`base` belongs to an adapter, and 'org/tiny' is not one" in done.stderr
 
 
 # -- series of branches ------------------------------------------------------------------------------------

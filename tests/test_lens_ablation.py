@@ -1,5 +1,7 @@
 """What an ablation's figure and card say of its heads, against scipy and numbers worked out by hand."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -208,6 +210,17 @@ def test_the_figure_of_groups_has_a_mark_for_each_edit_and_its_interval(grouped)
     np.testing.assert_allclose(marks["excess 0"], [0.05, -0.04, 0.2, 0.02])
     (interval,) = [each for each in right.collections if each.get_gid() == "interval 0"]
     np.testing.assert_allclose(interval.get_segments()[0][:, 0], [0.02, 0.08])
+
+
+def test_models_are_all_shown_and_told_and_none_is_the_last(grouped, tmp_path):
+    record = json.loads((tmp_path / "provenance.json").read_text())
+    (tmp_path / "provenance.json").write_text(json.dumps({**record, "kind": "models"}))
+    tables = build_tables(load_results(tmp_path))
+    text = card_text(tables, "ablation_groups")
+    assert "+5.1" in text  # of the first of the two
+    figure = drawing(tables, "ablation_groups")
+    assert len(figure.axes) == 4  # two panels each
+    assert "Across Models" in figure.texts[0].get_text()
 
 
 # --- over training ----------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 
 from qkscope.layers import Rotation
+from qkscope.lenses.layer_kinds.table import kind_name
 from qkscope.lenses.position.table import REPLICATES
 from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split import shapley, together
-from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, split_study
+from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, QUANTITIES, SplitStep, split_study
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.study_sums import EntrySums, StudySums
 from qkscope.moments.layout import capture_layout
@@ -199,6 +200,27 @@ def test_means_are_over_heads_and_their_errors_over_documents_in_pairs(run):
         error = np.sqrt(((draws - row[name]) ** 2).mean())
         assert row[f"{name}_se"] == pytest.approx(error, rel=2e-2), name  # float16 in the file
     assert row["change_se"] > 0
+
+
+@pytest.mark.parametrize(
+    ("rotary", "kinds", "told"),
+    [
+        (["rotary"] * 4, ["rotary, full"] * 4, {"all": 2.5}),
+        (["rotary", "rotary", "nope", "nope"], ["rotary, full"] * 2 + ["NoPE, full"] * 2,
+         {"all": 2.5, "rotary": 1.5, "nope": 3.5}),
+        (["rotary"] * 4, ["rotary, full"] + ["rotary, sliding 512"] * 3,
+         {"all": 2.5, "rotary, full": 1.0, "rotary, sliding 512": 3.0}),
+    ],
+)  # fmt: skip
+def test_means_are_apart_for_kinds_of_layers(rotary, kinds, told):
+    """Heads with r_q 1, 2, 3 and 4 before a step that changes nothing."""
+    values = {name: np.array([[1.0, 2.0, 3.0, 4.0]]) for name in QUANTITIES}
+    predicted = {name: np.zeros((2, 2, 2, 1, 4)) for name in QUANTITIES}
+    step = SplitStep(np.arange(4), np.zeros(4, int), np.array(rotary), np.array(kinds), values, values, predicted)
+    found = [row for row in step.means("none") if row["quantity"] == "r_q"]
+    assert {row["heads_of"]: row["before"] for row in found} == told
+    assert kind_name("rotary", "sliding", 512) == "rotary, sliding 512"
+    assert kind_name("nope", "full", None) == "NoPE, full"
 
 
 def test_checkpoints_of_other_documents_have_a_split_without_errors(tmp_path):

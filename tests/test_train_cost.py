@@ -1,9 +1,15 @@
-"""What measuring costs, by a clock that the test sets; and shares of documents, without any process."""
+"""What measuring costs, by a clock that the test sets; and what ranks share, without any process."""
 
+import numpy as np
+import pandas as pd
 import pytest
 
+import qkscope
 from families import tiny, tokens
 from qkscope.errors import InputError
+from qkscope.layers import LayerFacts
+from qkscope.moments.layout import capture_layout
+from qkscope.moments.moments import Moments, beside
 from qkscope.train import Probe
 from qkscope.train.cost import Cost
 from qkscope.train.ranks import Ranks
@@ -96,6 +102,21 @@ def test_ranks_share_documents_and_run_equally_many_passes():
 def test_a_rank_without_any_document_is_refused():
     with pytest.raises(InputError, match="2 probe documents are fewer than the 3 ranks"):
         Ranks(0, 3).share(2)
+
+
+def test_heads_of_two_ranks_side_by_side_are_those_of_one():
+    rng, layout, groups = np.random.default_rng(0), capture_layout(32, groups=2), [0, 1, 0, 1]
+    queries, keys = rng.normal(size=(4, 4, 32, 8)), rng.normal(size=(4, 2, 32, 8)) + 3
+    whole = Moments(layout, [LayerFacts(0, q_heads=4, kv_heads=2, head_dim=8)])
+    whole.add(0, queries, keys, groups=groups)
+    halves = [Moments(layout, [LayerFacts(0, q_heads=2, kv_heads=1, head_dim=8)]) for _ in range(2)]
+    for rank, half in enumerate(halves):
+        half.add(0, queries[:, 2 * rank : 2 * rank + 2], keys[:, rank : rank + 1], groups=groups)
+    sums = {0: beside([half.layer_moments(0) for half in halves])}
+    joined = Moments.from_layers(layout, whole.layers.values(), sums, {}, whole.documents)
+    pd.testing.assert_frame_equal(qkscope.analyze(joined), qkscope.analyze(whole))
+    with pytest.raises(AssertionError):
+        pd.testing.assert_frame_equal(qkscope.analyze(halves[0]), qkscope.analyze(halves[1]))
 
 
 def test_a_probe_measures_when_its_budget_has_room(tmp_path, clock):

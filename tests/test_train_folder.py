@@ -11,17 +11,21 @@ import qkscope
 import shared
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning, StorageError
+from qkscope.lenses.at_window import build_tables
 from qkscope.moments.file import as_stored
 from qkscope.results.read import load_results
 from qkscope.train import Probe, TrainingFolder
 from qkscope.train.folder import FolderSettings
 from qkscope.train.scalars import scalars_of
+from reports import drawing
+from test_page_data import embedded
 
 DOCUMENTS = tokens(8, 64, seed=3).tolist()
 
 
 def model_at(step):
-    return tiny("smollm3", seed=step, num_hidden_layers=4)
+    """A layer that is rotated, and one that is not."""
+    return tiny("smollm3", seed=step, num_hidden_layers=2, no_rope_layers=[1, 0])
 
 
 def sums(step):
@@ -93,6 +97,26 @@ def test_the_folder_is_a_results_folder_with_a_page(grown):
     assert (grown / "tables/trajectory.csv").is_file()
 
 
+def test_figures_and_page_have_an_axis_of_steps(grown):
+    """Step 20 stands at a fifth of the way from 0 to 100, not in the middle."""
+    results = load_results(grown)
+    (axes, *_) = (each for each in drawing(build_tables(results), "position_signal").axes if each.get_xlabel())
+    assert axes.get_xlabel() == "training step"
+    first, second, last = axes.transData.transform([(entry, 0.0) for entry in range(3)])[:, 0]
+    assert (second - first) / (last - first) == pytest.approx(0.2)
+    about, _ = embedded((grown / "report.html").read_text(encoding="utf-8"))
+    assert about["axis"] == {"by": "step", "scale": "linear"}
+    assert [each["step"] for each in about["checkpoints"]] == [0, 20, 100]
+
+
+def test_training_tokens_are_recorded_where_they_are_known(copy):
+    probe(copy, 120)(120, tokens=4096)
+    told = json.loads((copy / "provenance.json").read_text())["checkpoints"]
+    assert [each.get("trained_tokens") for each in told] == [None, None, None, 4096]
+    with pytest.raises(InputError, match="tokens should be a whole number"):
+        probe(copy, 140)(140, tokens=-1)
+
+
 def test_a_step_that_is_there_stays_and_tells_its_scalars_again(copy):
     before = tables(copy)
     again = probe(copy, 20)
@@ -162,9 +186,13 @@ def test_steps_that_could_not_be_compared_are_refused(copy, change, message):
     assert tables(copy) == before
 
 
-def test_another_model_is_refused(copy):
-    other = Probe(tiny("llama", num_hidden_layers=2), DOCUMENTS, copy, page=False)
-    with pytest.raises(InputError, match="measured with heads"):
+@pytest.mark.parametrize(
+    ("kind", "layers", "message"),
+    [("llama", 2, "measured with model smollm3, not llama"), ("smollm3", 3, "measured with heads")],
+)
+def test_another_model_is_refused(copy, kind, layers, message):
+    other = Probe(tiny(kind, num_hidden_layers=layers), DOCUMENTS, copy, page=False)
+    with pytest.raises(InputError, match=message):
         other(120)
 
 

@@ -106,6 +106,18 @@ def test_accumulated_batches_count_once(tmp_path):
     assert (tmp_path / "qkscope/report.html").is_file()
 
 
+@pytest.mark.parametrize(
+    ("every", "changes", "message"),
+    [
+        ("evaluation", {"limit_val_batches": 0}, "every='evaluation', but nothing is validated"),
+        ("save", {}, "every='save', but no checkpoint is saved"),
+    ],
+)
+def test_an_event_that_never_comes_is_refused_when_the_training_begins(tmp_path, every, changes, message):
+    with pytest.raises(InputError, match=message):
+        fit(tmp_path, LightningHeadsCallback(DOCUMENTS, every=every, **QUICK), **changes)
+
+
 def test_a_module_without_a_transformers_model_is_refused(tmp_path):
     class Other(Module):
         def __init__(self):

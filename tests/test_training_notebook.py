@@ -14,7 +14,7 @@ from test_notebook import run_cell, without_windows  # noqa: F401 - a fixture
 
 NOTEBOOK = Path(__file__).parents[1] / "docs/notebooks/training.ipynb"
 PICTURE = NOTEBOOK.parents[1] / "images/training.png"
-STEPS = list(range(0, 121, 20))
+STEPS = list(range(0, 241, 40))
 
 
 def code_cells():
@@ -34,14 +34,14 @@ def test_the_notebook_trains_and_shows_heads_as_they_form(without_windows, monke
     namespace = {"__name__": "__main__"}
     means, picture, board, page = run(namespace)
 
-    assert namespace["first"].state.global_step == 70
+    assert namespace["first"].state.global_step == 140
     assert list(means.index) == STEPS
     assert len(namespace["heads"]) == len(STEPS) * 3 * 4  # each step once, though the second training came by again
     assert [axes.get_title() for axes in picture.axes] == ["layer 0", "layer 1", "layer 2"]
     assert list(board.index) == STEPS
     table = namespace["heads"].groupby("step")["r_q"].mean()
     pd.testing.assert_series_equal(board["eval/qkscope/r_q_mean"], table, check_names=False, rtol=1e-5)
-    assert "step-120" in page.read_text(encoding="utf-8")
+    assert "step-240" in page.read_text(encoding="utf-8")
 
 
 def test_no_outputs_are_committed():

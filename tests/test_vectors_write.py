@@ -1,5 +1,7 @@
 """A sample of a capture on disk: which tokens, in which files, what remains after a failure, how good it is."""
 
+import argparse
+
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -12,6 +14,7 @@ from families import tiny
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.probe import probe_model
 from qkscope.capture.tap import AttentionCall, Tap
+from qkscope.cli.options import vector_rate
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses.position.table import qk_table
@@ -21,7 +24,7 @@ from qkscope.moments.moments import Moments
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import HeadName
 from qkscope.vectors.read import Reading, moments_from_vectors, open_vectors
-from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positions
+from qkscope.vectors.sample import VectorSampler, log_uniform_rate, published_rate, sampled_positions
 from qkscope.vectors.write import VectorWriter
 from reference import reference_rows
 
@@ -107,6 +110,34 @@ def test_the_published_rate_keeps_one_token_per_bucket():
     assert published_rate(8) == 1.0
     kept = sampled_positions(range(500), 4096, layer=0, rate=published_rate(4096), seed=0) >= 0
     assert abs(kept.sum() - 8000) < 4 * np.sqrt(8000)
+
+
+def test_a_log_uniform_sample_keeps_as_many_tokens_each_time_that_the_position_doubles():
+    """8 of a doubling: all of positions 0 to 14 (1, 2, 4 and 8 of them), then on average 8 of 16, of 32, of 64, …"""
+    kept = sampled_positions(range(500), 1023, layer=0, rate=1.0, seed=0, per_doubling=8) >= 0
+    assert kept[:, :15].all()
+    for octave in range(4, 10):
+        count = kept[:, 2**octave - 1 : 2 ** (octave + 1) - 1].sum()
+        assert abs(count - 500 * 8) < 5 * np.sqrt(500 * 8)
+    assert log_uniform_rate(1023, 8) == pytest.approx((15 + 6 * 8) / 1023)
+    fewer = sampled_positions(range(500), 1023, layer=0, rate=1.0, seed=0, per_doubling=4) >= 0
+    assert (kept | ~fewer).all()  # a smaller sample is a part of a larger one
+    with pytest.raises(InputError, match="1 token or more"):
+        sampled_positions([0], 4, layer=0, rate=1.0, seed=0, per_doubling=-1)
+
+
+@pytest.mark.parametrize(
+    ("given", "sample"),
+    [("0.25", (0.25, 0)), ("1", (1.0, 0)), ("log", (None, 16)), ("log:4", (None, 4))],
+)
+def test_rates_as_they_are_written(given, sample):
+    assert vector_rate(given) == sample
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "2", "nan", "many", "log:", "log:0", "log:x", "logs"])
+def test_what_is_no_rate_is_refused(given):
+    with pytest.raises(argparse.ArgumentTypeError):
+        vector_rate(given)
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,8 @@ def panics_raised() -> Iterator[None]:
         if type(error).__name__ != "PanicException" or isinstance(error, Exception):
             raise
         raise LibraryPanic(str(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What somebody else's error says, short enough to be part of a message; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

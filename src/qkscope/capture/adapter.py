@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.capture.weights import ADAPTER, PICKLES, require_safetensors
-from qkscope.errors import ModelError
+from qkscope.errors import ModelError, first_line
 from qkscope.foreign import Unreadable, parse_json, read_bytes
 
 WEIGHTS = "adapter_model.safetensors"
@@ -36,13 +36,19 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> tuple[str | None, str | None]:
-    """The model that an adapter names as its base, and its revision; refuses what cannot be merged."""
-    stated = _stated(folder)
+    """The model that an adapter in a folder names as its base, and its revision; refuses what cannot be merged."""
+    named = named_base(folder)
     if not (folder / WEIGHTS).is_file():
         pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(PICKLES))
         also = f" (only {pickles[0]}, a pickle, which can run code when read)" if pickles else ""
         raise ModelError(f"{folder} has an {ADAPTER} but no {WEIGHTS}{also}; save the adapter again, as safetensors")
     require_safetensors(folder / WEIGHTS)
+    return named
+
+
+def named_base(folder: Path) -> tuple[str | None, str | None]:
+    """The same from the adapter's config alone, which is small: its matrices need not be there."""
+    stated = _stated(folder)
     base, revision = stated.get("base_model_name_or_path"), stated.get("revision")
     return (
         base if isinstance(base, str) and base.strip() else None,
@@ -83,9 +89,9 @@ def require_peft() -> Any:
     return peft
 
 
-def adapter_files(folder: str | None) -> list[Path]:
-    """The files that decide what an adapter is; none where there is no adapter."""
-    return [] if folder is None else [Path(folder) / ADAPTER, Path(folder) / WEIGHTS]
+def adapter_files(folder: str) -> list[Path]:
+    """The files that decide what an adapter is."""
+    return [Path(folder) / ADAPTER, Path(folder) / WEIGHTS]
 
 
 def merged(model: Any, folder: Path) -> Any:
@@ -102,8 +108,7 @@ def merged(model: Any, folder: Path) -> Any:
     except ModelError:
         raise
     except Exception as error:  # of peft: other shapes, other layers, NaN
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ModelError(f"{folder}: the adapter does not fit its base model ({told})") from error
+        raise ModelError(f"{folder}: the adapter does not fit its base model ({first_line(error)})") from error
     return model
 
 

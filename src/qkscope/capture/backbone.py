@@ -47,7 +47,7 @@ def model_limits(model: nn.Module) -> tuple[int | None, int | None]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and compiled wrappers; refuses what splits it so that no one rank has a head."""
+    """The model inside data-parallel and compiled wrappers; refuses what splits it so that no rank has a head."""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or _is_compiled_wrapper(model):
         inner: Any = model._orig_mod if _is_compiled_wrapper(model) else model.module
         model = inner
@@ -59,13 +59,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
             "over ranks outside its own forward pass; shard it with fully_shard (FSDP2), or save a checkpoint and "
             "capture from that"
         )
-    ranks = getattr(model, "tp_size", None)
-    if isinstance(ranks, int) and ranks > 1:
+    return model
+
+
+def head_ranks(model: nn.Module) -> int:
+    """Over how many ranks a tensor-parallel model splits its heads; 1 where each rank has all of them."""
+    ranks = getattr(unwrapped(model), "tp_size", None)
+    return ranks if isinstance(ranks, int) else 1
+
+
+def require_all_heads(model: nn.Module) -> None:
+    """Refuse a model of which this rank has some of the heads only, and would count them from 0."""
+    if (ranks := head_ranks(model)) > 1:
         raise CaptureError(
             f"the model is tensor-parallel over {ranks} ranks, each of which computes some of the heads only and "
-            "counts them from 0; load it without tp_plan"
+            "counts them from 0; load it without tp_plan, or measure it with qkscope.train, which puts them together"
         )
-    return model
 
 
 def _is_compiled_wrapper(model: Any) -> bool:
@@ -106,36 +115,36 @@ def evaluation(model: nn.Module) -> Iterator[None]:
     model.eval()
     try:
         # Not inference mode: what a model fills on the way (RoPE caches, gathered weights) must be fit for training.
-        with torch.no_grad(), uncompiled(), _gathered(model):
+        with torch.no_grad(), uncompiled(), _sharded_as_before(model):
             yield
     finally:
         for module in training:
             module.training = True
 
 
-@contextmanager
-def _gathered(model: nn.Module) -> Iterator[None]:
-    """Weights that FSDP2 gathers in the forward of a module outside the backbone, which is not called here.
+_WHOLE: dict[nn.Module, nn.Module] = {}  # by backbone, while it is evaluated: the model that has to be called for it
 
-    All ranks have to take part.
+
+@contextmanager
+def _sharded_as_before(model: nn.Module) -> Iterator[None]:
+    """Where FSDP2 shards more than the backbone, the whole model is called: its root gathers weights for others.
+
+    A group of modules that share weights over ranks also counts which of them have run, and would wait for its last
+    one (accelerate puts the final norm and the language-model head into one). All ranks have to take part.
     """
     package = sys.modules.get("torch.distributed.fsdp")
-    kind: Any = getattr(package, "FSDPModule", None)
-    sharded: list[Any] = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
-    if not sharded:
+    kind: Any = getattr(package, "FSDPModule", ())
+    sharded: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
+    backbone = text_backbone(model) if sharded else model
+    if set(sharded) <= set(backbone.modules()) or backbone in _WHOLE:
         yield
         return
-    backbone = text_backbone(model)
-    inside = set(backbone.modules())
-    outside = [module for module in sharded if module not in inside]
-    if outside:  # FSDP takes the first module that runs for the root; it must be the real one
-        unwrapped(model)(input_ids=torch.zeros(1, 2, dtype=torch.long, device=input_device(backbone)))
-    for module in outside:
-        module.unshard()
+    _WHOLE[backbone] = unwrapped(model)
     try:
         yield
     finally:
-        for module in outside:
+        del _WHOLE[backbone]
+        for module in sharded:
             module.reshard()
 
 
@@ -160,8 +169,23 @@ def run_backbone(backbone: nn.Module, input_ids: Tensor, attention_mask: Tensor 
         arguments["attention_mask"] = attention_mask.to(arguments["input_ids"].device)
     if "use_cache" in forward_signature(backbone).parameters:
         arguments["use_cache"] = False
-    hidden: Tensor = backbone(**arguments)[0]
-    return hidden
+    return call_backbone(backbone, **arguments)
+
+
+def call_backbone(backbone: nn.Module, **arguments: Any) -> Tensor:
+    """The last hidden states of a pass with these arguments."""
+    whole = _WHOLE.get(backbone)
+    if whole is None:
+        hidden: Tensor = backbone(**arguments)[0]
+        return hidden
+    seen: list[Tensor] = []
+    handle = backbone.register_forward_hook(lambda module, given, output: seen.append(output[0]))
+    few_logits = {"logits_to_keep": 1} if "logits_to_keep" in forward_signature(whole).parameters else {}
+    try:
+        whole(**arguments, **few_logits)
+    finally:
+        handle.remove()
+    return seen[0]
 
 
 def can_stop_early(model: nn.Module) -> bool:

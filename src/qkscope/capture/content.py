@@ -18,14 +18,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from qkscope.capture.adapter import adapter_files
+from qkscope.capture.adapter import WEIGHTS, adapter_files
+from qkscope.capture.hub import adapter_folder, cached
 from qkscope.capture.source import ModelSource
-from qkscope.capture.weights import INDEX, MAX_HEADER, SAFE, require_safe_index
+from qkscope.capture.weights import ADAPTER, INDEX, MAX_HEADER, SAFE, require_safe_index
 from qkscope.errors import ModelError
 
 SAMPLE, SAMPLES = 4096, 8  # bytes and places: a first look, which is confirmed by reading everything
 BLOCK = 16 * 1024 * 1024
 SINGLE = "model.safetensors"
+SHA256 = 64  # digits
 SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
@@ -117,12 +119,15 @@ class Content:
 
     @cached_property
     def _adapter(self) -> str:
-        """A hash of an adapter's tensors and of what is done with them."""
-        about, weights = adapter_files(self.source.adapter)
-        digest = hashlib.sha256(about.read_bytes())
+        """A hash of an adapter's tensors and of what is done with them; the Hub states that of its file."""
+        source = self.source.adapter_source
+        assert source is not None
+        stated = _stated_by_hub(source).get(WEIGHTS) if source.kind == "hub" else None
+        if stated is not None and len(stated.digest) == SHA256:
+            return hashlib.sha256(cached(source, ADAPTER).read_bytes() + bytes.fromhex(stated.digest)).hexdigest()
+        about, weights = adapter_files(str(adapter_folder(self.source)))
         with weights.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+            return hashlib.sha256(about.read_bytes() + hashlib.file_digest(file, "sha256").digest()).hexdigest()
 
     @cached_property
     def _sample(self) -> str:

@@ -22,9 +22,12 @@ State = tuple[tuple[Path, int, int], ...]  # files with their sizes and times
 def weights_fingerprint(source: ModelSource) -> str | None:
     """A hash that tells a local checkpoint's weights from others: sizes and evenly spaced samples of each file.
 
-    Of a model on the Hub its commit says it, and None is returned, unless a local adapter is added to it.
+    Of a model on the Hub its commit says it, and None is returned, unless an adapter is added to it.
     """
-    adapter = adapter_files(source.adapter)
+    if source.adapter_revision is not None:
+        base = source.without_adapter
+        return f"{weights_fingerprint(base) or base.revision} {source.adapter}@{source.adapter_revision}"
+    adapter = adapter_files(source.adapter) if source.adapter is not None else []
     if source.kind == "hub":
         return f"{source.revision} {_sampled(_state(adapter))}" if adapter else None
     folder = Path(source.location)

@@ -10,15 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.source import ModelSource
-from qkscope.capture.weights import ADAPTER, adapter_message
-from qkscope.errors import ModelError
+from qkscope.capture.adapter import WEIGHTS, named_base, require_peft
+from qkscope.capture.source import HUB_ID, ModelSource, no_adapter
+from qkscope.capture.weights import ADAPTER, require_safetensors
+from qkscope.errors import ModelError, first_line
 
 
 def pinned(source: ModelSource, filename: str) -> ModelSource:
     """The same source at the commit its revision stands for now, so that a branch cannot move under a run.
 
-    `filename` is a small file that the source must have; it is fetched if it is not in the cache.
+    `filename` is a small file that the source must have; it is fetched if it is not in the cache. Where a repository
+    has no config because it holds an adapter, the source is that of its base model, with the adapter at its commit.
     """
     from huggingface_hub.errors import EntryNotFoundError
     from transformers.utils.hub import cached_file, extract_commit_hash
@@ -32,9 +34,17 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
         raise
     except Exception as error:
         missing = any(isinstance(cause, EntryNotFoundError) for cause in _causes(error))
-        raise (_adapter(source) if missing else None) or explain(source, error) from error
-    if found is None and filename == "config.json":
-        raise _adapter(source) or ModelError(f"{source} has no config.json: it is not a saved transformers model")
+        adapted = _adapted(source) if missing and filename == "config.json" else None
+        if adapted is None:
+            raise explain(source, error) from error
+        return adapted
+    if found is None and filename == "config.json":  # transformers' answer where a repository has none
+        adapted = _adapted(source)
+        if adapted is None:
+            raise ModelError(f"{source} has no config.json: it is not a saved transformers model")
+        return adapted
+    if source.base is not None or source.base_revision is not None:
+        raise no_adapter(source.location)
     commit = extract_commit_hash(found, None)
     return replace(source, revision=commit) if commit else source
 
@@ -57,8 +67,7 @@ def _require_answer(source: ModelSource, filename: str) -> None:
     except HfHubHTTPError:
         return  # an answer, whatever it is
     except Exception as error:  # of the library that asks: no address, no route, nobody there, no answer in time
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{source} could not be fetched: {_unreachable(source)} ({reason[0][:200]})") from error
+        raise ModelError(f"{source} could not be fetched: {_unreachable(source)} ({first_line(error)})") from error
 
 
 def _unreachable(source: ModelSource) -> str:
@@ -68,15 +77,80 @@ def _unreachable(source: ModelSource) -> str:
     )
 
 
-def _adapter(source: ModelSource) -> ModelError | None:
-    """The reason, if a repository has no config because it holds an adapter."""
+# -- adapters ----------------------------------------------------------------------------------------------
+
+
+def _adapted(source: ModelSource) -> ModelSource | None:
+    """The base model of what a repository without a config holds, at its commit, with it; None if it is no adapter."""
+    from transformers.utils.hub import extract_commit_hash
+
+    if not _holds(source, ADAPTER):
+        return None
+    config = cached(source, ADAPTER)
+    exact = replace(source, revision=extract_commit_hash(str(config), None))
+    if source.adapter:
+        raise ModelError(f"{source.adapter}: its base model holds an adapter itself; name a whole model with `base:`")
+    require_peft()
+    base = source.base or _named_base(exact, config.parent)
+    if not _holds(exact, WEIGHTS):
+        raise ModelError(f"{exact} has an {ADAPTER} but no {WEIGHTS}; adapters are read from safetensors only")
+    found = pinned(base, "config.json")
+    if found.adapter or found.kind == "gguf":
+        raise ModelError(f"{exact}: its base model, {found}, is not a folder or repository of whole weights")
+    return replace(found, adapter=exact.location, adapter_revision=exact.revision)
+
+
+def _named_base(adapter: ModelSource, folder: Path) -> ModelSource:
+    """The repository that an adapter names; a path of somebody else's machine is not looked for on this one."""
+    name, revision = named_base(folder)
+    if name is None or not HUB_ID.fullmatch(name):
+        named = "no base model" if name is None else f"{name[:200]!r} as its base model, which is not on the Hub"
+        raise ModelError(f"{adapter} holds an adapter that names {named}; name it with `base:`")
+    revision = adapter.base_revision or revision
+    return ModelSource("hub", name, revision, trust_remote_code=adapter.trust_remote_code)
+
+
+def adapter_folder(source: ModelSource) -> Path:
+    """Where the files of a source's adapter are; those on the Hub are fetched unless they are in the cache."""
+    adapter = source.adapter_source
+    assert adapter is not None
+    if adapter.kind == "local":
+        return Path(adapter.location)
+    folder = cached(adapter, ADAPTER).parent
+    require_safetensors(cached(adapter, WEIGHTS))
+    return folder
+
+
+def adapters_tokenizer(source: ModelSource) -> ModelSource | None:
+    """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
+    adapter = source.adapter_source
+    return adapter if adapter is not None and _holds(adapter, "tokenizer.json") else None
+
+
+def cached(source: ModelSource, filename: str) -> Path:
+    """A file of a repository, from the cache or from the Hub."""
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(source.location, ADAPTER, revision=source.revision or "main")
-    except Exception:  # then it is something else, and the first error says what
-        return None
-    return ModelError(adapter_message(source, Path(found))) if found else None
+        return Path(cached_file(source.location, filename, revision=source.revision or "main"))
+    except Exception as error:
+        raise explain(source, error) from error
+
+
+def _holds(source: ModelSource, filename: str) -> bool:
+    """Whether a source has a file; nothing is fetched."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    if source.kind == "local":
+        return (Path(source.location) / filename).is_file()
+    if isinstance(try_to_load_from_cache(source.location, filename, revision=source.revision), str):
+        return True
+    try:
+        return not constants.HF_HUB_OFFLINE and bool(
+            HfApi().file_exists(source.location, filename, revision=source.revision)
+        )
+    except Exception as error:
+        raise explain(source, error) from error
 
 
 def explain(source: ModelSource, error: BaseException) -> ModelError:
@@ -86,8 +160,7 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
 
     if isinstance(error, ModelError):
         return error  # it was explained where it happened
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else type(error).__name__
+    text, first = str(error).strip(), first_line(error)
     if not source.trust_remote_code and ("trust_remote_code" in text or "custom code" in text):
         return needs_code(source)
     if "safetensors" in text and ("pytorch_model" in text or "use_safetensors" in text or "pickle" in text):
@@ -142,11 +215,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def evict(source: ModelSource, commit: str | None) -> int:
-    """Delete the cached files that only this commit of the model needs; returns the bytes freed."""
+def evict(source: ModelSource) -> int:
+    """Delete the cached files that only this commit of a repository needs; returns the bytes freed."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
+    commit = source.revision
     if source.kind != "hub" or commit is None:
         return 0
     try:

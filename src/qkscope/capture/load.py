@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from qkscope.capture.adapter import merged
 from qkscope.capture.gguf import parsed_once
-from qkscope.capture.hub import explain, pinned
+from qkscope.capture.hub import adapter_folder, explain, pinned
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, require_safe_index
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
@@ -90,7 +93,7 @@ def load_backbone(
         _require_safe_hub_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     try:
-        with panics_raised(), parsed_once(source.gguf_file):
+        with panics_raised(), parsed_once(source.gguf_file), _no_bar():
             model = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
                 source.location,
                 config=config,
@@ -102,9 +105,26 @@ def load_backbone(
     except Exception as error:
         raise explain(source, error) from error
     if source.adapter:
-        model = merged(model, Path(source.adapter))
+        model = merged(model, adapter_folder(source))
         model = model if head else model.base_model
     return model.eval()
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """transformers' bar for each load would stand between the lines of a run's progress; that of downloads stays."""
+    from transformers.utils import logging
+
+    bars: Any = import_module("huggingface_hub.utils")
+    if bars.are_progress_bars_disabled() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    bars.enable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _require_safe_hub_index(source: ModelSource) -> None:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import (
+    call_backbone,
     evaluation,
     forward_signature,
     input_device,
+    require_all_heads,
     run_backbone,
     text_backbone,
     text_config,
@@ -28,7 +30,7 @@ from qkscope.capture.finite import require_finite_weights
 from qkscope.capture.replay import ReplayTap, half_turn
 from qkscope.capture.rotation import Rotations, measure_rotations, probed_positions
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError, QkscopeError
+from qkscope.errors import CaptureError, QkscopeError, first_line
 from qkscope.layers import AttentionKind, LayerFacts
 
 PROBE_TOKENS = 16  # enough for every head to have something to attend to; short enough to cost nothing
@@ -52,11 +54,14 @@ class ProbedModel:
         return tuple(layer for layer in range(self.n_layers) if layer not in found)
 
 
-def probe_model(model: nn.Module, context: int | None = None) -> ProbedModel:
+def probe_model(model: nn.Module, context: int | None = None, *, some_heads: bool = False) -> ProbedModel:
     """Find the attention layers of `model` and their facts; refuse a model that cannot be captured.
 
-    Rotations are those of sequences of `context` tokens, by default the longest that the model declares.
+    Rotations are those of sequences of `context` tokens, by default the longest that the model declares. With
+    `some_heads`, the model may be tensor-parallel, and the facts are of this rank's heads.
     """
+    if not some_heads:
+        require_all_heads(model)
     backbone = text_backbone(model)
     tokens = probe_tokens(backbone, text_config(model))
     calls: dict[int, AttentionCall] = {}
@@ -88,8 +93,9 @@ def _rotations(backbone: nn.Module, config: Any, context: int | None) -> Rotatio
     try:
         return measure_rotations(backbone, _random_tokens(backbone, config, len(positions)), positions)
     except Exception as error:
-        told = (str(error).strip().splitlines() or ["no message"])[0][:200]
-        return Rotations({}, {}, f"the model does not run at positions of its own ({type(error).__name__}: {told})")
+        return Rotations(
+            {}, {}, f"the model does not run at positions of its own ({type(error).__name__}: {first_line(error)})"
+        )
 
 
 @contextmanager
@@ -100,7 +106,7 @@ def _failures_explained() -> Iterator[None]:
     except QkscopeError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
+        what = f"{type(error).__name__}: {first_line(error)}"
         raise CaptureError(f"the model fails on {PROBE_TOKENS} tokens ({what})") from error
 
 
@@ -168,7 +174,7 @@ def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: 
     shifted: dict[int, AttentionCall] = {}
     positions = torch.arange(SHIFT, SHIFT + tokens.shape[1], device=tokens.device)[None]
     with Tap(backbone, lambda call: shifted.__setitem__(call.layer, call)):
-        backbone(input_ids=tokens, position_ids=positions)
+        call_backbone(backbone, input_ids=tokens, position_ids=positions)
     return {layer: _changed_by_shift(call, shifted[layer]) for layer, call in calls.items() if layer in shifted}
 
 

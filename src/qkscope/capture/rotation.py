@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qkscope.capture.angles import angles_of
-from qkscope.capture.backbone import forward_signature
+from qkscope.capture.backbone import call_backbone, forward_signature
 from qkscope.capture.replay import POSITIONS, ReplayTap, at_rest, cos_and_sin, quarter_turn
 from qkscope.capture.tap import AttentionCall
 from qkscope.errors import CaptureError
@@ -65,7 +65,7 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
 
     arguments = {"use_cache": False} if "use_cache" in forward_signature(backbone).parameters else {}
     with sources, ReplayTap(backbone, observe) as tap:
-        backbone(input_ids=tokens, position_ids=positions.to(tokens.device)[None], **arguments)
+        call_backbone(backbone, input_ids=tokens, position_ids=positions.to(tokens.device)[None], **arguments)
     return measured
 
 

@@ -31,7 +31,10 @@ class ModelSource:
     revision: str | None = None
     gguf_file: str | None = None  # the file's name inside `location`
     trust_remote_code: bool = False  # whether Python code that lies with the checkpoint may run
-    adapter: str | None = None  # the absolute path of a LoRA adapter, which is merged into the model
+    adapter: str | None = None  # a LoRA adapter that is merged into the model: its absolute path, or its Hub id
+    adapter_revision: str | None = None  # the commit of an adapter on the Hub; None for a folder
+    base: ModelSource | None = None  # the model that the study names, should this repository hold an adapter
+    base_revision: str | None = None  # or only the revision of the model that the adapter names
     looked_at: str = field(default="", compare=False)  # where a directory of this name was looked for
 
     @property
@@ -47,12 +50,21 @@ class ModelSource:
     def __str__(self) -> str:
         name = str(Path(self.location) / self.gguf_file) if self.gguf_file else self.location
         named = f"{name}@{self.revision}" if self.revision and self.kind == "hub" else name
-        return f"{self.adapter} on {named}" if self.adapter else named
+        at = f"@{self.adapter_revision}" if self.adapter_revision else ""
+        return f"{self.adapter}{at} on {named}" if self.adapter else named
 
     @property
     def without_adapter(self) -> ModelSource:
         """The base model alone."""
-        return replace(self, adapter=None)
+        return replace(self, adapter=None, adapter_revision=None)
+
+    @property
+    def adapter_source(self) -> ModelSource | None:
+        """Where the adapter itself is from; None where there is none."""
+        if self.adapter is None:
+            return None
+        kind: Literal["hub", "local"] = "hub" if self.adapter_revision else "local"
+        return ModelSource(kind, self.adapter, self.adapter_revision, trust_remote_code=self.trust_remote_code)
 
 
 def find_source(
@@ -84,15 +96,30 @@ def find_source(
         return ModelSource("gguf", str(path.parent.resolve()), gguf_file=path.name, trust_remote_code=trust_remote_code)
     if is_dir and role == "model" and is_adapter(path):
         return _adapted(path, base, folder, trust_remote_code)
-    if any(base):
-        raise ModelError(f"`base` belongs to an adapter, and {model[:200]!r} is not one; leave it out")
+    if any(base) and (is_dir or is_file):
+        raise no_adapter(model)
     if is_dir:
         require_safe_weights(path) if role == "model" else require_tokenizer(path)
         return ModelSource("local", str(path.resolve()), trust_remote_code=trust_remote_code)
     if is_file:
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
     _require_hub_id(model, path, role)
-    return ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
+    found = ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
+    return _with_base(found, base, folder) if any(base) else found
+
+
+def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder: Path) -> ModelSource:
+    """A repository and what the study says of its base, in case it holds an adapter."""
+    if base[0] is None:
+        return replace(source, base_revision=base[1])
+    with located("base"):
+        found = find_source(base[0], base[1], folder, trust_remote_code=source.trust_remote_code)
+    return replace(source, base=found)
+
+
+def no_adapter(model: str) -> ModelError:
+    """Why a base is refused for a model that is not an adapter."""
+    return ModelError(f"`base` belongs to an adapter, and {model[:200]!r} is not one; leave it out")
 
 
 def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trust_remote_code: bool) -> ModelSource:

@@ -17,7 +17,6 @@ SAFE = ".safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")  # how the names of tokenizers' files start
-MAX_ADAPTER = 1024 * 1024  # bytes of an adapter's config
 MAX_INDEX = 256 * 1024 * 1024  # bytes; a model of 100 000 tensors has 10 MB
 MAX_HEADER = 100_000_000  # bytes; what the safetensors format itself allows
 CONVERT = "convert them with model.save_pretrained(folder), which writes safetensors"
@@ -48,22 +47,6 @@ def require_tokenizer(path: Path) -> None:
     """Refuse a directory that holds no tokenizer; weights need not lie beside it."""
     if not any(entry.name.startswith(TOKENIZERS) for entry in path.iterdir()):
         raise ModelError(f"{path} has no tokenizer.json, tokenizer_config.json or vocabulary: it holds no tokenizer")
-
-
-def adapter_message(where: object, config: Path) -> str:
-    """What an adapter is, and how it becomes a model that can be measured."""
-    base, kind = "its base model", "an adapter (such as LoRA)"
-    try:
-        stated = json.loads(config.read_text(encoding="utf-8")) if config.stat().st_size < MAX_ADAPTER else {}
-        named = stated.get("base_model_name_or_path")
-        base = repr(named[:200]) if isinstance(named, str) and named else base
-        kind = "a LoRA adapter" if stated.get("peft_type") == "LORA" else kind
-    except (OSError, ValueError, AttributeError, RecursionError):
-        pass  # what it says of itself only makes the advice more exact
-    return (
-        f"{where} holds {kind}, not a whole model: fetch it into a folder, with `hf download ... --local-dir adapter`, "
-        f"and point `model:` at that folder; it is then merged into {base} when it is loaded"
-    )
 
 
 def _saved_inside(path: Path) -> str:

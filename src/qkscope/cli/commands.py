@@ -57,11 +57,12 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
     from qkscope.run.execute import CaptureOptions
     from qkscope.run.runner import VectorSample
 
-    # 0 stands for `--vectors` without a rate; argparse has no other way to tell it from a missing option.
-    rate = options.vectors
-    if rate is not None and not 0 <= rate <= 1:
-        raise InputError(f"--vectors {rate:g}: a share of tokens is above 0 and at most 1")
-    sample = None if rate is None else VectorSample(rate or None, tokens=getattr(options, "vector_tokens", False))
+    sample = None
+    if options.vectors is not None:
+        rate, per_doubling = options.vectors
+        sample = VectorSample(rate, tokens=getattr(options, "vector_tokens", False), per_doubling=per_doubling)
+    elif getattr(options, "vector_tokens", False):
+        raise InputError("--vector-tokens: these are kept beside vectors; give --vectors, too")
     return CaptureOptions(
         only=getattr(options, "checkpoint", ()),
         evict=options.evict,

@@ -48,12 +48,19 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
         )
     lines += ["", *table(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
-    lines.append(
-        f"analysis: {heads}, {counted(study.components, 'component')}, common window {study.window_in_common()} tokens"
-    )
+    lines.append(f"analysis: {heads}, {counted(study.components, 'component')}, {_common_window(plan)}")
     lines.append(cost_line(plan))
     lines += [f"note: {note}" for note in [*plan.notes(), *folder_notes(plan.checkpoints, folder)]]
     return lines
+
+
+def _common_window(plan: Plan) -> str:
+    """The common window, in tokens; of one that is said in characters, in those of each checkpoint."""
+    characters = plan.study.characters_in_common
+    if characters is None:
+        return f"common window {plan.study.window_in_common()} tokens"
+    each = ", ".join(f"{one.layout.common} of {one.checkpoint.name}" for one in plan.checkpoints)
+    return f"common window {characters} characters, on average these tokens: {each}"
 
 
 def cost_line(plan: Plan) -> str:
@@ -130,12 +137,13 @@ def describe_model(
     """A model's attention from its config, and what measuring it would cost."""
     from qkscope.capture.blueprint import blueprint
     from qkscope.capture.config import MISSING, check_config, find_value, load_config
+    from qkscope.capture.hub import pinned
     from qkscope.capture.source import find_source
     from qkscope.moments.layout import capture_layout
     from qkscope.moments.sizes import predict_sizes
     from qkscope.run.models import tell_slow
 
-    source = find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code)
+    source = pinned(find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code), "config.json")
     tell_slow(source, noted)
     config = load_config(source)
     longest = find_value(config, "max_position_embeddings")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+PER_DOUBLING = 16  # tokens of a log-uniform sample each time that the position doubles
+
 
 def add_study(parser: argparse.ArgumentParser) -> None:
     """Which study, and where its results are."""
@@ -30,13 +32,13 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vectors",
-        type=float,
+        type=vector_rate,
         nargs="?",
-        const=0.0,
+        const=(None, 0),
         metavar="RATE",
         help="also keep the raw vectors of a sample of tokens, this share of all, one parquet file per head, in "
-        "<results>/vectors/ "
-        "(without RATE: on average one token per position bucket)",
+        "<results>/vectors/ (without RATE: on average one token per position bucket; log or log:N: log-uniform, N "
+        f"tokens each time that the position doubles, {PER_DOUBLING} by default)",
     )
     parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: keep the tokens' texts, too")
     add_shard_options(parser)
@@ -85,6 +87,23 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--cpus-per-worker", type=float, metavar="N", help="ray: default 1 with a GPU, else all of a node"
     )
     where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+
+
+def vector_rate(text: str) -> tuple[float | None, int]:
+    """`0.01`, `log` or `log:16`: a share of tokens, and of a log-uniform sample how many for each doubling."""
+    word, _, amount = text.partition(":")
+    if word == "log":
+        try:
+            return None, positive(amount) if amount or ":" in text else PER_DOUBLING
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}: write log:16, with a number of tokens") from None
+    try:
+        rate = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: write a share of tokens, log, or log:16") from None
+    if not 0 < rate <= 1:
+        raise argparse.ArgumentTypeError(f"{rate:g}: a share of tokens is above 0 and at most 1")
+    return rate, 0
 
 
 def positive(text: str) -> int:

@@ -103,7 +103,7 @@ def planned_work(plan: CheckpointPlan) -> CheckpointWork:
         batch_tokens=study.batch_tokens,
         heads=every if study.heads == "all" else min(every, study.heads.sample),
         components=study.components,
-        common_window=study.window_in_common(),
+        common_window=plan.layout.common,
         detail=study.in_detail(),
     )
 

@@ -60,6 +60,7 @@ class _Document(_StrictIndex):
     kept: Amount  # ids in this file
     prefixes: dict[Annotated[str, Field(pattern="^[0-9]{1,12}$")], Hash]
     file: Amount | None  # which of the files
+    start: Amount | None = None  # tokens of its first characters
 
 
 class _Index(_StrictIndex):
@@ -69,11 +70,13 @@ class _Index(_StrictIndex):
     looked_for: Amount
     files: list[_File]
     documents: list[_Document]
+    characters: Amount | None = None  # that `start` is about
 
 
-def tokens_key(settings: Documents, tokenizer: str, contexts: Iterable[int]) -> str:
+def tokens_key(settings: Documents, tokenizer: str, contexts: Iterable[int], characters: int | None = None) -> str:
     """What names the tokens of a study's documents: their settings, the tokenizer's digest and the study's contexts."""
     facts = [FORMAT, settings.model_dump(mode="json"), tokenizer, sorted(set(contexts))]
+    facts += [] if characters is None else [characters]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -112,6 +115,7 @@ def _index(corpus: Corpus, kept: KeptTokens) -> _Index:
         key=corpus.key,
         begun=corpus.begun,
         looked_for=corpus.looked_for,
+        characters=corpus.characters,
         files=[_File(name=name_of(file.path, corpus.folder), size=file.size, changed=file.changed) for file in files],
         documents=[
             _Document(
@@ -121,6 +125,7 @@ def _index(corpus: Corpus, kept: KeptTokens) -> _Index:
                 kept=int(kept.starts[number + 1] - kept.starts[number]),
                 prefixes={str(length): digest for length, digest in document.prefixes.items()},
                 file=None if document.file is None else numbers[document.file],
+                start=document.start,
             )
             for number, document in enumerate(corpus.documents)
         ],
@@ -147,11 +152,12 @@ def load_corpus(path: Path, key: str, settings: Documents, folder: Path) -> Corp
         return None
     starts = np.cumsum([0, *(document.kept for document in index.documents)], dtype=np.int64)
     documents = tuple(
-        Surveyed(each.name, each.digest, each.tokens, {int(n): d for n, d in each.prefixes.items()}, source)
+        Surveyed(each.name, each.digest, each.tokens, {int(n): d for n, d in each.prefixes.items()}, source, each.start)
         for each, source in zip(index.documents, sources, strict=True)
     )
     kept = KeptTokens(path.resolve(), starts, behind)
-    return Corpus(settings, folder, documents, index.looked_for, kept, key, begun, stored=settled)
+    looked_for, characters = index.looked_for, index.characters
+    return Corpus(settings, folder, documents, looked_for, kept, key, begun, settled, characters)
 
 
 def _read(path: Path, key: str) -> tuple[_Index, int]:

@@ -35,6 +35,7 @@ class Surveyed:
     tokens: int  # all there are, or as many as were looked for
     prefixes: Mapping[int, str]  # digest of the first ids, for each context of the study that the document fills
     file: SourceFile | None = None
+    start: int | None = None  # tokens of its first characters, see `Corpus.characters`; None where it has fewer
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Corpus:
     key: str = ""  # by which it is stored, see `stored`
     begun: int = 0  # when its documents began to be read, in nanoseconds
     stored: bool = False  # whether `kept` is a file that holds all of this
+    characters: int | None = None  # how many `Surveyed.start` is about
 
     @property
     def source(self) -> str:
@@ -74,6 +76,19 @@ class Corpus:
                 "context"
             )
         return indices
+
+    def window_of_characters(self, indices: Sequence[int]) -> int:
+        """How many tokens the first `characters` of these documents are on average, rounded.
+
+        Each text is cut after so many characters and tokenized by itself, special tokens included.
+        """
+        short = [self.documents[index] for index in indices if self.documents[index].start is None]
+        if short:
+            raise DocumentError(
+                f"{short[0].name} has fewer than the {counted(self.characters or 0, 'character')} of common_window; "
+                "give longer documents or fewer characters"
+            )
+        return round(float(np.mean([self.documents[index].start for index in indices])))
 
     def tokens_fingerprint(self, context: int, indices: Sequence[int] | None = None) -> str:
         """sha256 of what a checkpoint with this context is shown of all usable documents, or of some: nothing else."""
@@ -135,10 +150,12 @@ def survey(
     seen: Callable[[Document], None] = lambda document: None,
     keep_in: Path | None = None,
     key: str = "",
+    characters: int | None = None,
 ) -> Corpus:
     """Read every document once and tokenize it as far as `contexts` (and `min_tokens`) need.
 
-    The ids are kept in a temporary file, or in the file `keep_in`, which then stays.
+    The ids are kept in a temporary file, or in the file `keep_in`, which then stays. With `characters`, the tokens of
+    each document's first so many characters are counted, too.
     """
     lengths = sorted(set(contexts))
     looked_for = max(*lengths, settings.min_tokens or 0, 1)
@@ -150,11 +167,18 @@ def survey(
             shown = [length for length in lengths if max(length, settings.min_tokens or 0) <= len(ids)]
             writer.append(ids[: max(shown, default=0)])
             prefixes = _prefix_digests(ids, shown)
-            documents.append(Surveyed(document.name, document.digest, len(ids), prefixes, document.file))
+            start = _start(encoder, document.text, characters)
+            documents.append(Surveyed(document.name, document.digest, len(ids), prefixes, document.file, start))
             seen(document)
         if not documents:
             raise DocumentError(f"no documents found in {describe_source(settings)}")
-        return Corpus(settings, folder, tuple(documents), looked_for, writer.finish(), key, begun)
+        kept = writer.finish()
+        return Corpus(settings, folder, tuple(documents), looked_for, kept, key, begun, characters=characters)
+
+
+def _start(encoder: Encoder, text: str, characters: int | None) -> int | None:
+    """Tokens of a text's first characters; None where it has fewer, or nobody asks."""
+    return None if characters is None or len(text) < characters else len(encoder.whole(text[:characters]))
 
 
 def _prefix_digests(ids: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:

@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
 from matplotlib.transforms import blended_transform_factory
 
 from qkscope.draw.axis import NumberAxis
@@ -99,9 +100,21 @@ def new_figure(width: float, height: float, study: Entries, headline: str, note:
 
 
 def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
-    """The legend at the right end of the header, clear of the data and of the phase names."""
+    """The legend at the right end of the header, clear of the data and of the phase names.
+
+    Where it would lie on the note about windows, it gets fewer columns, down to two.
+    """
+    legend, note = _legend(figure, handles, columns), [text for text in figure.texts if text.get_gid() == "note"]
+    while columns > 2 and note and legend.get_window_extent().overlaps(note[0].get_window_extent()):
+        legend.remove()
+        columns -= 1
+        legend = _legend(figure, handles, columns)
+    legend.set_in_layout(False)
+
+
+def _legend(figure: Figure, handles: Sequence[Artist], columns: int) -> Legend:
     height = figure.get_figheight()
-    figure.legend(
+    return figure.legend(
         handles=list(handles),
         loc="upper right",
         bbox_to_anchor=(1.0 - 0.05 / figure.get_figwidth(), 1.0 - 0.35 / height),
@@ -110,7 +123,7 @@ def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> No
         borderpad=0.1,
         handlelength=2.2 if columns <= 3 else 1.6,
         columnspacing=2.0 if columns <= 3 else 1.0,  # four must leave the note its room
-    ).set_in_layout(False)
+    )
 
 
 def marker_size(checkpoints: int) -> float:
@@ -128,6 +141,8 @@ def window_note(windows: Sequence[float], common: bool, noun: str = "checkpoint"
     known = sorted({int(w) for w in windows if not math.isnan(w)})
     if not known:
         return ""
+    if common and len(known) > 1:
+        return f"every {noun} over as many characters on average: {known[0]:,} to {known[-1]:,} tokens"
     if common:
         return f"every {noun} at the common window of {known[0]:,} tokens"
     if len(known) == 1:

@@ -19,6 +19,7 @@ from qkscope.lenses import (
     rope,
     rotation,
     runs,
+    sample,
     score,
     taxonomy,
     windows,
@@ -44,6 +45,7 @@ ROOMS = (
     across_models,
     runs,
     claims,
+    sample,
 )
 
 for room in ROOMS:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from qkscope.lenses.base import Lens, Summary
 from qkscope.lenses.categories import dominated
@@ -29,6 +30,7 @@ from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import Block
 
 COMMON_SUFFIX = "_common"
+WINDOW_PANELS = 20  # entries whose heads at all windows are kept at hand
 RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
 
 
@@ -81,21 +83,29 @@ class AtWindow:
     def window_panel(self, name: str) -> HeadPanel:
         """One entry's heads at each of its windows, ready to be compared: `256` is the name of a window."""
         if name not in self._window_panels:
+            while len(self._window_panels) >= WINDOW_PANELS:
+                self._window_panels.pop(next(iter(self._window_panels)))
             self._window_panels[name] = self._window_panel(name)
         return self._window_panels[name]
 
     def _window_panel(self, name: str) -> HeadPanel:
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        rows = _by_window(self.windows, name)
+        rows = _by_window(self.windows, self._window_places[0].get(name, []))
         draws: list[pd.DataFrame] = []
         if self._window_replicates is not None:
-            without = _by_window(self._window_replicates, name)
+            without = _by_window(self._window_replicates, self._window_places[1].get(name, []))
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
             draws = [_numbers_of(_derived(draw, self._lenses)) for draw in drawn_heads(there, known)]
         return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
+
+    @cached_property
+    def _window_places(self) -> list[dict[str, NDArray[np.intp]]]:
+        """Where each entry's rows are in the tables of all windows: looked for once, however many entries there are."""
+        tables = (self.windows, self._window_replicates)
+        return [{} if table is None else dict(table.groupby("model").indices) for table in tables]
 
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
@@ -279,9 +289,9 @@ def window_names(windows: pd.Series[float]) -> pd.Series[str]:
     return windows.astype(int).astype(str)
 
 
-def _by_window(table: pd.DataFrame, name: str) -> pd.DataFrame:
+def _by_window(table: pd.DataFrame, places: Sequence[int] | NDArray[np.intp]) -> pd.DataFrame:
     """One entry's rows, its windows in the place of entries."""
-    rows = table[table["model"] == name]
+    rows = table.iloc[places]
     return rows.assign(model=window_names(rows["window"])).reset_index(drop=True)
 
 

@@ -71,6 +71,7 @@ class HeadTable:
     # Of these, the means that are also kept apart for position-dominated heads and for the others.
     by_category: tuple[str, ...] = ()
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
+    of_vectors: bool = False  # made of checkpoints whose vectors were kept, and of no others
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -156,6 +156,11 @@ def window_sentence(given: CardInput) -> str:
     known = sorted({int(w) for w in given.windows.values() if not math.isnan(w)})
     if not known:
         return "The window of the measurement is not recorded."
+    if given.at.common and len(known) > 1:
+        return (
+            f"Every {given.noun} is measured over the tokens that as many characters of its documents are on average: "
+            f"{known[0]:,} to {tokens(known[-1])}."
+        )
     if given.at.common:
         return f"Every {given.noun} is measured over the same leading {tokens(known[0])} of each document."
     if len(known) == 1:

@@ -44,6 +44,7 @@ class RowSettings:
     skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
     detail: bool = True  # whether tables with many rows per head are made
     vectors: Path | None = None  # where a sample of the checkpoint's vectors is kept, if one is
+    common_of_sums: bool = False  # the common window is the one that the sums were made for
 
 
 def checkpoint_rows(
@@ -54,6 +55,7 @@ def checkpoint_rows(
     Beside the tables, means over each layer's heads of whatever has one row per head (`layer_means.csv`).
     """
     tables = [table for table in tables if settings.detail or not table.detail]
+    tables = [table for table in tables if settings.vectors is not None or not table.of_vectors]
     chosen = choose_heads(moments.layers.values(), settings.heads, settings.layers)
     wanted = {table.file: table_windows(table, moments.layout, settings) for table in tables}
     every = dict.fromkeys(window for windows in wanted.values() for window in windows)
@@ -99,7 +101,8 @@ def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers:
 def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:
     """The windows at which a table has rows of a checkpoint."""
     own = settings.own or layout.context
-    common = own if settings.common is None else settings.common
+    stated = layout.common if settings.common_of_sums else settings.common
+    common = own if stated is None else stated
     doublings = [*(window for window in layout.windows() if window < own), own]
     windows = {
         "own": [own],

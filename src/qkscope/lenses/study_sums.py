@@ -51,4 +51,6 @@ class StudySums:
         """Each choice of windows, with the window of every entry; the common one only where it is another choice."""
         own = [entry.window for entry in self.entries]
         common = [self.settings.common or min(own)] * len(own)
+        if self.settings.common_of_sums:
+            common = [entry.file.layout.common or entry.window for entry in self.entries]
         return [("own", own)] if common == own else [("own", own), ("common", common)]

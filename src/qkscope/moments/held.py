@@ -6,8 +6,9 @@ errors alone (groups, crossed sums) is float32; so is what was summed before rot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,27 @@ class KindMoments:
             n, x = self.span_sums(span)
             moved[:, :, span] = translated_squares(self.groups[:, :, span], x, n, step)
         return moved
+
+    @classmethod
+    def beside(cls, parts: Sequence[KindMoments]) -> KindMoments:
+        """The sums of several sets of heads over the same tokens, one set after the other."""
+        unrotated = [part.unrotated for part in parts if part.unrotated is not None]
+        return cls(
+            _beside([part.buckets for part in parts]),
+            _beside([part.crossed for part in parts]),
+            np.concatenate([part.groups for part in parts]),
+            parts[0].spans,
+            # How many tokens there were is no sum of a head's.
+            replace(_beside(unrotated), n=unrotated[0].n) if len(unrotated) == len(parts) else None,
+        )
+
+
+Sums = TypeVar("Sums", SecondMoments, FirstMoments, Unrotated)
+
+
+def _beside(parts: Sequence[Sums]) -> Sums:
+    names = [each.name for each in fields(parts[0])]
+    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 LayerMoments = Mapping[Kind, KindMoments]

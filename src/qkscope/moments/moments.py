@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
-from qkscope.moments.held import LayerMoments
+from qkscope.moments.held import KindMoments, LayerMoments
 from qkscope.moments.layout import Layout
 from qkscope.moments.placing import Placed
 from qkscope.moments.replicates import (
@@ -384,6 +384,11 @@ def _tensor(vectors: Tensor | NDArray[Any]) -> Tensor:
     import torch
 
     return vectors if isinstance(vectors, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(vectors))
+
+
+def beside(parts: Sequence[LayerMoments]) -> LayerMoments:
+    """The sums of several sets of heads over the same tokens, as those of one layer."""
+    return {kind: KindMoments.beside([part[kind] for part in parts]) for kind in KINDS}
 
 
 def added(one: LayerMoments, other: LayerMoments) -> LayerMoments:

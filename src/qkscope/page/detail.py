@@ -38,6 +38,7 @@ DETAILS = (
     Detail("map", "score_map.csv", "bucket", ("start", "end"), (TO_FIRST, *TO_CELLS)),
     Detail("kernel", "rope_kernel.csv", "point", ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),
     Detail("plasticity", "plasticity_profile.csv", "bucket", ("position",), ("ap", "ap_se", "ap_content")),
+    Detail("sample", "sample.csv", "token", ("token",), ("position", "q_pc0", "q_pc1", "k_pc0", "k_pc1")),
     Detail("pairs", "plasticity_map.csv", "cell", ("key_distance", "query_distance"), ("ap", "ap_se"), "layer"),
 )
 

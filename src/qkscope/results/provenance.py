@@ -148,7 +148,8 @@ class CheckpointRecord(Record):
     attention_hashes: Recorded[list[str]] = None  # one per projection to queries or keys
     model: Text = None
     revision: Recorded[str] = None
-    commit: Recorded[str] = None
+    commit: Recorded[str] = None  # of an adapter's base model, where there is an adapter
+    adapter_commit: Recorded[str] = None
     weights: Recorded[str] = None
     config_overrides: Recorded[dict[str, Any]] = None
     tokenizer: Recorded[str] = None
@@ -198,6 +199,7 @@ class AnalysisRecord(Record):
     components: Recorded[int] = None
     heads: Recorded[str | dict[str, Any]] = None
     common_window: Tokens = None  # the common window
+    common_characters: Recorded[int] = None  # the same in characters, where the study says it so
     skip_positions: Recorded[int] = None
 
 

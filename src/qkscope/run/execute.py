@@ -46,7 +46,6 @@ from qkscope.tables.from_moments import analyze_study
 from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
 from qkscope.vectors.layout import stored_sample
-from qkscope.vectors.sample import published_rate
 
 
 @dataclass(frozen=True)
@@ -355,9 +354,9 @@ class _Run:
         self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
         self._make_tables(plan)
         # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.
-        waiting = (self._plans[other] for other, left in self._left.items() if left)
-        if self._options.evict and all(_files(other) != _files(plan) for other in waiting):
-            _evict(plan, self._events)
+        waiting = {each for other, left in self._left.items() if left for each in _cached(self._plans[other])}
+        if self._options.evict:
+            _evict(plan, [each for each in _cached(plan) if each not in waiting], self._events)
 
     def _make_tables(self, plan: CheckpointPlan) -> None:
         """Let the lines of a finished checkpoint be made while others run."""
@@ -365,24 +364,25 @@ class _Run:
             self._parts.begin(plan.checkpoint.name, moments_path(self._folder, plan.checkpoint.name))
 
 
-def _files(plan: CheckpointPlan) -> ModelSource:
-    """What of a checkpoint lies in the cache: adapters of one model share it."""
-    return plan.source.without_adapter
+def _cached(plan: CheckpointPlan) -> list[ModelSource]:
+    """What of a checkpoint may lie in the cache: the model, which its adapters share, and its adapter."""
+    adapter = plan.source.adapter_source
+    return [plan.source.without_adapter, *([adapter] if adapter is not None else [])]
 
 
 def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
     """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
-    rate = published_rate(plan.context) if wanted.rate is None else wanted.rate
-    if not holds or stored_sample(kept) != (rate, wanted.seed):
+    sampler = wanted.sampler(plan.layout)
+    if not holds or stored_sample(kept) != (sampler.rate, sampler.seed, sampler.per_doubling):
         raise InputError(f"{kept} holds vectors of another run or rate").advised(
             python="remove it, or choose another `out`", command="remove it, or give another --out"
         )
 
 
-def _evict(plan: CheckpointPlan, events: Events) -> None:
+def _evict(plan: CheckpointPlan, unused: list[ModelSource], events: Events) -> None:
     from qkscope.capture.hub import evict
 
-    freed = evict(plan.source, plan.commit)
+    freed = sum(evict(each) for each in unused)
     if freed:
         events.evicted(plan, freed)
 

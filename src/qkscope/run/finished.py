@@ -89,12 +89,14 @@ def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
 def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | None:
     """What to say where moments answer the plan's context and common window; None where they do not."""
     edges, context = stored["edges"], stored["context"]
-    common = min(plan.study.window_in_common(), plan.context)
+    common = plan.layout.common or plan.context
     wanted = {plan.context, common, plan.study.skip_positions}
     reached, last = stored["last_layer"], plan.last_layer
     deep_enough = reached is None or (last is not None and reached >= last)
     if not deep_enough or not isinstance(edges, list) or not wanted <= set(edges):
         return None
+    if plan.study.characters_in_common is not None and stored["common_window"] != common:
+        return None  # tables take the window that the sums were made for
     remarks = []
     if context != plan.context:
         remarks.append(

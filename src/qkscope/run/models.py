@@ -41,6 +41,7 @@ class Model:
 
 def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code: bool) -> list[Model]:
     """All models of a study, in its order; the first thing that is wrong is an error that names its checkpoint."""
+    from qkscope.capture.hub import adapters_tokenizer
     from qkscope.capture.load import choose_device
 
     study, checkpoints = file.study, file.study.resolved_checkpoints()
@@ -60,7 +61,8 @@ def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code:
         with located(f"checkpoint {checkpoint.name!r}"):
             layers = _blueprint(config, trust_remote_code)
             choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # leaves something to analyse
-        models.append(Model(checkpoint, source, sources[number][1] or source.without_adapter, config, layers))
+            tokenizer = sources[number][1] or adapters_tokenizer(source) or source.without_adapter
+        models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models
 
 
@@ -70,7 +72,7 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
         checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code, base=base
     )
     if checkpoint.tokenizer is None:
-        return model, _adapters_own(model)
+        return model, None
     tokenizer = find_source(
         checkpoint.tokenizer,
         checkpoint.tokenizer_revision,
@@ -79,13 +81,6 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
         trust_remote_code=trust_remote_code,
     )
     return model, tokenizer
-
-
-def _adapters_own(source: ModelSource) -> ModelSource | None:
-    """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
-    if source.adapter is None or not (Path(source.adapter) / "tokenizer.json").is_file():
-        return None
-    return ModelSource("local", source.adapter, trust_remote_code=source.trust_remote_code)
 
 
 def _configured(study: Study, checkpoint: Checkpoint, found: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:

@@ -272,6 +272,7 @@ def _check_kind(kind: Kind | None, plans: list[CheckpointPlan]) -> None:
 def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
     context = model.checkpoint.context or 0
     tokenizer, tokenizer_source, corpus = corpora.under(model.tokenizer_source)
+    documents = corpus.usable(corpora.longest(model.tokenizer_source) if study.same_documents else context)
     return CheckpointPlan(
         checkpoint=model.checkpoint,
         source=model.source,
@@ -280,21 +281,35 @@ def _plan_one(study: Study, model: Model, corpora: _Corpora) -> CheckpointPlan:
         tokenizer_source=tokenizer_source,
         tokenizer_fingerprint=corpora.digest(model.tokenizer_source),
         corpus=corpus,
-        documents=corpus.usable(corpora.longest(model.tokenizer_source) if study.same_documents else context),
-        layout=_layout(study, context),
+        documents=documents,
+        layout=_layout(study, context, study.window_in_common() or _characters(study, context, corpus, documents)),
         blueprint=model.blueprint,
         study=study,
     )
 
 
-def _layout(study: Study, context: int) -> Layout:
+def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]) -> int:
+    """The common window of a study that says it in characters, in tokens of one tokenizer."""
+    characters, window = corpus.characters or 0, corpus.window_of_characters(documents)
+    said = f"the first {characters:,} characters of its documents (common_window) are {counted(window, 'token')}"
+    if window > context:
+        raise InputError(
+            f"{said} on average, more than its context of {context:,}: there is no window that all checkpoints share; "
+            f"give it a longer context, or about {characters * context // window:,} characters at most"
+        )
+    if window <= study.skip_positions + 1:
+        raise InputError(f"{said} on average, which skip_positions {study.skip_positions} leaves nothing of")
+    return window
+
+
+def _layout(study: Study, context: int, common: int) -> Layout:
     """The sums' axes; the published protocol keeps on average one token per position bucket."""
     seed = study.sample_seed()
     layout = capture_layout(
         context,
         buckets=study.buckets,
         groups=study.groups,
-        common=study.window_in_common(),
+        common=common,
         skip=study.skip_positions,
         sample=None if seed is None else (published_rate(context), seed),
     )
@@ -312,6 +327,7 @@ class _Corpora:
         self._results = results
         self.folder = file.folder
         self._settings = file.study.documents
+        self._characters = file.study.characters_in_common
         self._surveyed = surveyed
         self._by_source: dict[ModelSource, tuple[str, ModelSource]] = {}  # digest of the tokenizer, its exact source
         # By digest: ten checkpoints in ten folders usually carry the same tokenizer ten times.
@@ -364,10 +380,18 @@ class _Corpora:
 
     def _survey(self, same: str) -> Corpus:
         tokenizer, contexts = self._tokenizers[same], self._contexts[same]
-        return survey(self._settings, self.folder, tokenizer, contexts, lambda _: self._seen(), key=self._key(same))
+        return survey(
+            self._settings,
+            self.folder,
+            tokenizer,
+            contexts,
+            lambda _: self._seen(),
+            key=self._key(same),
+            characters=self._characters,
+        )
 
     def _key(self, same: str) -> str:
-        return tokens_key(self._settings, same, self._contexts[same])
+        return tokens_key(self._settings, same, self._contexts[same], self._characters)
 
     def _seen(self) -> None:
         self._count += 1

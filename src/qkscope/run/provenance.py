@@ -58,6 +58,7 @@ def _weights(plan: CheckpointPlan) -> dict[str, Any]:
         "revision": checkpoint.revision,
         "commit": plan.commit,
         "base_model": plan.source.location if plan.source.adapter else None,
+        "adapter_commit": plan.source.adapter_revision,
         "weights": weights_fingerprint(plan.source),
         "trust_remote_code": plan.trust_remote_code,
         "config_overrides": checkpoint.config or {},

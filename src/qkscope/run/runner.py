@@ -25,12 +25,13 @@ from qkscope.errors import (
 )
 from qkscope.run.ahead import Ahead
 from qkscope.run.plan import CheckpointPlan, Shard
-from qkscope.vectors.sample import VectorSampler, published_rate, sampled_positions
+from qkscope.vectors.sample import VectorSampler, log_uniform_rate, published_rate, sampled_positions
 
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch, Keep
     from qkscope.capture.probe import ProbedModel
     from qkscope.capture.tap import AttentionCall
+    from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
     from qkscope.results.provenance import CheckpointRecord
     from qkscope.vectors.write import VectorWriter
@@ -55,6 +56,14 @@ class VectorSample:
     rate: float | None = None
     seed: int = 0
     tokens: bool = False  # whether the texts of tokens are kept beside them
+    per_doubling: int = 0  # instead of a rate: log-uniform, so many tokens each time that the position doubles
+
+    def sampler(self, layout: Layout) -> VectorSampler:
+        """The same for the positions of one checkpoint."""
+        rate = published_rate(layout.context) if self.rate is None else self.rate
+        if self.per_doubling:
+            rate = log_uniform_rate(layout.context, self.per_doubling)
+        return VectorSampler(rate, self.seed, layout, self.per_doubling)
 
 
 @dataclass(frozen=True)
@@ -123,9 +132,8 @@ class ShardRunner:
         from qkscope.vectors.write import VectorWriter
 
         probe = self._load(plan).probe
-        rate = published_rate(plan.context) if sample.rate is None else sample.rate
         folder.parent.mkdir(parents=True, exist_ok=True)
-        sampler = VectorSampler(rate, sample.seed, plan.layout)
+        sampler = sample.sampler(plan.layout)
         texts = token_texts(plan) if sample.tokens else None
         return VectorWriter(folder, sampler, probe.layers, n_layers=probe.n_layers, tokens=texts)
 

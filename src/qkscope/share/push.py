@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qkscope.errors import InputError, StorageError
+from qkscope.errors import InputError, StorageError, first_line
 from qkscope.files import write_bytes, write_text
 from qkscope.results.folder import REPORT_HTML
 from qkscope.share.bundle import Bundle, collect, write_bundle
@@ -94,9 +94,8 @@ def _upload(place: Path, settings: PushSettings, kind: str) -> str:
     except HfHubHTTPError as error:
         raise _refused(error, kind, settings.repo) from error
     except Exception as error:  # no route, nobody there
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise StorageError(
-            f"{kind} {settings.repo} could not be uploaded ({told}); run the same command again"
+            f"{kind} {settings.repo} could not be uploaded ({first_line(error)}); run the same command again"
         ) from error
     return str(made)
 
@@ -107,5 +106,4 @@ def _refused(error: Any, kind: str, repo: str) -> InputError | StorageError:
         return InputError(
             f"{kind} {repo}: the Hub does not let you write there; set HF_TOKEN to a token that may write to it"
         )
-    told = (str(error).strip().splitlines() or ["no reason given"])[0][:200]
-    return StorageError(f"{kind} {repo}: the Hub refused ({told})")
+    return StorageError(f"{kind} {repo}: the Hub refused ({first_line(error)})")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from qkscope.errors import InputError, QkscopeError, StorageError
+from qkscope.errors import InputError, QkscopeError, StorageError, first_line
 from qkscope.lenses.at_window import build_tables
 from qkscope.results.entries import Entry
 from qkscope.results.read import load_results
@@ -73,8 +73,7 @@ def _open(to: str, where: Path | None, project: str, name: str, about: dict[str,
     except QkscopeError:
         raise
     except Exception as error:  # whatever a tracker may not like: no account, no folder, no connection
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise StorageError(f"{to}: a run could not be begun ({told})") from error
+        raise StorageError(f"{to}: a run could not be begun ({first_line(error)})") from error
 
 
 class _TensorBoard:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qkscope.errors import StudyError
+from qkscope.errors import StudyError, first_line
 
 
 def revisions_of(model: str) -> list[str]:
@@ -25,9 +25,9 @@ def revisions_of(model: str) -> list[str]:
             f"there is no repository {model}, or it is private: check the id, and set HF_TOKEN if it is private"
         ) from None
     except Exception as error:  # of the library that asks: no route, nobody there, an answer that is none
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise StudyError(
-            f"the branches of {model} could not be listed ({told}); with HF_HUB_OFFLINE=1 those in the cache are taken"
+            f"the branches of {model} could not be listed ({first_line(error)}); with HF_HUB_OFFLINE=1 those in the "
+            "cache are taken"
         ) from error
     return list(dict.fromkeys(ref.name for ref in [*refs.branches, *refs.tags]))
 

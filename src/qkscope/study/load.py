@@ -15,7 +15,7 @@ from qkscope.errors import StudyError
 from qkscope.files import as_path
 from qkscope.foreign import Missing, Unreadable, read_bytes
 from qkscope.study.harmless import DECIDES, number_hint
-from qkscope.study.schema import Checkpoint, Documents, Heads, Phase, Series, Study
+from qkscope.study.schema import Characters, Checkpoint, Documents, Heads, Phase, Series, Study
 from qkscope.study.series import expand, is_series
 
 MAX_BYTES = 4 * 1024 * 1024  # a study of 10 000 checkpoints is below 2 MB
@@ -23,6 +23,8 @@ MAX_DEPTH = 32  # levels of nesting
 MAX_NODES = 300_000  # keys and values; PyYAML needs about a kilobyte for each
 MAX_NUMBER = 64  # characters of a number or a date; PyYAML's time for 1:1:1:... grows with the square
 MAX_PROBLEMS = 20  # mistakes that are told at once
+READINGS = ("Heads", "Characters", "constrained-int")  # what a key may be besides a word: no part of its place
+NO_WINDOW = ("int_type", "model_type", "model_attributes_type", "dict_type")
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,9 @@ def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[
     for problem in error.errors():
         if "literal['all']" in problem["loc"]:
             continue  # the other reading of `heads`, which the user did not mean
-        location = [*within, *(part for part in problem["loc"] if part != "Heads")]
+        if problem["loc"][:1] == ("common_window",) and len(problem["loc"]) == 2 and problem["type"] in NO_WINDOW:
+            continue  # the other reading of `common_window`
+        location = [*within, *(part for part in problem["loc"] if part not in READINGS)]
         place = _place(location)
         if problem["type"] == "extra_forbidden" and str(location[-1]) == "trust_remote_code":
             lines.append(
@@ -218,6 +222,7 @@ def _suggestion(location: list[Any], model: str) -> str:
         "checkpoints": Series if model == Series.__name__ else Checkpoint,
         "documents": Documents,
         "heads": Heads,
+        "common_window": Characters,
         "phases": Phase,
     }
     container = containers.get(str(location[0]), Study) if len(location) > 1 else Study

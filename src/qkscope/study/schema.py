@@ -117,6 +117,12 @@ class Documents(_Strict):
         return self
 
 
+class Characters(_Strict):
+    """A window said in characters of text: in tokens it is another one under each tokenizer."""
+
+    characters: Tokens
+
+
 class Heads(_Strict):
     """A sample of query heads, as the published protocol draws it."""
 
@@ -152,7 +158,7 @@ class Study(_Strict):
     buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context
     groups: Annotated[int, Field(ge=1, le=256)] = 8  # enough for a jackknife error bar
     skip_positions: Annotated[int, Field(ge=0)] = 0  # attention sinks sit at position 0
-    common_window: Tokens | None = None  # the shortest context by default
+    common_window: Tokens | Characters | None = None  # the shortest context by default
     batch_tokens: Positive = 8192  # tokens per forward pass; documents are never split
     shard_tokens: Positive = 2**22  # what a run that is killed loses at most; a shard is a whole number of documents
     detail: bool | None = None  # tables with many rows per head; by default up to MOST_IN_DETAIL checkpoints have them
@@ -168,6 +174,13 @@ class Study(_Strict):
         if isinstance(heads, dict) and heads.get("sample") == 0:
             raise ValueError("a sample of 0 heads leaves nothing to analyse; use `all` or a positive number")
         return heads
+
+    @field_validator("common_window", mode="before")
+    @classmethod
+    def _tokens_or_characters(cls, window: Any) -> Any:
+        if (window is not None and not isinstance(window, int | dict | Characters)) or isinstance(window, bool):
+            raise ValueError("should be a number of tokens, or of characters such as {characters: 8000}")
+        return window
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -202,9 +215,10 @@ class Study(_Strict):
             self._check_checkpoint(checkpoint)
         self._check_axis()
         shortest = min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
-        if self.common_window is not None and not self.skip_positions + 1 < self.common_window <= shortest:
+        window = self.common_window
+        if isinstance(window, int) and not self.skip_positions + 1 < window <= shortest:
             raise ValueError(
-                f"common_window {self.common_window} should be longer than skip_positions and at most the shortest "
+                f"common_window {window} should be longer than skip_positions and at most the shortest "
                 f"context, {shortest}"
             )
         return self
@@ -290,6 +304,16 @@ class Study(_Strict):
         """The seed of the token sample, or None where every token counts."""
         return 0 if self.protocol == "published" else None
 
-    def window_in_common(self) -> int:
-        """The window at which all checkpoints can be compared: `common_window`, or the shortest context."""
+    def window_in_common(self) -> int | None:
+        """The window at which all checkpoints can be compared: `common_window`, or the shortest context.
+
+        None where it is said in characters: how many tokens that is of each tokenizer, only its documents tell.
+        """
+        if isinstance(self.common_window, Characters):
+            return None
         return self.common_window or min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
+
+    @property
+    def characters_in_common(self) -> int | None:
+        """The same in characters, where the study says it so."""
+        return self.common_window.characters if isinstance(self.common_window, Characters) else None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from qkscope.errors import InputError, located
 from qkscope.kinds import Kind, kind_of, kind_sentence
+from qkscope.lenses.registry import head_tables
 from qkscope.lenses.rows import COMPONENTS
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
@@ -23,13 +24,14 @@ from qkscope.results.folder import (
 from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.results.remove import remove_head_table
 from qkscope.results.twins import shared_attention
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
 from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.tables.of_study import write_study_tables
-from qkscope.tables.parts import join_parts
+from qkscope.tables.parts import TablePart, join_parts
 
 
 class Listener(Protocol):
@@ -186,9 +188,10 @@ def write_tables(
         if not settings.detail:
             events.noted("tables with many rows per head are left out; `detail: true` or analyze --detail writes them")
         parts = made.of(files)
-        for table in parts[0].headers:
-            join_parts(parts, table, head_table_path(out, table))
+        for table in dict.fromkeys(name for part in parts for name in part.headers):
+            join_parts([part for part in parts if table in part.headers], table, head_table_path(out, table))
             events.wrote(str(head_table_path(out, table)))
+        _remove_samples(out, parts)
     origins = [part.origin for part in parts]
     for sentence in shared_attention(origins):
         events.noted(sentence)
@@ -199,6 +202,13 @@ def write_tables(
     provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
     events.wrote(str(write_provenance(out, Provenance.of(provenance))))
     return out
+
+
+def _remove_samples(out: Path, parts: Sequence[TablePart]) -> None:
+    """Tables of kept vectors that an earlier run wrote do not stay where nobody has vectors any more."""
+    for table in head_tables():
+        if table.of_vectors and not any(table.file in part.headers for part in parts):
+            remove_head_table(out, table.file)
 
 
 def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
@@ -219,6 +229,7 @@ def _provenance(
     settings: AnalysisSettings, origins: list[CheckpointRecord], command: str, study: Study | None
 ) -> dict[str, Any]:
     sample = settings.heads
+    characters = study.characters_in_common if study and settings.window is None else None
     return {
         "schema": SCHEMA,
         "qkscope": environment()["qkscope"],
@@ -231,6 +242,7 @@ def _provenance(
             "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
             "layers": settings.layers,
             "common_window": settings.window,
+            **({} if characters is None else {"common_characters": characters}),
             "skip_positions": max(settings.skip, origins[0].skip_positions or 0),
         },
         "environment": environment(),

@@ -20,6 +20,7 @@ from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, wri
 from qkscope.study.harmless import file_safe
 from qkscope.tables.from_moments import Listener
 from qkscope.vectors.hub import download_vectors
+from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.read import Reading, open_vectors
 
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>.+))?")
@@ -77,6 +78,17 @@ def analyze_vectors(
         return _write_tables(parsed, out, events, command, components or COMPONENTS, window, kind, reading)
 
 
+def _tell_sample(name: str, folder: Path, events: Listener) -> None:
+    """Say it where early positions are over-represented: r is then over other positions than those of a text."""
+    sample = stored_sample(folder)
+    if sample is not None and sample[2]:
+        events.noted(
+            f"{name}: a log-uniform sample ({sample[2]} tokens each time that the position doubles): r is over "
+            "positions as "
+            "they were sampled, most of them early, and not to be compared with that of all tokens"
+        )
+
+
 def _write_tables(
     sources: list[VectorSource],
     out: Path,
@@ -92,6 +104,7 @@ def _write_tables(
     for source in sources:
         with located(f"vectors {source.name!r}"):
             folder = source.fetch()
+            _tell_sample(source.name, folder, events)
             tables.append(
                 table_from_vectors(folder, model=source.name, components=components, window=window, reading=reading)
             )

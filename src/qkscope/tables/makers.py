@@ -42,7 +42,7 @@ SERVE = (
 class AnalysisSettings:
     """How moments become rows."""
 
-    window: int  # the common window, in tokens
+    window: int | None  # the common window, in tokens; None: that of each checkpoint's sums
     components: int = COMPONENTS
     heads: HeadSample | None = None
     layers: LayerChoice = "all"
@@ -57,7 +57,16 @@ class AnalysisSettings:
 
     def rows(self) -> RowSettings:
         """What a checkpoint's rows are made with."""
-        return RowSettings(None, self.window, self.components, self.heads, self.layers, self.skip, self.detail)
+        return RowSettings(
+            None,
+            self.window,
+            self.components,
+            self.heads,
+            self.layers,
+            self.skip,
+            self.detail,
+            common_of_sums=self.window is None,
+        )
 
 
 class TableParts:

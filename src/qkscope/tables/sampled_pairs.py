@@ -20,6 +20,7 @@ from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Study
 from qkscope.tables.from_moments import Listener
 from qkscope.tables.origin import longest_window
+from qkscope.vectors.layout import stored_sample
 
 
 def write_sampled_pairs(
@@ -57,6 +58,12 @@ def require_vectors(folder: Path) -> list[str]:
             f"{folder}: no checkpoint has vectors, from which pairs of keys could be drawn; keep a sample with "
             "`qkscope run STUDY --vectors`"
         )
+    uneven = [name for name in names if (stored_sample(vectors_path(folder, name)) or (0, 0, 0))[2]]
+    if uneven:
+        raise InputError(
+            f"{folder}: vectors of {uneven[0]!r} are a log-uniform sample, in which early keys are too many; pairs are "
+            "drawn from samples with one rate: keep one with `qkscope run STUDY --vectors RATE` in another folder"
+        )
     return names
 
 
@@ -64,7 +71,8 @@ def _of_checkpoint(folder: Path, study: Study, name: str, request: PairRequest) 
     moments = Moments.load(moments_path(folder, name))
     checkpoint = next(study.resolved(each) for each in study.checkpoints if each.name == name)
     own = longest_window(name, moments, checkpoint) or moments.layout.context
-    windows = list(dict.fromkeys([own, min(own, study.window_in_common())]))
+    common = study.window_in_common() or moments.layout.common or own
+    windows = list(dict.fromkeys([own, min(own, common)]))
     with located(f"checkpoint {name!r}"):
         return sampled_table(
             vectors_path(folder, name),

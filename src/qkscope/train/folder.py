@@ -86,15 +86,18 @@ class TrainingFolder:
         found = self._record.find(step)
         return None if found is None else dict(found.scalars)
 
-    def add(self, step: int, moments: Moments) -> dict[str, float]:
-        """Add a step's lines to every table; returns its scalars. A step that is there stays as it is."""
+    def add(self, step: int, moments: Moments, tokens: int | None = None) -> dict[str, float]:
+        """Add a step's lines to every table; returns its scalars. A step that is there stays as it is.
+
+        `tokens` are those that the model was trained on so far, where that is known.
+        """
         from qkscope.train.scalars import scalars_of
 
         if (known := self.scalars(step)) is not None:
             return known
         with only_run(self.path):
             self._take_over(moments)
-            part = self._part(step, moments)
+            part = self._part(step, moments, tokens)
             self._require_same_columns(part)
             if self.settings.keep_moments:
                 moments.save(moments_path(self.path, step_name(step)))
@@ -168,6 +171,7 @@ class TrainingFolder:
             "components": self.settings.components,
             "skip_positions": self.settings.skip_positions,
             "detail": self.settings.detail,
+            "model": origin.model_type,
             "heads": [[f.layer, f.q_heads, f.kv_heads, f.head_dim] for f in moments.layers.values()],
         }
 
@@ -179,13 +183,13 @@ class TrainingFolder:
             moments_context, given.components, skip=given.skip_positions, detail=given.detail
         ).rows()
 
-    def _part(self, step: int, moments: Moments) -> TablePart:
+    def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:
         from qkscope.lenses.registry import head_tables
         from qkscope.moments.file import as_stored
         from qkscope.tables.parts import PartRequest, part_of
 
         name, context = step_name(step), moments.layout.context
-        moments.provenance.update(name=name, label=f"{step:,}", step=step)
+        moments.provenance.update(name=name, label=f"{step:,}", step=step, trained_tokens=tokens)
         place = parts_path(self.path, name)
         request = PartRequest(name, moments_path(self.path, name), None, self._rows_settings(context), place)
         with warnings.catch_warnings():

@@ -48,6 +48,7 @@ class HeadsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         ProbeSettings.of(options)  # refuses what is wrong, here
         self._documents, self._trainer, self._every = documents, trainer, require_every(every)
         self._out, self._strict, self._options = out, strict, options
+        self._counts_tokens = False
         self.probe: Probe | None = None  # while the model trains
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -55,6 +56,7 @@ class HeadsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if kwargs.get("model") is None:
             raise InputError("the trainer has no model")
         self._require_events(args)
+        self._counts_tokens = args.include_num_input_tokens_seen not in (False, "no")
         if self._trainer is None:
             warnings.warn(
                 "HeadsCallback writes tables and page, but logs nothing: it was not given the trainer; use "
@@ -98,9 +100,13 @@ class HeadsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if self.probe is None or self.probe.last_step == state.global_step:
             return
         with training_goes_on(state.global_step, strict=strict):
-            found = self.probe(state.global_step)
+            found = self.probe(state.global_step, self._tokens(state))
             if found and state.is_world_process_zero and self._trainer is not None:
                 self._log({f"eval_{name}": value for name, value in found.items()}, state, control)
+
+    def _tokens(self, state: Any) -> int | None:
+        """What the model was trained on so far, where the trainer counts it (`include_num_input_tokens_seen`)."""
+        return int(state.num_input_tokens_seen) if self._counts_tokens else None
 
     def _log(self, scalars: dict[str, float], state: Any, control: Any) -> None:
         """Log once: a resumed training has the lines of its checkpoint's own step already."""

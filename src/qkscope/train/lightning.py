@@ -57,6 +57,7 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Read the documents, and measure where the training begins."""
+        self._require_events(trainer)
         out = self._out or Path(trainer.default_root_dir) / FOLDER
         self.probe = Probe(self._find(pl_module), self._documents, out, **self._options)
         self._measure(trainer, strict=True)
@@ -94,6 +95,16 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
             if found and trainer.is_global_zero:
                 for logger in trainer.loggers:
                     logger.log_metrics(found, step=step)
+
+    def _require_events(self, trainer: Any) -> None:
+        """Refuse to wait for something that never happens."""
+        never = {
+            "evaluation": (not trainer.enable_validation, "nothing is validated"),
+            "save": (not trainer.checkpoint_callbacks, "no checkpoint is saved"),
+        }
+        happens_not, why = never.get(str(self._every), (False, ""))
+        if happens_not:
+            raise InputError(f"every={self._every!r}, but {why} in this training; give a number of steps")
 
     def _find(self, pl_module: Any) -> nn.Module:
         if self._name is not None:

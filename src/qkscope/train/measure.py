@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.layers import Stage
+from qkscope.errors import CaptureError
+from qkscope.layers import LayerFacts, Stage
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
@@ -57,8 +58,9 @@ def _sums(model: nn.Module, wanted: Measurement) -> Moments:
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
 
-    found = probe_model(model, context=wanted.layout.context)
+    found = probe_model(model, context=wanted.layout.context, some_heads=wanted.ranks.heads)
     parameter, config = next(model.parameters()), text_config(model)
+    _require_even(found.layers, config, wanted.ranks)
     documents = wanted.documents
     values = {
         "context": wanted.layout.context,
@@ -90,6 +92,17 @@ def _sums(model: nn.Module, wanted: Measurement) -> Moments:
         stage=wanted.stage,
         keep=_kept_positions,
     )
+
+
+def _require_even(layers: Sequence[LayerFacts], config: Any, ranks: Ranks) -> None:
+    """Refuse key heads that several ranks of a tensor-parallel model hold at once: they would count twice."""
+    stated = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    held = max((facts.kv_heads for facts in layers), default=0) * ranks.size
+    if ranks.heads and isinstance(stated, int) and held != stated:
+        raise CaptureError(
+            f"the {stated} key heads of a tensor-parallel model are {held} over its {ranks.size} ranks: some are there "
+            "twice; measure saved checkpoints"
+        )
 
 
 def _autocast(parameter: torch.Tensor) -> str | None:

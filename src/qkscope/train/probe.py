@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from qkscope.api import require_stage, whole_argument
-from qkscope.capture.backbone import model_limits
+from qkscope.capture.backbone import head_ranks, model_limits
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.layers import Stage
 from qkscope.moments.layout import Layout, capture_layout
@@ -132,7 +132,7 @@ class Probe:
     ) -> None:
         self.settings = given = ProbeSettings.of(options)
         self._model = model
-        self._ranks = Ranks.all() if given.all_ranks else Ranks()
+        self._ranks = Ranks.all(head_ranks(model)) if given.all_ranks else Ranks()
         vocabulary, positions = model_limits(model)
         self.documents: ProbeDocuments = probe_documents(
             documents, given.tokenizer, given.wanted, vocabulary=vocabulary, positions=positions
@@ -153,9 +153,14 @@ class Probe:
         """Seconds spent on measuring, tables and page, over those that the training had for itself."""
         return self._cost.share
 
-    def __call__(self, step: int) -> dict[str, float]:
-        """Measure now; the step's scalars on rank 0, empty elsewhere and where nothing was measured."""
+    def __call__(self, step: int, tokens: int | None = None) -> dict[str, float]:
+        """Measure now; the step's scalars on rank 0, empty elsewhere and where nothing was measured.
+
+        `tokens` are those that the model was trained on so far, for the record.
+        """
         self.last_step = step = whole_argument("step", step, 0)
+        if tokens is not None:
+            whole_argument("tokens", tokens, 0)
         decision = self._ranks.decided(lambda: self._decide(step))
         if decision in ("wait", "known"):
             return self._known(step) if decision == "known" else {}
@@ -168,7 +173,7 @@ class Probe:
             if decision == "compare":
                 self._compare(step, self.folder.apart(step, moments))
                 return self._known(step)
-            found = self.folder.add(step, moments)
+            found = self.folder.add(step, moments, tokens)
         self._refresh()
         return {**found, **self._costs()}
 

@@ -1,6 +1,7 @@
 """Several processes that train one model: who takes which documents, and how their sums become one.
 
-Of n ranks, each takes every n-th document and runs as many passes as any other: with weights sharded over ranks (FSDP2)
+Of a tensor-parallel model every rank has some of the heads and runs all documents; heads are put side by side. Else, of
+n ranks, each takes every n-th document and runs as many passes as any other: with weights sharded over ranks (FSDP2)
 a pass is something that all do together, so a rank that has a document less runs one and sums nothing of it. Sums are
 gathered layer by layer at rank 0, in the order of ranks. Whatever fails on one rank is raised on all.
 """
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from qkscope.errors import CaptureError, InputError, QkscopeError
-from qkscope.moments.moments import Moments, added
+from qkscope.layers import LayerFacts
+from qkscope.moments.moments import Moments, added, beside
 
 Value = TypeVar("Value")
 
@@ -26,15 +28,22 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    heads: bool = False  # whether ranks share the heads, and not the documents
 
     @classmethod
-    def all(cls) -> Ranks:
+    def all(cls, heads_over: int = 1) -> Ranks:
         """Every process of the default group; this one alone where there is none."""
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
-        return cls(dist.get_rank(), dist.get_world_size())
+        size = dist.get_world_size()
+        if heads_over not in (1, size):
+            raise CaptureError(
+                f"the model is tensor-parallel over {heads_over} of {size} ranks; it can be measured where all ranks "
+                "share its heads, or none: measure saved checkpoints"
+            )
+        return cls(dist.get_rank(), size, heads_over > 1)
 
     @property
     def first(self) -> bool:
@@ -43,6 +52,8 @@ class Ranks:
 
     def share(self, documents: int) -> list[int | None]:
         """The numbers of this rank's documents; None for a pass that is only run because others run one."""
+        if self.heads:
+            return list(range(documents))
         if documents < self.size:
             raise InputError(
                 f"{documents} probe documents are fewer than the {self.size} ranks that share them; give at least one "
@@ -98,12 +109,19 @@ class Ranks:
         for layer in moments.layers:  # one after the other: rank 0 holds one layer of every rank at a time
             parts = self._gathered(moments.layer_moments(layer))
             if parts is not None:
-                layers[layer] = functools.reduce(added, parts)
+                layers[layer] = beside(parts) if self.heads else functools.reduce(added, parts)
         documents = self._gathered(moments.documents)
         if documents is None:
             return None
-        whole = np.sum(documents, axis=0)
-        return Moments.from_layers(moments.layout, moments.layers.values(), layers, moments.provenance, whole)
+        whole = documents[0] if self.heads else np.sum(documents, axis=0)
+        facts = [self._of_all(each) for each in moments.layers.values()]
+        provenance = {**moments.provenance, "layers": [each.outline() for each in facts]}
+        return Moments.from_layers(moments.layout, facts, layers, provenance, whole)
+
+    def _of_all(self, facts: LayerFacts) -> LayerFacts:
+        """A layer with the heads of all ranks."""
+        ranks = self.size if self.heads else 1
+        return replace(facts, q_heads=ranks * facts.q_heads, kv_heads=ranks * facts.kv_heads)
 
     def _gathered(self, part: Value) -> Sequence[Value] | None:
         import torch.distributed as dist

@@ -10,7 +10,7 @@ from qkscope.vectors.sample import VectorSampler
 BODY = """# Query and key vectors
 
 {heads} heads' queries and keys as attention multiplies them, written by qkscope. Each token was kept with
-probability {rate:g} (seed {seed}), the same tokens for all heads of a layer, up to position {context}.
+probability {rate} (seed {seed}), the same tokens for all heads of a layer, up to position {context}.
 
 | column | what it is |
 |---|---|
@@ -40,7 +40,7 @@ def dataset_card(names: Iterable[HeadName], sampler: VectorSampler) -> str:
     layout = sampler.layout
     body = BODY.format(
         heads=sum(name.kind == "q" for name in heads),
-        rate=sampler.rate,
+        rate=sampler.words,
         seed=sampler.seed,
         context=layout.context - 1,
         buckets=layout.buckets,

@@ -135,6 +135,7 @@ class FileFacts:
     context: int
     rate: float
     seed: int
+    per_doubling: int = 0  # of a log-uniform sample, see `vectors.sample`
 
     def to_metadata(self) -> dict[bytes, bytes]:
         """For the arrow schema."""
@@ -154,6 +155,7 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
             whole_number(told["context"], "context", 2**31),
             float(told["rate"]),
             whole_number(told["seed"], "seed", 2**63, -(2**63)),
+            whole_number(told.get("per_doubling", 0), "per_doubling", 2**31),
         )
         heads = facts.layer.q_heads if head.kind == "q" else facts.layer.kv_heads
         fits = facts.layer.layer == head.layer < facts.n_layers and head.head < heads and facts.context > 0
@@ -166,8 +168,8 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
     return facts
 
 
-def stored_sample(folder: Path) -> tuple[float, int] | None:
-    """(rate, seed) of a dataset that qkscope wrote; None where another program wrote it."""
+def stored_sample(folder: Path) -> tuple[float, int, int] | None:
+    """(rate, seed, per doubling) of a dataset that qkscope wrote; None where another program wrote it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,7 +178,7 @@ def stored_sample(folder: Path) -> tuple[float, int] | None:
         facts = facts_from_metadata(pq.read_schema(files[0]).metadata, head)
     except (pa.ArrowException, OSError) as error:
         raise VectorsError(f"{files[0]}: not a readable parquet file ({error})") from None
-    return None if facts is None else (facts.rate, facts.seed)
+    return None if facts is None else (facts.rate, facts.seed, facts.per_doubling)
 
 
 TOKEN_COLUMN = "token_str"

@@ -87,7 +87,8 @@ class VectorWriter:
         if queries and not 0 <= queries[0] <= queries[-1] < facts.q_heads:
             raise VectorsError(f"layer {facts.layer} has query heads 0 … {facts.q_heads - 1}, not {queries}")
         keys = sorted({facts.kv_head(head) for head in queries})
-        about = FileFacts(facts, n_layers, self.sampler.layout.context, self.sampler.rate, self.sampler.seed)
+        of = self.sampler
+        about = FileFacts(facts, n_layers, of.layout.context, of.rate, of.seed, of.per_doubling)
         return _Layer(about, {"q": queries, "k": keys})
 
     @property

@@ -13,6 +13,7 @@ from qkscope.lenses.ablation.table import (
     ERRORS,
     FILE,
     GROUPS_FILE,
+    grouped_entries,
     last_measured,
     shown_edit,
 )
@@ -110,24 +111,36 @@ def best_sentence(ranks: pd.DataFrame) -> str:
 def groups_card(given: CardInput) -> Card:
     """Whether the chosen heads matter more than others."""
     at = given.at
-    model = last_measured(at, GROUPS_FILE)
-    table = at.table(GROUPS_FILE)
-    here = table[table["model"] == model]
-    every = here[here["outcome"] == "all"]
-    said = [_compared(row) for _, row in every.iterrows()]
-    other = here[(here["outcome"] != "all") & ~here["outcome"].str.startswith(("positions", "attention"))]
-    first = every.iloc[0]
+    models, table = grouped_entries(at), at.table(GROUPS_FILE)
+    parts = [(_entry(given, model), table[table["model"] == model]) for model in models]
+    draws = sorted({int(count) for _, part in parts for count in part["draws"]})
     shows = [
-        f"{label(_entry(given, model))}: heads that were chosen ({listed(list(dict.fromkeys(every['group'])))}) are "
-        f"edited together, and beside them other heads, {counted(int(first['draws']), 'draw')} at random with as many "
-        "heads in each layer. Left: how much the mean loss rises. Right: the difference between both with its 95 % "
-        "interval over documents and draws.",
-        *said,
-        *(_compared(row) for _, row in other[other["edit"] == first["edit"]].iterrows()),
+        "Heads that were chosen are edited together, and beside them other heads, "
+        f"{' or '.join(map(str, draws))} draws at random with as many heads in each layer. Left: how much the mean "
+        "loss "
+        "rises. Right: the difference between both with its 95 % interval over documents and draws.",
+        *(sentence for entry, part in parts for sentence in _of_entry(label(entry), part)),
         "Where a layer has too few other heads, controls hold some of the chosen ones: differences become smaller.",
     ]
     steps = [PASSES, ("Comparison", "chosen minus the mean of the controls, document by document; Welch's interval.")]
-    return Card("Chosen Heads against Random Heads", shows, GROUPS_FILE, steps, [verdict(every)])
+    takeaways = [
+        f"{label(entry)}: {verdict(part[part['outcome'] == 'all'])}" if len(parts) > 1
+        else verdict(part[part["outcome"] == "all"])
+        for entry, part in parts
+    ]  # fmt: skip
+    return Card("Chosen Heads against Random Heads", shows, GROUPS_FILE, steps, takeaways)
+
+
+def _of_entry(name: str, here: pd.DataFrame) -> list[str]:
+    """What is said of one entry's groups: every edit, and of the first edit the other outcomes, too."""
+    every = here[here["outcome"] == "all"]
+    other = here[(here["outcome"] != "all") & ~here["outcome"].str.startswith(("positions", "attention"))]
+    chosen = listed(list(dict.fromkeys(every["group"])))
+    return [
+        f"{name}: chosen are {chosen}.",
+        *(_compared(row) for _, row in every.iterrows()),
+        *(_compared(row) for _, row in other[other["edit"] == every["edit"].iloc[0]].iterrows()),
+    ]
 
 
 def _compared(row: "pd.Series[float]") -> str:

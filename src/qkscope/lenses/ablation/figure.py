@@ -9,9 +9,18 @@ from matplotlib.ticker import MaxNLocator
 from qkscope.draw import style
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS, rank_correlation
 from qkscope.lenses.ablation.summary import BEGINS
-from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, GROUPS_FILE, last_measured, shown_edit
+from qkscope.lenses.ablation.table import (
+    COURSE_FILE,
+    EDITS,
+    GROUPS_FILE,
+    grouped_entries,
+    last_measured,
+    shown_edit,
+)
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.taxonomy.heads import heads_at
 
 RISE = "rise of the loss (nats per token)"
@@ -41,39 +50,53 @@ def draw_ablation(at: AtWindow) -> Figure:
 def _panel(axes: Axes, heads: pd.DataFrame, name: str, edit: str) -> None:
     loss, error = f"loss_{edit}", f"loss_{edit}_se"
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
-    for nope, marker, colour in ((False, "o", style.INK), (True, "D", style.GREY)):
-        rows = heads[(heads["layer_kind"].str.contains("NoPE", case=False)) == nope]
+    kinds = kinds_in_order(heads["layer_kind"])
+    looks = (
+        kind_looks(kinds) if len(kinds) > 1 else {kind: KindLook(style.INK, "o") for kind in set(heads["layer_kind"])}
+    )
+    for kind, look in looks.items():
+        rows = heads[heads["layer_kind"] == kind]
         known = rows[rows[name].notna()]
         axes.errorbar(
-            known[name].abs(), known[loss], yerr=known[error], fmt=marker, color=colour,
-            markersize=3.2, linewidth=0.6, alpha=0.75, label="NoPE" if nope else "rotary", gid=f"{name} {marker}",
+            known[name].abs(), known[loss], yerr=known[error], fmt=look.marker, color=look.colour,
+            markersize=3.2, linewidth=0.6, alpha=0.75, label=style.plain(kind), gid=f"{name} {look.marker}",
         )  # fmt: skip
-    if len(set(heads["layer_kind"])) > 1:
+    if len(looks) > 1:
         axes.legend(loc="upper left", fontsize=7, frameon=False)
 
 
 def draw_groups(at: AtWindow) -> Figure:
-    """Chosen heads and matched random ones, edit by edit, and how far they differ, at the last entry with both."""
-    model = last_measured(at, GROUPS_FILE)
+    """Chosen heads and matched random ones, edit by edit, and how far they differ: of the last checkpoint with both, or
+    of every model."""
     table = at.table(GROUPS_FILE)
-    table = table[(table["model"] == model) & (table["outcome"] == "all")]
+    table = table[table["outcome"] == "all"]
+    models = grouped_entries(at)
+    parts = [table[table["model"] == model] for model in models]
+    heights = [0.7 + 0.34 * part["edit"].nunique() * part["group"].nunique() for part in parts]
+    of = f"({at.study.labels[models[0]]})" if len(models) == 1 else style.span_title(at.study)
+    figure = canvas(at, 10.6, 1.0 + sum(heights), f"Chosen Heads against Matched Random Heads {of}", models)
+    grid = figure.subplots(len(models), 2, sharey="row", squeeze=False, height_ratios=heights)
+    for (left, right), part, model in zip(grid, parts, models, strict=True):
+        _groups(left, right, part)
+        if len(models) > 1:
+            left.set_title(style.plain(at.study.labels[model]), fontsize=9.5, loc="left")
+    for axes, label in zip(grid[-1], (RISE, "chosen minus random: 95 % interval (nats per token)"), strict=True):
+        axes.set_xlabel(label)
+    return style.finish(figure)
+
+
+def _groups(left: Axes, right: Axes, table: pd.DataFrame) -> None:
+    """All groups of one entry."""
     edits = [edit for edit in EDITS if edit in set(table["edit"])]
     groups = list(dict.fromkeys(table["group"]))
-    figure = canvas(
-        at, 10.6, 1.7 + 0.34 * len(edits) * len(groups),
-        f"Chosen Heads against Matched Random Heads ({at.study.labels[model]})", [model],
-    )  # fmt: skip
-    left, right = figure.subplots(1, 2, sharey=True)
     for place, group in enumerate(groups):
         _group(left, right, table[table["group"] == group].set_index("edit"), edits, group, (place, len(groups)))
     left.set_yticks(range(len(edits)), edits)
     left.set_ylim(len(edits) - 0.5, -0.5)
-    for axes, label in ((left, RISE), (right, "chosen minus random: 95 % interval (nats per token)")):
+    for axes in (left, right):
         axes.axvline(0.0, color=style.GREY, linewidth=0.8)
-        axes.set_xlabel(label)
     keys = left.get_legend_handles_labels()[0]  # beside the panels: inside, some data would lie under them
     right.legend(handles=keys, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0, fontsize=7)
-    return style.finish(figure)
 
 
 def _group(left: Axes, right: Axes, rows: pd.DataFrame, edits: list[str], group: str, place: tuple[int, int]) -> None:

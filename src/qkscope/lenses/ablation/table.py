@@ -69,6 +69,7 @@ COURSE = StudyTable(
     (*COURSE_KEY, "windows"),
 )
 WRITTEN = StudyBuild((GROUPS, COURSE), None)
+MOST_GROUPED = 6  # models or seeds whose groups fit into one figure
 
 
 def measured_edits(at: AtWindow) -> list[str]:
@@ -86,6 +87,12 @@ def measured_entries(at: AtWindow, file: str = FILE) -> list[str]:
     """The entries with ablated heads, in order."""
     there = set(at.table(file)["model"])
     return [name for name in at.names if name in there]
+
+
+def grouped_entries(at: AtWindow) -> list[str]:
+    """Whose groups are shown: the last checkpoint of a run that has any, or every model or seed."""
+    measured = list(measured_entries(at, GROUPS_FILE))
+    return measured[-1:] if at.study.one_run else measured[:MOST_GROUPED]
 
 
 def last_measured(at: AtWindow, file: str = FILE) -> str:

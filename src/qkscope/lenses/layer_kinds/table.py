@@ -39,6 +39,11 @@ def with_layer_kind(heads: pd.DataFrame) -> pd.DataFrame:
     return heads.assign(layer_kind=pd.Series(names).take(which.reshape(-1)).set_axis(heads.index))
 
 
+def kind_name(rotary: str, attention: str, window: int | None) -> str:
+    """A layer's kind with how far it attends: `rotary, sliding 512`."""
+    return _name(rotary, attention, float("nan") if window is None else float(window), limited=True)
+
+
 def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
     position = _POSITIONS.get(rotary, "")
     if not limited:
@@ -51,7 +56,8 @@ def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
 
 def kinds_in_order(kinds: Iterable[str]) -> list[str]:
     """The distinct kinds: rotary before NoPE, full before sliding before chunked, shorter reach first."""
-    return sorted({kind for kind in kinds if kind}, key=_rank)
+    distinct = kinds.unique() if isinstance(kinds, pd.Series) else kinds  # pandas finds them without Python's help
+    return sorted({kind for kind in distinct if kind}, key=_rank)
 
 
 def _rank(kind: str) -> tuple[int, int, int]:
@@ -59,6 +65,20 @@ def _rank(kind: str) -> tuple[int, int, int]:
     position = next((i for i, name in enumerate(("rotary", "NoPE")) if name in words), 2)
     attention = next((i for i, name in enumerate((FULL, SLIDING, CHUNKED)) if name in words), 0)
     return position, attention, int(words[-1]) if words[-1].isdigit() else 0
+
+
+def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
+    """Of one entry's heads, the layers of another kind than most, each with what tells it apart: NoPE, full, …"""
+    layers = heads.drop_duplicates("layer")
+    kinds: dict[int, str] = dict(zip(layers["layer"].tolist(), layers["layer_kind"].tolist(), strict=True))
+    usual = max(dict.fromkeys(kinds.values()), key=list(kinds.values()).count, default="")
+    apart = set(usual.replace(",", "").split())
+    found = {}
+    for layer, kind in kinds.items():
+        if kind and kind != usual:
+            words = [word for word in kind.replace(",", "").split() if word not in apart and not word.isdigit()]
+            found[layer] = " ".join(words) or kind
+    return found
 
 
 def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:

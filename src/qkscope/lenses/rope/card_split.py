@@ -8,7 +8,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening
 from qkscope.lenses.claims.base import Found
 from qkscope.lenses.rope.split import PARTS
-from qkscope.lenses.rope.split_table import DOMINATED, EVERY, FILE, R_K, R_Q
+from qkscope.lenses.rope.split_table import DOMINATED, FILE, R_K, R_Q, ROTARY
 from qkscope.lenses.rope.steps import (
     MOST_STEPS,
     WORDS,
@@ -69,7 +69,7 @@ def rope_split_card(given: CardInput) -> Card:
 
 def _what(given: CardInput, table: pd.DataFrame, count: int) -> str:
     heads_of = set(table["heads_of"])
-    whose = "heads" if heads_of == {EVERY} else "rotary heads"
+    whose = "rotary heads" if heads_of == {ROTARY} else "heads"
     left = f" Of {count} steps the {MOST_STEPS} with a new window or base, or the largest change, are drawn."
     return (
         f"Dots are measured means over {whose}; between them, floating bars add up what the window, the RoPE base and "

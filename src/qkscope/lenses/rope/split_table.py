@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, StudyBuild, StudyTable, error_name
 from qkscope.lenses.draws import replicated
+from qkscope.lenses.layer_kinds.table import kind_name, kinds_in_order
 from qkscope.lenses.rope.spectrum import base_of
 from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
 from qkscope.lenses.rope.split_sums import Predictions, entry_layer
@@ -28,7 +29,8 @@ from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations
 Array = NDArray[np.float64]
 FILE, HEADS_FILE = "rope_split.csv", "rope_split_heads.csv"
 R_Q, R_K, DOMINATED = QUANTITIES = "r_q", "r_k", "position_dominated"
-EVERY, KINDS_OF_HEADS = "all", ("rotary", "nope")
+EVERY, ROTARY = "all", "rotary"
+KINDS_OF_HEADS = (ROTARY, "nope")
 PAIRED = "jackknife, paired, covariances before rotation fixed"
 
 _WORDS = {
@@ -164,6 +166,7 @@ class LayerPredictions:
     layer: int
     heads: list[int]
     rotary: tuple[str, ...]  # of each entry
+    kinds: tuple[str, ...]  # the same with how far the layer attends
     predictions: Predictions | None
     measured: Measured
 
@@ -184,8 +187,9 @@ def _layers(study: StudySums, windows: Sequence[int], measured: Measured) -> lis
             for before, after in steps(len(found)):
                 predictions.cube(before, after)  # made here, on all cores
             predictions.let_go()
-        rotary = tuple(entry.file.layers[layer].rotary for entry in study.entries)
-        return LayerPredictions(layer, heads, rotary, predictions, measured)
+        facts = [entry.file.layers[layer] for entry in study.entries]
+        kinds = tuple(kind_name(each.rotary, each.attention, each.attention_window) for each in facts)
+        return LayerPredictions(layer, heads, tuple(each.rotary for each in facts), kinds, predictions, measured)
 
     return over_layers(of_layer, shared)
 
@@ -200,6 +204,7 @@ class SplitStep:
     layer: NDArray[np.int64]
     head: NDArray[np.int64]
     rotary: NDArray[np.str_]
+    kinds: NDArray[np.str_]
     before: dict[str, Array]
     after: dict[str, Array]
     predicted: dict[str, Array]
@@ -214,11 +219,12 @@ class SplitStep:
         samples = len(ends[0][0])
         cubes = [_cube(each, before, after, samples) for each in layers]
         r_q, r_k = (np.concatenate([cube[i] for cube in cubes], axis=-1) for i in (0, 1))
-        kinds = [each.rotary[after] for each in layers for _ in each.heads]
+        rotary = [each.rotary[after] for each in layers for _ in each.heads]
+        kinds = [each.kinds[after] for each in layers for _ in each.heads]
         parts = (*(end for end in ends), (r_q, r_k))
         found = [{R_Q: q, R_K: k, DOMINATED: dominated(q, k)} for q, k in parts]
         layer, head = (np.array([place[i] for place in places]) for i in (0, 1))
-        return cls(layer, head, np.array(kinds), *found)
+        return cls(layer, head, np.array(rotary), np.array(kinds), *found)
 
     def known(self, quantity: str) -> NDArray[np.bool_]:
         """Which heads have a measurement at both ends and a prediction."""
@@ -227,10 +233,13 @@ class SplitStep:
         return np.asarray(ends & np.isfinite(cube).all(axis=0))
 
     def means(self, errors: str) -> Iterator[dict[str, Any]]:
-        """Rows of means over all heads, and over rotary and NoPE heads where there are both."""
+        """Rows of means over all heads, over rotary and NoPE heads where there are both, and over each kind of layer
+        where layers attend differently far."""
         kinds = [kind for kind in KINDS_OF_HEADS if (self.rotary == kind).any()]
         parts = {EVERY: np.ones(len(self.head), dtype=bool)}
         parts |= {kind: self.rotary == kind for kind in kinds} if len(kinds) > 1 else {}
+        reaching = kinds_in_order(self.kinds)
+        parts |= {kind: self.kinds == kind for kind in reaching} if len(reaching) > len(kinds) else {}
         for heads_of, inside in parts.items():
             for quantity in QUANTITIES:
                 known = inside & self.known(quantity)

@@ -14,6 +14,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
 from qkscope.lenses.errors import has_errors
+from qkscope.lenses.layer_kinds.table import unusual_layers
 from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, EVERY_KIND, shares_shown
@@ -103,7 +104,6 @@ def _label_depth(axes: Axes, axis: DepthAxis, at: AtWindow, model: str) -> None:
         axes.set_xlabel("normalised depth (0 = first layer, 1 = last)")
         return
     heads = at.heads[at.heads["model"] == model]
-    nope = set(heads.loc[heads["layer_kind"].str.startswith("NoPE"), "layer"])
-    some = bool(nope) and len(nope) < heads["layer"].nunique()
-    axes.set_xticks(range(axis.layers), [f"{i}\nNoPE" if some and i in nope else str(i) for i in range(axis.layers)])
+    unusual = unusual_layers(heads)
+    axes.set_xticks(range(axis.layers), [f"{i}\n{unusual[i]}" if i in unusual else str(i) for i in range(axis.layers)])
     axes.set_xlabel("layer")

@@ -8,6 +8,7 @@ import { correlation, shorten, whole } from "./format.js";
 import { LABEL, drawErrors, scale, valueAxis } from "./axis.js";
 import { SvgPen } from "./pen.js";
 import { drawKernel, drawPlasticity, drawProfile, drawScoreMap, profileRows } from "./detail_charts.js";
+import { drawCollage } from "./collage.js";
 import { inWords } from "./in_words.js";
 import { swatchOf } from "./swatch.js";
 import { cameFrom, estimates, sureness } from "./sure.js";
@@ -177,8 +178,9 @@ function detailCharts(app, head, details) {
     ["map", "Which keys win: score map", drawScoreMap],
     ["kernel", "Mean score by distance: RoPE alone (line), measured (marks)", drawKernel],
     ["plasticity", "Plasticity along the window", drawPlasticity],
+    ["sample", "Single tokens that were kept, along PC0 and PC1 of the own context", drawCollage],
   ];
-  return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, table === "map" ? 260 : 200, (g) => drawIt(g, rows(table)))));
+  return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, ["map", "sample"].includes(table) ? 260 : 200, (g) => drawIt(g, rows(table)))));
 }
 
 function header(app) {

@@ -47,12 +47,12 @@ class RayEngine(BaseEngine):
 
     def run(self, job: Job, told: Told, stop: Stop) -> None:
         """Run every task of the job."""
-        with _connected(job.placement.address) as ray, _marked(job.folder) as marker:
+        with _connected(job.placement.address, told) as ray, _marked(job.folder) as marker:
             _Crew(ray, job, told, stop, marker).run()
 
 
 @contextmanager
-def _connected(address: str | None) -> Iterator[Any]:
+def _connected(address: str | None, told: Told) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     try:
         import ray
@@ -61,26 +61,64 @@ def _connected(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():  # a notebook's own connection stays open
         yield ray
         return
-    _require_answer(address)
-    try:
-        ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"Ray address {address}: no Ray cluster answers there ({error})") from None
+    named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else None  # Ray itself prefers it to `auto`
+    if address is None and not named:
+        _start_own(ray, told)
+    else:
+        _join(ray, named or str(address), f"RAY_ADDRESS {named}" if named else f"Ray address {address}", told)
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _require_answer(address: str | None) -> None:
-    """Refuse an address where nobody listens; Ray itself would try for many minutes."""
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():  # none, or `auto`: Ray finds it, or says that there is none
-        return
+def _join(ray: Any, address: str, called: str, told: Told) -> None:
     try:
+        place = _require_answer(address)
+        told(Noted(f"connecting to the Ray cluster at {place}; if that takes minutes, it is no Ray, or not well"))
+        ray.init(address=address, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:  # OSError: nobody listens, and Ray's own ConnectionError
+        way_out = "Unset it" if called.startswith("RAY_ADDRESS") else "Leave it out"
+        raise InputError(
+            f"{called}: no Ray cluster answers there ({error}). {way_out}, and a Ray is started on this machine for "
+            "the run; or start the cluster with `ray start --head`"
+        ) from None
+
+
+def _start_own(ray: Any, told: Told) -> None:
+    """Without an address a Ray of this run's own is started. Who meant one that runs already should know."""
+    running = None
+    with suppress(OSError, ValueError, RuntimeError):  # there is none
+        running = _require_answer("auto")
+    told(
+        Noted(
+            "starting a Ray on this machine for this run alone"
+            + (f"; --ray-address auto would use the one at {running}" if running else "")
+        )
+    )
+    try:
+        ray.init(address="local", log_to_driver=False, include_dashboard=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"a Ray could not be started on this machine ({error}); --engine local needs none") from None
+
+
+def _require_answer(address: str) -> str:
+    """Where an address leads, if somebody listens there; Ray itself would try for many minutes, without a word."""
+    place = _found() if address == "auto" else address
+    host, colon, port = place.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():  # else Ray says what is wrong with it
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
-    except OSError as error:
-        raise InputError(f"Ray address {address}: no Ray cluster answers there ({error})") from None
+    return place
+
+
+def _found() -> str:
+    """The cluster that `auto` stands for; after `ray start` that is noted in a file, which a killed cluster leaves."""
+    from ray._private import services
+
+    try:
+        return str(services.canonicalize_bootstrap_address("auto"))
+    except AttributeError:  # another version of Ray: it will look itself
+        return "auto"
 
 
 @contextmanager

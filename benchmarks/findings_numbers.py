@@ -1,0 +1,142 @@
+"""The study's small tables (benchmarks/results/study) read back, and how their numbers are written on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.words.phrases import plus_minus
+
+ALL = "all"  # kinds of layers together
+
+
+@dataclass(frozen=True)
+class Number:
+    """A mean over heads and its standard error over documents; NaN where it is not known."""
+
+    value: float = math.nan
+    error: float = math.nan
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a number at all."""
+        return math.isfinite(self.value)
+
+    @property
+    def sign(self) -> int:
+        """1 or −1 where it is more than two known errors from 0, else 0."""
+        return 0 if not abs(self.value) > 2 * self.error else 1 if self.value > 0 else -1
+
+    def minus(self, other: Number) -> Number:
+        """The difference, with errors taken as independent."""
+        return Number(self.value - other.value, math.hypot(self.error, other.error))
+
+    def __str__(self) -> str:
+        return plus_minus(self.value, self.error) if self.known else "–"
+
+    @property
+    def percent(self) -> str:
+        """A share."""
+        return f"{plus_minus(100 * self.value, 100 * self.error)} %" if self.known else "–"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model on a corpus, and which of its layers."""
+
+    corpus: str
+    model: str
+    label: str
+    kind: str = ALL
+
+    @property
+    def name(self) -> str:
+        """`Gemma 3 270M (sliding 512)`."""
+        kind = self.kind.removeprefix("rotary, ")
+        return self.label if self.kind == ALL else f"{self.label} ({kind})"
+
+    @property
+    def said(self) -> str:
+        """With its corpus."""
+        return f"{self.name} on {self.corpus}"
+
+
+class Tables:
+    """All tables of the study."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tables = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table; empty where it was not made."""
+        return self._tables.get(name, pd.DataFrame())
+
+    @cached_property
+    def entries(self) -> pd.DataFrame:
+        """What was run."""
+        return self.table("entries")
+
+    @property
+    def corpora(self) -> list[str]:
+        """The corpora, in order."""
+        return list(dict.fromkeys(self.entries["corpus"]))
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Labels by name, in order."""
+        return dict(zip(self.entries["model"], self.entries["label"], strict=True))
+
+    def places(self, corpus: str | None = None) -> Iterator[Place]:
+        """Each model on each corpus where it was run, all layers together."""
+        for row in self.entries.itertuples():
+            if corpus in (None, row.corpus):
+                yield Place(str(row.corpus), str(row.model), str(row.label))
+
+    def with_kinds(self, place: Place, table: str) -> list[Place]:
+        """A place, and its kinds of layers where a table tells several apart."""
+        rows = self.rows(table, place, any_kind=True)
+        kinds = [] if "layer_kind" not in rows else [kind for kind in dict.fromkeys(rows["layer_kind"]) if kind != ALL]
+        apart = kinds if len(kinds) > 1 else []
+        return [place, *(Place(place.corpus, place.model, place.label, str(kind)) for kind in apart)]
+
+    def rows(self, table: str, place: Place, *, any_kind: bool = False) -> pd.DataFrame:
+        """The rows of a table about a place."""
+        rows = self.table(table)
+        if rows.empty:
+            return rows
+        rows = rows[(rows["corpus"] == place.corpus) & (rows["model"] == place.model)]
+        return rows if any_kind or "layer_kind" not in rows else rows[rows["layer_kind"] == place.kind]
+
+    def number(self, table: str, column: str, place: Place, window: float | None = None) -> Number:
+        """A number with its error; not known where the table has none."""
+        rows = self.rows(table, place)
+        if window is not None and not rows.empty:
+            rows = rows[rows["window"] == window]
+        if rows.empty:
+            return Number()
+        row = rows.iloc[0]
+        return Number(float(row[column]), float(row.get(f"{column}_se", math.nan)))
+
+    def other(self, place: Place, corpus: str) -> Place:
+        """The same model and layers on another corpus."""
+        return Place(corpus, place.model, place.label, place.kind)
+
+    def window(self, place: Place) -> int:
+        """A model's own context, in tokens."""
+        return int(self.number("entries", "window", Place(place.corpus, place.model, place.label)).value)
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading and what is below it."""
+    return f"\n## {title}\n\n" + "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

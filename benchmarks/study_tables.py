@@ -1,0 +1,204 @@
+"""The numbers of the study of real models that docs/findings.md is written from: small tables, kept with the code.
+
+Each has a row per corpus and model (and kind of layer, window, claim or edit), with standard errors over documents
+beside the numbers. They are those of the results folders (`tables/*.csv`), one corpus below the other; what RoPE alone
+predicts at each window is computed here from the moments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from qkscope import Moments
+from qkscope.lenses.categories import POSITION_DOMINATED, classify
+from qkscope.lenses.layer_kinds.table import with_layer_kind
+from qkscope.lenses.rope.at_rest import Basis
+from qkscope.lenses.rope.table import TABLE
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.results.csv_files import csv_text
+from qkscope.results.schema import LAYER_MEANS_CSV
+from qkscope.stats.jackknife import jackknife_error
+
+DIGITS = 5
+FEWEST_TOKENS = 1000  # of a head in a window: with fewer, r says little
+WHO = ["model", "layer_kind", "window", "heads"]
+
+
+def _with_errors(*names: str) -> list[str]:
+    return [column for name in names for column in (name, f"{name}_se")]
+
+
+# What is kept of each table: the file in a results folder, and the columns.
+KEPT: dict[str, tuple[str, list[str]]] = {
+    "signal": ("tables/trajectory.csv", ["model", "window", "heads", *_with_errors("r_q", "r_k", "r_k_abs")]),
+    "kinds": ("tables/layer_kinds.csv", ["model", "layer_kind", "heads", *_with_errors("r_q", "r_k", "r_k_abs")]),
+    "windows": (
+        "tables/window_dependence.csv",
+        ["model", "window", "heads", "enough", *_with_errors("r_q", "r_k", "position_dominated"), "errors"],
+    ),
+    "categories": (
+        "tables/taxonomy_fractions.csv",
+        ["model", *_with_errors("position-dominated", "Q-positional", "K-positional", "content-focused", "mixed")],
+    ),
+    "scores": (
+        "tables/score_shares.csv",
+        ["model", "layer_kind", "heads", "late_wins", "early_wins",
+         *_with_errors("position_share", "query_position_share", "preference_share", "query_share", "late_advantage")],
+    ),
+    "rotation": (
+        "tables/rotation.csv",
+        [*WHO, *_with_errors("r_q_a_abs", "r_k_a_abs", "r_q_own", "r_k_own", "separation_strength", "bias_per_1000",
+                             "bias_total_per_1000", "bias_positive", "bias_total_positive", "bias_effect", "drift_cos",
+                             "off_axis_q", "off_axis_k", "offset_on_a")],
+    ),
+    "plasticity": ("tables/plasticity_means.csv", [*WHO, *_with_errors("ap", "ap_content", "loss_not_position")]),
+    "drops": (
+        "tables/plasticity_drops.csv",
+        [*WHO, *_with_errors("ap_first", "ap_last", "ap_drop", "ap_drop_matched")],
+    ),
+    "claims": (
+        "tables/claims.csv",
+        ["claim", "model", "value", "value_se", "errors", "value_se_heads", "verdict", "why"],
+    ),
+    "ablation": (
+        "ablation_groups.csv",
+        ["model", "edit", "group", "outcome", "heads", "documents", "draws", "chosen", "controls", "excess",
+         "excess_se", "low", "high", "exceeds"],
+    ),
+    "among": (
+        "join/among/points.csv",
+        ["model", "measure", "value", "value_se", "window", "published_low", "published_median", "published_high",
+         "published_models", "at_this_window"],
+    ),
+}  # fmt: skip
+NOT_ASKED = "cannot be asked"
+
+
+def write(folders: Mapping[str, Path], place: Path) -> None:
+    """Every table, from the results folder of each corpus that has one."""
+    there = {corpus: folder for corpus, folder in folders.items() if (folder / "provenance.json").exists()}
+    if not there:
+        raise SystemExit(f"there are no results yet: {', '.join(map(str, folders.values()))}")
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.glob("*.csv"):
+        old.unlink()
+    tables = {name: kept(there, file, columns) for name, (file, columns) in KEPT.items()}
+    tables["claims"] = tables["claims"][tables["claims"]["verdict"] != NOT_ASKED]
+    tables["ablation"] = tables["ablation"][tables["ablation"]["outcome"].isin(("all", "repeated", "new"))]
+    tables["entries"] = joined({corpus: entries(folder) for corpus, folder in there.items()})
+    tables["rope"] = joined({corpus: pd.read_csv(rope_windows(folder)) for corpus, folder in there.items()})
+    for name, table in tables.items():
+        if not table.empty:
+            (place / f"{name}.csv").write_text(csv_text(table, DIGITS), encoding="utf-8")
+
+
+def kept(folders: Mapping[str, Path], file: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Some columns of a table, one corpus below the other; empty with these columns where no corpus has it."""
+    found = {corpus: pd.read_csv(folder / file) for corpus, folder in folders.items() if (folder / file).exists()}
+    if not found:
+        return pd.DataFrame(columns=["corpus", *columns])
+    return joined({corpus: table[list(columns)] for corpus, table in found.items()})
+
+
+def joined(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Tables below each other, with the corpus that each is of."""
+    parts = [table.assign(corpus=corpus) for corpus, table in tables.items()]
+    found = pd.concat(parts, ignore_index=True)
+    return found[["corpus", *(name for name in found.columns if name != "corpus")]]
+
+
+def entries(folder: Path) -> pd.DataFrame:
+    """What was run: each model with its size, context and documents, and what made the numbers."""
+    record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    made = record["environment"]
+    table = pd.read_csv(folder / "tables/entries.csv").drop(columns="tags")
+    by_name = {each["name"]: each for each in record["checkpoints"]}
+    return table.assign(
+        weights_kept=[by_name[name].get("tags", {}).get("weights", "") for name in table["model"]],
+        dtype=[by_name[name]["dtype"] for name in table["model"]],
+        seconds=[by_name[name]["seconds"] for name in table["model"]],
+        weights_sha256=[by_name[name]["weights"].removeprefix("sha256:") for name in table["model"]],
+        documents_sha256=record["corpus"]["fingerprint"].removeprefix("sha256:"),
+        common_window=record["analysis"]["common_window"],
+        qkscope=made["qkscope"],
+        torch=made["torch"],
+        transformers=made["transformers"],
+    )
+
+
+# --- what RoPE alone predicts, at each window -------------------------------------------------------
+
+
+def rope_windows(folder: Path) -> Path:
+    """Measured and predicted r of each model at each of its windows, of all heads and by kind of layer.
+
+    In a file beside the results, which is made again only if moments are newer.
+    """
+    kept, moments_files = folder.parent / "rope_windows.csv", sorted((folder / "moments").glob("*.safetensors"))
+    if kept.exists() and all(path.stat().st_mtime < kept.stat().st_mtime for path in moments_files):
+        return kept
+    rows = []
+    for path in moments_files:
+        moments = Moments.load(path)
+        documents = int(moments.provenance.get("documents") or 0)
+        for window in moments.layout.windows():
+            if window * documents >= FEWEST_TOKENS:
+                rows += at_window(moments, path.stem, window)
+    pd.DataFrame(rows).to_csv(kept, index=False)
+    return kept
+
+
+def at_window(moments: Moments, model: str, window: int) -> list[dict[str, object]]:
+    """A row for all heads that have a prediction, and one for each kind of layer where there are several."""
+    found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=model)
+    every = with_layer_kind(found[TABLE.file].astype({"attention_window": float}))
+    known = every[every["prediction"].isin((Basis.ROTATION, Basis.NOTHING_ROTATES))]
+    others = every[~every.index.isin(known.index)]
+    why = "; ".join(Basis(int(code)).words for code in sorted(set(others["prediction"])))
+    left = {"model": model, "window": window, "unpredicted": len(others), "why": why}
+    if known.empty:
+        return [{**left, "layer_kind": "all", "heads": 0}]
+    kinds = {"all": known, **{str(kind): rows for kind, rows in known.groupby("layer_kind")}}
+    if len(kinds) == 2:
+        del kinds[next(kind for kind in kinds if kind != "all")]
+    means = found[LAYER_MEANS_CSV]
+    return [{**left, "layer_kind": kind, "heads": len(rows), **numbers(rows, means)} for kind, rows in kinds.items()]
+
+
+def numbers(rows: pd.DataFrame, means: pd.DataFrame) -> dict[str, float]:
+    """Measured, predicted and excess r over some heads, with errors; how many of them are position-dominated."""
+    layers = sorted(set(rows["layer"]))
+    values: dict[str, float] = {"median_cos": float(rows["pc0_cos"].median())}
+    measured = {}
+    for name in ("r_q", "r_k"):
+        predicted, excess = (rows[f"{name}_{part}"].to_numpy(dtype=float) for part in ("rope", "excess"))
+        measured[name] = predicted + excess
+        of_mean = {part: without(means, f"{name}_{part}", layers) for part in ("rope", "excess")}
+        sizes = of_mean["rope"][1]
+        for column, mean, replicates in (
+            (name, measured[name].mean(), of_mean["rope"][0] + of_mean["excess"][0]),
+            (f"{name}_rope", predicted.mean(), of_mean["rope"][0]),
+            (f"{name}_excess", excess.mean(), of_mean["excess"][0]),
+        ):
+            values |= {column: float(mean), f"{column}_se": float(jackknife_error(mean, replicates, sizes))}
+        values[f"{name}_corr"] = float(np.corrcoef(measured[name], predicted)[0, 1]) if len(rows) > 2 else np.nan
+    values["dominated"] = float((classify(measured["r_q"], measured["r_k"]) == POSITION_DOMINATED).mean())
+    values["dominated_rope"] = float((rows["category_rope"] == 0).mean())
+    return values
+
+
+def without(means: pd.DataFrame, column: str, layers: Sequence[int]) -> tuple[NDArray[np.float64], list[float]]:
+    """A mean over the heads of some layers without each group of documents, and how large these groups are."""
+    rows = means[(means["table"] == Path(TABLE.file).stem) & (means["column"] == column) & means["layer"].isin(layers)]
+    tokens = means[means["column"] == "tokens"].iloc[0]
+    groups = [name for name in means.columns if name.startswith("without_") and np.isfinite(tokens[name])]
+    rows = rows[rows["heads"] > 0]
+    weights = rows["heads"].to_numpy(dtype=float)
+    found = weights @ rows[groups].to_numpy(dtype=float) / weights.sum()
+    return np.asarray(found), [float(tokens["mean"] - tokens[name]) for name in groups]
