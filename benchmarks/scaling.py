@@ -181,7 +181,7 @@ tests can run.
 | engine | for | how |
 |---|---|---|
 | `--engine local` | one machine | this process with all its devices, or `--workers N` processes that share them |
-| `--engine ray` | a cluster, `pip install "qkscope[ray]"` | at `--ray-address` or `RAY_ADDRESS`; without either a Ray on this machine, for the run alone |
+| `--engine ray` | a cluster, `pip install "qkscope[ray]"` | `--ray-address` or `RAY_ADDRESS`; else one of its own |
 | none | a batch system | `qkscope plan STUDY` prints a command per shard, `qkscope shard STUDY K` runs one |
 
 Worker processes get one GPU each when there are N, disjoint blocks when there are more, and share the cores. Ray

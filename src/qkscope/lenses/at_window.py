@@ -30,6 +30,7 @@ from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import Block
 
 COMMON_SUFFIX = "_common"
+NOWHERE = np.zeros(0, dtype=np.intp)
 WINDOW_PANELS = 20  # entries whose heads at all windows are kept at hand
 RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
 
@@ -91,10 +92,10 @@ class AtWindow:
     def _window_panel(self, name: str) -> HeadPanel:
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        rows = _by_window(self.windows, self._window_places[0].get(name, []))
+        rows = _by_window(self.windows, self._window_places[0].get(name, NOWHERE))
         draws: list[pd.DataFrame] = []
         if self._window_replicates is not None:
-            without = _by_window(self._window_replicates, self._window_places[1].get(name, []))
+            without = _by_window(self._window_replicates, self._window_places[1].get(name, NOWHERE))
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
@@ -105,7 +106,8 @@ class AtWindow:
     def _window_places(self) -> list[dict[str, NDArray[np.intp]]]:
         """Where each entry's rows are in the tables of all windows: looked for once, however many entries there are."""
         tables = (self.windows, self._window_replicates)
-        return [{} if table is None else dict(table.groupby("model").indices) for table in tables]
+        found = [{} if table is None else table.groupby("model").indices for table in tables]
+        return [{str(name): np.asarray(places) for name, places in each.items()} for each in found]
 
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
@@ -289,7 +291,7 @@ def window_names(windows: pd.Series[float]) -> pd.Series[str]:
     return windows.astype(int).astype(str)
 
 
-def _by_window(table: pd.DataFrame, places: Sequence[int] | NDArray[np.intp]) -> pd.DataFrame:
+def _by_window(table: pd.DataFrame, places: NDArray[np.intp]) -> pd.DataFrame:
     """One entry's rows, its windows in the place of entries."""
     rows = table.iloc[places]
     return rows.assign(model=window_names(rows["window"])).reset_index(drop=True)

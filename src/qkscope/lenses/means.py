@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -129,7 +129,7 @@ class LensPanel(HeadPanel):
         rows, groups = self._rows, [name for name in self._rows.columns if name.startswith(WITHOUT)]
         layer = rows["layer"].to_numpy()
         numbers = [rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)]
-        places = cast("Mapping[tuple[str, str], NDArray[np.intp]]", rows.groupby(["model", "column"]).indices)
+        places: Mapping[Any, Any] = rows.groupby(["model", "column"]).indices
         return {
             (str(model), str(column)): _LayerMeans(layer[at], *(each[at] for each in numbers))
             for (model, column), at in places.items()
