@@ -405,10 +405,10 @@ def test_out_of_memory_halves_the_batch(limited, tmp_path):
 
 
 def test_out_of_memory_with_one_document(limited, tmp_path):
-    """An activation of 2048 x 16384 numbers is 128 megabytes, more than all that there is."""
-    wide = tiny("llama", 0, vocab_size=256, max_position_embeddings=2048, num_hidden_layers=1, intermediate_size=16384)
+    """Three activations of 2048 x 8192 numbers are 192 megabytes. A pass ends with the second layer's queries and keys."""
+    wide = tiny("llama", 0, vocab_size=256, max_position_embeddings=2048, num_hidden_layers=2, intermediate_size=8192)
     wide.save_pretrained(tmp_path / "long")
-    code, _, told = limited(64)
+    code, _, told = limited(48)
     assert code == 1
     assert "OutOfMemory: checkpoint 'one': out of memory in a batch of 1 x 2048 tokens" in told
     assert "use a device with more memory" in told
