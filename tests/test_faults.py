@@ -405,7 +405,7 @@ def test_out_of_memory_halves_the_batch(limited, tmp_path):
 
 
 def test_out_of_memory_with_one_document(limited, tmp_path):
-    """Three activations of 2048 x 8192 numbers are 192 megabytes. They are the first layer's: a pass ends in the last."""
+    """Three activations of 2048 x 8192 numbers, 192 megabytes, in the first layer: the last is not run to its end."""
     wide = tiny("llama", 0, vocab_size=256, max_position_embeddings=2048, num_hidden_layers=2, intermediate_size=8192)
     wide.save_pretrained(tmp_path / "long")
     code, _, told = limited(48)
