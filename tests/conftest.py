@@ -232,6 +232,22 @@ def published_page(published_folder):
     return shared.once("published page", make)
 
 
+@pytest.fixture(scope="session")
+def grown_page():
+    """A made-up study as large as the demo's, ten checkpoints of 64 heads, every lens, and its page without cards."""
+
+    def make(folder: Path) -> None:
+        from page_study import grow, source
+        from qkscope.lenses.at_window import build_tables
+        from qkscope.page.write import write_page
+        from qkscope.results.read import load_results
+
+        results = load_results(grow(source(folder / "source"), folder / "grown"))
+        write_page(build_tables(results), ["made up"], [])
+
+    return shared.once("grown_page", make) / "grown"
+
+
 @pytest.fixture
 def sketches(monkeypatch):
     """Each figure is one line: for tests of which files a report writes and what it says, not of what is drawn.

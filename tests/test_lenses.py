@@ -18,6 +18,7 @@ from qkscope.lenses.catalogue import catalogue
 from qkscope.lenses.mean_curve import mean_curve
 from qkscope.lenses.registry import register, registered, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.page.pack import unsqueeze
 from qkscope.report.write import write_report
 from qkscope.run.execute import run_study
 
@@ -59,7 +60,7 @@ def test_one_registration_gives_table_figure_card_and_page_section(with_norms):
         assert "## Key Takeaway" in card
     html = (with_norms / "report.html").read_text()
     about = json.loads(re.search(r'<script type="application/json" id="about">(.*?)</script>', html)[1])
-    (section,) = [lens for lens in about["lenses"] if lens["name"] == LENS.name]
+    (section,) = [lens for lens in unsqueeze(about["long"])["lenses"] if lens["name"] == LENS.name]
     assert section["question"] == "How long is the mean query?"
     assert section["columns"]["query_norm"]["definition"] == NORM.definition
     assert [view["card"] for view in section["views"]] == ["query_norm"]

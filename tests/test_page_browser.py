@@ -452,7 +452,7 @@ def test_compare_two_checkpoints(visit, published_page):
             )
         shares = tables.table("taxonomy_fractions")["position-dominated"][[2, 6]].tolist()
         assert table.loc["position-dominated", "difference"] == pytest.approx(shares[1] - shares[0])
-        assert "S1-2.4M" in page.locator("#view-compare thead").inner_text()
+        assert "S1-2.4M" in page.locator("#measures thead").inner_text()
 
 
 def test_cards_and_provenance_can_be_read_and_copied(visit, tiny):
@@ -462,7 +462,8 @@ def test_cards_and_provenance_can_be_read_and_copied(visit, tiny):
         body.wait_for()
         card = body.text_content()
         assert card.startswith("Key Takeaway")  # what to take from it first, the rest is folded
-        assert "What This Figure Shows" in card
+        assert "What This Figure Shows" in card  # of the drawing that it names, whose marks the chart above may lack
+        assert "About all heads on PC0 and the drawing in the figures folder" in card
         assert "\\_" not in card
         page.get_by_role("button", name="Close card").click()
         titles = page.locator(".card-list summary").all_inner_texts()
@@ -524,7 +525,7 @@ def test_several_models(visit, tmp_path):
     with visit(write_study(tmp_path, table, records)) as page:
         assert page.locator("#view-flow").count() == 0  # heads of two models are not the same heads
         assert "Compare the models" in page.locator("#view-compare h3").inner_text()
-        assert page.locator("#view-compare thead th").count() == 3
+        assert page.locator("#measures thead th").count() == 3
         assert len(shown(page)) == 20
         set_slider(page, 0)
         assert len(shown(page)) == 6
@@ -581,14 +582,24 @@ def test_undefined_is_said_and_never_zero(visit, tmp_path):
 
 @pytest.mark.slow
 def test_two_hundred_checkpoints_of_two_thousand_heads(visit, tmp_path):
-    table = pd.concat([made_up(f"step-{c:03d}", 64, 32, c) for c in range(200)])
+    table = pd.concat([made_up(f"step-{c:03d}", 64, 32, c) for c in range(200)], ignore_index=True)
+    rng = np.random.default_rng(0)
+    errors = {f"{name}_se": rng.uniform(0.005, 0.05, len(table)) for name in ("r_q", "r_k", "explained_variance")}
+    flags = {name: rng.integers(0, 2, len(table)) for name in ("unstable", "sign_sure", "category_share")}
+    table = table.assign(**errors, **flags)
     table.to_csv(tmp_path / "qk.csv", index=False)
     from qkscope.page.write import write_page
 
     path = write_page(build_tables(load_results(tmp_path)), ["large"], [])
-    assert path.stat().st_size < 7_000_000
-    with visit(path) as page:
+    assert path.stat().st_size < 9_000_000
+    with visit(path, "#head=3.5&ckpt=step-017") as page:
         page.locator("#play").is_enabled()
+        row = table[(table["model"] == "step-017") & (table["layer"] == 3) & (table["head"] == 5)].iloc[0]
+        told = page.locator("#head dl").first.inner_text().split("\n")
+        value, error = (float(text.replace("−", "-")) for text in told[told.index("r_k") + 1].split(" ± "))
+        assert value == pytest.approx(row["r_k"], abs=6e-4)
+        assert error == pytest.approx(row["r_k_se"], rel=0.07)  # one byte, and two digits
+        set_slider(page, 16)
         set_slider(page, 17)
         want = table[table["model"] == "step-017"]
         got = dots(page)

@@ -24,12 +24,13 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
-from qkscope.page.assemble import modules, safe_json, script, static
+from qkscope.page.assemble import modules, safe_json, script, shipped_style, static
 from qkscope.page.pack import Pack, unpack, unsqueeze
-from qkscope.page.write import page_html
+from qkscope.page.write import PageCard, card_title, page_html
 from qkscope.report.lead import SENTENCES, lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
+from qkscope.words.blocks import heading, paragraph
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
 PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTALL)
@@ -228,6 +229,28 @@ def test_modules_that_cannot_be_put_in_line_are_refused(monkeypatch):
     assert "const module_one = (() => {\nasync function a() {}\nconst c = 1;\nreturn { a, c };\n})();" in script()
 
 
+def test_comments_stay_in_the_package_and_texts_with_slashes_do_not(monkeypatch):
+    code = ["// all", 'const a = "https://x"; // beside', "  // inside", "  const b = [", '    "// text",', "  ];", ""]
+    files = {"main.js": "\n".join([*code, "const c = `// ${a}`;", ""])}
+    monkeypatch.setattr(assembling, "static", files.__getitem__)
+    inside = 'const a = "https://x"; // beside\nconst b = [\n"// text",\n];\nconst c = `// ${a}`;'
+    assert script() == f"const module_main = (() => {{\n{inside}\nreturn {{  }};\n}})();\n"
+    for text in ("const a = `one\n// two`;\n", "/* one\n// two */\n"):  # here a line that looks like a comment is none
+        files["main.js"] = text
+        with pytest.raises(ValueError, match="goes on in the next line"):
+            script()
+    assert shipped_style("/* a\n b */\n  p { color: red; }\n\n") == "p { color: red; }"
+
+
+@pytest.mark.slow
+def test_a_study_as_large_as_the_demo_stays_below_two_megabytes(grown_page):
+    about, _ = embedded((grown_page / "report.html").read_text(encoding="utf-8"))
+    assert len(about["checkpoints"]) * len(about["data"]["heads"]) * len(about["data"]["components"]) == 6400
+    assert set(about["data"]["detail"]["tables"]) == {"profile", "map", "kernel", "plasticity", "pairs"}
+    cards = 60_000  # which this page does not have: those of the demo take 40 KB
+    assert (grown_page / "report.html").stat().st_size < 2_000_000 - cards
+
+
 @pytest.mark.slow
 def test_the_script_is_valid(tmp_path):
     for name, text in [*((name, static(name)) for name in modules()), ("all.js", script())]:
@@ -246,6 +269,26 @@ def test_the_page_needs_no_heavy_library():
     imports = "import qkscope.page.write, sys; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True, check=True).stdout.split()
     assert not {"matplotlib", "torch", "transformers"} & {name.split(".")[0] for name in loaded}
+
+
+@pytest.mark.slow
+def test_every_card_on_the_page_is_that_of_a_figure_in_the_folder(published_folder, tmp_path, sketches):
+    write_report(published_folder, out=tmp_path)
+    about, _ = embedded((tmp_path / "report.html").read_text(encoding="utf-8"))
+    cards = [f"{card['figure']}{'_common' if card['common'] else ''}" for card in about["cards"]]
+    drawn = [
+        place.name.split("_", 1)[1] for place in (tmp_path / "figures").iterdir() if (place / "figure.png").exists()
+    ]
+    assert sorted(cards) == sorted(drawn)  # each once, and none without its figure
+    assert len({card["title"] for card in about["cards"]}) == len(cards)
+
+
+def test_two_cards_of_one_heading_are_told_apart_by_their_window():
+    card = [heading(1, "Depth"), paragraph("x")]
+    assert card_title(PageCard("depth", common=False, blocks=card)) == "Depth"
+    assert card_title(PageCard("depth", common=True, blocks=card)) == "Depth (common window)"
+    said = [heading(1, "Depth at a Common Window")]
+    assert card_title(PageCard("depth", common=True, blocks=said)) == "Depth at a Common Window"
 
 
 # --- the command ------------------------------------------------------------------------------------

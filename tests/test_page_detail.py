@@ -132,7 +132,13 @@ def folder(tmp_path_factory):
     profile = profile_rows(WINDOWS).assign(tokens=5, q_a=0.1, q_a_sd=1, k_a=0.1, k_a_sd=1)
     profile.to_csv(place / "profile.csv", index=False)
     cells = {f"to_{i:02d}": np.where(profile["bucket"] >= i, i + 0.5, np.nan) if i < 4 else np.nan for i in range(16)}
-    maps = profile[["model", "layer", "head", "window", "bucket", "start", "end"]].assign(to_first=np.nan, **cells)
+    errors = {
+        f"{name}_se": np.where(np.isfinite(values), 0.2 if name == "to_00" else 0.3, np.nan)
+        for name, values in cells.items()
+    }
+    maps = profile[["model", "layer", "head", "window", "bucket", "start", "end"]].assign(
+        to_first=np.nan, **cells, **errors
+    )
     maps.to_csv(place / "score_map.csv", index=False)
     return place
 
@@ -150,7 +156,18 @@ def test_a_head_shows_its_profile_and_its_score_map(visit, folder):
         page.keyboard.press("ArrowDown")
         lines = page.locator("#live").text_content()
         # Queries of bucket 1 see keys of parts 0 and 1, with mean scores 0.5 and 1.5: mean 1, part 0 is half below.
-        assert "queries at 8 to 15, keys: part 1 of 4 of the window, mean score 0.500, −0.50 against" in lines
+        where = "queries at 8 to 15, keys: part 1 of 4 of the window"
+        assert lines == f"{where}, mean score 0.50 ± 0.20, −0.50 against these queries’ mean"
+        page.keyboard.press("ArrowRight")
+        assert (
+            page.locator("#live")
+            .text_content()
+            .endswith("mean score 1.50 ± 0.30, 0.50 against these queries’ mean, within two errors")
+        )
+        assert "Dots: within two standard errors" in view.locator(".note").inner_text()
+        # Rows have 1, 2, 3 and 4 cells: ± 0.5 and 0 are within 0.6 of their mean, but part 1 with its 0.4, and ± 1 of
+        # the third row and ± 1.5 of the last are not.
+        assert view.locator("svg circle").count() == 1 + 1 + 1 + 2
         assert "L0H1 at b" in page.locator("#view-profile .note").inner_text()
         profile = page.locator("#view-profile svg.surface")
         profile.focus()

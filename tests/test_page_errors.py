@@ -1,5 +1,8 @@
 """Errors on the page: what the tables say, packed and in a real browser; none where the tables have none."""
 
+import json
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -79,21 +82,21 @@ def test_a_head_is_shown_with_its_error(visit, known):
     # FAR = 0.034641: 0.71 has (1 - 0.71^2) FAR = 0.01718, 0.9 has 0.00658, and explained variance FAR itself
     with visit(known / "report.html", "#head=0.0") as page:
         told = panel(page)
-        assert told["r_q"] == "0.7100 ± 0.017"
+        assert told["r_q"] == "0.710 ± 0.017"
         assert told["r_k"] == "0.9000 ± 0.0066"
-        assert told["explained variance"] == "0.5000 ± 0.035"
+        assert told["explained variance"] == "0.500 ± 0.035"
         assert told["how sure"] == (
             "50% of other samples of documents give this category; undecided: another category is within two errors"
         )
         row = page.locator("#numbers tbody tr", has_text="L0H0").inner_text()
-        assert "0.7100 ± 0.017" in row
+        assert "0.710 ± 0.017" in row
         assert "50%" in row
         page.locator("#view-map").scroll_into_view_if_needed()
         box = page.locator("#view-map canvas").bounding_box()
         page.mouse.move(box["x"] + 60, box["y"] + 40)  # the first cell
         tooltip = page.locator(".tooltip").inner_text().splitlines()
         assert tooltip[0] == "Layer 0, head 0"
-        assert {"r_q 0.7100 ± 0.017", "r_k 0.9000 ± 0.0066", "explained variance 0.5000 ± 0.035"} <= set(tooltip)
+        assert {"r_q 0.710 ± 0.017", "r_k 0.9000 ± 0.0066", "explained variance 0.500 ± 0.035"} <= set(tooltip)
         assert tooltip[-1].startswith("undecided")
 
 
@@ -132,11 +135,9 @@ def test_means_have_their_error_until_a_filter_chooses_heads(visit, known):
         signal.locator("svg text", has_text="± 1 SE over documents").wait_for()
         box = signal.locator("svg").bounding_box()
         page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + box["height"] / 2)
+        assert float(table["r_q"].iloc[-1]) == pytest.approx(0.3775)  # of 0.71, 0.5, 0.1 and 0.2
         error = float(table["r_q_se"].iloc[-1])
-        assert (
-            f"mean r_q {table['r_q'].iloc[-1]:.3f} ± {error:.2g}, SD over heads"
-            in page.locator(".tooltip").inner_text()
-        )
+        assert f"mean r_q 0.378 ± {error:.3f}, SD over heads" in page.locator(".tooltip").inner_text()
         page.locator("#filters summary").click()
         page.get_by_label("unstable component").uncheck()
         signal.scroll_into_view_if_needed()
@@ -166,11 +167,55 @@ def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
         # Two categories of each checkpoint change with the documents: position-dominated and mixed.
         assert stack.locator("svg path[stroke-width='1.2']").count() == 4
         rows = dict(
-            row.split("\t", 1) for row in page.locator("#view-compare table tbody tr").all_inner_texts() if "\t" in row
+            row.split("\t", 1) for row in page.locator("#measures table tbody tr").all_inner_texts() if "\t" in row
         )
         r_q = float(tables.table("trajectory")["r_q_se"].iloc[0])
         assert rows["mean r_q"].count(f"± {r_q:.2g}") == 2
-        assert f"± {np.sqrt(2) * r_q:.2g}" in rows["mean r_q"]
+        assert rows["mean r_q"].endswith(f"0.000 ± {np.sqrt(2) * r_q:.3f} (unpaired)")  # what they read is not recorded
+        assert "unpaired: as if A and B had read different documents" in page.locator("#measures .note").inner_text()
+
+
+@pytest.fixture(scope="module")
+def same_documents(tmp_path_factory):
+    """Both checkpoints read the same documents; the late one moves with them three times as far."""
+    folder = tmp_path_factory.mktemp("same")
+    write_known(folder)
+    rows = pd.read_csv(folder / "replicates.csv")
+    late = rows["model"] == "late"
+    for name in ("r_q", "r_k", "explained_variance"):
+        for group in range(4):
+            moved = rows[f"{name}_without_{group}"] - rows[name]
+            rows.loc[late, f"{name}_without_{group}"] = (rows[name] + 3 * moved)[late]
+    rows.to_csv(folder / "replicates.csv", index=False)
+    record = json.loads((folder / "provenance.json").read_text())
+    for entry in record["checkpoints"]:
+        entry |= {"documents": 40, "corpus": {"fingerprint": "the same"}}
+    (folder / "provenance.json").write_text(json.dumps(record))
+    write_report(folder, figures=False)
+    return folder
+
+
+def test_what_documents_do_to_both_checkpoints_cancels_in_their_difference(visit, same_documents):
+    with visit(same_documents / "report.html") as page:
+        rows = dict(
+            row.split("\t", 1) for row in page.locator("#measures table tbody tr").all_inner_texts() if "\t" in row
+        )
+        # Three heads move with the documents by FAR and one against: the mean by FAR / 2, at the late checkpoint by
+        # 3 FAR / 2. Paired, the difference moves by FAR = 0.0346; unpaired it would be sqrt(1 + 9) / 2 FAR = 0.055.
+        assert rows["mean explained variance"].endswith("0.000 ± 0.035")
+        assert "paired: both read the same documents" in page.locator("#measures .note").inner_text()
+        changes = pd.read_csv(same_documents / "tables/changes.csv")
+        row = changes.query("layer == 0 and head == 1").iloc[0]
+        canvas = page.locator("#view-difference canvas")
+        canvas.scroll_into_view_if_needed()
+        canvas.focus()
+        page.keyboard.press("ArrowRight")  # from the first head to its neighbour
+        told = page.locator("#live").text_content()
+        assert told.startswith("Layer 0, head 1, Early → Late, r_k ")
+        error = float(re.search(r"± ([\d.]+)", told)[1])
+        assert error == pytest.approx(row["r_k_change_se"], rel=0.05)  # one byte, two digits
+        assert "unpaired" not in told
+        assert told.endswith("within two errors")
 
 
 def test_heads_of_unknown_sign_can_be_left_out(visit, tmp_path):

@@ -83,6 +83,11 @@ def test_focus_is_never_lost(visit, published_page):
         page.keyboard.press("Enter")
         assert not page.locator("#head").is_visible()
         assert page.evaluate("document.activeElement !== document.body")
+        chip = page.locator(".movers .chip").nth(2)
+        chip.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("#head h3").inner_text().startswith(f"Head {chip.inner_text()} at ")
+        assert page.evaluate("document.activeElement.textContent") == chip.inner_text()
         page.locator("#view-map canvas").focus()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")
@@ -161,7 +166,7 @@ def test_on_a_phone(visit, published_page):
         below = "document.querySelector('.bar').getBoundingClientRect().bottom"
         top = "document.activeElement.getBoundingClientRect().top"
         assert page.evaluate(f"{top} >= {below}")  # no title hides under the bar
-        table = page.locator("#view-compare .scroll")
+        table = page.locator("#measures .scroll")
         assert table.evaluate("node => node.scrollWidth <= node.clientWidth + 1")  # B - A is not cut off
         page.locator("#view-portrait").scroll_into_view_if_needed()
         page.get_by_role("button", name="Box by finger").nth(1).click()
@@ -209,10 +214,10 @@ def test_several_models_side_by_side(visit, tmp_path):
     table = pd.concat([made_up(name, 2, 3, i) for i, name in enumerate(names)])
     records = [{"name": n, "model_type": n, "model": n} for n in names]
     with visit(write_study(tmp_path, table, records)) as page:
-        assert page.locator("#view-compare thead th").all_inner_texts() == names
-        row = page.locator("#view-compare tbody tr", has_text="mean r_q").locator("td").all_inner_texts()
+        assert page.locator("#measures thead th").all_inner_texts() == names
+        row = page.locator("#measures tbody tr", has_text="mean r_q").locator("td").all_inner_texts()
         means = [table[table["model"] == name]["r_q"].mean() for name in names]
         assert [float(text.split(" ")[0]) for text in row] == pytest.approx(means, abs=5e-4)
         page.get_by_role("button", name="Remove the last").click()
-        assert page.locator("#view-compare thead th").all_inner_texts() == ["one", "two", "B − A"]
+        assert page.locator("#measures thead th").all_inner_texts() == ["one", "two", "B − A"]
         assert state(page)["compare"] == [0, 1]

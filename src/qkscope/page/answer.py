@@ -18,7 +18,8 @@ from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.page.split_finding import rope_finding
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
-from qkscope.words.phrases import number, percent, shown, tokens
+from qkscope.text import counted
+from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shown, tokens
 
 Judgement = Literal["survives", "reverses", "vanishes", "hidden", "within", "alone", "unknown"]
 BADGES: dict[Judgement, str] = {
@@ -164,14 +165,9 @@ def _move(finding: Finding, change: Change) -> str:
     """`0.09 → 0.75 (+0.66 ± 0.01)`."""
     one, other = finding.quantity.said(change.before, change.after)
     scale, unit = (100.0, " points") if finding.quantity.share else (1.0, "")
-    digits = 0 if finding.quantity.share else 2
-    error = f" ± {_error(scale * change.error)}" if math.isfinite(change.error) else ", error not known"
-    difference = f"{scale * change.difference:+.{digits}f}".replace("-", "−")
-    return f"{one} → {other} ({difference}{error}{unit})"
-
-
-def _error(value: float) -> str:
-    return f"{value:.1g}" if value < 10 else f"{value:.0f}"
+    known = "" if math.isfinite(change.error) else ", error not known"
+    difference = plus_minus(scale * change.difference, scale * change.error, signed=True)
+    return f"{one} → {other} ({difference}{unit}{known})"
 
 
 def _follow_text(tables: StudyTables, finding: Finding) -> str:
@@ -200,9 +196,10 @@ def _level_text(at: AtWindow, finding: Finding) -> str:
     """What one entry has."""
     mean = at.panel.mean(finding.quantity.name, finding.after, finding.quantity.part)
     error = at.panel.error(finding.quantity.name, finding.after, finding.quantity.part)
-    known = f" ± {_error(error)}" if math.isfinite(error) else ", error not known"
+    known = "" if math.isfinite(error) else ", error not known"
+    said = share_plus_minus(mean, error) if finding.quantity.share else plus_minus(mean, error)
     what = finding.quantity.what[0].upper() + finding.quantity.what[1:]
-    return f"{what} is {finding.quantity.said(mean)[0]}{known}. {_others_text(at, finding)}".strip()
+    return f"{what} is {said}{known}. {_others_text(at, finding)}".strip()
 
 
 def _others_text(at: AtWindow, finding: Finding) -> str:
@@ -217,9 +214,9 @@ def _others_text(at: AtWindow, finding: Finding) -> str:
             continue
         part = Part(layer_kind=kind)
         mean, error = (f(finding.quantity.name, finding.after, part) for f in (at.panel.mean, at.panel.error))
-        known = f" ± {_error(error)}" if math.isfinite(error) else ""
-        verb = "stay near 0" if abs(mean) + (2 * error if math.isfinite(error) else 0) < LOW else "have"
-        said.append(f"The {len(heads)} heads of {kind} layers {verb} ({number(mean)}{known}).")
+        near = abs(mean) + (2 * error if math.isfinite(error) else 0) < LOW
+        level = f"are near 0 ({plus_minus(mean, error)})" if near else f"have {plus_minus(mean, error)}"
+        said.append(f"The {counted(len(heads), 'head')} of {kind} layers {level}.")
     return " ".join(said)
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 from qkscope.lenses.depth.table import DepthAxis, layer_counts
 from qkscope.lenses.layer_kinds.table import with_layer_kind
 from qkscope.lenses.taxonomy.table import CATEGORIES, classify
-from qkscope.page.pack import Pack
+from qkscope.page.pack import Pack, exact_precision
 from qkscope.results.read import Entries, Results
 
 STATISTICS = ("explained_variance", "r_q", "r_k")
@@ -129,7 +129,7 @@ def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: 
             pack.add(f"{choice}.{name}{REST}", dense[:, 1:], "float16", like=f"own.{name}{REST}")
     for name in COUNTS:
         dense = grid.spread(places, column(known, name), np.nan)
-        pack.add(f"{choice}.{name}", dense, "float64", like=f"own.{name}")
+        pack.add(f"{choice}.{name}", dense, exact_precision(dense), like=f"own.{name}")
     pack.add(f"{choice}.category", grid.spread(places, categories(known), ABSENT), "uint8", like="own.category")
 
 
@@ -139,7 +139,8 @@ def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[st
     flat = Grid(grid.names, (0,), grid.heads)
     places = flat.places(first)
     for name in HEAD_NUMBERS:
-        pack.add(f"head.{name}", flat.spread(places, column(first, name), np.nan)[:, 0], "float64")
+        numbers = flat.spread(places, column(first, name), np.nan)[:, 0]
+        pack.add(f"head.{name}", numbers, exact_precision(numbers))
     cells = page_depth(first).cells(first).astype(np.uint8)
     pack.add("head.depth_cell", flat.spread(places, cells, ABSENT)[:, 0], "uint8")
     texts: dict[str, list[str]] = {}

@@ -2,8 +2,9 @@
 
 Browsers do not load modules from disk, so the modules of `static/` are put one after the other, in the order in which
 they import each other, into one module script: each becomes a function that is called at once and returns what it
-exports. This works because every module keeps two rules, which are checked: an import is one statement
-`import { a, b } from "./other.js";`, an export stands before a declaration.
+exports. Lines that are comments, and the spaces before others, stay in the package. This works because every module
+keeps three rules, which are checked: an import is one statement `import { a, b } from "./other.js";`, an export stands
+before a declaration, and no text between backticks or comment between /* and */ goes on in the next line.
 
 The policy in the head allows exactly this script and this style, by their hashes, and no request to anywhere.
 """
@@ -18,6 +19,8 @@ from typing import Any
 ENTRY = "main.js"
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|const|class) (\w+)", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
+_STYLE_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _STRAY = re.compile(r"^\s*(?:import|export)\b", re.MULTILINE)
 # What could end a script element or be read as markup, and the two line ends that JSON allows and old scripts do not.
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -59,7 +62,22 @@ def _as_function(name: str, body: str) -> str:
     if _STRAY.search(body):
         raise ValueError(f"{name}: an import or export that the page cannot put in line")
     variable = f"module_{name.removesuffix('.js')}"
-    return f"// --- {name}\nconst {variable} = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+    return f"const {variable} = (() => {{\n{shipped(name, body)}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+
+
+def shipped(name: str, code: str) -> str:
+    """A module without the lines that are comments and without indentation: a tenth of what the page would carry."""
+    lines = [line.strip() for line in _COMMENT.sub("", code).splitlines()]
+    for line in lines:
+        if line.count("`") % 2 or ("/*" in line and "*/" not in line):
+            raise ValueError(f"{name}: text or a comment that goes on in the next line, which the page cannot shorten")
+    return "\n".join(line for line in lines if line)
+
+
+def shipped_style(style: str) -> str:
+    """The style without comments and indentation."""
+    lines = [line.strip() for line in _STYLE_COMMENT.sub("", style).splitlines()]
+    return "\n".join(line for line in lines if line)
 
 
 def safe_json(value: Any) -> str:
@@ -86,7 +104,7 @@ def page_policy() -> str:
 
 
 def _code_and_style() -> tuple[str, str]:
-    return f"\n{script()}", f"\n{static('page.css')}"
+    return f"\n{script()}", f"\n{shipped_style(static('page.css'))}"
 
 
 def assemble(about: dict[str, Any], packed: str, later: str = "") -> str:

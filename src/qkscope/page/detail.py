@@ -1,8 +1,9 @@
 """What is bulky: profiles, score maps, kernels and plasticity of every head, as half floats in a block of its own.
 
 The page unpacks the block when it is first needed, so that it costs nothing until a head is opened. Numbers that a
-checkpoint's heads share (where a bucket begins, a distance) are stored once. A study that is too large keeps the detail
-of as many checkpoints as its room allows: the last, the first, then those between, evenly spread.
+checkpoint's heads share (where a bucket begins, a distance) are stored once; errors take one byte each. A study that is
+too large keeps the detail of as many checkpoints as its room allows: the last, the first, then those between, evenly
+spread.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST
+from qkscope.lenses.base import error_name
+from qkscope.lenses.score.map_table import TO_CELLS
 from qkscope.page.arrays import Floats, Grid, column
-from qkscope.page.pack import Pack, precision
+from qkscope.page.pack import Pack, error_precision, precision
 
 ROOM = 2_000_000  # bytes before compression, of which base64 makes at most 2.7 MB
 
@@ -35,7 +37,7 @@ class Detail:
 
 DETAILS = (
     Detail("profile", "profile.csv", "bucket", ("start", "end"), ("q_pc0", "q_pc0_sd", "k_pc0", "k_pc0_sd")),
-    Detail("map", "score_map.csv", "bucket", ("start", "end"), (TO_FIRST, *TO_CELLS)),
+    Detail("map", "score_map.csv", "bucket", ("start", "end"), (*TO_CELLS, *map(error_name, TO_CELLS))),
     Detail("kernel", "rope_kernel.csv", "point", ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),
     Detail("plasticity", "plasticity_profile.csv", "bucket", ("position",), ("ap", "ap_se", "ap_content")),
     Detail("sample", "sample.csv", "token", ("token",), ("position", "q_pc0", "q_pc1", "k_pc0", "k_pc1")),
@@ -63,12 +65,20 @@ def add_details(
         if lines:
             for name, values in dense.columns.items():
                 chosen = values[lines]
-                kind = "float32" if name in each.shared else precision(chosen)
-                pack.add(f"{each.name}.{choice}.{name}", chosen, kind)
+                kind = "float32" if name in each.shared else _precision(name, chosen)
+                pack.add(f"{each.name}.{choice}.{name}", chosen, kind, coarse=True)
             present = [name for name in each.columns if name in dense.columns]
             entry = described.setdefault(each.name, {"shared": list(each.shared), "columns": present})
             entry[choice] = lines
     return {"checkpoints": kept, "tables": described}
+
+
+def _precision(name: str, values: Floats) -> str:
+    return error_precision(values, large=True) if _is_error(name) else precision(values)
+
+
+def _is_error(name: str) -> bool:
+    return name.endswith(error_name(""))
 
 
 def kept_checkpoints(count: int, bytes_each: int, room: int) -> list[int]:
@@ -97,8 +107,8 @@ class _Dense:
 
     @property
     def bytes_each(self) -> int:
-        """What a checkpoint takes as half floats, on average over those that have rows."""
-        size = 2 * sum(int(values[0].size) for values in self.columns.values())
+        """What a checkpoint takes, on average over those that have rows: half floats, and one byte for an error."""
+        size = sum(int(values[0].size) * (1 if _is_error(name) else 2) for name, values in self.columns.items())
         return size * sum(self.known) // max(1, len(self.known))
 
     @classmethod

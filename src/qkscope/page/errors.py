@@ -18,7 +18,7 @@ from qkscope.lenses.position.summaries import MEASURES
 from qkscope.lenses.signs import sign_unsure
 from qkscope.lenses.windows.table import ESTIMATED, FEWEST_DOCUMENTS, FEWEST_TOKENS
 from qkscope.page.arrays import STATISTICS, Floats, Grid, column, page_depth
-from qkscope.page.pack import Pack
+from qkscope.page.pack import Pack, error_precision
 from qkscope.stats.noise import Part
 
 FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and `sign_unknown` follow from others
@@ -26,10 +26,13 @@ FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and 
 MEANS = {"trajectory": MEASURES, "concordance": ("concordant", "discordant"), "taxonomy_fractions": CATEGORIES}
 
 
-def add_errors(pack: Pack, grid: Grid, tables: StudyTables) -> None:
-    """Pack what is known: `<choice>.<column>_se` and flags by head, `<choice>.mean.<quantity>_se` by checkpoint."""
+def add_errors(pack: Pack, grid: Grid, tables: StudyTables, *, large: bool = False) -> None:
+    """Pack what is known: `<choice>.<column>_se` and flags by head, `<choice>.mean.<quantity>_se` by checkpoint.
+
+    A `large` study has one byte for the error of a head.
+    """
     for choice, at in zip(("own", "common"), tables.choices(), strict=False):
-        _add_heads(pack, grid, choice, at.heads)
+        _add_heads(pack, grid, choice, at.heads, large)
         _add_means(pack, grid, choice, at)
         _add_depth(pack, grid, choice, at)
 
@@ -72,7 +75,7 @@ def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[
     return enough
 
 
-def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None:
+def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame, large: bool) -> None:
     flat = Grid(grid.names, (0,), grid.heads)
     known = heads[flat.places(heads.assign(pc=0))[2] >= 0].assign(pc=0)
     places = flat.places(known)
@@ -82,7 +85,9 @@ def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame) -> None
     found["sign_unknown"] = np.where(np.isfinite(found["sign_sure"]), sign_unsure(known).astype(float), np.nan)
     for name, values in found.items():
         if np.isfinite(values).any():
-            pack.add(f"{choice}.{name}", flat.spread(places, values, np.nan)[:, 0], "float16")
+            dense = flat.spread(places, values, np.nan)[:, 0]
+            is_error = name.endswith(error_name(""))
+            pack.add(f"{choice}.{name}", dense, error_precision(dense, large=large) if is_error else "float16")
 
 
 def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:

@@ -17,12 +17,14 @@ import pandas as pd
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, View
 from qkscope.page.arrays import Floats, Grid, Places, column
+from qkscope.page.detail import kept_checkpoints
 from qkscope.page.pack import Pack, error_precision, precision
 from qkscope.results.schema import QK_FILES
 
 CHOICES = ("own", "common")  # as the page calls each checkpoint's own context and the common window
 ERROR = "_se"  # a column of this ending is the standard error of the column before it
 MOST_SERIES = 4  # lines or bars that can be told apart
+ROOM = 12_000_000  # bytes before compression; a study that needs more keeps fewer checkpoints
 # How many columns a view of each kind has: at least, at most.
 COLUMNS = {"curve": (1, MOST_SERIES), "bars": (1, MOST_SERIES), "heatmap": (1, 1), "scatter": (2, 2)}
 
@@ -37,15 +39,31 @@ def add_lenses(
     shown: Mapping[str, bool],
     *,
     large: bool = False,
+    kept: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
     """Put the columns of all lenses into the pack; returns what the page must know to show them.
 
     `tables` has, for each head table that there is, its rows by choice ("own", "common"); `shown` says which figures
-    have a card on the page; a `large` study gives up digits. Raises ValueError where a lens declares what cannot be
-    drawn.
+    have a card on the page; a `large` study gives up digits; arrays have a line for each of the `kept` checkpoints (by
+    default all). Raises ValueError where a lens declares what cannot be drawn.
     """
-    described = [_lens(pack, grid, lens, tables, shown, large) for lens in lenses]
+    lines = list(range(len(grid.names))) if kept is None else list(kept)
+    described = [_lens(pack, grid, lens, tables, shown, large, lines) for lens in lenses]
     return [lens for lens in described if lens["columns"] or lens["intervals"]]
+
+
+def kept_columns(
+    grid: Grid, lenses: Sequence[Lens], tables: LensTables, *, large: bool, room: int | None = None
+) -> list[int]:
+    """The checkpoints whose columns of lenses are packed: all, or as many as there is room for."""
+    value, error = (2, 1) if large else (4, 2)
+    size = 0
+    for table in (table for lens in lenses for table in _head_tables(lens)):
+        for rows in tables.get(table.file, {}).values():
+            there = [declared.name for declared in table.columns if declared.name in rows.columns]
+            wide = len(grid.components) if "pc" in rows.columns else 1
+            size += wide * len(grid.heads) * sum(value + error * (name + ERROR in rows.columns) for name in there)
+    return kept_checkpoints(len(grid.names), size, ROOM if room is None else room)
 
 
 def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: StudyTables) -> None:
@@ -78,14 +96,20 @@ def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
 
 
 def _lens(
-    pack: Pack, grid: Grid, lens: Lens, tables: LensTables, shown: Mapping[str, bool], large: bool
+    pack: Pack,
+    grid: Grid,
+    lens: Lens,
+    tables: LensTables,
+    shown: Mapping[str, bool],
+    large: bool,
+    lines: Sequence[int],
 ) -> dict[str, Any]:
     homes = _homes(lens)
     for view in lens.views:
         _check(lens, view, homes)
     columns: dict[str, Any] = {}
     for table in _head_tables(lens):
-        columns |= _add_table(pack, grid, table, tables.get(table.file, {}), large)
+        columns |= _add_table(pack, grid, table, tables.get(table.file, {}), large, lines)
     return {
         "name": lens.name,
         "title": lens.title,
@@ -172,7 +196,7 @@ def _precision(values: np.ndarray[Any, np.dtype[np.float64]], is_error: bool, la
 
 
 def _add_table(
-    pack: Pack, grid: Grid, table: HeadTable, choices: Mapping[str, pd.DataFrame], large: bool
+    pack: Pack, grid: Grid, table: HeadTable, choices: Mapping[str, pd.DataFrame], large: bool, lines: Sequence[int]
 ) -> dict[str, Any]:
     """Pack a table's columns and their standard errors; describes those that are there."""
     described: dict[str, Any] = {}
@@ -186,7 +210,7 @@ def _add_table(
             for name in (declared.name, declared.name + ERROR):
                 key = f"lens.{PurePath(table.file).stem}.{choice}.{name}"
                 if name in rows.columns and key not in packed:
-                    values = placed.dense(column(rows, name))
+                    values = placed.dense(column(rows, name))[lines]
                     kind = _precision(values, name != declared.name, large)
                     pack.add(key, values, kind, like=f"lens.{PurePath(table.file).stem}.own.{name}")
                     packed.add(key)

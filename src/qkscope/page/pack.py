@@ -22,6 +22,7 @@ TYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "uint8": "u1", "l
 HALF = (0.01, 6e4)  # how large the largest value of an array may be for half precision
 LOG_STEPS = 253  # of one byte: 0 is NaN, 1 is 0, the rest are steps of the scale
 WIDEST = 6.0  # decades that one byte spans with steps below 6 %
+COARSE = 24  # steps in a decade where errors are only drawn and told to two digits: 10 % from one to the next
 
 
 @dataclass
@@ -33,11 +34,17 @@ class Pack:
     _plain: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     _bytes: int = 0
 
-    def add(self, name: str, values: npt.NDArray[Any], kind: str, like: str | None = None) -> None:
-        """Add an array under a name that is not taken yet; lines that `like` has in the same place are not repeated."""
+    def add(
+        self, name: str, values: npt.NDArray[Any], kind: str, like: str | None = None, *, coarse: bool = False
+    ) -> None:
+        """Add an array under a name that is not taken yet; lines that `like` has in the same place are not repeated.
+
+        `coarse`: of the type `log8`, only as many steps as a drawing needs, which compresses better.
+        """
         entry: dict[str, Any] = {"type": kind}
         if kind == "log8":
-            values, entry["low"], entry["high"] = to_log8(np.asarray(values, dtype=np.float64))
+            values, found = to_log8(np.asarray(values, dtype=np.float64), coarse=coarse)
+            entry |= found
         plain = np.ascontiguousarray(values, dtype=np.dtype(TYPES[kind]))
         entry["shape"] = list(plain.shape)
         if like is not None and like != name and kind != "log8":
@@ -69,7 +76,7 @@ class Pack:
 
     def text(self) -> str:
         """Everything, compressed, in letters that mean nothing to HTML."""
-        return base64.b64encode(zlib.compress(b"".join(self._parts), 7)).decode("ascii")
+        return base64.b64encode(zlib.compress(b"".join(self._parts), 9)).decode("ascii")
 
 
 def squeeze(value: Any) -> str:
@@ -88,6 +95,15 @@ def precision(values: npt.NDArray[np.float64]) -> str:
     return "float16" if largest == 0.0 or HALF[0] <= largest <= HALF[1] else "float32"
 
 
+def exact_precision(values: npt.NDArray[np.float64]) -> str:
+    """The smallest floats that hold every digit: counts and windows seldom need eight bytes."""
+    for kind in ("float16", "float32"):
+        with np.errstate(over="ignore"):
+            if np.array_equal(values.astype(TYPES[kind]).astype(np.float64), values, equal_nan=True):
+                return kind
+    return "float64"
+
+
 def error_precision(values: npt.NDArray[np.float64], *, large: bool) -> str:
     """How errors are kept: a large study has one byte for each where one byte is enough."""
     known = values[np.isfinite(values) & (values > 0)]
@@ -96,19 +112,20 @@ def error_precision(values: npt.NDArray[np.float64], *, large: bool) -> str:
     return precision(values)
 
 
-def to_log8(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.uint8], float, float]:
-    """Numbers of at least 0 as one byte each, and the logarithms of the smallest and the largest above 0."""
+def to_log8(values: npt.NDArray[np.float64], *, coarse: bool = False) -> tuple[npt.NDArray[np.uint8], dict[str, float]]:
+    """Numbers of at least 0 as one byte each; the logarithms of the smallest and the largest above 0, and the steps."""
     known = np.isfinite(values) & (values > 0)
     logs = np.log10(np.where(known, values, 1.0))
     low, high = (float(logs[known].min()), float(logs[known].max())) if known.any() else (0.0, 0.0)
-    steps = np.rint((logs - low) / ((high - low) or 1.0) * LOG_STEPS) + 2
-    codes = np.where(known, steps, np.where(values == 0, 1, 0))
-    return codes.astype(np.uint8), low, high
+    count = min(LOG_STEPS, math.ceil(COARSE * (high - low)) or 1) if coarse else LOG_STEPS
+    places = np.rint((logs - low) / ((high - low) or 1.0) * count) + 2
+    codes = np.where(known, places, np.where(values == 0, 1, 0))
+    return codes.astype(np.uint8), {"low": low, "high": high, "steps": count}
 
 
-def from_log8(codes: npt.NDArray[np.uint8], low: float, high: float) -> npt.NDArray[np.float64]:
+def from_log8(codes: npt.NDArray[np.uint8], low: float, high: float, steps: int) -> npt.NDArray[np.float64]:
     """What such bytes stand for; the browser does the same."""
-    values = 10.0 ** (low + (codes.astype(np.float64) - 2) / LOG_STEPS * (high - low))
+    values = 10.0 ** (low + (codes.astype(np.float64) - 2) / steps * (high - low))
     return np.where(codes == 0, np.nan, np.where(codes == 1, 0.0, values))
 
 
@@ -130,4 +147,4 @@ def _read(data: bytes, index: dict[str, dict[str, Any]], name: str) -> npt.NDArr
         whole = np.array(_read(data, index, entry["like"]))
         whole[entry["lines"]] = values
         values = whole
-    return from_log8(values, entry["low"], entry["high"]) if entry["type"] == "log8" else values
+    return from_log8(values, entry["low"], entry["high"], entry["steps"]) if entry["type"] == "log8" else values

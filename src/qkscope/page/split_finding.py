@@ -9,7 +9,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import StudyTables
 from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS
-from qkscope.words.phrases import number
+from qkscope.words.phrases import number, plus_minus
 
 FILE = "rope_split.csv"
 PARTS = {"window": "the window", "base": "the RoPE base", "weights": "the weights", "unexplained": "unexplained"}
@@ -32,11 +32,14 @@ def _described(row: pd.Series, of: str) -> dict[str, Any]:
     change, change_error = float(row["change"]), float(row["change_se"])
     rest, rest_error = parts["unexplained"]
     beyond = _beyond(rest, rest_error)
-    said = ", ".join(f"{words} {_estimate(*parts[name])}" for name, words in PARTS.items())
+    said = ", ".join(f"{words} {plus_minus(*parts[name], signed=True)}" for name, words in PARTS.items())
     heads = "of rotary heads " if of == "rotary" else ""
+    measured, predicted = (
+        plus_minus(*each, signed=True) for each in ((change, change_error), (change - rest, math.nan))
+    )
     text = (
-        f"From first to last mean r_q {heads}changes by {_estimate(change, change_error)}. RoPE turning the mean query "
-        f"and key predicts {_estimate(change - rest, math.nan)}. By cause: {said}."
+        f"From first to last mean r_q {heads}changes by {measured}. RoPE turning the mean query and key predicts "
+        f"{predicted}. By cause: {said}."
     )
     badge = "beyond" if beyond else "rope"
     more = "more" if rest * change > 0 else "less"
@@ -69,11 +72,6 @@ def _clause(change: float, error: float, parts: dict[str, tuple[float, float]]) 
 
 def _beyond(value: float, error: float) -> bool:
     return math.isfinite(error) and abs(value) > max(STANDARD_ERRORS * error, SMALLEST)
-
-
-def _estimate(value: float, error: float) -> str:
-    signed = f"{'+' if value > 0 else ''}{number(value)}"
-    return f"{signed} ± {error:.1g}" if math.isfinite(error) else signed
 
 
 def _json(value: float) -> float | None:

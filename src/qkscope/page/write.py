@@ -23,8 +23,9 @@ from qkscope.page.detail import add_details, split_rows
 from qkscope.page.errors import add_errors, add_kinds, add_windows
 from qkscope.page.examples import examples
 from qkscope.page.facts import facts
-from qkscope.page.lens_data import add_lenses, add_mean_errors, lens_tables
+from qkscope.page.lens_data import add_lenses, add_mean_errors, kept_columns, lens_tables
 from qkscope.page.pack import Pack, squeeze
+from qkscope.page.paired import add_changes, add_draws
 from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
 from qkscope.results.folder import REPORT_HTML, results_file
 from qkscope.results.read import Entry, Results
@@ -51,11 +52,12 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     pack, later = Pack(), Pack()
     data = add_tables(pack, results)
     grid = page_grid(results.study, data)
-    add_errors(pack, grid, tables)
+    large = data["precision"] == "float32"
+    add_errors(pack, grid, tables, large=large)
     add_kinds(pack, grid, tables)
     of_lenses = lens_tables(tables)
     shown = {card.figure: True for card in cards}
-    large = data["precision"] == "float32"
+    kept = kept_columns(grid, registered(), of_lenses, large=large)
     about = {
         **_study(results, tables),
         **_look(),
@@ -65,20 +67,28 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "lead": [page_runs(text) for text in lead],
         "cards": [{"figure": c.figure, "common": c.common, "title": card_title(c)} for c in cards],
         "commands": _commands(results, out),
-        "lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large),
-        "split": [
-            row
-            for choice, at in zip(("own", "common"), tables.choices(), strict=False)
-            for row in split_rows(at.head_tables, results.study.names, choice)
-        ],
         "data": data,
     }
+    long = {
+        "lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept),
+        "split": _split(tables),
+    }
     add_mean_errors(pack, grid, registered(), tables)
+    add_draws(pack, grid, tables)
+    data["changes"], data["columnsAt"] = add_changes(pack, grid, tables), kept
     data["detail"] = add_details(later, grid, of_lenses)
     later.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
     later.add_text("cards", json.dumps([to_page(card.blocks) for card in cards], ensure_ascii=False))
+    about["long"] = squeeze(long)
     data["arrays"], data["later"] = squeeze(pack.index), squeeze(later.index)
     return assemble(about, pack.text(), later.text())
+
+
+def _split(tables: StudyTables) -> list[dict[str, Any]]:
+    """What made each change, at each choice of windows."""
+    choices = zip(("own", "common"), tables.choices(), strict=False)
+    names = tables.results.study.names
+    return [row for choice, at in choices for row in split_rows(at.head_tables, names, choice)]
 
 
 def _study(results: Results, tables: StudyTables) -> dict[str, Any]:

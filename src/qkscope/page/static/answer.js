@@ -1,6 +1,7 @@
 // The first screen: the question, the verdict, how to read r_q and r_k with three heads of this study, three findings.
 
 import { SvgPen } from "./pen.js";
+import { partColours } from "./colours.js";
 import { axisOf, extent, significant } from "./numbers.js";
 import { button, element, svgElement } from "./dom.js";
 import { correlation, headName, percent } from "./format.js";
@@ -29,7 +30,7 @@ function example(app, { sort, layer, head, r_q: q, r_k: k, profile }) {
   const name = headName(layer, head);
   const open = () => app.store.set({ head: app.data.byName.get(name), checkpoint: app.data.checkpoints.length - 1 });
   const rows = profile.map((row) => row.map((value) => value ?? NaN));
-  const chart = rows.length ? svg(app, `Projections of queries and keys of ${name} by position`, [250, 120], (g) => drawProfile(g, rows, { labels: false })) : null;
+  const chart = rows.length ? svg(app, `Projections of queries and keys of ${name} by position`, [340, 140], (g) => drawProfile(g, rows, { labels: false })) : null;
   return element("figure", { class: "example" }, element("figcaption", {}, element("strong", {}, title), ` ${words} `, button(`${name}: r_q ${correlation(q)}, r_k ${correlation(k)}`, open, { class: "linklike" })), chart);
 }
 
@@ -37,9 +38,8 @@ function howToRead(app) {
   const { examples } = app.data.about.answer;
   const missing = Object.keys(SORTS).filter((sort) => !examples.some((each) => each.sort === sort)).map((sort) => SORTS[sort][0].toLowerCase());
   return element(
-    "section", { class: "how", "aria-labelledby": "h-how" },
-    element("h2", { id: "h-how" }, "How to read r_q and r_k"),
-    element("p", { class: "intro" }, "Project a head’s queries onto the one direction in which its queries and keys vary most (PC0). r_q is how closely that projection follows the token’s position: 0 not at all, 1 a straight line. r_k is the same for keys; below 0, keys move the opposite way. NoPE layers give queries and keys no position by rotation.", missing.length ? ` No head here is an example of “${missing.join("” or “")}”.` : ""),
+    "section", { class: `how how-${examples.length}`, "aria-labelledby": "h-how" },
+    element("div", {}, element("h2", { id: "h-how" }, "How to read r_q and r_k"), element("p", { class: "intro" }, "Project a head’s queries onto the one direction in which its queries and keys vary most (PC0). r_q is how closely that projection follows the token’s position: 0 not at all, 1 a straight line. r_k is the same for keys; below 0, keys move the opposite way. NoPE layers give queries and keys no position by rotation.", missing.length ? ` No head here is an example of “${missing.join("” or “")}”.` : "")),
     element("div", { class: "examples" }, ...examples.map((each) => example(app, each))),
   );
 }
@@ -75,7 +75,7 @@ function drawParts(g, finding) {
   const frame = { left: 78, right: g.width - 44, top: 4 };
   const x = scale(ends[0] === ends[1] ? [0, 1] : ends, [frame.left, frame.right]);
   const down = (g.height - 8) / bars.length;
-  const { parts } = g.app.data.about.colours;
+  const parts = partColours(g);
   bars.forEach((bar, i) => {
     const top = frame.top + i * down;
     g.pen.text(bar.name, frame.left - 6, top + down / 2 + 4, { size: 11, anchor: "end", fill: g.theme.ink });

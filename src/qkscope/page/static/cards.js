@@ -105,7 +105,7 @@ export class Cards {
   index() {
     const items = this.list.map((card, place) => {
       const body = element("div", { class: "card-body" });
-      const node = element("details", { on: { toggle: async () => node.open && !body.childElementCount && body.replaceChildren(...cardBody(await this.#blocks(place))) } }, element("summary", {}, card.title), body);
+      const node = element("details", { on: { toggle: async () => node.open && !body.childElementCount && body.replaceChildren(...cardBody(await this.#blocks(place))) } }, element("summary", {}, card.title.replace(`${this.app.data.about.title}: `, "")), body);
       return element("li", {}, node);
     });
     return element("ul", { class: "card-list" }, ...items);

@@ -2,14 +2,20 @@
 // or dark.
 
 const LIGHT = {
-  paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.09, edge: "#ffffff",
+  paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.09, edge: "#ffffff", part: null,
 };
 const DARK = {
-  paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.2, edge: "#aeb7c3",
+  paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.2, edge: "#aeb7c3", part: "#8d99aa", // the first colour of parts is for light paper
 };
 
 export function colours(dark) {
   return dark ? DARK : LIGHT;
+}
+
+// Colours of parts that are neither queries nor keys nor categories, on this paper.
+export function partColours({ app, theme }) {
+  const [first, ...rest] = app.data.about.colours.parts;
+  return [theme.part ?? first, ...rest];
 }
 
 function channels(hex) {

@@ -1,20 +1,23 @@
 // The columns of lenses: a number for each head, with its definition, as Python declared it.
 
+import { lazily } from "./lazy.js";
 import { extent, withError } from "./numbers.js";
 
 const ERROR = "_se";
 
 class LensColumn {
-  constructor(data, name, spec, array) {
+  constructor(data, name, spec, { array, has }) {
     Object.assign(this, { data, name, ...spec, values: {}, errors: {}, meanErrors: {} });
-    for (const choice of Object.keys(data.choices)) {
-      const key = `lens.${spec.table}.${choice}.${name}`;
-      this.values[choice] = array(key);
-      this.errors[choice] = spec.error ? array(`${key}${ERROR}`) : null;
-      this.meanErrors[choice] = array(`${key}.mean${ERROR}`);
+    const key = (choice) => `lens.${spec.table}.${choice}.${name}`;
+    const choices = Object.keys(data.choices);
+    this.measured = new Set(choices.filter((choice) => has(key(choice))));
+    for (const choice of choices) {
+      lazily(this.values, choice, () => array(key(choice)));
+      lazily(this.errors, choice, () => (spec.error ? array(`${key(choice)}${ERROR}`) : null));
+      lazily(this.meanErrors, choice, () => array(`${key(choice)}.mean${ERROR}`));
     }
     // Over all checkpoints and windows, so that axes and colours stay when the slider moves.
-    this.range = Object.values(this.values).reduce((range, values) => extent(values ?? [], range), null);
+    lazily(this, "range", () => Object.values(this.values).reduce((range, values) => extent(values ?? [], range), null));
   }
 
   get label() {
@@ -23,14 +26,15 @@ class LensColumn {
 
   // Whether it was measured at the window that the page shows.
   isAt(state) {
-    return Boolean(this.values[state.choice]);
+    return this.measured.has(state.choice);
   }
 
   #read(values, component, checkpoint, head) {
     const { data } = this;
-    if (!values) return NaN;
-    const perHead = values.length === data.checkpoints.length * data.nHeads;
-    return values[perHead ? checkpoint * data.nHeads + head : data.at(checkpoint, component, head)];
+    const line = data.columnLines.get(checkpoint);
+    if (!values || line === undefined) return NaN;
+    const perHead = values.length === data.columnLines.size * data.nHeads;
+    return values[perHead ? line * data.nHeads + head : data.at(line, component, head)];
   }
 
   at({ choice, component }, checkpoint, head) {
@@ -49,6 +53,7 @@ class LensColumn {
   // A value, its error and its unit.
   text(state, checkpoint, head) {
     if (!this.isAt(state)) return "not measured at this window";
+    if (!this.data.columnLines.has(checkpoint)) return `not in this file at ${this.data.checkpoints[checkpoint].label}`;
     const value = this.at(state, checkpoint, head);
     const text = withError(value, this.errorAt(state, checkpoint, head));
     return this.unit && Number.isFinite(value) ? `${text} ${this.unit}` : text;
@@ -57,9 +62,9 @@ class LensColumn {
 
 // All lenses of the page: each with its columns by name, those that a head lists (errors stand beside their values),
 // and its views over columns.
-export function readLenses(data, array) {
+export function readLenses(data, read) {
   return (data.about.lenses ?? []).map((lens) => {
-    const columns = Object.fromEntries(Object.entries(lens.columns).map(([name, spec]) => [name, new LensColumn(data, name, spec, array)]));
+    const columns = Object.fromEntries(Object.entries(lens.columns).map(([name, spec]) => [name, new LensColumn(data, name, spec, read)]));
     const isError = (name) => name.endsWith(ERROR) && columns[name.slice(0, -ERROR.length)]?.error;
     const listed = Object.values(columns).filter((column) => !isError(column.name));
     return { ...lens, columns, listed, views: lens.views.map((view) => ({ ...view, columns: view.columns.map((name) => columns[name]) })) };
@@ -87,6 +92,12 @@ export class StatisticColumn {
   text(state, checkpoint, head) {
     return withError(this.at(state, checkpoint, head), this.errorAt(state, checkpoint, head));
   }
+}
+
+// What is said where a large study has the columns of lenses for some checkpoints only; empty where it has them here.
+export function keptWords({ data, store }) {
+  const { size } = data.columnLines;
+  return data.columnLines.has(store.state.checkpoint) ? "" : `Columns of lenses are in this file for ${size} of ${data.checkpoints.length} ${data.noun}s, from the first to the last, not for this one. `;
 }
 
 // What a reader wants to know about a head: its place, and these columns.

@@ -6,11 +6,11 @@ import { attachCells, cellsHeight, drawCells } from "./cells.js";
 import { button, element, named, select } from "./dom.js";
 import { cameFrom } from "./sure.js";
 import { attachMarkKeys, choose, nearest, point } from "./pointing.js";
-import { correlation, difference, percent, shorten } from "./format.js";
+import { difference, shorten, whole } from "./format.js";
 import { dotRadius, drawDots, drawFrame, portraitFrame } from "./portrait.js";
 import { headLines } from "./explorer.js";
 import { headPaint, signedColour } from "./colours.js";
-import { significant } from "./numbers.js";
+import { estimate, shareEstimate } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
 const ARROWS = 12; // heads that moved most, with their names
@@ -62,7 +62,8 @@ function drawMoves(g, frame) {
   });
   for (const [h, from, to] of all.slice(0, ARROWS).reverse()) {
     const [one, other] = [from, to].map(([q, k]) => [frame.x(q), frame.y(k)]);
-    drawArrow(g, one, other, { stroke: headPaint(data, store.state.choice, start + h, g.theme).fill, width: 1.6, alpha: 0.9 });
+    const stroke = g.theme.part ? g.theme.edge : headPaint(data, store.state.choice, start + h, g.theme).fill; // seen on dark paper, too
+    drawArrow(g, one, other, { stroke, width: 1.6, alpha: 0.9 });
   }
   const labelled = [];
   all.slice(0, ARROWS).forEach(([h, , [q, k]]) => {
@@ -139,13 +140,29 @@ function errorsOf(app, key) {
   return app.store.state.compare.map((c) => (key ? app.summaries.error(c, key) : NaN));
 }
 
-function plusMinus(kind, error) {
-  if (!Number.isFinite(error)) return "";
-  return kind === "share" ? ` ± ${(100 * error).toFixed(1)}` : ` ± ${significant(error, 2)}`;
+// Of the last minus the first: { error, paired }.
+function differenceOf(app, key) {
+  const { compare } = app.store.state;
+  return key ? app.summaries.differenceError(compare[0], compare.at(-1), key) : { error: NaN, paired: false };
 }
 
-const FORMAT = { mean: (v) => correlation(v, 3), share: (v) => percent(v, 1), count: (v) => (Number.isFinite(v) ? v.toLocaleString("en-US") : "not recorded") };
-const DELTA = { mean: (v) => difference(v, 3), share: (v) => (Number.isFinite(v) ? `${difference(100 * v, 1)} points` : "undefined"), count: (v) => (Number.isFinite(v) ? `${v > 0 ? "+" : ""}${v.toLocaleString("en-US")}` : "") };
+const points = (value, error) => `${difference(100 * value, 1)}${Number.isFinite(error) ? ` ± ${(100 * error).toFixed(1)}` : ""} points`;
+const FORMAT = { mean: (v, error) => estimate(v, error, 3), share: (v, error) => shareEstimate(v, error), count: (v) => (Number.isFinite(v) ? whole(v) : "not recorded") };
+const DELTA = { mean: (v, error) => estimate(v, error, 3, { sign: true }), share: (v, error) => (Number.isFinite(v) ? points(v, error) : "undefined"), count: (v) => (Number.isFinite(v) ? `${v > 0 ? "+" : ""}${whole(v).replace("-", "−")}` : "") };
+
+function deltaText(app, kind, values, key) {
+  const { error, paired } = differenceOf(app, key);
+  return `${DELTA[kind](values.at(-1) - values[0], error)}${Number.isFinite(error) && !paired ? " (unpaired)" : ""}`;
+}
+
+// What the errors of the table are.
+function errorWords(app) {
+  if (!app.data.hasErrors) return "";
+  const words = "± is one standard error over documents.";
+  const { error, paired } = differenceOf(app, "r_q");
+  if (!Number.isFinite(error) || app.store.state.compare.length !== 2) return words;
+  return `${words} That of B − A is ${paired ? "paired: both read the same documents, and what these do to both cancels." : "unpaired: as if A and B had read different documents."}`;
+}
 
 function fillTable(app, head, body) {
   const { data, store } = app;
@@ -155,8 +172,8 @@ function fillTable(app, head, body) {
   body.replaceChildren(
     ...comparisonRows(app).map(([text, kind, values, key]) => {
       const errors = errorsOf(app, key);
-      const cells = values.map((value, i) => FORMAT[kind](value) + plusMinus(kind, errors[i]));
-      if (pair) cells.push(DELTA[kind](values[1] - values[0]) + plusMinus(kind, Math.hypot(...errors)));
+      const cells = values.map((value, i) => FORMAT[kind](value, errors[i]));
+      if (pair) cells.push(deltaText(app, kind, values, key));
       return element("tr", {}, element("th", { scope: "row" }, text), ...cells.map((cell) => element("td", {}, cell)));
     }),
   );
@@ -203,16 +220,21 @@ export function compareView(app) {
     attach,
     table: () => {
       const names = store.state.compare.map((_, i) => "ABCDEF"[i]);
-      const rows = comparisonRows(app).map(([text, , values, key]) => [text, ...values, values.at(-1) - values[0], ...errorsOf(app, key)]);
-      return { columns: ["measure", ...names, "difference", ...names.map((name) => `${name}_se`)], rows };
+      const rows = comparisonRows(app).map(([text, , values, key]) => {
+        const { error, paired } = differenceOf(app, key);
+        return [text, ...values, values.at(-1) - values[0], ...errorsOf(app, key), error, Number.isFinite(error) ? Number(paired) : NaN];
+      });
+      return { columns: ["measure", ...names, "difference", ...names.map((name) => `${name}_se`), "difference_se", "paired"], rows };
     },
-    note: () => (data.hasErrors ? "± is one standard error over documents; that of a difference is as if A and B had read different documents, and smaller where they read the same." : ""),
-    label: () => `Portraits of ${store.state.compare.map((c) => data.checkpoints[c].label).join(" and ")}; the table below has the numbers.`,
+    label: () => `Portraits of ${store.state.compare.map((c) => data.checkpoints[c].label).join(" and ")}; the table “Measures” has the numbers.`,
   });
-  view.card.before(
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measures of what is compared" }, element("table", { class: "numbers compared" }, element("caption", { class: "hidden" }, "Measures of what is compared"), element("thead", {}, head), body)),
-  );
-  const update = () => fillTable(app, head, body);
+  const words = element("p", { class: "note" });
+  const table = element("table", { class: "numbers compared" }, element("caption", { class: "hidden" }, "Measures of what is compared"), element("thead", {}, head), body);
+  view.measures = element("div", { class: "view", id: "measures" }, element("h3", {}, "Measures"), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measures of what is compared" }, table), words);
+  const update = () => {
+    fillTable(app, head, body);
+    words.textContent = errorWords(app);
+  };
   store.subscribe((changed) => ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush"].some((key) => changed.has(key)) && update());
   update();
   return view;
@@ -223,24 +245,31 @@ export function differenceMap(app) {
   const { data, store } = app;
   if (!data.oneRun || data.checkpoints.length < 2) return null;
   const name = () => (store.state.measure === "r_q" ? "r_q" : "r_k");
+  const pair = () => [store.state.compare[0], store.state.compare.at(-1)];
+  // As tables/changes.csv: where the sign of a head is not known, a flip is no change.
   const value = (h) => {
-    const [a, b] = [store.state.compare[0], store.state.compare.at(-1)].map((c) => data.choices[store.state.choice][name()][data.at(c, store.state.component, h)]);
-    return b - a;
+    const [a, b] = pair();
+    const from = cameFrom(data, store.state, a, b, h)[name() === "r_q" ? 0 : 1];
+    return data.choices[store.state.choice][name()][data.at(b, store.state.component, h)] - from;
   };
-  const ends = () => [store.state.compare[0], store.state.compare.at(-1)].map((c) => data.checkpoints[c].label).join(" → ");
+  const errorOf = (h) => {
+    const paired = data.changeError(name(), store.state, ...pair(), h);
+    return Number.isFinite(paired) ? [paired, true] : [Math.hypot(...pair().map((c) => data.error(name(), store.state, c, h))), false];
+  };
+  const ends = () => pair().map((c) => data.checkpoints[c].label).join(" → ");
   const lines = (_, h) => {
-    const errors = [store.state.compare[0], store.state.compare.at(-1)].map((c) => data.error(name(), store.state, c, h));
-    const error = Math.hypot(...errors);
-    return [`Layer ${data.layers[h]}, head ${data.heads[h]}`, ends(), `${name()} ${difference(value(h), 3)}${Number.isFinite(error) ? ` ± at most ${significant(error, 2)}` : ""}`];
+    const [error, paired] = errorOf(h);
+    const sure = !Number.isFinite(error) ? "error not known" : Math.abs(value(h)) > 2 * error ? "" : "within two errors";
+    return [`Layer ${data.layers[h]}, head ${data.heads[h]}`, ends(), `${name()} ${estimate(value(h), error, 3, { sign: true })}${Number.isFinite(error) && !paired ? " (unpaired)" : ""}`, ...(sure ? [sure] : [])];
   };
   return new View(app, {
     id: "difference", surface: "canvas", title: "Where heads changed", card: null, uses: ["compare", "checkpoint", "component", "choice", "measure", "layers", "hidden", "brush", "head", "hover", "theme"],
     about: "B − A of every head; darkest at ± 1 or more.",
     height: () => cellsHeight(app),
     draw: (g) => drawCells(g, (h) => (Number.isFinite(value(h)) ? { fill: signedColour(data.about, value(h)), text: Math.abs(value(h)) >= 0.1 && value(h) < 0 ? "−" : "" } : { fill: null, text: "?" })),
-    table: () => ({ columns: ["layer", "head", `${name()}_difference`], rows: data.layers.map((layer, h) => [layer, data.heads[h], value(h)]) }),
+    table: () => ({ columns: ["layer", "head", `${name()}_difference`, `${name()}_difference_se`, "paired"], rows: data.layers.map((layer, h) => [layer, data.heads[h], value(h), errorOf(h)[0], Number(errorOf(h)[1])]) }),
     attach: (view) => attachCells(view, lines),
     label: () => `${name()} of every head, ${ends()}. Arrow keys move, Enter selects.`,
-    note: () => `${name()}, ${ends()}. Green-blue: rose; brown: fell.`,
+    note: () => `${name()}, ${ends()}. Green-blue: rose; brown: fell.${Number.isFinite(data.changeError(name(), store.state, ...pair(), 0)) ? " Errors are paired." : data.hasErrors ? " Errors are unpaired: single heads have paired ones for neighbours and from first to last, on PC0." : ""}`,
   });
 }

@@ -1,6 +1,7 @@
 // Means by checkpoint: what mean r_k is made of, and explained variance; and what all curves share.
 
 import { View } from "./view.js";
+import { partColours } from "./colours.js";
 import { checkpointAxis, columnHits, currentColumn, drawErrors, layLabels, scale, valueAxis } from "./axis.js";
 import { correlation, percent } from "./format.js";
 import { estimate } from "./numbers.js";
@@ -37,13 +38,13 @@ export function curveFrame(g, checkpoints, key, { left = 44, right = g.width - 1
   return { frame, layout };
 }
 
-// One line with marks, interrupted where a value is undefined; between seeds or models there is no line.
+// One line with marks, interrupted where a value is NaN, not where it is missing; between seeds or models there is none.
 export function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [], connected = true, hollow = false }) {
   let run = [];
   const runs = [run];
   values.forEach((value, i) => {
     if (Number.isFinite(value)) run.push([x(i), y(value)]);
-    else runs.push((run = []));
+    else if (value !== undefined) runs.push((run = []));
   });
   for (const points of runs) {
     if (connected && points.length > 1) g.pen.line(points, { stroke: colour, width: 2, dash });
@@ -88,7 +89,7 @@ function drawConcordance(g) {
   const { app } = g;
   const { data, selection, summaries } = app;
   const checkpoints = selection.checkpoints();
-  const [ink, amber] = data.about.colours.parts;
+  const [ink, amber] = partColours(g);
   const { frame, layout } = curveFrame(g, checkpoints, [
     { text: "mean r_k", colour: data.about.colours.red, mark: "square" },
     { text: "mean |r_k|", colour: g.theme.muted, mark: "triangle", dash: [4, 3] },

@@ -1,12 +1,14 @@
 // Reads what Python packed: a JSON object that says what is where, and one compressed block of arrays.
 
 import { headName } from "./format.js";
+import { lazily, lazyTable } from "./lazy.js";
 import { readLenses } from "./columns.js";
 
-// Half precision is read as its bits: not every browser has a Float16Array.
+// Half precision is read as its bits: not every browser has a Float16Array. Nothing is decoded before it is first read.
 const TYPES = { float64: Float64Array, float32: Float32Array, float16: Uint16Array, uint8: Uint8Array, log8: Uint8Array };
 
 function fromBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text); // browsers of 2025
   const letters = atob(text);
   const bytes = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i += 1) bytes[i] = letters.charCodeAt(i);
@@ -30,13 +32,16 @@ function ungroup(bytes, entry) {
     for (let i = 0; i < count; i += 1) plain[i * width + place] = bytes[first + i];
   }
   const values = new Type(plain.buffer);
-  if (entry.type === "float16") return Float32Array.from(values, fromHalf);
-  return entry.type === "log8" ? Float32Array.from(values, (code) => fromLog(code, entry)) : values;
+  if (entry.type === "float16") return fromHalves(values);
+  return entry.type === "log8" ? fromLogs(values, entry) : values;
 }
 
 // One byte on a logarithmic scale: 0 is undefined, 1 is 0.
-function fromLog(code, { low, high }) {
-  return code === 0 ? NaN : code === 1 ? 0 : 10 ** (low + ((code - 2) / 253) * (high - low));
+function fromLogs(codes, { low, high, steps }) {
+  const known = Float32Array.from({ length: 256 }, (_, code) => (code === 0 ? NaN : code === 1 ? 0 : 10 ** (low + ((code - 2) / steps) * (high - low))));
+  const values = new Float32Array(codes.length);
+  for (let i = 0; i < codes.length; i += 1) values[i] = known[codes[i]];
+  return values;
 }
 
 // Arrays and texts by name; an array that repeats lines of another one takes them from there.
@@ -55,7 +60,7 @@ function reader(index, bytes) {
     const { first, shape } = index[name];
     return new TextDecoder().decode(bytes.subarray(first, first + shape[0]));
   };
-  return { array, text };
+  return { array, text, has: (name) => name in index };
 }
 
 // A large study has its first component and the others apart: (checkpoint, component, head) put together again.
@@ -69,32 +74,47 @@ function withRest(first, rest, [checkpoints, components, heads]) {
   return whole;
 }
 
-// The number that these 16 bits stand for.
-function fromHalf(bits) {
-  const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
-  const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024);
-  return bits & 0x8000 ? -size : size;
+// The numbers that these 16 bits each stand for: sign, exponent and fraction moved to where single precision has them.
+function fromHalves(halves) {
+  const values = new Float32Array(halves.length);
+  const bits = new Uint32Array(values.buffer);
+  for (let i = 0; i < halves.length; i += 1) {
+    const sign = (halves[i] & 0x8000) << 16;
+    const rest = halves[i] & 0x7fff;
+    if (rest >= 0x7c00) bits[i] = sign | 0x7f800000 | ((rest & 0x3ff) << 13);
+    else if (rest >= 0x400) bits[i] = sign | ((rest + 0x1c000) << 13);
+    else values[i] = (sign ? -1 : 1) * rest * 2 ** -24;
+  }
+  return values;
 }
 
 class Choice {
-  constructor(array, key, { categories, layerKinds }, shape) {
+  constructor({ array, has }, key, { categories, layerKinds }, shape) {
     this.key = key;
-    for (const name of ["explained_variance", "r_q", "r_k", "n_q", "n_k", "window", "category"]) {
-      this[name] = withRest(array(`${key}.${name}`), array(`${key}.${name}.rest`), shape);
-    }
+    for (const name of ["r_q", "r_k", "category"]) this[name] = this.#whole(array, name, shape); // what every view reads
+    for (const name of ["explained_variance", "n_q", "n_k", "window"]) lazily(this, name, () => this.#whole(array, name, shape));
     // How sure component 0 is, by checkpoint and head; null where the tables have no errors.
-    this.errors = Object.fromEntries(["explained_variance", "r_q", "r_k"].map((name) => [name, array(`${key}.${name}_se`)]));
-    this.flags = Object.fromEntries(["unstable", "sign_sure", "category_share", "undecided", "sign_unknown"].map((name) => [name, array(`${key}.${name}`)]));
+    this.hasErrors = has(`${key}.r_q_se`);
+    this.errors = lazyTable(["explained_variance", "r_q", "r_k"], (name) => array(`${key}.${name}_se`));
+    this.flags = lazyTable(["unstable", "sign_sure", "category_share", "undecided", "sign_unknown"], (name) => array(`${key}.${name}`));
     const means = ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...categories.map((c) => c.name)];
-    this.depthErrors = Object.fromEntries(["r_q", "r_k"].map((name) => [name, array(`${key}.depth.${name}_se`)]));
-    this.kindErrors = layerKinds.map((_, i) => ({ r_q: array(`${key}.kind.${i}.r_q_se`), r_k: array(`${key}.kind.${i}.r_k_se`) }));
-    this.meanErrors = Object.fromEntries(means.map((name) => [name, array(`${key}.mean.${name}_se`)]));
+    this.depthErrors = lazyTable(["r_q", "r_k"], (name) => array(`${key}.depth.${name}_se`));
+    this.kindErrors = layerKinds.map((_, i) => lazyTable(["r_q", "r_k"], (name) => array(`${key}.kind.${i}.${name}_se`)));
+    this.meanErrors = lazyTable(means, (name) => array(`${key}.mean.${name}_se`));
+    // Of differences between checkpoints that read the same documents: draws of means, and errors of single heads.
+    this.drawn = lazyTable(means, (name) => array(`${key}.drawn.${name}`));
+    this.changeErrors = lazyTable(["r_q", "r_k"], (name) => array(`${key}.change.${name}_se`));
+  }
+
+  #whole(array, name, shape) {
+    return withRest(array(`${this.key}.${name}`), array(`${this.key}.${name}.rest`), shape);
   }
 }
 
 export class Data {
   constructor(about, bytes, fileBytes) {
-    const { array } = reader(about.data.arrays, bytes);
+    const read = reader(about.data.arrays, bytes);
+    const { array } = read;
     this.about = about;
     this.fileBytes = fileBytes;
     this.checkpoints = about.checkpoints;
@@ -110,23 +130,17 @@ export class Data {
     this.undefinedCode = about.categories.findIndex((category) => category.name === "undefined");
     this.texts = about.data.texts;
     const shape = [about.checkpoints.length, about.data.components.length, about.data.heads.length];
-    this.choices = Object.fromEntries(about.data.choices.map((key) => [key, new Choice(array, key, about, shape)]));
-    this.hasErrors = Object.values(this.choices).some((choice) => choice.errors.r_q);
-    this.head = {};
-    for (const name of ["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_cell", "rotary", "attention", "layer_kind"]) {
-      this.head[name] = array(`head.${name}`);
-    }
+    this.choices = Object.fromEntries(about.data.choices.map((key) => [key, new Choice(read, key, about, shape)]));
+    this.hasErrors = Object.values(this.choices).some((choice) => choice.hasErrors);
+    this.head = lazyTable(["depth", "kv_head", "rotary_dims", "head_dim", "attention_window", "depth_cell", "rotary", "attention", "layer_kind"], (name) => array(`head.${name}`));
     this.windows = about.data.windows.map(([checkpoint, size], row) => ({ checkpoint, size, row }));
-    this.windowValues = {};
-    this.windowErrors = {};
-    if (this.windows.length) {
-      for (const name of ["explained_variance", "r_q", "r_k", "category", "enough", "sign_sure"]) this.windowValues[name] = array(`windows.${name}`);
-      for (const name of ["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...about.categories.map((c) => c.name)]) this.windowErrors[name] = array(`windows.${name}_se`);
-    }
+    this.windowValues = lazyTable(["explained_variance", "r_q", "r_k", "category", "enough", "sign_sure"], (name) => array(`windows.${name}`));
+    this.windowErrors = lazyTable(["r_q", "r_k", "r_k_abs", "explained_variance", "concordant", "discordant", ...about.categories.map((c) => c.name)], (name) => array(`windows.${name}_se`));
     this.byName = new Map(this.heads.map((head, h) => [headName(this.layers[h], head), h]));
     this.nLayers = Math.max(...this.layers, ...this.checkpoints.map((c) => (c.n_layers ?? 0) - 1)) + 1;
     this.nColumns = Math.max(...this.heads) + 1;
-    this.lenses = readLenses(this, array);
+    this.columnLines = new Map(about.data.columnsAt.map((checkpoint, line) => [checkpoint, line])); // of columns of lenses
+    this.lenses = readLenses(this, read);
     // Every column of every lens by name; a name that two lenses use stands for the first.
     this.columns = new Map(this.lenses.flatMap((lens) => lens.listed.map((column) => [column.name, column])).reverse());
     this.measures = new Set(["category", "r_q", "r_k", ...this.columns.keys()]); // what colours the map can show
@@ -167,6 +181,13 @@ export class Data {
 
   #sure(values, component, checkpoint, head) {
     return values && this.components[component] === 0 ? values[checkpoint * this.nHeads + head] : NaN;
+  }
+
+  // The paired error of a head's change from one checkpoint to another on PC0; NaN where it is not known.
+  changeError(name, { choice, component }, from, to, head) {
+    const errors = this.choices[choice].changeErrors[name];
+    const place = this.about.data.changes.findIndex(([a, b]) => (a === from && b === to) || (a === to && b === from));
+    return errors && place >= 0 && this.components[component] === 0 ? errors[place * this.nHeads + head] : NaN;
   }
 
   // What a category is called: off component 0 no head is "content-focused", it only has no position there.
@@ -270,6 +291,7 @@ export async function loadData() {
   const packed = document.getElementById("pack");
   const bytes = await inflate(fromBase64(packed.textContent));
   about.data.arrays = await unsqueeze(about.data.arrays);
+  Object.assign(about, await unsqueeze(about.long));
   // Nearly all of the file is ASCII, so letters are bytes.
   const parts = document.querySelectorAll("script, style");
   const fileBytes = Array.from(parts, (part) => part.textContent.length).reduce((a, b) => a + b, 0);

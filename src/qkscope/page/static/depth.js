@@ -85,7 +85,7 @@ export function depthViews(app) {
       draw: drawDepth(statistic),
       table: () => depthTable(app, statistic),
       label: () => `Mean ${statistic} by ${app.data.noun} and depth; the CSV download has all values.`,
-      note: () => "Green-blue above 0, brown below, pale at 0. Hatched: no heads.",
+      note: () => (statistic === "r_q" ? "Green-blue above 0, brown below, pale at 0; hatched: no heads." : "The same colours."),
     });
   return [make("r_q", "Queries"), make("r_k", "Keys")];
 }

@@ -1,7 +1,7 @@
 // Charts of one head from its details: position profile, score map, RoPE kernel, plasticity over the window.
 
 import { LABEL, scale, valueAxis } from "./axis.js";
-import { axisOf, extent, significant } from "./numbers.js";
+import { axisOf, extent, significant, withError } from "./numbers.js";
 import { ramp, readableOn } from "./colours.js";
 import { textWidth } from "./pen.js";
 import { whole } from "./format.js";
@@ -63,13 +63,14 @@ function noDetail(g, text) {
 
 // The cells of a score map: query bucket downwards, part of the window with the keys across.
 function mapCells(detail) {
-  const columns = Object.keys(detail).filter((name) => /^to_\d/.test(name)).sort();
+  const columns = Object.keys(detail).filter((name) => /^to_\d+$/.test(name)).sort();
   const filled = columns.filter((name) => detail[name].some(Number.isFinite));
   const rows = detail.start.map((_, i) => i).filter((i) => Number.isFinite(detail.start[i]) && filled.some((name) => Number.isFinite(detail[name][i])));
   return { filled, rows };
 }
 
-// Mean scores of query buckets with keys of parts of the window, each row against its own mean: which keys win.
+// Mean scores of query buckets with keys of parts of the window, each row against its own mean: which keys win. A dot
+// says that a cell is within two errors of that mean.
 export function drawScoreMap(g, detail) {
   const { diverging } = g.app.data.about.colours;
   if (!detail) return noDetail(g, "No score map at this window.");
@@ -90,8 +91,13 @@ export function drawScoreMap(g, detail) {
     line.forEach((value, c) => {
       const box = { x: frame.left + c * across, y: frame.top + r * down, w: across, h: down };
       if (!Number.isFinite(value)) return;
-      g.pen.rect(box.x, box.y, box.w - 0.5, box.h - 0.5, { fill: ramp(diverging, (value / far + 1) / 2) });
-      hits.push({ ...box, lines: [`queries at ${whole(detail.start[i])} to ${whole(detail.end[i] - 1)}`, `keys: part ${c + 1} of ${filled.length} of the window`, `mean score ${significant(detail[filled[c]][i], 3)}, ${significant(value, 2)} against these queries’ mean; no error`] });
+      const fill = ramp(diverging, (value / far + 1) / 2);
+      const error = detail[`${filled[c]}_se`]?.[i] ?? NaN;
+      const within = Math.abs(value) <= 2 * error;
+      g.pen.rect(box.x, box.y, box.w - 0.5, box.h - 0.5, { fill });
+      if (within) g.pen.circle(box.x + across / 2, box.y + down / 2, Math.min(1.6, down / 5), { fill: readableOn(fill), alpha: 0.6 });
+      const sure = Number.isFinite(error) ? (within ? ", within two errors" : "") : "; error not known";
+      hits.push({ ...box, lines: [`queries at ${whole(detail.start[i])} to ${whole(detail.end[i] - 1)}`, `keys: part ${c + 1} of ${filled.length} of the window`, `mean score ${score(detail[filled[c]][i], error)}, ${significant(value, 2)} against these queries’ mean${sure}`] });
     });
     if (r % Math.ceil(13 / down) === 0) g.pen.text(whole(detail.start[i]), frame.left - 5, frame.top + (r + 0.5) * down + 4, { size: 10.5, anchor: "end", fill: g.theme.muted });
   });
@@ -102,11 +108,18 @@ export function drawScoreMap(g, detail) {
   return hits;
 }
 
+// A score or another number of a detail, with its error.
+function score(value, error) {
+  return withError(value, error ?? NaN, { plain: (number) => significant(number, 3) });
+}
+
 function drawRamp(g, frame, stops, far) {
   const [left, top, wide] = [frame.left + 44, frame.bottom + 26, Math.min(140, (frame.right - frame.left) / 2)];
   for (let i = 0; i < 35; i += 1) g.pen.rect(left + (i * wide) / 35, top, wide / 35 + 0.5, 9, { fill: ramp(stops, i / 34) });
   g.pen.text(`−${significant(far, 2)}`, left - 5, top + 9, { size: 10.5, anchor: "end", fill: g.theme.muted });
-  g.pen.text(`+${significant(far, 2)} against the row’s mean`, left + wide + 5, top + 9, { size: 10.5, fill: g.theme.muted });
+  const most = `+${significant(far, 2)}`;
+  const words = [`${most} against the row’s mean`, `${most} against its row`, most].find((text) => left + wide + 5 + textWidth(text, 10.5) <= g.width);
+  g.pen.text(words ?? most, left + wide + 5, top + 9, { size: 10.5, fill: g.theme.muted });
 }
 
 // Mean score against distance: as RoPE makes it of the mean query and key at rest (line), and as measured (marks).
@@ -137,7 +150,7 @@ export function drawKernel(g, detail) {
     if (Number.isFinite(p.error)) g.pen.line([[at, y(p.measured - p.error)], [at, y(p.measured + p.error)]], { stroke: ink, width: 1.2 });
     g.pen.circle(at, y(p.measured), 3, { fill: g.theme.paper, stroke: ink, width: 1.4 });
   }
-  return known.map((p) => ({ x: x(place(p.distance)) - 5, y: frame.top, w: 10, h: frame.bottom - frame.top, lines: [`${whole(Math.round(p.distance))} tokens apart`, ...(Number.isFinite(p.kernel) ? [`RoPE alone ${significant(p.kernel, 3)}${Number.isFinite(p.kernelError) ? ` ± ${significant(p.kernelError, 2)}` : ""}`] : []), ...(Number.isFinite(p.measured) ? [`measured ${significant(p.measured, 3)}${Number.isFinite(p.error) ? ` ± ${significant(p.error, 2)}` : ""}`] : [])] }));
+  return known.map((p) => ({ x: x(place(p.distance)) - 5, y: frame.top, w: 10, h: frame.bottom - frame.top, lines: [`${whole(Math.round(p.distance))} tokens apart`, ...(Number.isFinite(p.kernel) ? [`RoPE alone ${score(p.kernel, p.kernelError)}`] : []), ...(Number.isFinite(p.measured) ? [`measured ${score(p.measured, p.error)}`] : [])] }));
 }
 
 // Plasticity along the window: how often two queries disagree about which of two earlier keys wins.
@@ -158,7 +171,7 @@ export function drawPlasticity(g, detail) {
     if (points.length) g.pen.text(name, x(points.at(-1).position) + 4, y(points.at(-1)[key]) + (key === "ap" ? 10 : -2), { size: 10.5, fill: g.theme.ink });
   }
   for (const p of rows) if (Number.isFinite(p.error)) g.pen.line([[x(p.position), y(p.ap - p.error)], [x(p.position), y(p.ap + p.error)]], { stroke: g.theme.ink, width: 1.2 });
-  return rows.map((p) => ({ x: x(p.position) - 6, y: frame.top, w: 12, h: frame.bottom - frame.top, lines: [`queries at ${whole(Math.round(p.position))}`, `plasticity ${significant(p.ap, 3)}${Number.isFinite(p.error) ? ` ± ${significant(p.error, 2)}` : ""}`, ...(Number.isFinite(p.content) ? [`without position in keys ${significant(p.content, 3)}`] : [])] }));
+  return rows.map((p) => ({ x: x(p.position) - 6, y: frame.top, w: 12, h: frame.bottom - frame.top, lines: [`queries at ${whole(Math.round(p.position))}`, `plasticity ${score(p.ap, p.error)}`, ...(Number.isFinite(p.content) ? [`without position in keys ${significant(p.content, 3)}`] : [])] }));
 }
 
 // Plasticity of a layer by the distance between two keys (across) and to the query (downwards).
@@ -174,7 +187,7 @@ export function drawPairs(g, detail) {
     const fill = ramp(sequential, c.ap);
     g.pen.rect(box.x, box.y, box.w - 0.5, box.h - 0.5, { fill });
     if (across > 30 && down > 12) g.pen.text(significant(c.ap, 2), box.x + across / 2, box.y + down / 2 + 4, { size: 10, anchor: "middle", fill: readableOn(fill) });
-    return { ...box, lines: [`keys ${whole(Math.round(c.key))} tokens apart, query ${whole(Math.round(c.query))} away`, `plasticity ${significant(c.ap, 3)}${Number.isFinite(c.error) ? ` ± ${significant(c.error, 2)}` : ""}`] };
+    return { ...box, lines: [`keys ${whole(Math.round(c.key))} tokens apart, query ${whole(Math.round(c.query))} away`, `plasticity ${score(c.ap, c.error)}`] };
   });
   queries.forEach((value, i) => i % Math.ceil(13 / down) === 0 && g.pen.text(whole(Math.round(value)), frame.left - 5, frame.top + (i + 0.5) * down + 4, { size: 10.5, anchor: "end", fill: g.theme.muted }));
   keys.forEach((value, i) => i % Math.ceil(36 / across) === 0 && g.pen.text(whole(Math.round(value)), frame.left + (i + 0.5) * across, frame.bottom + 14, { size: 10.5, anchor: "middle", fill: g.theme.muted }));

@@ -1,8 +1,9 @@
 // The head drawer, from any view, search or link: words, profile, score map, path with errors, components, every metric
 // with its rank, raw numbers. It stays open until it is closed; focus stays where the reader left it.
 
+import { drawWindows, shownWindows, stackedHeight } from "./both_windows.js";
 import { button, element, named, svgElement } from "./dom.js";
-import { headPaint } from "./colours.js";
+import { headPaint, partColours } from "./colours.js";
 import { copyText } from "./cards.js";
 import { correlation, shorten, whole } from "./format.js";
 import { LABEL, drawErrors, scale, valueAxis } from "./axis.js";
@@ -75,7 +76,7 @@ function drawComponents(g, head) {
       g.pen.mark(mark, middle + aside, y(value), 3.2, { fill: colour });
     }
     const tall = 22 * (source.explained_variance[at] || 0);
-    g.pen.rect(middle - Math.min(8, step * 0.35), g.height - 18 - tall, Math.min(16, step * 0.7), tall, { fill: data.about.colours.parts[0], alpha: 0.6 });
+    g.pen.rect(middle - Math.min(8, step * 0.35), g.height - 18 - tall, Math.min(16, step * 0.7), tall, { fill: partColours(g)[0], alpha: 0.6 });
     g.pen.text(`PC${pc}`, middle, g.height - 4, { size: 10, anchor: "middle", fill: g.theme.muted });
   });
   g.pen.text("EV", frame.left - 8, g.height - 20, { size: 10, anchor: "end", fill: g.theme.muted });
@@ -137,8 +138,15 @@ function rankOf(app, column, head) {
 function lensFacts(app, head) {
   const { data, store } = app;
   const parts = data.lenses.filter((lens) => lens.listed.length).map((lens) => {
-    const entries = lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
-    return element("details", { open: app.unfolded.has(lens.name), "data-lens": lens.name, on: { toggle: (event) => (event.target.open ? app.unfolded.add(lens.name) : app.unfolded.delete(lens.name)) } }, element("summary", {}, lens.title), definition(entries));
+    // What is folded is worked out when it is unfolded: there are a hundred columns, each with a rank among all heads.
+    const entries = () => lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
+    const open = app.unfolded.has(lens.name);
+    const toggled = () => {
+      app.unfolded[node.open ? "add" : "delete"](lens.name);
+      if (node.open && node.childElementCount < 2) node.append(definition(entries()));
+    };
+    const node = element("details", { open, "data-lens": lens.name, on: { toggle: toggled } }, element("summary", {}, lens.title), open ? definition(entries()) : null);
+    return node;
   });
   return parts.length ? element("div", { class: "lens-facts" }, element("h4", {}, "Every metric: value ± error (rank among heads)"), ...parts) : null;
 }
@@ -166,13 +174,12 @@ function movers(app) {
 // What there is to see of a head beyond its numbers, once the details are unpacked.
 function detailCharts(app, head, details) {
   const { data, store } = app;
-  const { checkpoint, choice } = store.state;
+  const { checkpoint } = store.state;
   const name = data.name(head);
   if (!details.checkpoints.includes(checkpoint)) {
     if (!details.checkpoints.length) return [];
     return [element("p", { class: "about" }, `Profiles and maps are kept for ${details.checkpoints.length} of ${data.checkpoints.length} ${data.noun}s of this large study: ${details.checkpoints.map((c) => data.checkpoints[c].label).join(", ")}.`)];
   }
-  const rows = (table) => details.rows(table, choice, checkpoint, head);
   const charts = [
     ["profile", "Where queries and keys lie along PC0, by position (mean ± SD)", (g, of) => drawProfile(g, profileRows(of))],
     ["map", "Which keys win: score map", drawScoreMap],
@@ -180,7 +187,11 @@ function detailCharts(app, head, details) {
     ["plasticity", "Plasticity along the window", drawPlasticity],
     ["sample", "Single tokens that were kept, along PC0 and PC1 of the own context", drawCollage],
   ];
-  return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, ["map", "sample"].includes(table) ? 260 : 200, (g) => drawIt(g, rows(table)))));
+  return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => {
+    const windows = shownWindows(app, table, checkpoint);
+    const draw = (g) => drawWindows(g, windows, checkpoint, (choice) => details.rows(table, choice, checkpoint, head), drawIt);
+    return element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, stackedHeight(windows, 400, ["map", "sample"].includes(table) ? 260 : 200), draw));
+  });
 }
 
 function header(app) {
@@ -256,6 +267,9 @@ export function headDrawer(app) {
       if (opens) body.scrollTop = 0;
     }
     if (["head", "checkpoint", "component", "choice", "both", "layers", "hidden", "brush", "theme"].some((key) => changed.has(key))) draw();
+  });
+  node.addEventListener("focusin", ({ relatedTarget: from }) => {
+    if (from && !node.contains(from)) opener = from; // a reader who goes into the drawer comes back from it to there
   });
   node.addEventListener("keydown", (event) => {
     if (event.key === "Escape") store.set({ head: null });

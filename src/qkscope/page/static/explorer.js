@@ -6,7 +6,8 @@ import { button, select } from "./dom.js";
 import { markWords } from "./colours.js";
 import { estimates, unsure } from "./sure.js";
 import { plural, whole } from "./format.js";
-import { dotRadius, drawDots, drawFrame, drawTrails, portraitFrame } from "./portrait.js";
+import { dotRadius, drawDots, drawFrame, drawTrails, isInside, portraitFrame } from "./portrait.js";
+import { attachZoom, zoomButtons } from "./zoom.js";
 
 const DRAG = 5; // pixels after which a click is a brush
 
@@ -32,7 +33,7 @@ function draw(g) {
   const { app } = g;
   const { data, store, selection, motion } = app;
   const { checkpoint } = store.state;
-  const frame = portraitFrame(app, { x: 0, y: 0, w: g.width, h: g.height });
+  const frame = portraitFrame(app, { x: 0, y: 0, w: g.width, h: g.height }, store.state.zoom);
   const mask = selection.mask(checkpoint);
   const scene = { mask, x: motion.x, y: motion.y, checkpoint, radius: dotRadius(data.nHeads, g.width), errors: !motion.moving };
   drawFrame(g, frame);
@@ -40,15 +41,16 @@ function draw(g) {
   drawDots(g, frame, scene);
   const box = app.dragging ?? (store.state.brush?.kind === "box" ? store.state.brush : null);
   if (box) {
-    const [x0, x1] = box.r_q.map(frame.x);
-    const [y0, y1] = box.r_k.map(frame.y);
+    const within = (values, to, low, high) => values.map((value) => Math.min(high, Math.max(low, to(value))));
+    const [x0, x1] = within(box.r_q, frame.x, frame.left, frame.right);
+    const [y0, y1] = within(box.r_k, frame.y, frame.top, frame.bottom);
     g.pen.rect(x0, y1, x1 - x0, y0 - y1, { fill: g.theme.ink, alpha: 0.06 });
     g.pen.rect(x0, y1, x1 - x0, y0 - y1, { stroke: g.theme.ink, width: 1, dash: [4, 3] });
   }
 }
 
 function frameOf(view) {
-  return portraitFrame(view.app, { x: 0, y: 0, w: view.width, h: view.spec.height(view.width, view.app) });
+  return portraitFrame(view.app, { x: 0, y: 0, w: view.width, h: view.spec.height(view.width, view.app) }, view.app.store.state.zoom);
 }
 
 // Where the mark of each head is now.
@@ -59,8 +61,11 @@ function placesOf(view) {
 
 function attachPointer(view) {
   const { app, surface } = view;
-  const headAt = (event) => nearest(placesOf(view), app.selection.mask(app.store.state.checkpoint), view.place(event));
-  const clamp = (value) => Math.max(-1.06, Math.min(1.06, value));
+  const headAt = (event) => {
+    const [frame, place, { motion }] = [frameOf(view), placesOf(view), app];
+    const seen = (h) => (isInside(frame, motion.x[h], motion.y[h]) ? place(h) : [NaN, NaN]);
+    return nearest(seen, app.selection.mask(app.store.state.checkpoint), view.place(event));
+  };
   let start = null;
   surface.addEventListener("pointerdown", (event) => {
     if (event.button === 0 && (event.pointerType !== "touch" || view.boxing)) start = view.place(event);
@@ -70,8 +75,8 @@ function attachPointer(view) {
     if (start && Math.hypot(x - start[0], y - start[1]) > DRAG) {
       surface.setPointerCapture(event.pointerId);
       const frame = frameOf(view);
-      const sorted = (a, b, to) => [a, b].map((value) => clamp(to(value))).sort((one, other) => one - other);
-      app.dragging = { r_q: sorted(start[0], x, frame.toQ), r_k: sorted(start[1], y, frame.toK) };
+      const sorted = (a, b, to, [low, high]) => [a, b].map((value) => Math.max(low, Math.min(high, to(value)))).sort((one, other) => one - other);
+      app.dragging = { r_q: sorted(start[0], x, frame.toQ, frame.range.r_q), r_k: sorted(start[1], y, frame.toK, frame.range.r_k) };
       app.tooltip.hide();
       view.refresh();
       return;
@@ -91,6 +96,18 @@ function attachPointer(view) {
   surface.addEventListener("pointerleave", () => app.store.set({ hover: null }));
 }
 
+// How many of the shown heads a closer look leaves in sight.
+function zoomWords(app) {
+  const { store, selection, data } = app;
+  const { zoom, checkpoint, component, choice } = store.state;
+  if (!zoom) return "";
+  const { r_q: q, r_k: k } = data.choices[choice];
+  const mask = selection.mask(checkpoint);
+  const start = data.row(checkpoint, component);
+  const seen = mask.filter((kept, h) => kept && isInside({ range: zoom }, q[start + h], k[start + h])).length;
+  return `Zoomed: ${whole(seen)} of ${plural(selection.count(checkpoint), "head")} in sight. `;
+}
+
 function table(app) {
   return app.headTable(app.store.state.checkpoint, true);
 }
@@ -105,27 +122,28 @@ export function explorer(app) {
     title: "Queries against keys",
     about: "One mark per head. Choose one to open it; drag a box to keep its heads in every view.",
     surface: "canvas",
-    uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "trail", "theme"],
+    uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "trail", "zoom", "theme"],
     card: "rq_rk_scatter_grid",
-    options: [!data.oneRun || data.checkpoints.length < 2 ? null : trails, clear].filter(Boolean),
+    options: [!data.oneRun || data.checkpoints.length < 2 ? null : trails, zoomButtons(app), clear].filter(Boolean),
     height: (width) => Math.round(Math.min(620, Math.max(320, width * 0.92))),
     draw,
     table,
     attach: (each) => {
       attachPointer(each);
       attachMarkKeys(each, "scatter plot", placesOf, headLines);
+      attachZoom(each, frameOf);
     },
     label: () => {
       const s = app.summaries.at(store.state.checkpoint);
       const shares = data.categories.map((c, i) => `${data.categoryName(i, store.state.component)} ${s.counts[i]}`).join(", ");
-      return `Portrait at ${data.checkpoints[store.state.checkpoint].label}: ${plural(s.heads, "head")}; ${shares}. Arrow keys move between heads, Enter selects, Escape clears.`;
+      return `Portrait at ${data.checkpoints[store.state.checkpoint].label}: ${plural(s.heads, "head")}; ${shares}. Arrow keys move between heads, Enter selects, Escape clears, plus and minus zoom.`;
     },
     note: () => {
       const { checkpoint, component, choice } = store.state;
       const { category } = data.choices[choice];
       const start = data.row(checkpoint, component);
       const missing = category.subarray(start, start + data.nHeads).filter((code) => code === data.undefinedCode).length;
-      return `${markWords(app.layerKinds)}${missing ? `${plural(missing, "head")} without a defined correlation cannot be placed.` : ""}`;
+      return `${zoomWords(app)}${markWords(app.layerKinds)}${missing ? `${plural(missing, "head")} without a defined correlation cannot be placed.` : ""}`;
     },
   });
   clear.before(boxButton(view));

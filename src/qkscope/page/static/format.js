@@ -2,6 +2,15 @@
 
 export const UNDEFINED = "undefined";
 
+// Making a formatter takes longer than using it a hundred times.
+const formats = new Map();
+
+// A number with so many decimals, and commas between thousands.
+export function decimal(value, decimals) {
+  if (!formats.has(decimals)) formats.set(decimals, new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+  return formats.get(decimals).format(value);
+}
+
 function signed(text) {
   const value = Number(text) === 0 ? text.replace("-", "") : text;
   return value.replace("-", "−");
@@ -22,8 +31,9 @@ export function percent(share, digits = 0) {
   return Number.isFinite(share) ? `${signed((100 * share).toFixed(digits))}%` : UNDEFINED;
 }
 
+const wholes = new Intl.NumberFormat("en-US");
 export function whole(value) {
-  return Number.isFinite(value) ? value.toLocaleString("en-US") : "not recorded";
+  return Number.isFinite(value) ? wholes.format(value) : "not recorded";
 }
 
 export function plural(count, noun) {

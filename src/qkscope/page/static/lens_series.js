@@ -1,6 +1,6 @@
 // Columns of a lens over the checkpoints, as means over the shown heads: lines with bands, or bars.
 
-import { axisOf, extent, significant } from "./numbers.js";
+import { axisOf, extent, significant, withError } from "./numbers.js";
 import { checkpointAxis, columnHits, currentColumn, drawErrors, scale, valueAxis } from "./axis.js";
 import { curveFrame, drawBand, drawCurve } from "./curves.js";
 import { meanAndSpread } from "./stats.js";
@@ -35,7 +35,7 @@ function seriesOf(app, columns) {
   const checkpoints = app.selection.checkpoints();
   return columns.filter((column) => column.isAt(app.store.state)).map((column, i) => {
     const all = checkpoints.map((c) => overHeads(app, column, c));
-    return { column, colour: seriesColour(app, column.name, i), mark: MARKS[i], all, means: all.map((s) => s.mean), spreads: all.map((s) => s.spread), errors: all.map((s) => s.error) };
+    return { column, colour: seriesColour(app, column.name, i), mark: MARKS[i], all, means: all.map((s, i) => (app.data.columnLines.has(checkpoints[i]) ? s.mean : undefined)), spreads: all.map((s) => s.spread), errors: all.map((s) => s.error) };
   });
 }
 
@@ -50,11 +50,11 @@ function valueAxisOf(series, zero) {
 
 function tooltipLines(s, i) {
   const { column } = s;
+  if (s.means[i] === undefined) return [`${column.name}: not in this file`];
   const { mean, spread, count, heads, error, exact } = s.all[i];
   const unit = column.unit && Number.isFinite(mean) ? ` ${column.unit}` : "";
-  const errorText = Number.isFinite(error) ? ` ± ${exact ? "" : "at most "}${significant(error, 2)}` : "";
   return [
-    `mean ${column.name} ${significant(mean)}${errorText}${unit}`,
+    `mean ${column.name} ${withError(mean, error, { atMost: !exact })}${unit}`,
     ...(Number.isFinite(spread) ? [`SD over heads ${significant(spread, 2)}`] : []),
     ...(count < heads ? [`undefined for ${heads - count} of ${plural(heads, "head")}`] : []),
   ];
@@ -118,6 +118,7 @@ function drawBars(g, { series, axis, x, y, step }) {
     s.means.forEach((mean, i) => {
       const left = x(i) + (place - series.length / 2) * wide;
       const middle = left + wide / 2;
+      if (mean === undefined) return;
       if (!Number.isFinite(mean)) {
         g.pen.text("?", middle, base - 4, { size: 11, anchor: "middle", fill: g.theme.muted });
         return;

@@ -1,6 +1,7 @@
 // Of each lens its question, its title, and the views that it declares over its columns.
 
 import { View } from "./view.js";
+import { keptWords } from "./columns.js";
 import { cellsSpec } from "./lens_cells.js";
 import { element } from "./dom.js";
 import { intervalsView } from "./lens_intervals.js";
@@ -37,7 +38,7 @@ function lensView(app, declared) {
   const spec = KINDS[kind](app, declared);
   const note = () => {
     const missing = columns.filter((column) => !column.isAt(app.store.state)).map((column) => column.name);
-    return missing.length ? `Not measured at this window: ${missing.join(", ")}.` : spec.note(countUndefined(app, columns));
+    return missing.length ? `Not measured at this window: ${missing.join(", ")}.` : keptWords(app) || spec.note(countUndefined(app, columns));
   };
   const view = new View(app, { ...spec, id, title, about, card, note, uses: [...USES, ...spec.uses] });
   view.node.classList.add(`view-${kind}`);
@@ -45,11 +46,18 @@ function lensView(app, declared) {
   return view;
 }
 
-// Every view that a lens declares, folded under its question: main charts are elsewhere, nothing is left out.
+// Every view that a lens declares, folded under its question: main charts are elsewhere, nothing is left out. Views are
+// made when a reader first unfolds them.
 export function lensParts(app) {
   return app.data.lenses.filter((lens) => lens.views.length + lens.intervals.length).map((lens) => {
-    const views = [...lens.views.map((declared) => lensView(app, declared)), ...lens.intervals.map((declared) => intervalsView(app, declared))];
-    app.views.push(...views);
-    return element("details", { class: "lens", id: `lens-${lens.name}` }, element("summary", {}, lens.question), element("p", { class: "intro" }, lens.title), element("div", { class: "pair" }, ...views.map((view) => view.node)));
+    const inside = element("div", { class: "pair" });
+    const fill = () => {
+      if (!node.open || inside.childElementCount) return;
+      const views = [...lens.views.map((declared) => lensView(app, declared)), ...lens.intervals.map((declared) => intervalsView(app, declared))];
+      app.views.push(...views);
+      inside.append(...views.map((view) => view.node));
+    };
+    const node = element("details", { class: "lens", id: `lens-${lens.name}`, on: { toggle: fill } }, element("summary", {}, lens.question), element("p", { class: "intro" }, lens.title), inside);
+    return node;
   });
 }

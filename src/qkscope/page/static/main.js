@@ -9,6 +9,7 @@ import { bar, filters, legend, settled } from "./controls.js";
 import { button, element } from "./dom.js";
 import { colours } from "./colours.js";
 import { compareView, differenceMap } from "./compare.js";
+import { keptWords } from "./columns.js";
 import { createStore, fromHash, initialState, isLinked, toHash, writeHash } from "./state.js";
 import { curveViews } from "./curves.js";
 import { depthViews } from "./depth.js";
@@ -127,7 +128,7 @@ function isItReal(app, parts) {
     const columns = names.map((name) => app.statistics[name] ?? data.columns.get(name));
     if (columns.some((column) => !column)) return null;
     const spec = scatterSpec(app, { columns, title, diagonal: true });
-    return new View(app, { ...spec, id, title, about, card, note: () => spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
+    return new View(app, { ...spec, id, title, about, card, note: () => keptWords(app) || spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
   };
   parts.rope = scatter("rope", "Measured against RoPE alone", ["r_q_rope", "r_q"], "Across: r_q that RoPE makes of the mean query and key at rest. On the dashed line nothing else is needed.", "rope_alone");
   parts.best = scatter("best", "PC0 against the best component", ["r_q", "best_r_q"], "Above the dashed line another component follows position more closely than PC0.", "measures");
@@ -158,7 +159,7 @@ function sectionsOf(app, v) {
     section("training", data.oneRun ? "What changes over training?" : `How do the ${noun}s differ?`, null, v.signal.node, pair(v.rq, v.rk), v.flow ? pair(v.flow) : null, folded("More: categories, what mean r_k is made of, explained variance", pair(v.stack, v.concordance), pair(v.variance))),
     real.length ? section("real", "Is it real, or the window and RoPE?", null, ...real, folded("More: a measure that needs no component", pair(v.decode))) : null,
     matter.length ? section("matter", "Does it matter to the model?", null, ...matter) : null,
-    v.compare ? section("compare", data.oneRun ? `What differs between two ${noun}s?` : `The ${noun}s side by side`, null, v.compare.node, v.difference?.node) : null,
+    v.compare ? section("compare", data.oneRun ? `What differs between two ${noun}s?` : `The ${noun}s side by side`, null, v.compare.node, pair({ node: v.compare.measures }, v.difference)) : null,
     section("table", "What are the numbers?", null, tablePanel(app), ...lensParts(app), element("h3", { id: "cards" }, "Cards"), element("p", { class: "intro" }, "What each figure of the figures folder shows, computed from this study."), app.cards.index(), element("h3", { id: "provenance" }, "Where this comes from"), provenancePanel(app)),
   ].filter(Boolean);
 }
@@ -188,11 +189,24 @@ function tellProblems(app, problems) {
   if (problems.length) app.announce(`This link names what is not in this study: ${problems.join(", ")}`, true);
 }
 
+// Writes the state into the address. While the slider moves once it has stopped: browsers take long for it, and stop
+// listening to a page that does it hundreds of times.
+function addressWriter(app) {
+  let timer = null;
+  const write = () => writeHash(toHash(app.data, app.store.state));
+  return (sliding) => {
+    clearTimeout(timer);
+    if (sliding) timer = setTimeout(write, 150);
+    else write();
+  };
+}
+
 function connect(app) {
   const { store, data } = app;
+  const address = addressWriter(app);
   store.subscribe((changed) => {
     if (changed.has("theme")) applyTheme(app);
-    if (isLinked(changed) && !store.state.playing) writeHash(toHash(data, store.state));
+    if (isLinked(changed) && !store.state.playing) address(changed.size === 1 && changed.has("checkpoint"));
     if (changed.has("checkpoint") && !store.state.playing) app.announce(settled(app));
     if (changed.has("head") && store.state.head !== null) app.announce(`Head ${data.name(store.state.head)} chosen`);
   });
@@ -205,7 +219,10 @@ function connect(app) {
     app.printing = on;
     for (const node of document.querySelectorAll("details.more")) node.open = on || node.open;
     store.touch("theme");
-    for (const view of app.views) view.draw();
+    for (const view of app.views) {
+      view.measure();
+      view.draw();
+    }
   };
   window.addEventListener("beforeprint", () => print(true));
   window.addEventListener("afterprint", () => print(false));

@@ -2,12 +2,13 @@
 
 import { View } from "./view.js";
 import { SCALE, colourScale, drawScale } from "./lens_cells.js";
-import { StatisticColumn, columnLines, columnTable } from "./columns.js";
+import { StatisticColumn, columnLines, columnTable, keptWords } from "./columns.js";
 import { attachCells, cellsHeight, drawCells } from "./cells.js";
 import { boxButton } from "./pointing.js";
 import { element } from "./dom.js";
 import { headLines } from "./explorer.js";
-import { headPaint, markWords } from "./colours.js";
+import { headPaint } from "./colours.js";
+import { correlation } from "./format.js";
 import { significant } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
@@ -43,7 +44,7 @@ function draw(g) {
   drawCells(g, (h, place) => {
     const value = column.at(state, state.checkpoint, h);
     if (!Number.isFinite(value)) return { fill: null, text: "?" };
-    const number = significant(value, 2);
+    const number = app.statistics[column.name] ? correlation(value) : significant(value, 2);
     const negative = colours.diverging && value <= -0.005 * colours.high ? "−" : "";
     return { fill: colours.of(value), text: place.across > textWidth(number, 11) + 8 ? number : negative };
   });
@@ -68,17 +69,17 @@ function measurePicker(app) {
 function note(app) {
   const { data } = app;
   const column = columnOf(app);
-  const marks = markWords(app.layerKinds);
-  if (!column) return `${data.categories.map((c, i) => `${LETTERS[i]} ${c.name}`).join(", ")}, A position-dominated with keys against. ${marks}`;
+  if (!column) return `${data.categories.map((c, i) => `${LETTERS[i]} ${c.name}`).join(", ")}, A position-dominated with keys against.`;
   const missing = column.isAt(app.store.state) ? "" : " Not measured at this window.";
-  return `${column.name}: ${column.definition}${missing} ${marks}`;
+  const kept = app.statistics[column.name] ? "" : keptWords(app);
+  return `${kept}${column.name}: ${column.definition}${missing}`;
 }
 
 export function headMap(app) {
   const { store, data } = app;
   app.statistics = {
     r_q: new StatisticColumn(data, "r_q", "How closely the projection of queries follows position, from −1 to 1."),
-    r_k: new StatisticColumn(data, "r_k", "The same for keys; below 0 they run against position."),
+    r_k: new StatisticColumn(data, "r_k", "How closely the projection of keys follows position, from −1 to 1; below 0 they run against it."),
   };
   const lines = (...about) => (columnOf(app) && !app.statistics[store.state.measure] ? [...columnLines([columnOf(app)])(...about), ...headLines(...about).slice(1, 4)] : headLines(...about));
   const picker = measurePicker(app);

@@ -7,8 +7,9 @@ import { curveFrame } from "./curves.js";
 import { drawPairs, drawPlasticity } from "./detail_charts.js";
 import { meanAndSpread } from "./stats.js";
 import { percent, plural } from "./format.js";
-import { readableOn } from "./colours.js";
+import { partColours, readableOn } from "./colours.js";
 import { scatterSpec } from "./lens_scatter.js";
+import { shareEstimate } from "./numbers.js";
 
 const SHARES = [["position_share", "position of the key"], ["query_position_share", "position, by query"], ["preference_share", "fixed preference"], ["query_share", "query and key"]];
 const EDITS = ["kernel", "kernel_measured", "key_mean", "query_mean", "flatten", "zero"]; // the first that was measured is shown
@@ -30,7 +31,7 @@ function sharesAt(app, columns, checkpoint) {
 function drawShares(columns) {
   return (g) => {
     const { app } = g;
-    const { parts } = app.data.about.colours;
+    const parts = partColours(g);
     const checkpoints = app.selection.checkpoints();
     const key = SHARES.map(([, text], i) => ({ text, fill: parts[i], alpha: 0.85 }));
     const { frame, layout } = curveFrame(g, checkpoints, [...key, { text: "± 1 SE over documents", bar: true }]);
@@ -53,7 +54,7 @@ function drawShares(columns) {
       });
     });
     return columnHits(g, frame, checkpoints, (c) => [
-      ...all[checkpoints.indexOf(c)].map(({ mean, error, exact }, i) => `${SHARES[i][1]} ${percent(mean, 1)}${Number.isFinite(error) ? ` ± ${exact ? "" : "at most "}${percent(error, 1)}` : ""}`),
+      ...all[checkpoints.indexOf(c)].map(({ mean, error, exact }, i) => `${SHARES[i][1]} ${shareEstimate(mean, error, { atMost: !exact })}`),
       plural(app.selection.count(c), "head"),
     ], true);
   };
@@ -63,7 +64,7 @@ function scoreSplit(app) {
   const columns = SHARES.map(([name]) => app.data.columns.get(name));
   if (columns.some((column) => !column)) return null;
   return new View(app, {
-    id: "score-split", title: "What decides a score", surface: "svg", card: "score_split", uses: USES, height: () => 360,
+    id: "score-split", title: "What decides a score", surface: "svg", card: "score_split", uses: USES, height: (width) => (width > 500 ? 440 : 340),
     about: "Of the variance of a query’s scores over the keys it sees: where the key is, what the key is, who asks. Means over heads.",
     draw: drawShares(columns),
     table: () => columnTable(app, columns),

@@ -47,8 +47,7 @@ export class Motion {
     this.aim();
     // The heads of one model are not those of the next: nothing travels between models.
     if (this.app.calm() || !this.app.data.oneRun) {
-      this.jump();
-      this.onFrame();
+      this.jump(); // the portrait draws itself again as any view does
       this.#schedule();
       return;
     }

@@ -1,6 +1,6 @@
 // Numbers of any size: as text, and as the ends and ticks of an axis.
 
-import { UNDEFINED, correlation } from "./format.js";
+import { UNDEFINED, correlation, decimal, percent } from "./format.js";
 
 function minus(text) {
   return text.replaceAll("-", "−");
@@ -13,7 +13,7 @@ export function significant(value, digits = 4) {
   if (size === Infinity) return value < 0 ? "−∞" : "∞";
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) return minus(value.toExponential(digits - 1).replace("e+", "e"));
   const decimals = size === 0 ? 0 : Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
-  return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+  return minus(decimal(value, decimals));
 }
 
 // A limit or the end of a scale: no zeros that say nothing.
@@ -21,13 +21,32 @@ export function bound(value) {
   return significant(value, 3).replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "");
 }
 
-// A value with so many decimals and, where it is known, its standard error.
-export function estimate(value, error, digits = 4) {
-  return correlation(value, digits) + (Number.isFinite(value) && Number.isFinite(error) ? ` ± ${significant(error, 2)}` : "");
+// A number with so many decimals; what rounds to 0 has no sign.
+function fixed(value, decimals) {
+  const text = decimal(value, decimals);
+  return minus(/[1-9]/.test(text) ? text : text.replace("-", ""));
 }
 
-export function withError(value, error) {
-  return significant(value) + (Number.isFinite(value) && Number.isFinite(error) ? ` ± ${significant(error, 2)}` : "");
+// A value and, where it is known, its standard error, both with the decimals that show two digits of the error. `plain`
+// writes a value without one; `sign`: a plus before what is above 0; `atMost`: the error is an upper bound.
+export function withError(value, error, { plain = significant, sign = false, atMost = false } = {}) {
+  const plus = (text) => (sign && value > 0 && /[1-9]/.test(text) ? `+${text}` : text);
+  if (!Number.isFinite(value + error)) return plus(plain(value));
+  const most = atMost ? "at most " : "";
+  const decimals = error > 0 ? Math.max(0, 1 - Math.floor(Math.log10(error))) : Infinity;
+  if (decimals > 6 || Math.abs(value) >= 1e7) return `${plus(plain(value))} ± ${most}${significant(error, 2)}`;
+  return `${plus(fixed(value, decimals))} ± ${most}${fixed(error, decimals)}`;
+}
+
+// The same for a correlation, with so many decimals where its error is not known.
+export function estimate(value, error, digits = 4, options = {}) {
+  return withError(value, error, { plain: (number) => correlation(number, digits), ...options });
+}
+
+// A share in percent, and its error with as many digits.
+export function shareEstimate(share, error, { digits = 1, atMost = false } = {}) {
+  const text = percent(share, digits);
+  return Number.isFinite(share + error) ? `${text.slice(0, -1)} ± ${atMost ? "at most " : ""}${percent(error, digits)}` : text;
 }
 
 // The lowest and the highest defined value; null where there is none.
@@ -51,7 +70,7 @@ function tickText(value, step) {
   if (value === 0) return "0";
   if (step < 1e-3 || step >= 1e5) return minus(String(Number(value.toPrecision(3)).toExponential()).replace("e+", "e"));
   const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+  return minus(decimal(value, decimals));
 }
 
 // An axis over [low, high]: rounded outwards but not beyond what is possible; from 0 where that costs little room.

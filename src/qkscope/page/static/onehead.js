@@ -1,6 +1,7 @@
 // One head: where its queries and keys lie by position, which keys win, and a sentence about both.
 
 import { View } from "./view.js";
+import { drawWindows, shownWindows, stackedHeight } from "./both_windows.js";
 import { drawProfile, drawScoreMap, profileRows } from "./detail_charts.js";
 import { element } from "./dom.js";
 import { inWords } from "./in_words.js";
@@ -12,8 +13,9 @@ function shownHead(app) {
   if (head !== null) return head;
   const { r_q: q, r_k: k } = data.choices[choice];
   const score = (h) => Math.min(Math.abs(q[data.at(checkpoint, component, h)]), Math.abs(k[data.at(checkpoint, component, h)]));
-  const known = data.layers.map((_, h) => h).filter((h) => Number.isFinite(score(h)));
-  return known.sort((a, b) => score(b) - score(a))[0] ?? 0;
+  let best = 0;
+  for (let h = 1; h < data.nHeads; h += 1) if (score(h) > score(best) || !Number.isFinite(score(best))) best = h;
+  return best;
 }
 
 // The checkpoint whose details are shown: the one on the slider, else the nearest that has some.
@@ -24,9 +26,11 @@ function shownCheckpoint(app, table) {
   return [...kept].sort((a, b) => Math.abs(a - checkpoint) - Math.abs(b - checkpoint))[0] ?? checkpoint;
 }
 
-function rowsOf(g, table) {
+// The chart at each window that is shown.
+function drawDetail(g, table, draw) {
   const { app, details } = g;
-  return details ? details.rows(table, app.store.state.choice, shownCheckpoint(app, table), shownHead(app)) : null;
+  const checkpoint = shownCheckpoint(app, table);
+  return drawWindows(g, shownWindows(app, table, checkpoint), checkpoint, (choice) => details.rows(table, choice, checkpoint, shownHead(app)), draw);
 }
 
 function where(app, table) {
@@ -38,18 +42,19 @@ function where(app, table) {
 
 export function oneHeadViews(app) {
   const { tables } = app.data.about.data.detail;
-  const common = { surface: "svg", details: true, allHeads: true, height: () => 300, uses: ["head", "checkpoint", "component", "choice", "theme"] };
+  const common = { surface: "svg", details: true, allHeads: true, uses: ["head", "checkpoint", "component", "choice", "both", "theme"] };
   const unpacking = (g) => g.pen.text("Unpacking …", g.width / 2, g.height / 2, { size: 13, anchor: "middle", fill: g.theme.muted });
   const make = (table, spec, draw) =>
     !tables[table] ? null : new View(app, {
       ...common, ...spec,
-      draw: (g) => (g.details ? draw(g, rowsOf(g, table)) : (unpacking(g), [])),
+      height: (width) => stackedHeight(shownWindows(app, table, shownCheckpoint(app, table)), width, 300),
+      draw: (g) => (g.details ? drawDetail(g, table, draw) : (unpacking(g), [])),
       label: () => `${spec.title}: ${where(app, table)}`,
-      note: () => `${where(app, table)} ${spec.says}`,
+      note: () => `${where(app, table)} ${typeof spec.says === "function" ? spec.says() : spec.says}`,
     });
   return {
     profile: make("profile", { id: "profile", title: "Where its queries and keys lie", card: "profile", says: "Projection on PC0 by position: mean and ± 1 SD over tokens." }, (g, rows) => drawProfile(g, profileRows(rows))),
-    score: make("map", { id: "score", title: "Which keys win", card: "score_map", says: "Mean score of queries (rows) with keys (columns), against the row’s mean. It has no error." }, drawScoreMap),
+    score: make("map", { id: "score", title: "Which keys win", card: "score_map", says: () => `Mean score of queries (rows) with keys (columns), against the row’s mean. ${tables.map.columns.some((name) => name.endsWith("_se")) ? "Dots: within two standard errors over documents of it." : "Its errors are not in these tables."}` }, drawScoreMap),
   };
 }
 

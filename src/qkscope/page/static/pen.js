@@ -10,9 +10,15 @@ function font(size, weight) {
   return `${weight} ${size}px ${FONT}`;
 }
 
+const widths = new Map();
 export function textWidth(text, size = 12, weight = 400) {
-  measuring.font = font(size, weight);
-  return measuring.measureText(text).width;
+  const key = `${size} ${weight} ${text}`;
+  if (!widths.has(key)) {
+    if (widths.size > 20_000) widths.clear();
+    measuring.font = font(size, weight);
+    widths.set(key, measuring.measureText(text).width);
+  }
+  return widths.get(key);
 }
 
 // The corners of a triangle, diamond or square that looks as large as a circle of radius r.
@@ -112,6 +118,30 @@ export class CanvasPen extends Pen {
     context.fillStyle = fill;
     context.fillText(text, 0, 0);
     context.restore();
+  }
+}
+
+// Draws with another pen, everything moved by so much: several charts in one drawing.
+export class ShiftedPen extends Pen {
+  constructor(pen, dx, dy) {
+    super();
+    Object.assign(this, { pen, dx, dy });
+  }
+
+  shape(commands, style) {
+    this.pen.shape(commands.map(([letter, ...at]) => [letter, ...at.map((value, i) => value + (i % 2 ? this.dy : this.dx))]), style);
+  }
+
+  rect(x, y, width, height, style) {
+    this.pen.rect(x + this.dx, y + this.dy, width, height, style);
+  }
+
+  circle(x, y, r, style) {
+    this.pen.circle(x + this.dx, y + this.dy, r, style);
+  }
+
+  text(text, x, y, style) {
+    this.pen.text(text, x + this.dx, y + this.dy, style);
   }
 }
 

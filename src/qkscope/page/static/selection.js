@@ -4,7 +4,7 @@
 // checkpoint, and every view shows what the others were before and became after. A box follows the heads that were in it
 // where it was drawn. Different models have no common heads; there every model answers for itself.
 
-import { correlation, plural } from "./format.js";
+import { correlation, plural, whole } from "./format.js";
 
 const FILTERS = ["layers", "hidden", "brush", "component", "choice"];
 
@@ -124,6 +124,6 @@ export class Selection {
     const { checkpoint } = this.state;
     const all = this.present(checkpoint);
     const kept = this.count(checkpoint);
-    return this.active ? `${kept.toLocaleString("en-US")} of ${plural(all, "head")}` : `all ${plural(all, "head")}`;
+    return this.active ? `${whole(kept)} of ${plural(all, "head")}` : `all ${plural(all, "head")}`;
   }
 }

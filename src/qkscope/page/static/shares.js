@@ -4,6 +4,7 @@ import { View } from "./view.js";
 import { categoryPaint, readableOn } from "./colours.js";
 import { checkpointAxis, columnHits, currentColumn, layLabels, scale, valueAxis } from "./axis.js";
 import { percent, plural } from "./format.js";
+import { shareEstimate } from "./numbers.js";
 
 const HEIGHT = 360;
 const MOST_FLOWS = 24; // more columns than this are thinned: ribbons would be hairlines
@@ -29,11 +30,10 @@ function blockStyle(g, code) {
 
 function shareLines(app, c) {
   const s = app.summaries.at(c);
-  const error = (name) => app.summaries.error(c, name);
-  const known = (name) => (Number.isFinite(error(name)) ? ` ± ${percent(error(name), 1)}` : "");
+  const share = (category, i) => shareEstimate(s.shares[i], app.summaries.error(c, category.name));
   const withKeys = (i) => (i === 0 && s.against ? `, ${s.against} with keys against` : "");
   const { component } = app.store.state;
-  return app.data.categories.map((category, i) => [s.counts[i], `${app.data.categoryName(i, component)} ${percent(s.shares[i])}${known(category.name)} (${s.counts[i]}${withKeys(i)})`]).filter(([n]) => n).map(([, line]) => line);
+  return app.data.categories.map((category, i) => [s.counts[i], `${app.data.categoryName(i, component)} ${share(category, i)} (${s.counts[i]}${withKeys(i)})`]).filter(([n]) => n).map(([, line]) => line);
 }
 
 // ± 1 standard error over documents at the upper end of a block (of the highest, at its lower end), each in a place of

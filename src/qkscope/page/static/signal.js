@@ -25,22 +25,12 @@ function errorOf(app, checkpoint, name, kind, choice) {
   return kind === null ? app.summaries.error(checkpoint, name, { choice }) : app.summaries.kindError(checkpoint, name, kind, choice);
 }
 
-function quartiles(values) {
-  const known = values.filter(Number.isFinite).sort((a, b) => a - b);
-  const at = (share) => known[Math.min(known.length - 1, Math.round(share * (known.length - 1)))];
-  return known.length > 3 ? [at(0.25), at(0.75)] : null;
-}
-
 // The middle half of the heads at own context, as a pale bar beside the mean: bars of two colours never mix.
 function drawHalves(g, x, y, checkpoints, kind) {
-  const { data, store, selection } = g.app;
   const choice = shownChoices(g.app)[0][0];
   for (const [name, , side] of STATISTICS) {
     checkpoints.forEach((c, i) => {
-      const mask = selection.mask(c);
-      const start = data.row(c, store.state.component);
-      const heads = Array.from(mask.keys()).filter((h) => mask[h] && (kind === null || data.kind("layer_kind", c, h) === kind));
-      const ends = quartiles(heads.map((h) => data.choices[choice][name][start + h]));
+      const ends = g.app.summaries.middleHalf(c, name, { choice, kind });
       if (ends) g.pen.line([[x(i) + 4 * side, y(ends[0])], [x(i) + 4 * side, y(ends[1])]], { stroke: colourOf(g.app, name), width: 4, alpha: 0.2 });
     });
   }

@@ -55,6 +55,7 @@ export function initialState(data) {
     layers: null, // [first, last]
     hidden: nothingHidden(),
     brush: null, // a box in the portrait or in the map
+    zoom: null, // the part of the portrait that is shown: { r_q, r_k }
     compare: firstCompared(data),
     windowMeasure: "r_q",
     splitStep: null, // of the waterfall: [from, to]
@@ -64,7 +65,9 @@ export function initialState(data) {
   };
 }
 
-const LINKED = ["head", "checkpoint", "component", "choice", "both", "measure", "layers", "hidden", "brush", "compare", "windowMeasure", "splitStep", "split", "axis"];
+// What can be followed over shorter windows.
+export const WINDOW_MEASURES = ["r_q", "r_k", "position-dominated", "discordant"];
+const LINKED = ["head", "checkpoint", "component", "choice", "both", "measure", "layers", "hidden", "brush", "zoom", "compare", "windowMeasure", "splitStep", "split", "axis"];
 
 // Whether a change belongs into the address.
 export function isLinked(changed) {
@@ -104,6 +107,7 @@ export function toHash(data, state) {
   }
   if (state.hidden.category.length && state.hidden.at !== null) entries.set("at", checkpointKey(data, state.hidden.at));
   if (state.brush) entries.set("box", brushText(data, state.brush));
+  if (state.zoom) entries.set("zoom", [...state.zoom.r_q, ...state.zoom.r_k].map(short).join(" "));
   if (!same(state.compare, first.compare)) for (const c of state.compare) entries.append("compare", checkpointKey(data, c));
   if (state.windowMeasure !== first.windowMeasure) entries.set("over", state.windowMeasure);
   for (const c of state.splitStep ?? []) entries.append("step", checkpointKey(data, c));
@@ -122,6 +126,12 @@ function readBrush(data, text) {
   const checkpoint = checkpointIndex(data, words.slice(7).join(" "));
   if (words[0] !== "box" || numbers.length < 5 || !numbers.every(Number.isFinite) || checkpoint < 0 || !data.choices[words[6]] || !(numbers[4] in data.components)) return null;
   return { kind: "box", checkpoint, component: numbers[4], choice: words[6], r_q: numbers.slice(0, 2), r_k: numbers.slice(2, 4) };
+}
+
+function readZoom(text) {
+  const numbers = text.split(" ").map(Number);
+  if (numbers.length !== 4 || !numbers.every((value) => Math.abs(value) <= 1.1) || numbers[0] >= numbers[1] || numbers[2] >= numbers[3]) return null;
+  return { r_q: numbers.slice(0, 2), r_k: numbers.slice(2) };
 }
 
 function readHidden(data, entries) {
@@ -154,7 +164,8 @@ export function fromHash(data, hash) {
   read("map", (text) => (data.measures.has(text) ? text : null), (measure) => (linked.measure = measure));
   read("layers", (text) => /^(\d+)-(\d+)$/.exec(text), ([, a, b]) => (linked.layers = [Number(a), Math.min(Number(b), data.nLayers - 1)]));
   read("box", (text) => readBrush(data, text), (brush) => (linked.brush = brush));
-  read("over", (text) => text, (measure) => (linked.windowMeasure = measure));
+  read("zoom", readZoom, (zoom) => (linked.zoom = zoom));
+  read("over", (text) => (WINDOW_MEASURES.includes(text) ? text : null), (measure) => (linked.windowMeasure = measure));
   read("kinds", (text) => text, () => (linked.split = false));
   read("axis", (text) => (data.axes.includes(text) ? text : null), (axis) => (linked.axis = axis));
   linked.hidden = readHidden(data, entries);

@@ -72,6 +72,20 @@ export class Summaries {
     return this.kept.get(key);
   }
 
+  // Where the middle half of the heads begins and ends; null for fewer than four.
+  middleHalf(checkpoint, name, { choice, kind }) {
+    const summary = this.at(checkpoint, { choice, kind });
+    summary.halves ??= {};
+    if (summary.halves[name] === undefined) {
+      const mask = this.#only(this.selection.mask(checkpoint), checkpoint, kind);
+      const start = this.data.row(checkpoint, this.state.component);
+      const known = this.data.choices[choice][name].slice(start, start + this.data.nHeads).filter((value, h) => mask[h] && Number.isFinite(value)).sort();
+      const at = (share) => known[Math.min(known.length - 1, Math.round(share * (known.length - 1)))];
+      summary.halves[name] = known.length > 3 ? [at(0.25), at(0.75)] : null;
+    }
+    return summary.halves[name];
+  }
+
   #only(mask, checkpoint, kind) {
     if (kind === null) return mask;
     return mask.map((kept, h) => (kept && this.data.kind("layer_kind", checkpoint, h) === kind ? 1 : 0));
@@ -83,7 +97,20 @@ export class Summaries {
     return errors && this.selection.allHeads && this.data.components[component] === 0 ? errors[checkpoint] : NaN;
   }
 
-  // The same in one kind of layer.
+  // The error over documents of the difference of a mean or share between two checkpoints. Paired where both read the
+  // same documents: what these do to both cancels. Else as if they were different documents.
+  differenceError(from, to, name) {
+    const unpaired = Math.hypot(this.error(from, name), this.error(to, name));
+    const drawn = this.data.choices[this.state.choice].drawn[name];
+    if (!drawn || !Number.isFinite(unpaired)) return { error: unpaired, paired: false };
+    const groups = drawn.length / this.data.checkpoints.length;
+    const apart = Array.from({ length: groups }, (_, i) => drawn[to * groups + i] - drawn[from * groups + i]);
+    const mean = apart.reduce((sum, each) => sum + each, 0) / groups;
+    const error = Math.sqrt(apart.reduce((sum, each) => sum + (each - mean) ** 2, 0) / groups);
+    return Number.isFinite(error) ? { error, paired: true } : { error: unpaired, paired: false };
+  }
+
+  // The error of a mean in one kind of layer.
   kindError(checkpoint, name, kind, choice) {
     const place = this.data.about.layerKinds.indexOf(kind);
     const errors = this.data.choices[choice].kindErrors[place]?.[name];

@@ -24,12 +24,23 @@ function menu(title, items) {
   return node;
 }
 
+// One observer for all views: [node, what to tell].
+const told = new WeakMap();
+const tell = (which) => (entries) => entries.forEach((entry) => told.get(entry.target)?.[which](entry));
+const watchers = {
+  size: new ResizeObserver(tell("size")),
+  near: new IntersectionObserver(tell("near"), { rootMargin: "200px" }),
+  sight: new IntersectionObserver(tell("sight")),
+};
+
+const whenIdle = window.requestIdleCallback ?? ((action) => setTimeout(action, 100));
+
 export class View {
   // spec: id, title, about (text), surface ("svg" | "canvas"), uses (keys of the state), height(width), draw(g) -> hits,
   // label() for screen readers, table(), card (name of its card), options (nodes), attach(view) for own interaction,
   // details (true: it needs what is unpacked later)
   constructor(app, spec) {
-    Object.assign(this, { app, spec, hits: [], seen: false, stale: true, width: 0, height: 0, at: null, details: null });
+    Object.assign(this, { app, spec, hits: [], seen: false, inSight: false, stale: true, waiting: false, width: 0, height: 0, at: null, details: null });
     this.surface = spec.surface === "canvas" ? element("canvas") : svgElement("svg");
     this.surface.setAttribute("class", "surface");
     this.surface.setAttribute("role", "img");
@@ -55,19 +66,33 @@ export class View {
     app.store.subscribe((changed) => {
       if (spec.uses.some((key) => changed.has(key))) this.refresh();
     });
-    new ResizeObserver(() => {
-      if (this.holder.clientWidth === this.width) return;
-      this.reserve();
-      this.refresh();
-    }).observe(this.holder);
-    new IntersectionObserver(
-      (entries) => {
-        this.seen = entries[entries.length - 1].isIntersecting;
-        if (this.seen && spec.details && !this.details) this.#unpack();
+    this.#watch();
+  }
+
+  // Its width, whether it is near what is seen, and whether it is in it.
+  #watch() {
+    told.set(this.holder, {
+      size: () => {
+        if (this.holder.clientWidth === this.width) return;
+        this.measure();
+        this.reserve();
+        this.refresh();
+      },
+    });
+    told.set(this.node, {
+      near: ({ isIntersecting }) => {
+        this.seen = isIntersecting;
+        if (this.seen && this.spec.details && !this.details) this.#unpack();
         if (this.seen && this.stale) this.refresh();
       },
-      { rootMargin: "200px" },
-    ).observe(this.node);
+      sight: ({ isIntersecting }) => {
+        this.inSight = isIntersecting;
+        if (this.inSight && this.stale) this.refresh();
+      },
+    });
+    watchers.size.observe(this.holder);
+    watchers.near.observe(this.node);
+    watchers.sight.observe(this.node);
   }
 
   async #unpack() {
@@ -82,30 +107,44 @@ export class View {
     return menu(spec.title, [card, tool("png", "PNG"), tool("svg", "SVG"), spec.table ? tool("csv", "CSV") : null]);
   }
 
+  measure() {
+    this.width = this.holder.clientWidth;
+  }
+
   // Take the room that the drawing will need, so that nothing moves when it comes into view.
   reserve() {
     const { app, spec } = this;
-    this.width = this.holder.clientWidth;
     this.height = spec.height(this.width, app);
     this.surface.style.height = `${this.height}px`;
-    this.note.textContent = spec.note ? spec.note(app) : "";
+    this.#say(this.note, spec.note ? spec.note(app) : "");
     this.chosen.hidden = app.selection.allHeads || spec.allHeads === true;
-    this.chosen.textContent = this.chosen.hidden ? "" : app.selection.title();
+    this.#say(this.chosen, this.chosen.hidden ? "" : app.selection.title());
   }
 
-  // Draw in the next frame; what cannot be seen waits until it can.
+  #say(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  // Draw in the next frame; what is only near waits until nothing else is to be done, what is far until it is near.
   refresh() {
     this.stale = true;
-    if (!this.seen || this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => {
-      this.waiting = false;
-      this.draw();
-    });
+    if (!this.seen || this.waiting === "frame") return;
+    const act = (how) => () => {
+      if (this.waiting === how) this.waiting = false;
+      if (this.stale) this.draw();
+    };
+    if (this.inSight) {
+      this.waiting = "frame";
+      requestAnimationFrame(act("frame"));
+    } else if (!this.waiting) {
+      this.waiting = "idle";
+      whenIdle(act("idle"));
+    }
   }
 
   draw() {
     const { spec, app } = this;
+    if (!this.width) this.measure();
     this.reserve();
     if (this.width < 40) return;
     this.paint();

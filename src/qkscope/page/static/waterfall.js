@@ -2,8 +2,9 @@
 
 import { View } from "./view.js";
 import { LABEL, scale, valueAxis } from "./axis.js";
-import { axisOf, extent, significant } from "./numbers.js";
+import { axisOf, estimate, extent } from "./numbers.js";
 import { difference } from "./format.js";
+import { partColours } from "./colours.js";
 import { select } from "./dom.js";
 import { textWidth } from "./pen.js";
 
@@ -27,9 +28,16 @@ function rowsOf(app) {
   return rotary.length ? rotary : all.filter((row) => row.of === "all");
 }
 
+// The name of a part in so many pixels: smaller letters first, then fewer.
+function shortName(name, room) {
+  const words = [name, name.replace("RoPE ", ""), name.replace("unexplained", "rest")];
+  const choices = words.flatMap((text) => [LABEL, 10, 9].map((size) => [text, size]));
+  return choices.find(([text, size]) => textWidth(text, size) <= room) ?? choices.at(-1);
+}
+
 function drawOne(g, frame, row) {
   const { theme, pen } = g;
-  const { parts } = g.app.data.about.colours;
+  const parts = partColours(g);
   const values = row.parts.map((value) => value ?? NaN);
   const errors = row.errors.map((value) => value ?? NaN);
   let sum = row.before;
@@ -48,14 +56,14 @@ function drawOne(g, frame, row) {
     pen.rect(left + 4, Math.min(y(bar.from), y(bar.to)), step - 8, Math.max(1, Math.abs(y(bar.to) - y(bar.from))), { fill: parts[i], alpha: 0.85 });
     if (Number.isFinite(bar.error)) pen.line([[left + step / 2, y(bar.to - bar.error)], [left + step / 2, y(bar.to + bar.error)]], { stroke: theme.ink, width: 1.4 });
     pen.line([[left + step - 4, y(bar.to)], [left + step + 4, y(bar.to)]], { stroke: theme.line, width: 1 });
-    const label = [bar.name, bar.name.split(" ").at(-1), "rest"].find((words) => textWidth(words, LABEL) < step - 3) ?? "";
-    pen.text(label, left + step / 2, frame.bottom + 15, { size: LABEL, anchor: "middle", fill: theme.ink });
+    const [label, size] = shortName(bar.name, step - 3);
+    pen.text(label, left + step / 2, frame.bottom + 15, { size, anchor: "middle", fill: theme.ink });
     pen.text(difference(bar.value), left + step / 2, Math.min(y(bar.from), y(bar.to)) - 5, { size: 11, anchor: "middle", fill: theme.ink });
     const beyond = Math.abs(bar.value) > 2 * bar.error;
     const sure = Number.isFinite(bar.error) ? (beyond ? "" : ", within two errors") : ", error not known";
-    return { x: left, y: frame.top, w: step, h: frame.bottom - frame.top, lines: [bar.name, `${difference(bar.value, 3)}${Number.isFinite(bar.error) ? ` ± ${significant(bar.error, 2)}` : ""}${sure}`] };
+    return { x: left, y: frame.top, w: step, h: frame.bottom - frame.top, lines: [bar.name, `${estimate(bar.value, bar.error, 3, { sign: true })}${sure}`] };
   });
-  pen.text(`${QUANTITIES[row.quantity]}${row.of === "all" ? "" : ` (${row.of === "nope" ? "NoPE" : row.of}, ${row.heads} heads)`}`, frame.left, frame.top - 12, { size: 12, weight: 650, fill: theme.ink });
+  pen.text(`${QUANTITIES[row.quantity]}${row.of === "all" ? "" : ` (${row.of === "nope" ? "NoPE" : row.of}, ${row.heads} heads)`}`, frame.left, frame.top - 24, { size: 12, weight: 650, fill: theme.ink });
   return hits;
 }
 
@@ -74,7 +82,7 @@ function draw(g) {
   const [wide, tall] = [g.width / columns, g.height / lines];
   return rows.flatMap((row, i) => {
     const [column, line] = [i % columns, Math.floor(i / columns)];
-    return drawOne(g, { left: column * wide + 44, right: (column + 1) * wide - 10, top: line * tall + 34, bottom: (line + 1) * tall - 28 }, row);
+    return drawOne(g, { left: column * wide + 44, right: (column + 1) * wide - 10, top: line * tall + 44, bottom: (line + 1) * tall - 28 }, row);
   });
 }
 
@@ -92,7 +100,7 @@ export function waterfallView(app) {
     id: "waterfall", title: "What made the change: window, RoPE base or weights?", surface: "svg", card: "rope_split", allHeads: true, options: [picker],
     about: "From before to after, one cause at a time, averaged over their orders. Bars: ± 1 standard error over documents.",
     uses: ["checkpoint", "choice", "splitStep", "theme"],
-    height: (width) => 260 * layout(width, Math.max(1, rowsOf(app).length)).rows,
+    height: (width) => 268 * layout(width, Math.max(1, rowsOf(app).length)).rows,
     draw,
     table: () => ({ columns: ["windows", "from", "to", "heads_of", "quantity", "before", "after", ...PARTS, ...PARTS.map((name) => `${name}_se`)], rows: split.map((row) => [row.windows, data.checkpoints[row.from].name, data.checkpoints[row.to].name, row.of, row.quantity, row.before, row.after, ...row.parts, ...row.errors]) }),
     note: () => `${words()}. All rotary heads; filters do not change it. The CSV has the other kinds and the share of position-dominated heads.`,

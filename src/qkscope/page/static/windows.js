@@ -3,7 +3,7 @@
 import { View } from "./view.js";
 import { correlation, percent, whole } from "./format.js";
 import { drawErrors, scale, valueAxis } from "./axis.js";
-import { estimate } from "./numbers.js";
+import { estimate, shareEstimate } from "./numbers.js";
 import { segmented } from "./dom.js";
 import { textWidth } from "./pen.js";
 
@@ -81,7 +81,7 @@ function draw(g) {
       const { error } = p;
       pen.mark("circle", x(p.size), y(p.value), current ? 4 : 2.6, { fill: own ? stroke : theme.paper, stroke, width: 1.2 });
       drawErrors(g, () => x(p.size), y, [p.value], [error], [-1, 1]);
-      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (own context)" : ""}${p.enough === 0 ? ", few tokens or documents" : ""}`, shares ? percent(p.value, 1) + (Number.isFinite(error) ? ` ± ${percent(error, 1)}` : "") : estimate(p.value, error, 3)], click: () => store.set({ checkpoint }) });
+      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (own context)" : ""}${p.enough === 0 ? ", few tokens or documents" : ""}`, shares ? shareEstimate(p.value, error) : estimate(p.value, error, 3)], click: () => store.set({ checkpoint }) });
     }
     if (current && known.length) {
       const end = known[known.length - 1];
@@ -111,7 +111,7 @@ export function windowView(app) {
     id: "windows", title: "What the window alone does", surface: "svg", card: "window_dependence", options: [control.node],
     about: `Along a line the weights stay the same; only the number of leading tokens changes. Component 0, filled mark: the ${app.data.noun}’s own context.`,
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "windowMeasure", "theme"],
-    height: () => 340,
+    height: (width) => (width > 500 ? 400 : 340),
     draw,
     table,
     note: () => note(app),
