@@ -25,6 +25,10 @@ TITLES = {
     "texts": "What depends on the text",
     "claims": "The published claims in this light",
 }
+TEXTS = {
+    "speeches": "Speeches are the longest State of the Union addresses.",
+    "code": "Code is the longest modules of SymPy 1.13.3, without its tests and without tables of numbers.",
+}
 QUICK = "> **A quick run**: short windows, to see that everything works. Its numbers are not findings.\n\n"
 
 
@@ -55,6 +59,7 @@ def head(tables: Tables, quick: bool) -> str:
         rows.append([label, f"{row['parameters'] / 1e6:.0f} M, {row['weights_kept']}", f"{int(row['layers'])}",
                      f"{int(row['heads'])}", f"{tables.window(there[0]):,}", ", ".join(documents)])  # fmt: skip
     columns = ["model", "parameters", "layers", "heads", "own context", "documents"]
+    texts = " ".join(TEXTS[corpus] for corpus in tables.corpora if corpus in TEXTS)
     return (
         "# Findings in real models\n\n<!-- Written by `make study` from benchmarks/results/study: do not edit. -->\n\n"
         + (QUICK if quick else "")
@@ -62,7 +67,10 @@ def head(tables: Tables, quick: bool) -> str:
         "fetch,"
         f" on {listed(tables.corpora)}. `make study` makes all of it. Numbers are means over all heads of a model, ± "
         "one standard error over documents; a sentence claims only what exceeds two. A case is a model on a corpus. "
-        "Words: [glossary.md](glossary.md).\n\n" + table(columns, rows) + "\n"
+        "Words: [glossary.md](glossary.md).\n\n"
+        + table(columns, rows)
+        + f"\n\n{texts} Of each document the first tokens "
+        "are read, as many as the own context, without special tokens.\n"
     )
 
 
@@ -93,6 +101,7 @@ def limits(tables: Tables) -> str:
         "Documents are cut at their beginning; nothing is known of what comes later in them.",
         "Plasticity is the closed form from moments, which takes keys of a bucket as Gaussian "
         "([lenses/plasticity.md](lenses/plasticity.md)).",
+        "A share without an error does not change whichever group of documents is left out.",
         "A mean over heads says little about single heads: the tables of the run have every head.",
     ]  # fmt: skip
     return "\n".join(f"- {line}" for line in lines if line)

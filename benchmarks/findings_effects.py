@@ -107,7 +107,8 @@ def ablation(tables: Tables) -> Part:
     rows = tables.table("ablation")
     if rows.empty:
         return Part(text=["No ablation was run."])
-    every = rows[rows["outcome"] == "all"]
+    measured = rows[rows["outcome"] == "all"]
+    every = measured[measured["shared"] < 1.0]
     cells = []
     for row in every.to_dict("records"):
         pair = [Number(_outcome(rows, row, name)["excess"], _outcome(rows, row, name)["excess_se"])
@@ -115,25 +116,27 @@ def ablation(tables: Tables) -> Part:
         heads, excess = f"{row['group']} ({int(row['heads'])})", Number(row["excess"], row["excess_se"])
         rises = [f"{row[name]:+.3f}".replace("-", "−") for name in ("chosen", "controls")]
         where = [row["corpus"], tables.models[row["model"]], heads, f"`{row['edit']}`"]
-        cells.append([*where, *rises, str(excess), _interval(row), *map(str, pair)])
+        shared = f"{100 * row['shared']:.0f} %"
+        cells.append([*where, *rises, str(excess), _interval(row), *map(str, pair), shared])
     columns = ["corpus", "model", "heads (how many)", "edit", "rise", "random heads", "difference", "95 % interval",
-               "on repeated tokens", "on new tokens"]  # fmt: skip
-    documents, draws = sorted(set(every["documents"])), sorted(set(every["draws"]))
+               "on repeated tokens", "on new tokens", "chosen among random"]  # fmt: skip
+    documents, draws, tokens = (sorted(set(every[name])) for name in ("documents", "draws", "tokens"))
     return Part(
         short=_ablation_short(every),
         text=[
-            "Rise of the loss in nats per token when heads are edited together, beside groups of as many other "
-            "heads in "
-            f"each layer ({_numbers(draws)} draws, {_numbers(documents)} documents). `kernel` takes the mean score "
-            "at each "
-            "distance away and leaves what depends on the token; `zero` takes the head away "
-            "([ablation.md](ablation.md)). "
-            "Edited are the first category of *position-dominated*, "
-            "*Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two heads of a model and at "
-            "most half of them, and the ten heads with the largest r_q. Groups have as many heads as the table says.",
+            "Rise of the loss in nats per token when heads are edited together, beside groups of as many other heads "
+            "in "
+            f"each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
+            "`kernel` takes the mean score at "
+            "each distance away and leaves what depends on the token; `zero` takes the head away "
+            "([ablation.md](ablation.md)). Edited are the ten heads with the largest r_q, and the first category of "
+            "*position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two "
+            "heads of a model and at most half of them. Where a layer has too few others, random heads are chosen ones "
+            "again (last column), which makes differences smaller.",
             table(columns, cells),
             _ablation_told(tables, every),
-            _missing(tables, every),
+            _alone(tables, measured),
+            _missing(tables, measured),
         ],
     )
 
@@ -159,12 +162,12 @@ def _ablation_short(every: pd.DataFrame) -> list[str]:
         more, less = int((rows["low"] > 0).sum()), int((rows["high"] < 0).sum())
         largest = rows.loc[rows["excess"].abs().idxmax()]
         said.append(
-            f"under `{edit}` more than as many random heads of the same layers in {more}, less in {less}, not told "
-            "apart in "
-            f"{len(rows) - more - less} of {len(rows)} (largest difference "
-            f"{Number(largest['excess'], largest['excess_se'])})"
+            f"under `{edit}` {more} of {len(rows)} groups cost more than as many random heads of the same layers, "
+            f"{less} cost less, "
+            f"{len(rows) - more - less} are not told apart (largest difference "
+            f"{Number(largest['excess'], largest['excess_se'])} nats per token)"
         )
-    return [f"**Ablation.** Chosen heads cost, in nats per token, {'; '.join(said)}."] if said else []
+    return [f"**Ablation.** Of groups of chosen heads, {'; '.join(said)}."] if said else []
 
 
 def _ablation_told(tables: Tables, every: pd.DataFrame) -> str:
@@ -180,10 +183,29 @@ def _ablation_told(tables: Tables, every: pd.DataFrame) -> str:
     return " ".join(said)
 
 
-def _missing(tables: Tables, every: pd.DataFrame) -> str:
-    there = {(row["corpus"], row["model"]) for row in every.to_dict("records")}
-    without = [place.said for place in tables.places() if (place.corpus, place.model) not in there]
-    return f"No ablation was run of {listed(without)}." if without else ""
+def _alone(tables: Tables, measured: pd.DataFrame) -> str:
+    """Groups that are all heads of their layers."""
+    rows = measured[(measured["shared"] == 1.0) & (measured["edit"] == measured["edit"].iloc[0])].to_dict("records")
+    names = [
+        f"{row['group']} of {tables.models[row['model']]} on {row['corpus']} ({int(row['heads'])} heads)"
+        for row in rows
+    ]
+    return (
+        f"Left out, because they are all heads of their layers and have no others beside them: {listed(names)}."
+        if names
+        else ""
+    )
+
+
+def _missing(tables: Tables, measured: pd.DataFrame) -> str:
+    """Whose heads were not edited, or not by category."""
+    by_r = measured["group"].str.startswith("top ")
+    said = []
+    for words, rows in (("No ablation was run of", measured), ("No category was edited of", measured[~by_r])):
+        there = set(zip(rows["corpus"], rows["model"], strict=True))
+        without = [place.said for place in tables.places() if (place.corpus, place.model) not in there]
+        said += [f"{words} {listed(without)}."] if without else []
+    return " ".join(said)
 
 
 # --- texts ------------------------------------------------------------------------------------------
@@ -252,7 +274,8 @@ def claims(tables: Tables) -> Part:
         "would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
         f"{listed(tables.corpora)} in "
         "this order: + supported, − contradicted, 0 within two errors of 0 or of unknown error, · cannot be asked. "
-        f"{counted(training, 'claim')} about training and {len(unasked) - training} others cannot be asked of any of "
+        f"{counted(training, 'claim')} about training and {counted(len(unasked) - training, 'other')} cannot be "
+        "asked of any of "
         "these models. Tests share heads and "
         "documents, so they may not be counted as independent.",
         table(["claim", "right if", *tables.models.values()], rows),

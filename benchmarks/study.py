@@ -31,6 +31,8 @@ import rope_alone
 import study_tables
 import yaml
 
+from qkscope.lenses.rope.at_rest import Basis
+
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / ".cache/study"
 KEPT = ROOT / "benchmarks/results/study"
@@ -277,21 +279,34 @@ def captured(study: Path, folder: Path, names: Sequence[str]) -> bool:
 def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
     """Which heads are edited together, as options: the heads with the largest r_q, then a category of each model.
 
-    Models of one category are edited by one command: each reads all models first, which takes its time.
+    Models of one choice are edited by one command: each reads all models first, which takes its time. Layers whose
+    rotation could not be measured have no kernel to take away, and are left out.
     """
     heads = pd.read_csv(folder / "tables/heads.csv")
-    models: dict[str, list[str]] = {}
+    top: list[list[str]] = [[]]
+    categories: dict[str, list[str]] = {}
     for name in names:
         mine = heads[heads["model"] == name]
+        editable = mine[~mine["layer"].isin(unmeasured_layers(folder, name))]
         counts = mine["category"].value_counts()
-        fitting = [each for each in CATEGORIES if 2 <= counts.get(each, 0) <= len(mine) / 2]
+        whole = {each for each in CATEGORIES if (editable["category"] == each).sum() == counts.get(each, 0)}
+        fitting = [each for each in CATEGORIES if each in whole and 2 <= counts.get(each, 0) <= len(mine) / 2]
         for category in fitting[:1]:
-            models.setdefault(category, []).append(name)
-    categories = [
-        ["--heads", category, *(part for name in of for part in ("--checkpoint", name))]
-        for category, of in models.items()
-    ]
-    return [["--top", str(TOP), "--by", "r_q"], *categories]
+            categories.setdefault(category, []).extend(["--checkpoint", name])
+        if len(editable) == len(mine):
+            top[0] += ["--checkpoint", name]
+        else:
+            named = [f"L{row.layer}H{row.head}" for row in editable.itertuples()]
+            top.append(["--heads", *named, "--checkpoint", name])
+    strongest = ["--top", str(TOP), "--by", "r_q"]
+    return [[*strongest, *each] for each in top if each] + [["--heads", c, *of] for c, of in categories.items()]
+
+
+def unmeasured_layers(folder: Path, name: str) -> set[int]:
+    """Layers of which nothing is known before rotation."""
+    rows = pd.read_csv(folder / "rope.csv", usecols=["model", "layer", "prediction"])
+    unknown = rows["prediction"].isin((Basis.UNKNOWN_ROTATION, Basis.NOT_SUMMED))
+    return set(rows.loc[(rows["model"] == name) & unknown, "layer"])
 
 
 def command(*arguments: str) -> None:

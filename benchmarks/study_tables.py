@@ -91,6 +91,7 @@ def write(folders: Mapping[str, Path], place: Path) -> None:
     tables = {name: kept(there, file, columns) for name, (file, columns) in KEPT.items()}
     tables["claims"] = tables["claims"][tables["claims"]["verdict"] != NOT_ASKED]
     tables["ablation"] = tables["ablation"][tables["ablation"]["outcome"].isin(("all", "repeated", "new"))]
+    tables["ablation"] = with_units(there, tables["ablation"])
     tables["entries"] = joined({corpus: entries(folder) for corpus, folder in there.items()})
     tables["rope"] = joined({corpus: pd.read_csv(rope_windows(folder)) for corpus, folder in there.items()})
     for name, table in tables.items():
@@ -104,6 +105,27 @@ def kept(folders: Mapping[str, Path], file: str, columns: Sequence[str]) -> pd.D
     if not found:
         return pd.DataFrame(columns=["corpus", *columns])
     return joined({corpus: table[list(columns)] for corpus, table in found.items()})
+
+
+def with_units(folders: Mapping[str, Path], rows: pd.DataFrame) -> pd.DataFrame:
+    """An ablation's rows with the tokens of each document, and how much of the random heads is chosen heads again.
+
+    Where a layer has too few others, random heads are of the chosen ones: a share of 1 compares heads with themselves.
+    """
+    tokens: dict[tuple[str, str, str], int] = {}
+    shared: dict[tuple[str, str, str], float] = {}
+    for corpus, folder in folders.items():
+        path = folder / "ablation.json"
+        for request in json.loads(path.read_text(encoding="utf-8"))["requests"] if path.exists() else ():
+            for each in request["checkpoints"]:
+                units = {name: {tuple(head) for head in heads} for name, heads in each["units"].items()}
+                for group in (name for name in units if ": control " not in name):
+                    controls = [heads for name, heads in units.items() if name.startswith(f"{group}: control ")]
+                    tokens[corpus, each["name"], group] = int(each["tokens"])
+                    parts = [len(heads & units[group]) / len(heads) for heads in controls]
+                    shared[corpus, each["name"], group] = float(np.mean(parts)) if parts else np.nan
+    keys = list(zip(rows["corpus"], rows["model"], rows["group"], strict=True))
+    return rows.assign(tokens=[tokens[key] for key in keys], shared=[shared[key] for key in keys])
 
 
 def joined(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

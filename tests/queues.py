@@ -18,7 +18,7 @@ LONG = 1.0  # a file with a test above this goes to the front
 # What is started, by the fixture that does it or by what a file has imported from `warm.py`.
 STARTED = {
     "chromium": "browser", "cluster": "processes", "start": "processes", "quick_workers": "processes",
-    "run_warm": "processes", "Warm": "processes",
+    "run_warm": "processes", "Warm": "processes", "two_ranks": "processes",
 }  # fmt: skip
 
 

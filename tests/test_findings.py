@@ -89,13 +89,19 @@ def test_ablations_are_told_by_their_intervals(tmp_path):
     def row(model, low, high):
         return {"corpus": "code", "model": model, "edit": "kernel", "group": "top 3 by r_q", "outcome": "all",
                 "heads": 3, "documents": 6, "draws": 3, "chosen": 0.2, "controls": 0.1, "excess": 0.1,
-                "excess_se": 0.02, "low": low, "high": high, "exceeds": 3}  # fmt: skip
+                "excess_se": 0.02, "tokens": 192, "shared": 0.5, "low": low, "high": high, "exceeds": 3}  # fmt: skip
 
     found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
+    alone = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), {**row("b", 0.0, 0.0), "shared": 1.0}])
+    assert "no others beside them: top 3 by r_q of B on code (3 heads)." in findings_effects.ablation(alone).text[-2]
+    found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
     part = findings_effects.ablation(found)
-    assert "in 1, less in 0, not told apart in 1 of 2 (largest difference 0.10 ± 0.02)" in part.short[0]
-    assert part.text[-2] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
-    assert part.text[-1] == "No ablation was run of C on code."
+    assert "1 of 2 groups cost more than as many random heads" in part.short[0]
+    assert "0 cost less, 1 are not told apart (largest difference 0.10 ± 0.02" in part.short[0]
+    assert part.text[-3] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
+    assert part.text[-1] == (
+        "No ablation was run of C on code. No category was edited of A on code, B on code and C on code."
+    )
 
 
 def test_claims_are_marked_by_model_and_corpus(tmp_path):
@@ -139,14 +145,23 @@ def test_predictions_at_a_window_are_those_of_the_heads_with_the_error_of_their_
     assert (row["layer_kind"], row["heads"], row["unpredicted"], row["why"]) == ("all", len(predicted), 0, "")
 
 
-def test_heads_to_edit_are_the_first_category_that_leaves_others_and_the_strongest(tmp_path):
-    categories = ["position-dominated"] * 30 + ["Q-positional"] + ["content-focused"] * 9
+def test_heads_to_edit_are_the_strongest_and_the_first_category_that_leaves_others(tmp_path):
+    """Model b has a layer whose rotation is not known, with a head of the category; all heads of c are alike."""
+    categories = ["position-dominated"] * 30 + ["Q-positional"] + ["content-focused"] * 5 + ["mixed"] * 4
+    rows = [pd.DataFrame({"model": name, "layer": [0] * 33 + [1] * 7, "head": [*range(33), *range(7)],
+                          "category": categories}) for name in "ab"]  # fmt: skip
+    rows.append(pd.DataFrame({"model": "c", "layer": 0, "head": range(9), "category": "mixed"}))
     (tmp_path / "tables").mkdir()
-    rows = [pd.DataFrame({"model": name, "category": categories}) for name in "ab"]
-    rows.append(pd.DataFrame({"model": "c", "category": ["mixed"] * 9}))  # all alike: nothing to compare with
     pd.concat(rows).to_csv(tmp_path / "tables/heads.csv", index=False)
-    of_category = ["--heads", "content-focused", "--checkpoint", "a", "--checkpoint", "b"]
-    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [["--top", "10", "--by", "r_q"], of_category]
+    basis = {("a", 0): 0, ("a", 1): 0, ("b", 0): 0, ("b", 1): 2, ("c", 0): 0}
+    told = [{"model": model, "layer": layer, "prediction": code} for (model, layer), code in basis.items()]
+    pd.DataFrame(told).to_csv(tmp_path / "rope.csv", index=False)
+    top = ["--top", "10", "--by", "r_q"]
+    assert real_study.choices(tmp_path, ["a", "b", "c"]) == [
+        [*top, "--checkpoint", "a", "--checkpoint", "c"],
+        [*top, "--heads", *(f"L0H{head}" for head in range(33)), "--checkpoint", "b"],
+        ["--heads", "content-focused", "--checkpoint", "a"],
+    ]
 
 
 def test_llama2_tokenizers_merge_in_the_order_of_their_pieces():

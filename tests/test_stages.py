@@ -1,6 +1,7 @@
 """The house rules: stages import only from stages before them, and nothing heavy before it is needed."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -24,13 +25,16 @@ def stage(dotted: str) -> str:
     return dotted.split(".")[1] if "." in dotted else "__init__"
 
 
-def imported(path: Path):
+@functools.cache
+def imported(path: Path) -> list[str]:
+    names = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
+            names.append(node.module or "")
+    return names
 
 
 def stage_of(path: Path) -> str:

@@ -23,7 +23,7 @@ MAX_DEPTH = 32  # levels of nesting
 MAX_NODES = 300_000  # keys and values; PyYAML needs about a kilobyte for each
 MAX_NUMBER = 64  # characters of a number or a date; PyYAML's time for 1:1:1:... grows with the square
 MAX_PROBLEMS = 20  # mistakes that are told at once
-READINGS = ("Heads", "Characters", "constrained-int")  # what a key may be besides a word: no part of its place
+ALTERNATIVES = ("Heads", "Characters", "constrained-int")  # what a key may be besides a word: no part of its place
 NO_WINDOW = ("int_type", "model_type", "model_attributes_type", "dict_type")
 
 
@@ -189,7 +189,7 @@ def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[
             continue  # the other reading of `heads`, which the user did not mean
         if problem["loc"][:1] == ("common_window",) and len(problem["loc"]) == 2 and problem["type"] in NO_WINDOW:
             continue  # the other reading of `common_window`
-        location = [*within, *(part for part in problem["loc"] if part not in READINGS)]
+        location = [*within, *(part for part in problem["loc"] if part not in ALTERNATIVES)]
         place = _place(location)
         if problem["type"] == "extra_forbidden" and str(location[-1]) == "trust_remote_code":
             lines.append(
