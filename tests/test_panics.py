@@ -45,7 +45,7 @@ def panic():
 
 
 def test_a_tokenizer_that_panics_while_it_is_loaded_is_refused_by_name(hostile, tmp_path, panic):
-    with pytest.raises(ModelError, match=r"no tokenizer: .*hostile cannot be loaded: .*out of range.*`tokenizer:`"):
+    with pytest.raises(ModelError, match=r"no tokenizer: .*hostile cannot be loaded: .*out of (range|bounds).*`tokenizer:`"):
         load_tokenizer(find_source("hostile", None, tmp_path))
 
 
@@ -65,5 +65,5 @@ def test_weights_that_panic_while_they_are_loaded_are_refused_by_name(checkpoint
 
     monkeypatch.setattr("transformers.modeling_utils.safe_open", safe_open)
     source = find_source("short", None, checkpoints)
-    with pytest.raises(ModelError, match=r"short cannot be loaded: .*out of range"):
+    with pytest.raises(ModelError, match=r"short cannot be loaded: .*out of (range|bounds)"):
         load_backbone(source, load_config(source), device="cpu")

@@ -302,7 +302,7 @@ def test_precision_and_device_are_chosen_with_reasons():
     with pytest.warns(QkscopeWarning, match="dtype bfloat16 on a CPU is slow"):
         assert choose_dtype("bfloat16", "cpu", None) == torch.bfloat16
     assert choose_device("cuda:1", here=False) == "cuda:1"
-    with pytest.raises(ModelError, match="device 'gpu' is none that torch knows"):
+    with pytest.raises(ModelError, match="device 'gpu' is not one that torch knows"):
         choose_device("gpu")
 
 
