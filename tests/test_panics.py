@@ -45,7 +45,9 @@ def panic():
 
 
 def test_a_tokenizer_that_panics_while_it_is_loaded_is_refused_by_name(hostile, tmp_path, panic):
-    with pytest.raises(ModelError, match=r"no tokenizer: .*hostile cannot be loaded: .*out of (range|bounds).*`tokenizer:`"):
+    with pytest.raises(
+        ModelError, match=r"no tokenizer: .*hostile cannot be loaded: .*out of (range|bounds).*`tokenizer:`"
+    ):
         load_tokenizer(find_source("hostile", None, tmp_path))
 
 

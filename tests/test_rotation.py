@@ -111,6 +111,7 @@ def test_longrope_is_measured_at_the_context_of_the_run(context, used):
         assert facts.rotation.scale == pytest.approx(math.sqrt(1 + math.log(2) / math.log(64)), rel=1e-7)
 
 
+@pytest.mark.pinned  # transformers 5.7 grows the angles, notes that under a name it never reads, and keeps them
 def test_angles_that_follow_the_length_are_measured_and_left_as_they_were():
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 128}
     model = tiny("llama", rope_parameters=rope)

@@ -104,6 +104,7 @@ def test_each_module_keeps_its_mode_its_hooks_and_its_gradients(documents, tmp_p
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
 
 
+@pytest.mark.pinned  # transformers 5.7 grows the angles, notes that under a name it never reads, and keeps them
 def test_angles_that_follow_the_length_are_put_back(tmp_path):
     """Dynamic RoPE keeps the angles of the longest text it has seen, and would train on with them."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
