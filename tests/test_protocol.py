@@ -137,7 +137,6 @@ def test_vectors_of_another_run_do_not_pass_for_this_ones(world, tmp_path, monke
         (["analyze", "--vectors", "docs", "--group-size", "0", "--out", "x"], "vectors 'docs'"),
         (["analyze", "--vectors", "a=docs", "--vectors", "a=docs", "--out", "x"], "two datasets are named 'a'"),
         (["analyze", "--vectors", "../x=docs", "--out", "x"], "cannot name a model"),
-        (["capture", "study.yaml", "--vectors", "2"], "a share of tokens is above 0 and at most 1"),
     ],
 )
 def test_what_is_wrong_with_vectors_is_told(world, tmp_path, monkeypatch, capsys, arguments, message):
@@ -145,3 +144,10 @@ def test_what_is_wrong_with_vectors_is_told(world, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", ["2", "0", "nan"])
+def test_a_share_of_vectors_that_is_none_is_refused_with_the_command_line(capsys, rate):
+    with pytest.raises(SystemExit, match="2"):
+        main(["capture", "study.yaml", "--vectors", rate])
+    assert "a share of tokens is above 0 and at most 1" in capsys.readouterr().err
