@@ -46,10 +46,10 @@ lint: setup $(NPM)
 types: setup
 	$(BIN)/mypy
 
-# One process per core and one more, for tests wait a third of their time (for a browser, for Ray, for other processes);
+# One process per core and two more, for tests wait a fifth of their time (for a browser, for Ray, for other processes);
 # one thread in each: threads of several processes would only wait for each other. A process that has nothing left takes
 # over tests of the others; the slow ones come first (tests/conftest.py).
-PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 XDIST     := -n $(PROCESSES) --dist worksteal
 PYTEST    := OMP_NUM_THREADS=1 $(BIN)/pytest $(XDIST)
 FAST      := not (slow or browser or ray or pretrained or faults)

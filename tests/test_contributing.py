@@ -1,6 +1,7 @@
 """The lens of CONTRIBUTING.md does what the page says, as it stands there."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import qkscope
 import qkscope.lenses
 from families import tiny, tokens
 from qkscope.lenses.registry import with_lens
+from qkscope.page.pack import unsqueeze
 from qkscope.report.write import write_card_and_figure, write_report
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_files
@@ -73,8 +75,10 @@ def test_the_lens_of_the_page_gets_its_table_figure_card_and_section(written):
     for name, mean in means.items():
         assert f"{mean:.3g}" in card, name
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert lens.question in page
-    assert NORM in page
+    about = json.loads(re.search(r'<script type="application/json" id="about">(.*?)</script>', page)[1])
+    (section,) = [each for each in unsqueeze(about["long"])["lenses"] if each["name"] == lens.name]
+    assert section["question"] == lens.question
+    assert section["columns"]["mean_query_norm"]["definition"] == NORM
 
 
 def test_the_test_of_the_page_passes_and_can_fail(written):
