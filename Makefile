@@ -31,10 +31,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## train ten small checkpoints and run the whole product on them (about three minutes)
 	$(BIN)/qkscope demo --out results/demo
 
-check: lint types fast  ## lint, types and the fast tests: what to run before each commit (under two minutes)
+check: setup $(NPM)  ## lint, types and the fast tests: what to run before each commit (under two minutes)
+	@$(MAKE) --no-print-directory --jobs=2 types lint fast
 
 # What the tests need is fetched at the same time, beside lint and types.
-test: setup  ## set up, then lint, types and all tests (about ten minutes on two cores)
+test: setup  ## set up, then lint, types and all tests (about eleven minutes on two cores)
 	@$(MAKE) --no-print-directory --jobs ready lint types
 	$(PYTEST)
 
@@ -49,13 +50,15 @@ types: setup
 # One process per core and two more, for tests wait a fifth of their time (for a browser, for Ray, for other processes);
 # one thread in each: threads of several processes would only wait for each other. A process that has nothing left takes
 # over tests of the others; the slow ones come first (tests/conftest.py).
-PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+CORES     := $(shell getconf _NPROCESSORS_ONLN)
+PROCESSES := $(shell expr $(CORES) + 2)
 XDIST     := -n $(PROCESSES) --dist worksteal
 PYTEST    := OMP_NUM_THREADS=1 $(BIN)/pytest $(XDIST)
 FAST      := not (slow or browser or ray or pretrained or faults)
 
+# These do not wait, and each further process takes as long to collect tests as they take to run.
 fast: setup $(NPM)
-	$(PYTEST) -m "$(FAST)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(CORES) --dist worksteal -m "$(FAST)"
 
 unit: setup
 	@$(MAKE) --no-print-directory --jobs ready

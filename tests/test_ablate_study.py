@@ -34,6 +34,8 @@ from qkscope.run.execute import run_study
 from qkscope.run.stopping import Stopped
 from test_documents import byte_tokenizer
 
+pytestmark = pytest.mark.slow  # every test runs models
+
 HEADS = pd.DataFrame(
     [
         (layer, head, "mixed" if head else "position-dominated", layer - 0.1 * head)

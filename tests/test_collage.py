@@ -33,6 +33,7 @@ def results(checkpoints, tmp_path_factory):
     return run_study(path, folder / "out", options=CaptureOptions(vectors=VectorSample(1.0, tokens=True)))
 
 
+@pytest.mark.slow
 def test_a_log_uniform_sample_is_kept_drawn_and_not_taken_for_an_even_one(results, tmp_path, capsys):
     """4 of a doubling in 32 tokens: positions 0 to 6 of every document, then about 4 of 8, of 16, and the last with "
     "1/8."""

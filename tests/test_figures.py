@@ -323,6 +323,7 @@ def test_heatmap_rows_of_many_checkpoints_keep_their_numbers_apart(tmp_path):
     assert all(upper.y0 >= lower.y1 for lower, upper in itertools.pairwise(column))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", NASTY)
 def test_labels_and_titles_are_text_whatever_they_contain(tmp_path, label):
     results, _ = invented(tmp_path, 2, label.replace("{", "{{").replace("}", "}}") + " {i}", phases=2)

@@ -84,6 +84,7 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     assert told.documents == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [

@@ -533,6 +533,7 @@ def moving(edges, skip):
     return part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("edges", "skip"), [(LAYOUT.edges, 0), (LAYOUT.edges, 1), (EIGHT, 0)])
 @pytest.mark.parametrize("squares", [True, False])
 def test_errors_are_those_of_means_and_of_the_mean_covariance_without_each_group(edges, skip, squares):

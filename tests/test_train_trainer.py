@@ -324,6 +324,7 @@ def same_curve(folder, make_model, **changes):
     return record[-1]
 
 
+@pytest.mark.slow
 def test_with_gradient_checkpointing(tmp_path):
     same_curve(tmp_path, llama, gradient_checkpointing=True)
 

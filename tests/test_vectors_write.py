@@ -417,6 +417,7 @@ def test_the_sampled_estimate_converges_to_the_exact_one():
     assert min(tied) > 3 * max(scaled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("r", "width"), [(0.0, 0.0112), (0.5, 0.0084), (0.7, 0.0057), (0.9, 0.0021)])
 def test_the_width_of_the_error_at_the_published_sample_size(r, width):
     """8000 vectors per head and kind (500 documents x 16 tokens), Gaussian, known r, context 4096.
