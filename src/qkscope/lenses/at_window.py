@@ -92,10 +92,10 @@ class AtWindow:
     def _window_panel(self, name: str) -> HeadPanel:
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        rows = _by_window(self.windows, self._window_places[0].get(name, NOWHERE))
+        rows = _by_window(self.windows, self._windows_of_entry.get(name, NOWHERE))
         draws: list[pd.DataFrame] = []
         if self._window_replicates is not None:
-            without = _by_window(self._window_replicates, self._window_places[1].get(name, NOWHERE))
+            without = _by_window(self._window_replicates, self._replicates_of_entry.get(name, NOWHERE))
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
@@ -103,11 +103,12 @@ class AtWindow:
         return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
 
     @cached_property
-    def _window_places(self) -> list[dict[str, NDArray[np.intp]]]:
-        """Where each entry's rows are in the tables of all windows: looked for once, however many entries there are."""
-        tables = (self.windows, self._window_replicates)
-        found = [{} if table is None else table.groupby("model").indices for table in tables]
-        return [{str(name): np.asarray(places) for name, places in each.items()} for each in found]
+    def _windows_of_entry(self) -> dict[str, NDArray[np.intp]]:
+        return _places_of_entries(self.windows)
+
+    @cached_property
+    def _replicates_of_entry(self) -> dict[str, NDArray[np.intp]]:
+        return _places_of_entries(self._window_replicates)
 
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
@@ -289,6 +290,12 @@ def windows_of(heads: pd.DataFrame) -> pd.Series[float]:
 def window_names(windows: pd.Series[float]) -> pd.Series[str]:
     """Windows as the names of what is compared: `256`."""
     return windows.astype(int).astype(str)
+
+
+def _places_of_entries(table: pd.DataFrame | None) -> dict[str, NDArray[np.intp]]:
+    """Where each entry's rows are: looked for once, however many entries there are."""
+    found = {} if table is None else table.groupby("model").indices
+    return {str(name): np.asarray(places) for name, places in found.items()}
 
 
 def _by_window(table: pd.DataFrame, places: NDArray[np.intp]) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from qkscope.moments.moments import KINDS, Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
+from qkscope.vectors.kept import KeptLayer, kept_layer
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
 Made = TypeVar("Made")
@@ -175,6 +176,13 @@ class LayerSums:
         if self.source is None:
             raise ValueError("these sums do not tell position buckets apart")
         return self.source
+
+    def kept(self, most: int) -> KeptLayer | None:
+        """The window's tokens whose vectors were kept, at most so many; None where none were."""
+        if self.vectors is None:
+            return None
+        keys = set(self.kv_heads)
+        return kept_layer(self.vectors, self.facts.layer, self.heads, keys, low=self.skip, high=self.window, most=most)
 
     def once(self, make: Callable[[LayerSums], Made]) -> Made:
         """What `make` makes of these sums, made once: for what several tables need."""

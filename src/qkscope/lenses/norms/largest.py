@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
-from qkscope.vectors.kept import KeptLayer, kept_layer
+from qkscope.vectors.kept import KeptLayer
 
 MOST_TOKENS = 20_000  # of a layer; the published protocol keeps 8,000
 
@@ -22,17 +22,7 @@ def largest_scores(sums: LayerSums) -> tuple[Array, Array]:
     """
     heads = len(sums.heads)
     unknown = np.full(heads, np.nan)
-    if sums.vectors is None or sums.whole is not None:
-        return unknown, unknown
-    kept = kept_layer(
-        sums.vectors,
-        sums.facts.layer,
-        sums.heads,
-        set(sums.kv_heads),
-        low=sums.skip,
-        high=sums.window,
-        most=MOST_TOKENS,
-    )
+    kept = sums.kept(MOST_TOKENS) if sums.whole is None else None
     if kept is None:
         return unknown, unknown
     largest, pairs = unknown.copy(), unknown.copy()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
-from qkscope.vectors.kept import KeptLayer, kept_layer
+from qkscope.vectors.kept import KeptLayer
 
 FILE = "sample.csv"
 POINTS = 48  # tokens of a head; the page has room for as many
@@ -33,17 +33,7 @@ COLUMNS = (
 
 def sample(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """All columns of a layer's heads: (heads, tokens)."""
-    kept = None
-    if sums.vectors is not None:
-        kept = kept_layer(
-            sums.vectors,
-            sums.facts.layer,
-            sums.heads,
-            set(sums.kv_heads),
-            low=sums.skip,
-            high=sums.window,
-            most=MOST_TOKENS,
-        )
+    kept = sums.kept(MOST_TOKENS)
     if kept is None or not len(kept.position):
         return {column.name: np.full((len(sums.heads), 1), np.nan) for column in COLUMNS}
     rows = spread_rows(len(kept.position))
