@@ -15,6 +15,7 @@ from qkscope.lenses.rope.split import shapley, together
 from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, QUANTITIES, SplitStep, split_study
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.study_sums import EntrySums, StudySums
+from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.rest import RestFile
@@ -141,6 +142,17 @@ def test_parts_of_a_step_are_those_of_vectors_turned_by_hand(run, choice, window
             total = row[["window", "base", "weights", "unexplained"]].sum()
             assert total == pytest.approx(row["change"], abs=1e-12)
             assert row["change"] == pytest.approx(row["after"] - row["before"], abs=1e-12)
+
+
+@pytest.mark.parametrize(("choice", "windows"), [("own", (32, 64)), ("common", (16, 16))])
+def test_what_was_measured_is_that_of_the_windows_that_are_compared(run, choice, windows):
+    parts, tables = run
+    rows = tables[HEADS_FILE].set_index(["windows", "from_model", "to_model", "quantity", "head"]).sort_index()
+    for quantity in ("r_q", "r_k"):
+        found = rows.loc[(choice, "two", "three", quantity)]
+        for end, (moments, _), window in zip(("before", "after"), parts[1:], windows, strict=True):
+            measured = getattr(layer_sums(moments, 0, range(HEADS), window).principal, quantity)[:, 0]
+            np.testing.assert_allclose(found[end], measured, atol=1e-12)
 
 
 def test_what_did_not_change_has_no_part(run):
