@@ -50,7 +50,7 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
 
 
 def shape_shows(at: AtWindow) -> bool:
-    """Whether the last entry has buckets enough for a shape: at a short common window it may have two, always a line."""
+    """Whether the last entry has buckets enough for a shape; two, as at a short common window, are always a line."""
     rows = _of_model(at.table(PROFILE_FILE), at.names[-1])
     return not at.common or len(without_sink(rows.drop_duplicates("bucket"))) >= FEWEST_BUCKETS
 
