@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import shared
+import template
 from queues import arranged
 
 # What is written is made to last through a loss of power, which no test can cause: each file would wait for the disk.
@@ -36,7 +37,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """All test processes have ended."""
     if not hasattr(config, "workerinput"):
+        os.environ.pop(template.FOLDER, None)
         shutil.rmtree(os.environ.pop(shared.FOLDER), ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
+    """Test processes are forks of one that has imported what they need (`template.py`)."""
+    folder = Path(os.environ[shared.FOLDER]) / "template"
+    if template.works_in(folder):
+        folder.mkdir()
+        running = template.start(folder)
+        config.add_cleanup(running.communicate)  # closes its input, which ends it
+        os.environ[template.FOLDER] = str(folder)
+        for spec in specs:
+            spec.python = str(folder / template.LAUNCHER)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
@@ -134,9 +149,10 @@ def quick_workers(monkeypatch):
     """Workers are forked off a process that has imported torch, where it is not their start that a test is about."""
     import multiprocessing
 
-    from warm import CONTEXT
+    from warm import started
 
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: CONTEXT)
+    forking = started()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: forking)
 
 
 def cut_documents(folder: Path, count: int, every: int, length: int) -> None:
