@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 
@@ -23,6 +24,11 @@ from queues import arranged
 
 # What is written is made to last through a loss of power, which no test can cause: each file would wait for the disk.
 os.fsync = lambda descriptor: None
+
+# A machine with much to do may take long over anything: no example of Hypothesis and no wait for the page is too slow.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
+PATIENCE = 300_000  # milliseconds; pytest's own limit is longer, and says less about what was waited for
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
@@ -107,8 +113,9 @@ def visit(chromium):
 
     @contextmanager
     def opened(path, fragment="", **context):
-        settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
-        place = chromium.new_context(**settings)
+        how = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
+        place = chromium.new_context(**how)
+        place.set_default_timeout(PATIENCE)
         page = place.new_page()
         problems, requests = [], []
         page.on(
