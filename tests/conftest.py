@@ -1,5 +1,6 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -207,16 +208,28 @@ def world(tmp_path, checkpoints):
 
 @pytest.fixture(scope="session")
 def finished(checkpoints):
-    """`finished(shard_tokens=512)`: the results of the world's study with that change, run once; not to be changed."""
+    """`finished(shard_tokens=512)`: the results of the world's study with that change, run once; not to be changed.
+
+    Once for each set of lenses: within `with_lens` they have the lens's tables, and nobody else's have.
+    """
+    from qkscope.lenses.registry import registered
     from qkscope.run.execute import run_study
 
     def run(**changes) -> Path:
         def make(folder: Path) -> None:
             run_study(small_world(folder, checkpoints)(**changes), folder / "out")
 
-        return shared.once(f"finished {sorted(changes.items())}", make) / "out"
+        lenses = "-".join(lens.name for lens in registered())
+        name = hashlib.sha256(f"{sorted(changes.items())} {lenses}".encode()).hexdigest()
+        return shared.once(f"finished {name}", make) / "out"
 
     return run
+
+
+@pytest.fixture
+def results(finished, tmp_path):
+    """`results(shard_tokens=512)`: a copy of what `finished` gives, in the test's folder `out`, free to change."""
+    return lambda **changes: shutil.copytree(finished(**changes), tmp_path / "out")
 
 
 SHARDS = {"shard_tokens": 512, "batch_tokens": 64}
