@@ -21,7 +21,7 @@ from qkscope.page.pack import Pack, unpack
 from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
-from test_page_browser import downloaded, set_slider, state, tool
+from test_page_browser import downloaded, over_cell, set_slider, state, tool
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
 CONTEXTS = {"one": 64, "two": 64, "three": 256}
@@ -280,10 +280,8 @@ def view_of(page, place):
 
 
 def hover_cell(page, place, layer, number):
-    """Move over a cell of a heatmap: the margins of cells.js."""
-    box = view_of(page, place).locator("canvas").bounding_box()
-    across = (box["width"] - 34 - 24) / HEADS
-    page.mouse.move(box["x"] + 34 + (number + 0.5) * across, box["y"] + 22 + (layer + 0.5) * 60)
+    """Move over a cell of a heatmap."""
+    over_cell(page, view_of(page, place).locator("canvas"), layer, number, HEADS)
     return page.locator(".tooltip").inner_text().split("\n")
 
 
