@@ -117,7 +117,10 @@ def pixels(page):
 
 
 def over_cell(page, canvas, layer, head, heads):
-    """Move over a map of so many heads a layer until the page says that the mouse is on this one: across, then down."""
+    """Move over a map of so many heads a layer until the page says that the mouse is on this one: across, then down.
+
+    Returns where that is.
+    """
     box, at = canvas.bounding_box(), [0.5, 0.5]
     for axis, meant in ((0, lambda key: key % heads == head), (1, lambda key: key // heads == layer)):
         for share in np.linspace(0.0, 1.0, 60):
@@ -128,6 +131,7 @@ def over_cell(page, canvas, layer, head, heads):
                 break
         else:
             raise AssertionError(f"no place on the map is head {head} of layer {layer}")
+    return box["x"] + at[0] * box["width"], box["y"] + at[1] * box["height"]
 
 
 # --- moving through training ------------------------------------------------------------------------

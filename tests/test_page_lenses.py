@@ -463,10 +463,11 @@ def test_the_heatmap_by_keyboard_and_by_dragging_a_block(visit, report, tables):
         assert number_and_error(said, "Layer 1, head 1, tilt ") == (row["tilt"], row["tilt_se"])
         page.keyboard.press("Enter")
         assert page.locator("#head h3").inner_text() == "Head L1H1 at Three"
-        hover_cell(page, 2, 0, 1)
+        map_of_heads = view_of(page, 2).locator("canvas")
+        last, first = (over_cell(page, map_of_heads, *each, HEADS) for each in ((1, 2), (0, 1)))
+        page.mouse.move(*first)
         page.mouse.down()
-        hover_cell(page, 2, 1, 1)
-        hover_cell(page, 2, 1, 2)
+        page.mouse.move(*last, steps=3)
         page.mouse.up()
         assert state(page)["brush"] == {"kind": "cells", "layers": [0, 1], "heads": [1, 2]}
 
