@@ -1,5 +1,6 @@
 """A whole small world on disk: tiny checkpoints, a byte tokenizer, real documents, a study file."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 
@@ -18,10 +20,16 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import shared
+import template
 from queues import arranged
 
 # What is written is made to last through a loss of power, which no test can cause: each file would wait for the disk.
 os.fsync = lambda descriptor: None
+
+# A machine with much to do may take long over anything: no example of Hypothesis and no wait for the page is too slow.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
+PATIENCE = 300_000  # milliseconds; pytest's own limit is longer, and says less about what was waited for
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
@@ -36,7 +44,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """All test processes have ended."""
     if not hasattr(config, "workerinput"):
+        os.environ.pop(template.FOLDER, None)
         shutil.rmtree(os.environ.pop(shared.FOLDER), ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
+    """Test processes are forks of one that has imported what they need (`template.py`)."""
+    folder = Path(os.environ[shared.FOLDER]) / "template"
+    if template.works_in(folder):
+        folder.mkdir()
+        running = template.start(folder)
+        config.add_cleanup(running.communicate)  # closes its input, which ends it
+        os.environ[template.FOLDER] = str(folder)
+        for spec in specs:
+            spec.python = str(folder / template.LAUNCHER)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
@@ -92,8 +114,9 @@ def visit(chromium):
 
     @contextmanager
     def opened(path, fragment="", **context):
-        settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
-        place = chromium.new_context(**settings)
+        how = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **context}
+        place = chromium.new_context(**how)
+        place.set_default_timeout(PATIENCE)
         page = place.new_page()
         problems, requests = [], []
         page.on(
@@ -134,9 +157,10 @@ def quick_workers(monkeypatch):
     """Workers are forked off a process that has imported torch, where it is not their start that a test is about."""
     import multiprocessing
 
-    from warm import CONTEXT
+    from warm import started
 
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: CONTEXT)
+    forking = started()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: forking)
 
 
 def cut_documents(folder: Path, count: int, every: int, length: int) -> None:
@@ -184,16 +208,28 @@ def world(tmp_path, checkpoints):
 
 @pytest.fixture(scope="session")
 def finished(checkpoints):
-    """`finished(shard_tokens=512)`: the results of the world's study with that change, run once; not to be changed."""
+    """`finished(shard_tokens=512)`: the results of the world's study with that change, run once; not to be changed.
+
+    Once for each set of lenses: within `with_lens` they have the lens's tables, and nobody else's have.
+    """
+    from qkscope.lenses.registry import registered
     from qkscope.run.execute import run_study
 
     def run(**changes) -> Path:
         def make(folder: Path) -> None:
             run_study(small_world(folder, checkpoints)(**changes), folder / "out")
 
-        return shared.once(f"finished {sorted(changes.items())}", make) / "out"
+        lenses = "-".join(lens.name for lens in registered())
+        name = hashlib.sha256(f"{sorted(changes.items())} {lenses}".encode()).hexdigest()
+        return shared.once(f"finished {name}", make) / "out"
 
     return run
+
+
+@pytest.fixture
+def results(finished, tmp_path):
+    """`results(shard_tokens=512)`: a copy of what `finished` gives, in the test's folder `out`, free to change."""
+    return lambda **changes: shutil.copytree(finished(**changes), tmp_path / "out")
 
 
 SHARDS = {"shard_tokens": 512, "batch_tokens": 64}

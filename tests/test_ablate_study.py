@@ -431,18 +431,17 @@ def test_bad_input_is_refused_before_a_model_is_loaded(study, capsys):
     assert "qk.csv: not found" in capsys.readouterr().err
 
 
-def test_too_few_groups_are_refused_with_what_to_do(finished, checkpoints, tmp_path):
+def test_too_few_groups_are_refused_with_what_to_do(world, results):
     """Three groups: moments without one of them cannot be had."""
-    path = small_world(tmp_path, checkpoints)()
-    run_study(path, tmp_path / "out")
     with pytest.raises(InputError, match=r"\(3 document groups, fewer than 4\); capture more documents or `groups`"):
-        ablate_study(path, tmp_path / "out", SETTINGS)
+        ablate_study(world(), results(), SETTINGS)
 
 
 def test_edits_that_need_rotated_vectors_are_refused_where_the_study_has_none(checkpoints, tmp_path):
     write = small_world(tmp_path, checkpoints)
     cut_documents(tmp_path / "docs", 8, 300, 300)
-    path = write(groups=4, stage="pre_rope")
+    one = {"name": "one", "model": str(checkpoints / "short"), "context": 64}
+    path = write(groups=4, stage="pre_rope", checkpoints=[one])
     run_study(path, tmp_path / "out")
     for edit in ("kernel", "kernel_measured", "flatten", "key_mean"):
         message = rf"the edit {edit} needs .*\(stage: pre_rope\); run a study without `stage`, or use zero or nothing"

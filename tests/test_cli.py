@@ -39,10 +39,9 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_report_says_where_the_figures_are(world, tmp_path, monkeypatch, capsys, sketches):
-    world()
+def test_report_says_where_the_figures_are(results, tmp_path, monkeypatch, capsys, sketches):
+    results()
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "study.yaml", "--out", "out"]) == 0
     assert main(["report", "out"]) == 0
     shown = capsys.readouterr()
     assert "figures: out/figures/ (" in shown.out
@@ -101,10 +100,10 @@ def test_the_commands_of_a_plan_carry_what_the_plan_was_given(world, tmp_path, m
 
 
 @pytest.mark.slow
-def test_compare_tells_by_its_exit_code(world, tmp_path, monkeypatch, capsys):
+def test_compare_tells_by_its_exit_code(world, results, tmp_path, monkeypatch, capsys):
     world()
+    results()
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "study.yaml", "--out", "out"]) == 0
     assert main(["run", "study.yaml", "--out", "again"]) == 0
     assert main(["compare", "out", "--with", "again"]) == 0
     assert "comparison: " in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The demo's training part: real tokenizer, clean split, ten loadable checkpoints, and nothing lost or mistaken."""
 
 import dataclasses
+import functools
 import json
 import random
 import shutil
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from qkscope.cli.main import main
-from qkscope.demo import DemoSettings, prepare_demo
+from qkscope.demo import DemoSettings, corpus, prepare_demo
 from qkscope.demo.corpus import SKIPPED_FOLDERS, excerpt, load_corpus
 from qkscope.errors import InputError
 
@@ -34,6 +35,14 @@ def fewer_phases(settings, **changes):
     return dataclasses.replace(settings, phases=settings.phases[:1], **changes)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _library_read_once():
+    """Python's library, seven hundred files, is the same for all that train on it here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "read_sources", functools.cache(corpus.read_sources))
+        yield
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
@@ -42,11 +51,19 @@ def demo(tmp_path_factory):
     return folder, seen
 
 
-@pytest.fixture
-def small(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     settings = fewer_phases(TINY)
-    prepare_demo(tmp_path, settings)
-    return tmp_path, settings
+    folder = tmp_path_factory.mktemp("trained")
+    prepare_demo(folder, settings)
+    return folder, settings
+
+
+@pytest.fixture
+def small(trained, tmp_path):
+    """A copy of its own for each test that changes something."""
+    folder, settings = trained
+    return shutil.copytree(folder, tmp_path, dirs_exist_ok=True), settings
 
 
 def every_mtime(folder):
@@ -83,7 +100,8 @@ def test_one_token_per_utf8_byte(demo, text):
 # Corpus
 
 
-def test_corpus_is_the_same_every_time():
+def test_corpus_is_the_same_every_time(monkeypatch):
+    monkeypatch.setattr(corpus, "read_sources", corpus.read_sources.__wrapped__)  # from the disk each time
     assert load_corpus(TINY) == load_corpus(TINY)
     assert load_corpus(TINY).digest == load_corpus(TINY).digest
     other = load_corpus(dataclasses.replace(TINY, split_seed=1))
@@ -95,11 +113,11 @@ def test_training_seed_does_not_move_the_split():
 
 
 def test_no_held_out_text_is_in_the_training_text():
-    corpus = load_corpus(DemoSettings())
-    trained_on = {source.path for source in corpus.training}
-    training = corpus.training_bytes("broad")
-    assert len(corpus.documents) == 48
-    for document in corpus.documents:
+    found = load_corpus(DemoSettings())
+    trained_on = {source.path for source in found.training}
+    training = found.training_bytes("broad")
+    assert len(found.documents) == 48
+    for document in found.documents:
         assert document.source.path not in trained_on
         assert document.text in document.source.text
         assert document.text.encode() not in training
@@ -107,8 +125,8 @@ def test_no_held_out_text_is_in_the_training_text():
 
 
 def test_the_core_mix_is_part_of_the_broad_one():
-    corpus = load_corpus(TINY)
-    assert 1_000_000 < len(corpus.training_bytes("core")) < len(corpus.training_bytes("broad"))
+    found = load_corpus(TINY)
+    assert 1_000_000 < len(found.training_bytes("core")) < len(found.training_bytes("broad"))
 
 
 def test_documents_are_longer_than_the_longest_context(demo):
@@ -406,9 +424,10 @@ def test_foreign_files_beside_the_checkpoints_are_left_alone(small):
 @pytest.mark.slow
 def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, capsys, sketches):
     """With the tiny model and two phases, each with its context; `test_demo_effect.py` trains the real one."""
-    settings = dataclasses.replace(TINY, phases=(TINY.phases[0], TINY.phases[3]))
+    short, long = (dataclasses.replace(TINY.phases[i], steps=TINY.phases[i].steps[:n]) for i, n in ((0, 2), (3, 1)))
+    settings = dataclasses.replace(TINY, phases=(short, long))
     names = [plan.name for plan in settings.checkpoints()]
-    assert len(names) == 6
+    assert len(names) == 3
     monkeypatch.setattr("qkscope.demo.settings.DemoSettings", lambda seed: dataclasses.replace(settings, seed=seed))
     command = ["demo", "--steps", "1", "--out", str(tmp_path / "demo")]
     assert main(command) == 0
@@ -424,7 +443,7 @@ def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, cap
     assert main(command) == 0
     told = capsys.readouterr().err
     assert "training: step" not in told
-    assert told.count("moments are there already") == 6
+    assert told.count("moments are there already") == 3
     assert [path.stat().st_mtime_ns for path in weights] == before
 
 

@@ -10,7 +10,7 @@ import time
 import pandas as pd
 import pytest
 
-from conftest import cut_documents
+from conftest import SHARDS, cut_documents
 from families import tiny
 from qkscope.errors import ActivationError, BatchError, DocumentError, DocumentFailure, InputError
 from qkscope.moments.moments import Moments
@@ -245,8 +245,8 @@ def test_a_document_that_vanishes_while_it_runs(study, tmp_path, expected):
     assert (run_study(study(), tmp_path / "out") / "qk.csv").read_bytes() == expected
 
 
-def test_a_document_that_vanishes_between_two_runs(study, tmp_path, expected):
-    run_study(study(), tmp_path / "out")
+def test_a_document_that_vanishes_between_two_runs(study, tmp_path, results):
+    results(**SHARDS)
     sorted((tmp_path / "docs").glob("*.txt"))[-2].unlink()
 
     reasons = []

@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib._pylab_helpers import Gcf
+from matplotlib import pyplot
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.image import imread
@@ -449,7 +449,7 @@ def test_drawing_leaves_no_global_state(published):
     _, tables = published
     assert drawing(tables, "taxonomy_evolution") is not None
     assert dict(matplotlib.rcParams) == before
-    assert not Gcf.figs  # nothing was registered with pyplot
+    assert pyplot.get_fignums() == []  # nothing was registered with pyplot
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ def study(world, checkpoints):
 
 
 @pytest.fixture
-def out(study, tmp_path):
-    return run_study(study(), tmp_path / "out")
+def out(checkpoints, results):
+    return results(checkpoints=[{"name": "two", "model": str(checkpoints / "long"), "context": 256}])
 
 
 def kept(out):

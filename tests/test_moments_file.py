@@ -1,6 +1,7 @@
 """Moments on disk: what is written is read, and anything damaged, foreign or old is refused by name."""
 
 import errno
+import hashlib
 import json
 import struct
 
@@ -12,13 +13,20 @@ from safetensors.numpy import load_file, save_file
 
 from qkscope.errors import MomentsFileError, StorageError
 from qkscope.layers import LayerFacts
-from qkscope.moments.file import _checksum, read_provenance
+from qkscope.moments.file import read_provenance
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.moments.sizes import predict_sizes
 
 LAYERS = [LayerFacts(0, 4, 2, 6, "rotary", 6), LayerFacts(2, 2, 1, 8, "nope", 0, "sliding", 16)]
 LAYOUT = Layout(bucket_edges(32, 8), groups=4, skip_positions=1)
+
+
+def checksum_of(about, arrays):
+    """What a file has to state about its contents: whoever changes them on purpose states it, too."""
+    parts = [f"\n{name} {arrays[name].dtype.str} {arrays[name].shape}\n".encode() + arrays[name].tobytes()
+             for name in sorted(arrays)]  # fmt: skip
+    return hashlib.sha256(b"".join([about.encode("utf-8", "surrogatepass"), *parts])).hexdigest()
 
 
 def example() -> Moments:
@@ -168,7 +176,7 @@ def forge(path, change_header=lambda header: None, change_about=lambda text: tex
     header = json.loads(data[8 : 8 + size])
     metadata = header["__metadata__"]
     metadata["about"] = change_about(metadata["about"])
-    metadata["sha256"] = _checksum(metadata["about"], load_file(path))
+    metadata["sha256"] = checksum_of(metadata["about"], load_file(path))
     change_header(header)
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])

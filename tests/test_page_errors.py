@@ -15,7 +15,7 @@ from qkscope.page.errors import add_errors
 from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
-from test_page_browser import unfold
+from test_page_browser import over_cell, unfold
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,7 @@ def test_a_head_is_shown_with_its_error(visit, known):
         assert "0.710 ± 0.017" in row
         assert "50%" in row
         page.locator("#view-map").scroll_into_view_if_needed()
-        box = page.locator("#view-map canvas").bounding_box()
-        page.mouse.move(box["x"] + 60, box["y"] + 40)  # the first cell
+        over_cell(page, page.locator("#view-map canvas"), 0, 0, heads=2)
         tooltip = page.locator(".tooltip").inner_text().splitlines()
         assert tooltip[0] == "Layer 0, head 0"
         assert {"r_q 0.710 ± 0.017", "r_k 0.9000 ± 0.0066", "explained variance 0.500 ± 0.035"} <= set(tooltip)

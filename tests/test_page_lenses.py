@@ -21,7 +21,7 @@ from qkscope.page.pack import Pack, unpack
 from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
-from test_page_browser import downloaded, set_slider, state, tool
+from test_page_browser import downloaded, over_cell, set_slider, state, tool
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
 CONTEXTS = {"one": 64, "two": 64, "three": 256}
@@ -280,10 +280,8 @@ def view_of(page, place):
 
 
 def hover_cell(page, place, layer, number):
-    """Move over a cell of a heatmap: the margins of cells.js."""
-    box = view_of(page, place).locator("canvas").bounding_box()
-    across = (box["width"] - 34 - 24) / HEADS
-    page.mouse.move(box["x"] + 34 + (number + 0.5) * across, box["y"] + 22 + (layer + 0.5) * 60)
+    """Move over a cell of a heatmap."""
+    over_cell(page, view_of(page, place).locator("canvas"), layer, number, HEADS)
     return page.locator(".tooltip").inner_text().split("\n")
 
 
@@ -465,10 +463,11 @@ def test_the_heatmap_by_keyboard_and_by_dragging_a_block(visit, report, tables):
         assert number_and_error(said, "Layer 1, head 1, tilt ") == (row["tilt"], row["tilt_se"])
         page.keyboard.press("Enter")
         assert page.locator("#head h3").inner_text() == "Head L1H1 at Three"
-        hover_cell(page, 2, 0, 1)
+        map_of_heads = view_of(page, 2).locator("canvas")
+        last, first = (over_cell(page, map_of_heads, *each, HEADS) for each in ((1, 2), (0, 1)))
+        page.mouse.move(*first)
         page.mouse.down()
-        hover_cell(page, 2, 1, 1)
-        hover_cell(page, 2, 1, 2)
+        page.mouse.move(*last, steps=3)
         page.mouse.up()
         assert state(page)["brush"] == {"kind": "cells", "layers": [0, 1], "heads": [1, 2]}
 

@@ -7,6 +7,9 @@ import pytest
 
 from test_page_browser import made_up, rows, set_slider, shown, state, write_study
 
+# What was asked for by a click is drawn and scrolled to.
+SETTLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
 
 def active(page):
     return page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')")
@@ -172,7 +175,7 @@ def test_on_a_phone(visit, published_page):
         assert drawer["y"] > 200  # from below, so that the views stay in sight
         page.locator("#close-head").click()
         page.locator(".contents button").nth(1).click()
-        page.wait_for_timeout(60)
+        page.evaluate(SETTLED)
         below = "document.querySelector('.bar').getBoundingClientRect().bottom"
         top = "document.activeElement.getBoundingClientRect().top"
         assert page.evaluate(f"{top} >= {below}")  # no title hides under the bar

@@ -51,9 +51,8 @@ def usable_texts(tmp_path, context):
 
 
 @pytest.mark.slow
-def test_qk_csv_is_the_reference_method_on_the_raw_vectors(world, tmp_path, checkpoints):
-    out = run_study(world(), tmp_path / "out")
-    table = pd.read_csv(out / "qk.csv")
+def test_qk_csv_is_the_reference_method_on_the_raw_vectors(world, tmp_path, checkpoints, finished):
+    table = pd.read_csv(finished() / "qk.csv")
     assert list(table["model"].unique()) == ["one", "two"]
     for name, folder, context in (("one", "short", 64), ("two", "long", 256)):
         texts = usable_texts(tmp_path, context)
@@ -75,9 +74,9 @@ def test_qk_csv_is_the_reference_method_on_the_raw_vectors(world, tmp_path, chec
 
 
 @pytest.mark.slow
-def test_windows_of_one_long_capture_equal_a_fresh_capture_of_cut_documents(world, tmp_path, checkpoints):
+def test_windows_of_one_long_capture_equal_a_fresh_capture_of_cut_documents(world, tmp_path, checkpoints, finished):
     """Attention is causal, so the first 64 positions do not know what comes after them."""
-    out = run_study(world(), tmp_path / "out")
+    out = finished()
     common = pd.read_csv(out / "qk_common.csv")
     windows = pd.read_csv(out / "qk_windows.csv")
     assert set(common["window"]) == {64}
@@ -115,8 +114,8 @@ def test_provenance_says_what_produced_the_results(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_running_again_uses_what_is_there_and_redoes_what_changed(world, tmp_path):
-    out = run_study(world(), tmp_path / "out")
+def test_running_again_uses_what_is_there_and_redoes_what_changed(world, results):
+    out = results()
     files = {name: (out / f"moments/{name}.safetensors").stat().st_mtime_ns for name in ("one", "two")}
     before = (out / "qk.csv").read_bytes()
     run_study(world(), out)
@@ -150,10 +149,10 @@ def test_changed_weights_are_noticed(world, tmp_path, checkpoints):
 
 
 @pytest.mark.slow
-def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, tmp_path):
+def test_a_damaged_moments_file_is_refused_by_analyze_and_redone_by_run(world, results):
     from qkscope.tables.from_moments import analyze_folder
 
-    out = run_study(world(), tmp_path / "out")
+    out = results()
     expected = (out / "qk.csv").read_bytes()
     path = out / "moments/one.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -353,12 +352,11 @@ def test_a_device_map_spreads_layers_and_their_sums(checkpoints):
 
 
 @pytest.mark.slow
-def test_the_report_draws_common_figures_only_where_contexts_differ(world, tmp_path, checkpoints, sketches):
+def test_the_report_draws_common_figures_only_where_contexts_differ(finished, tmp_path, checkpoints, sketches):
     from qkscope.report.write import write_report
 
-    both = run_study(world(), tmp_path / "both")
-    assert "01_position_signal_common" in {path.parent.name for path in write_report(both)}
-    alone = run_study(world(checkpoints=one(checkpoints)), tmp_path / "alone")
-    names = {path.parent.name for path in write_report(alone)}
+    both, alone = finished(), finished(checkpoints=one(checkpoints))
+    assert "01_position_signal_common" in {path.parent.name for path in write_report(both, out=tmp_path / "both")}
+    names = {path.parent.name for path in write_report(alone, out=tmp_path / "alone")}
     assert "01_position_signal" in names
     assert not any("common" in name for name in names)

@@ -17,7 +17,7 @@ from qkscope.capture.tap import Tap
 from qkscope.run.execute import run_study
 from reference import reference_rows
 
-CONTEXT = 512
+CONTEXT = 256
 DOCUMENTS = ("argparse", "inspect", "tarfile", "typing")
 
 

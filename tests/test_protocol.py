@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of i
 STATISTICS = ["explained_variance", "r_q", "r_k", "alpha", "beta"]
 
 
-def test_before_rotation_only_rotary_layers_differ(world, tmp_path):
-    after = pd.read_csv(run_study(world(), tmp_path / "after") / "qk.csv")
+def test_before_rotation_only_rotary_layers_differ(world, tmp_path, finished):
+    after = pd.read_csv(finished() / "qk.csv")
     out = run_study(world(stage="pre_rope"), tmp_path / "before")
     before = pd.read_csv(out / "qk.csv")
     nope = after["rotary"] == "nope"
@@ -40,8 +40,8 @@ def test_before_rotation_is_refused_where_a_family_does_not_allow_it(world, tmp_
         run_study(study, tmp_path / "out")
 
 
-def test_another_stage_does_not_reuse_moments(world, tmp_path):
-    first = pd.read_csv(run_study(world(), tmp_path / "out") / "qk.csv")
+def test_another_stage_does_not_reuse_moments(world, tmp_path, results):
+    first = pd.read_csv(results() / "qk.csv")
     with pytest.raises(InputError, match=r"stage post_rope \(now pre_rope\)"):
         run_study(world(stage="pre_rope"), tmp_path / "out")
     again = run_study(world(stage="pre_rope"), tmp_path / "out", options=CaptureOptions(overwrite=True))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from qkscope.results.provenance import CheckpointRecord, Provenance, write_provenance
-from qkscope.run.execute import run_study
 
 WRITTEN = {
     "command": "qkscope run",
@@ -72,9 +71,8 @@ def test_anything_can_be_read_and_is_kept(top, checkpoint):
 
 
 @pytest.mark.slow
-def test_a_runs_own_provenance_passes_as_it_would_be_written(world, tmp_path):
-    out = run_study(world(), tmp_path / "out")
-    stored = json.loads((out / "provenance.json").read_text())
+def test_a_runs_own_provenance_passes_as_it_would_be_written(finished):
+    stored = json.loads((finished() / "provenance.json").read_text())
     strict = Provenance.of(stored)
     assert strict.to_json() == stored
     assert [each.name for each in strict.checkpoints] == ["one", "two"]

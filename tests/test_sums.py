@@ -345,7 +345,7 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
 
 def test_sums_without_float64_carry_what_each_addition_rounds_away():
     """On a device without float64: 2000 batches about a far-off pivot, against the same in float64."""
-    from qkscope.moments.on_device import _add
+    from qkscope.moments.on_device import add_cells
     from qkscope.moments.state import State
 
     state = State(capture_layout(8, buckets=1), {"q": 1}, 2, torch.device("cpu"))
@@ -357,7 +357,7 @@ def test_sums_without_float64_carry_what_each_addition_rounds_away():
         cells = torch.from_numpy(1000 + rng.normal(size=state.squares.shape)).to(torch.float32)
         exact += cells.double().numpy()
         plain += cells
-        _add(state, slice(0, state.squares.shape[1]), cells.clone())
+        add_cells(state, slice(0, state.squares.shape[1]), cells.clone())
     found = state.squares.double().numpy() + state.carry.double().numpy()
     assert np.abs(found - exact).max() < 1e-6 < np.abs(plain.double().numpy() - exact).max()
 

@@ -70,8 +70,8 @@ def test_finished_checkpoints_get_their_tables_beside_the_run(world, tmp_path, f
 
 
 @pytest.mark.slow
-def test_what_an_earlier_run_finished_is_not_left_for_the_end(world, tmp_path, here, beside):
-    out = run_study(world(), tmp_path / "out")
+def test_what_an_earlier_run_finished_is_not_left_for_the_end(world, results, here, beside):
+    out = results()
     (out / "moments/one.safetensors").unlink()
     here.clear()
     run_study(world(), out)

@@ -6,6 +6,7 @@ that is started with others than the server's they are read again.
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import multiprocessing
@@ -16,18 +17,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-PRELOADED = [
-    "numpy", "pandas", "yaml", "pydantic", "rich.progress", "pyarrow.parquet", "safetensors.torch", "scipy.optimize",
-    "sympy", "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.smollm3.modeling_smollm3",
-    "qkscope.cli.commands", "qkscope.cli.progress", "qkscope.run.execute", "qkscope.run.engines.worker",
-]  # fmt: skip
+import template
+
 READ_WHEN_IMPORTED = ("HF_", "HUGGING", "HOME", "XDG_")  # variables that begin so, by huggingface_hub
 READERS = ("huggingface_hub", "transformers", "datasets", "qkscope")  # that may have taken over what was read
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(PRELOADED)
+CONTEXT.set_forkserver_preload(template.PRELOADED)
+
+
+@functools.cache
+def started() -> multiprocessing.context.ForkServerContext:
+    """The context whose processes start in a moment; its server is a fork of the template where there is one."""
+    resource_tracker.ensure_running()  # stays a small process
+    if template.FOLDER in os.environ:
+        usual = spawn.get_executable()
+        multiprocessing.set_executable(os.path.join(os.environ[template.FOLDER], template.LAUNCHER))
+        try:
+            forkserver.ensure_running()
+        finally:
+            multiprocessing.set_executable(usual)
+    return CONTEXT
 
 
 def _read_again() -> None:
@@ -108,7 +121,7 @@ class Warm:
         environment = dict(os.environ if env is None else env)
         given = (list(map(str, arguments)), str(cwd), environment, start_new_session, quick_workers)
         file = None if script is None else str(script)
-        self._process = CONTEXT.Process(target=_run, args=(file, *given, out_end, err_end))
+        self._process = started().Process(target=_run, args=(file, *given, out_end, err_end))
         self._process.start()
         self.pid = self._process.pid
         for end in (out_end, err_end):

@@ -205,15 +205,17 @@ def replicate_name(column: str, group: int) -> str:
 
 def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: int) -> pd.DataFrame:
     """Layers one below the other, as one table (made once: a table per layer costs more than its numbers)."""
-    rows = pd.DataFrame({name: np.concatenate([part[name] for part in layers]) for name in layers[0]})
+    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in layers]) for name in layers[0]}
     # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
     for name in ("rotary_dims", "attention_window", "documents"):
-        rows[name] = pd.array([value for part in layers for value in part[name]], dtype="Int64")
-    rows["model"], rows["window"] = model, window
+        columns[name] = pd.array([value for part in layers for value in part[name]], dtype="Int64")
+    count = len(columns["layer"])
+    columns["model"], columns["window"] = [model] * count, np.full(count, window)
+    replicates = [name for name in layers[0] if "_without_" in name]
+    rows = pd.DataFrame({name: columns[name] for name in (*file_columns(table), *replicates)})
     if table.check is not None:
         table.check(rows, model)
-    replicates = [name for name in layers[0] if "_without_" in name]
-    return rows[[*file_columns(table), *replicates]]
+    return rows
 
 
 def file_columns(table: HeadTable) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class _Frame:
             self._multiply(state.half, turn)
         whole, first = self.whole, 2 * self._width
         cells = self._products.sum(dim=2, dtype=state.squares.dtype)
-        _add(state, whole.buckets, cells)
+        add_cells(state, whole.buckets, cells)
         self._add_spans(state)
         state.crossed[:, whole.group, whole.buckets].add_(cells[..., -first:])
         return cells.sum()
@@ -143,7 +143,8 @@ def _span_matrix(state: State, whole: Whole, dtype: torch.dtype) -> Tensor:
     return spans.flatten(1).to(state.device).expand(sum(state.heads.values()), -1, -1)
 
 
-def _add(state: State, buckets: slice, cells: Tensor) -> None:
+def add_cells(state: State, buckets: slice, cells: Tensor) -> None:
+    """Add a batch's cells to those of the buckets; `cells` may be changed."""
     target = state.squares[:, buckets]
     if state.carry is None:
         target.add_(cells)

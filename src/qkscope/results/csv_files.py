@@ -19,24 +19,26 @@ def harmless_cell(value: Any) -> Any:
     """A text cell that is no formula and steers no terminal; anything but text is returned as it is."""
     if not isinstance(value, str):
         return value
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    shown = value.isprintable()
+    text = value if shown else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
     return f"'{text}" if text.lstrip().startswith(FORMULA) else text
 
 
 def csv_text(table: pd.DataFrame, digits: int | None = None) -> str:
     """The table as CSV, one line per row, every text cell harmless; numbers in full, or with so many digits."""
-    changed = {
-        name: column.map(harmless_cell)
-        for name, column in table.items()
-        if not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column)
-    }
-    safe = table.assign(**{str(name): column for name, column in changed.items()})
+    changed: dict[str, Any] = {}
+    for name, column in table.items():
+        if isinstance(column.dtype, pd.Int64Dtype):
+            changed[str(name)] = column.to_numpy(dtype=object, na_value="")  # pandas would format cell by cell
+        elif not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column):
+            changed[str(name)] = column.map(harmless_cell)
+    safe = table.assign(**changed)
     return safe.to_csv(index=False, lineterminator="\n", float_format=None if digits is None else f"%.{digits}g")
 
 
 def _harmless(column: "pd.Series[Any]") -> bool:
     """Whether no cell has to be changed: the few different ones of a million are looked at once each."""
-    return all(harmless_cell(value) is value or harmless_cell(value) == value for value in column.unique())
+    return all((safe := harmless_cell(value)) is value or safe == value for value in column.unique())
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
