@@ -258,16 +258,16 @@ def unmeasured_layers(folder: Path, name: str) -> set[int]:
 
 
 def command(study: Path, *arguments: str) -> None:
-    """Run `qkscope ...`, and note what it took beside the study."""
+    """Run `qkscope ...`, and note what it took beside the study, however it ended."""
     print("qkscope", *arguments, flush=True)
     begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "qkscope", *arguments], check=False)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise SystemExit(f"qkscope {arguments[0]} failed; run this again to go on")
     processor = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
     with (study.parent / study_tables.TIMES).open("a", newline="") as file:
         csv.writer(file).writerow([arguments[0], round(time.perf_counter() - begun), round(processor)])
+    if done.returncode:
+        raise SystemExit(f"qkscope {arguments[0]} failed; run this again to go on")
 
 
 if __name__ == "__main__":

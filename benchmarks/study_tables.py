@@ -27,7 +27,7 @@ from qkscope.stats.jackknife import jackknife_error
 
 DIGITS = 5
 FEWEST_TOKENS = 1000  # of a head in a window: with fewer, r says little
-TIMES = "times.csv"  # beside a corpus's results: each command that ended, its seconds, and those of its processes
+TIMES = "times.csv"  # beside a corpus's results: each command, its seconds, and those of its processes
 WHO = ["model", "layer_kind", "window", "heads"]
 
 
