@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from qkscope.capture.gguf import parsed_once
 from qkscope.cli.main import main
 from qkscope.errors import ModelError
 from qkscope.run.events import Events
@@ -114,6 +115,22 @@ def test_a_gguf_file_that_was_replaced_is_parsed_again(world, tmp_path, parses):
     write_gguf(tmp_path / "a.gguf", seed=1)
     assert make_plan(load_study(study)).checkpoints[0].fingerprint() != before
     assert len(parses) == 2
+
+
+def test_a_gguf_file_is_read_as_its_own_library_reads_it_but_not_through_a_memory_map(tmp_path):
+    """Each slice of a numpy.memmap runs Python code, and a vocabulary takes a million slices."""
+    write_gguf(tmp_path / "a.gguf")
+    theirs = gguf.GGUFReader(tmp_path / "a.gguf")
+    with parsed_once("a.gguf"):
+        ours = gguf.GGUFReader(tmp_path / "a.gguf")
+    assert list(ours.fields) == list(theirs.fields)
+    for name, field in theirs.fields.items():
+        assert [bytes(part) for part in ours.fields[name].parts] == [bytes(part) for part in field.parts]
+    for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
+        np.testing.assert_array_equal(mine.data, other.data)
+    assert isinstance(theirs.data, np.memmap)  # else there is nothing to avoid any more
+    assert type(ours.data) is np.ndarray
+    assert not ours.data.flags.owndata  # nothing was copied
 
 
 def test_every_path_is_checked_before_a_gguf_file_is_parsed(world, tmp_path, parses, checkpoints):

@@ -270,6 +270,15 @@ def test_the_largest_sampled_score_is_that_of_kept_pairs(vectors, kept, window, 
     assert np.isnan(norms(sums.without(0))["score_max_sampled"]).all()
 
 
+def test_a_sparse_sample_may_have_no_token_in_a_short_window(tmp_path, vectors):
+    q, k = vectors
+    keep(tmp_path, q, k, [(0, 40), (1, 50)])
+    assert kept_layer(tmp_path, 0, [0], [0], low=0, high=16, most=45) is None
+    sums = {window: layer_sums(captured(q, k), 0, range(HEADS), window, vectors=tmp_path) for window in (16, 64)}
+    assert np.isnan(norms(sums[16])["score_max_sampled"]).all()
+    assert norms(sums[64])["pairs_sampled"].tolist() == [2] * HEADS  # each token with itself
+
+
 def test_chunks_do_not_see_each_other():
     facts = LayerFacts(0, 1, 1, 2, attention="chunked", attention_window=4)
     assert visible(np.array([1, 3, 4, 9]), facts).tolist() == [

@@ -223,16 +223,18 @@ def test_single_heads_are_drawn_at_the_common_window_too(tables):
     assert course not in profile
 
 
-def test_a_window_of_one_bucket_has_no_profile_and_no_map(tables):
+@pytest.mark.parametrize(
+    ("end", "buckets", "drawn"), [(8, 1, ()), (16, 2, ("score_map",)), (24, 3, ("profile", "score_map"))]
+)
+def test_a_short_window_has_no_map_of_one_bucket_and_no_profile_of_two(tables, end, buckets, drawn):
+    """Two points are always a line, so they show no shape."""
     at = copy(tables.common)
     at.head_tables = {
-        file: rows[rows["end"] <= 8] if file in ("profile.csv", "score_map.csv") else rows
+        file: rows[rows["end"] <= end] if file in ("profile.csv", "score_map.csv") else rows
         for file, rows in tables.common.head_tables.items()
     }
-    assert len(set(at.table("profile.csv").query("model == 'step-2'")["bucket"])) == 2  # position 0, and one
-    for name in ("profile", "score_map"):
-        assert EVERY_FIGURE[name].figure.exists(tables.common)
-        assert not EVERY_FIGURE[name].figure.exists(at)
+    assert at.table("profile.csv").query("model == 'step-2' and start > 0")["bucket"].nunique() == buckets
+    assert tuple(name for name in ("profile", "score_map") if EVERY_FIGURE[name].figure.exists(at)) == drawn
 
 
 # --- cards ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class KeptLayer:
 def kept_layer(
     folder: Path, layer: int, heads: Iterable[int], keys: Iterable[int], *, low: int, high: int, most: int
 ) -> KeptLayer | None:
-    """The tokens at positions `low` … `high` (without `high`) that were kept; None where these heads were not.
+    """The tokens at positions `low` … `high` (without `high`) that were kept; None where none were, of these heads.
 
     Of more than `most`, the first documents that fit are taken. Heads that were not kept are left out.
     """
@@ -51,6 +51,8 @@ def kept_layer(
                     f"{found.root / name}: has other tokens than the rest of its layer; capture it again"
                 )
     inside = np.flatnonzero((position >= low) & (position < high))
+    if not len(inside):  # a sparse sample can miss a short window
+        return None
     inside = inside[: _whole_documents(document[inside], most)]
     return KeptLayer(
         document[inside],

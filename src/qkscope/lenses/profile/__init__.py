@@ -2,7 +2,7 @@
 
 from qkscope.lenses.base import Figure, Lens, View, later
 from qkscope.lenses.profile.card import profile_card
-from qkscope.lenses.profile.choice import several_places
+from qkscope.lenses.profile.choice import shape_shows
 from qkscope.lenses.profile.table import BEND, BEND_FILE, PROFILE, PROFILE_FILE
 
 LENS = Lens(
@@ -17,7 +17,7 @@ LENS = Lens(
             profile_card,
             needs=(PROFILE_FILE, BEND_FILE),
             at_common_window=True,
-            worthwhile=several_places,
+            worthwhile=shape_shows,
         ),
     ),
     views=(

@@ -12,6 +12,7 @@ from qkscope.lenses.categories import CATEGORIES, UNDEFINED
 from qkscope.lenses.profile.table import BEND_FILE, PROFILE_FILE
 
 MOST_BENT = "most bent"
+FEWEST_BUCKETS = 3  # beside position 0, of a drawing at the common window
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
     return [each for each in found if len(each.rows)]
 
 
-def several_places(at: AtWindow) -> bool:
-    """Whether the last entry has more than one bucket to draw: at a short common window it may have a single one."""
+def shape_shows(at: AtWindow) -> bool:
+    """Whether the last entry has buckets enough for a shape; two, as at a short common window, are always a line."""
     rows = _of_model(at.table(PROFILE_FILE), at.names[-1])
-    return not at.common or len(without_sink(rows.drop_duplicates("bucket"))) > 1
+    return not at.common or len(without_sink(rows.drop_duplicates("bucket"))) >= FEWEST_BUCKETS
 
 
 def most_bent(heads: pd.DataFrame) -> pd.Series | None:

@@ -34,7 +34,7 @@ COLUMNS = (
 def sample(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """All columns of a layer's heads: (heads, tokens)."""
     kept = sums.kept(MOST_TOKENS)
-    if kept is None or not len(kept.position):
+    if kept is None:
         return {column.name: np.full((len(sums.heads), 1), np.nan) for column in COLUMNS}
     rows = spread_rows(len(kept.position))
     tokens = {
