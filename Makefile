@@ -145,7 +145,7 @@ fidelity: $(WEIGHTS)  ## compare two pretrained models with an independent refer
 
 QUICK :=
 
-study: setup $(NPM)  ## four real models over two corpora, end to end (under two hours on two cores; QUICK=--quick: minutes); writes docs/findings.md
+study: setup $(NPM)  ## four real models over three corpora, end to end (under two hours on two cores; QUICK=--quick: minutes); writes docs/findings.md
 	$(BIN)/python benchmarks/study.py $(QUICK)
 
 BENCH_VENV := .cache/bench-venv

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import findings_effects
 import findings_position
-from findings_numbers import Place, Tables, section, table
+from findings_numbers import Place, Tables, section, spoken, table
 
 from qkscope.words.phrases import listed
 
@@ -28,6 +28,7 @@ TITLES = {
 TEXTS = {
     "speeches": "Speeches are the longest State of the Union addresses.",
     "code": "Code is the longest modules of SymPy 1.13.3, without its tests and without tables of numbers.",
+    "novel": "The novel is Moby-Dick in eight parts of about equal length, each beginning with a chapter.",
 }
 QUICK = "> **A quick run**: short windows, to see that everything works. Its numbers are not findings.\n\n"
 
@@ -60,17 +61,17 @@ def head(tables: Tables, quick: bool) -> str:
                      f"{int(row['heads'])}", f"{tables.window(there[0]):,}", ", ".join(documents)])  # fmt: skip
     columns = ["model", "parameters", "layers", "heads", "own context", "documents"]
     texts = " ".join(TEXTS[corpus] for corpus in tables.corpora if corpus in TEXTS)
+    where = listed([spoken(corpus) for corpus in tables.corpora])
     return (
         "# Findings in real models\n\n<!-- Written by `make study` from benchmarks/results/study: do not edit. -->\n\n"
         + (QUICK if quick else "")
         + f"What position is in the heads of {_number_word(len(tables.models))} pretrained models that anybody can "
-        "fetch,"
-        f" on {listed(tables.corpora)}. `make study` makes all of it. Numbers are means over all heads of a model, ± "
-        "one standard error over documents; a sentence claims only what exceeds two. A case is a model on a corpus. "
-        "Words: [glossary.md](glossary.md).\n\n"
+        f"fetch, on {where}. `make study` makes all of it. Numbers are means over all heads of a model, ± one standard "
+        "error over documents; a sentence claims only what exceeds two. A case is a model on a corpus. Words: "
+        "[glossary.md](glossary.md).\n\n"
         + table(columns, rows)
-        + f"\n\n{texts} Of each document the first tokens "
-        "are read, as many as the own context, without special tokens.\n"
+        + f"\n\n{texts} Of each document the first tokens are read, as many as the own context, without special "
+        "tokens.\n"
     )
 
 
@@ -83,8 +84,7 @@ def limits(tables: Tables) -> str:
     small = [label for model, label in tables.models.items() if "4-bit" in _weights(tables, model)]
     lines = [
         f"{len(tables.models)} small models: what happens here can happen; how large it is elsewhere, this does not "
-        "say. "
-        "Nothing is correlated over models ([join.md](join.md) says why).",
+        "say. Nothing is correlated over models ([join.md](join.md) says why).",
         f"{listed(small)} {'is' if len(small) == 1 else 'are'} quantised to four bits and computed in float32." if small
         else "",
         "stories15M was trained on short stories: these texts are foreign to it." if "stories15m" in tables.models
@@ -94,17 +94,31 @@ def limits(tables: Tables) -> str:
         "model are measured, so heads are no sample. Those of scores and plasticity also hold covariances within "
         "position buckets fixed, those of predictions the covariances before rotation ([errors.md](errors.md)).",
         "Differences between windows, corpora, or queries and keys are judged with errors as if independent. Windows "
-        "of one "
-        "model "
-        "share documents, so their differences are surer than said.",
+        "of one model share documents, so their differences are surer than said.",
         "Tokens are each model's own: equal windows in tokens are not equal texts.",
         "Documents are cut at their beginning; nothing is known of what comes later in them.",
+        _short_ablations(tables),
+        "The parts of the novel are of one author and one book: its errors say nothing of other novels."
+        if "novel" in tables.corpora else "",
         "Plasticity is the closed form from moments, which takes keys of a bucket as Gaussian "
         "([lenses/plasticity.md](lenses/plasticity.md)).",
         "A share without an error does not change whichever group of documents is left out.",
         "A mean over heads says little about single heads: the tables of the run have every head.",
     ]  # fmt: skip
     return "\n".join(f"- {line}" for line in lines if line)
+
+
+def _short_ablations(tables: Tables) -> str:
+    """Where edits were measured over fewer tokens than heads were chosen by."""
+    rows = tables.table("ablation")
+    if rows.empty:
+        return ""
+    tokens, longest = int(rows["tokens"].max()), max(tables.window(place) for place in tables.places())
+    return (
+        f"Ablations read {tokens:,} tokens of a document, while heads are chosen by r over up to {longest:,}: what "
+        "position does over longer distances, they do not show ([ablation.md](ablation.md) has longer ones of one "
+        "model)."
+    )
 
 
 def _weights(tables: Tables, model: str) -> str:
@@ -119,18 +133,25 @@ def made(tables: Tables) -> str:
         [label, f"`{tables.rows('entries', _first(tables, model)).iloc[0]['weights_sha256'][:12]}`"]
         for model, label in tables.models.items()
     ]
-    documents = [
-        f"{corpus} `{next(iter(tables.entries.loc[tables.entries['corpus'] == corpus, 'documents_sha256']))[:12]}`"
-        for corpus in tables.corpora
-    ]
-    hours = tables.entries["seconds"].sum() / 3600
+    hashes = tables.entries.groupby("corpus")["documents_sha256"].first()
+    documents = [f"{spoken(corpus)} `{hashes[corpus][:12]}`" for corpus in tables.corpora]
     return (
         f"`make study` (qkscope {first['qkscope']}, torch {first['torch']}, transformers {first['transformers']}, "
-        f"{first['dtype']}): `qkscope run`, `ablate`, `report` and `among` on each corpus, without special tokens; the "
-        f"captures took {hours:.1f} hours of one core, shared with other work. Tables: `benchmarks/results/study`. "
+        f"{first['dtype']}): `qkscope run`, `ablate`, `report` and `among` on each corpus, without special tokens. "
+        f"{_took(tables)}Tables: `benchmarks/results/study`. "
         f"Beginnings of sha256: of the texts, {listed(documents)}; of the weights:\n\n"
         + table(["model", "weights"], rows)
     )
+
+
+def _took(tables: Tables) -> str:
+    """Processor time by command; that does not depend on what else the machine did."""
+    times = tables.table("times")
+    if times.empty:
+        return ""
+    hours = times.groupby("command", sort=False)["processor"].sum() / 3600
+    parts = [f"`{command}` {hours[command]:.1f}" for command in hours.index if hours[command] >= 0.05]
+    return f"It took {hours.sum():.1f} hours of processor time: {listed(parts)}. "
 
 
 def _first(tables: Tables, model: str) -> Place:

@@ -1,13 +1,13 @@
-"""Sections of docs/findings.md about what position does: bias, plasticity, ablation; about texts and published "
-"claims."""
+"""Sections of docs/findings.md about what position does (bias, plasticity, ablation), texts, and published claims."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 
 import pandas as pd
-from findings_numbers import Number, Place, Tables, table
+from findings_numbers import Number, Place, Tables, spoken, table
 from findings_position import Part, cases
 from scipy import stats
 
@@ -16,6 +16,7 @@ from qkscope.lenses.claims.account import CLAIMS
 from qkscope.text import counted
 from qkscope.words.phrases import listed, significant
 
+Pair = tuple[str, str]
 MARKS = {"supported": "+", "contradicted": "−", "not decided": "0"}
 # What a text can change: numbers at the own context, in the words of the page.
 COMPARED = {
@@ -49,12 +50,10 @@ def mechanism(tables: Tables) -> Part:
         short=[sentence for sentence in (_drops(tables), _not_position(tables)) if sentence],
         text=[
             "At the own context. Bias effect: how many standard deviations of a score the mean score gains from the "
-            "first "
-            "position to the last. Drift off a: the share of the queries' (keys') own drift that axis a misses. "
+            "first position to the last. Drift off a: the share of the queries' (keys') own drift that axis a misses. "
             "Plasticity: twice the chance that two queries disagree about which of two keys wins; its drop from the "
-            "first "
-            "fifth of the window to the last, the same at equal distances between the two keys, and the part of what "
-            "plasticity lacks to 1 that is there without position. Dashes: too few position buckets in sight.",
+            "first fifth of the window to the last, the same at equal distances between the two keys, and the part of "
+            "what plasticity lacks to 1 that is there without position. Dashes: too few position buckets in sight.",
             table(columns, rows),
         ],
     )
@@ -79,8 +78,7 @@ def _drops(tables: Tables) -> str:
     return (
         f"{title} It drops with position by more than two errors in {len(drops)} of {cases(len(found))}. At equal "
         f"distances between keys less than half of the drop is left in {len(less)} of these, and a drop beyond two "
-        "errors "
-        f"in {len(left)}. The largest, in {place.said}, is {drop}, and {matched} at equal distances."
+        f"errors in {len(left)}. The largest, in {place.said}, is {drop}, and {matched} at equal distances."
     )
 
 
@@ -94,8 +92,7 @@ def _not_position(tables: Tables) -> str:
     title = "**Low plasticity is not position alone.**" if len(more) == len(found) else "**What plasticity lacks.**"
     return (
         f"{title} More than half of what it lacks to 1 is there without position in {len(more)} of "
-        f"{cases(len(found))}: "
-        f"from {least.percent} ({low.said}) to {most.percent} ({high.said})."
+        f"{cases(len(found))}: from {least.percent} ({low.said}) to {most.percent} ({high.said})."
     )
 
 
@@ -125,14 +122,12 @@ def ablation(tables: Tables) -> Part:
         short=_ablation_short(every),
         text=[
             "Rise of the loss in nats per token when heads are edited together, beside groups of as many other heads "
-            "in "
-            f"each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
-            "`kernel` takes the mean score at "
-            "each distance away and leaves what depends on the token; `zero` takes the head away "
-            "([ablation.md](ablation.md)). Edited are the ten heads with the largest r_q, and the first category of "
-            "*position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at least two "
-            "heads of a model and at most half of them. Where a layer has too few others, random heads are chosen ones "
-            "again (last column), which makes differences smaller.",
+            f"in each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
+            "`kernel` takes the mean score at each distance away and leaves what depends on the token; `zero` takes "
+            "the head away ([ablation.md](ablation.md)). Edited are the ten heads with the largest r_q, and the first "
+            "category of *position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at "
+            "least two heads of a model and at most half of them. Where a layer has too few others, random heads are "
+            "chosen ones again (last column), which makes differences smaller.",
             table(columns, cells),
             _ablation_told(tables, every),
             _alone(tables, measured),
@@ -163,8 +158,7 @@ def _ablation_short(every: pd.DataFrame) -> list[str]:
         largest = rows.loc[rows["excess"].abs().idxmax()]
         said.append(
             f"under `{edit}` {more} of {len(rows)} groups cost more than as many random heads of the same layers, "
-            f"{less} cost less, "
-            f"{len(rows) - more - less} are not told apart (largest difference "
+            f"{less} cost less, {len(rows) - more - less} are not told apart (largest difference "
             f"{Number(largest['excess'], largest['excess_se'])} nats per token)"
         )
     return [f"**Ablation.** Of groups of chosen heads, {'; '.join(said)}."] if said else []
@@ -176,7 +170,7 @@ def _ablation_told(tables: Tables, every: pd.DataFrame) -> str:
     for edit, rows in every.groupby("edit", sort=False):
         for word, chosen in (("more", rows["low"] > 0), ("less", rows["high"] < 0)):
             names = [
-                f"{row['group']} of {tables.models[row['model']]} on {row['corpus']}"
+                f"{row['group']} of {tables.models[row['model']]} on {spoken(row['corpus'])}"
                 for row in rows[chosen].to_dict("records")
             ]
             said += [f"Under `{edit}`, {word} than random heads: {listed(names)}."] if names else []
@@ -187,7 +181,7 @@ def _alone(tables: Tables, measured: pd.DataFrame) -> str:
     """Groups that are all heads of their layers."""
     rows = measured[(measured["shared"] == 1.0) & (measured["edit"] == measured["edit"].iloc[0])].to_dict("records")
     names = [
-        f"{row['group']} of {tables.models[row['model']]} on {row['corpus']} ({int(row['heads'])} heads)"
+        f"{row['group']} of {tables.models[row['model']]} on {spoken(row['corpus'])} ({int(row['heads'])} heads)"
         for row in rows
     ]
     return (
@@ -212,32 +206,40 @@ def _missing(tables: Tables, measured: pd.DataFrame) -> str:
 
 
 def texts(tables: Tables) -> Part:
-    """What differs between the two corpora."""
+    """What differs between corpora: each pair of them, number by number."""
     if len(tables.corpora) < 2:
         return Part(text=["Only one corpus was run."])
-    one, other = tables.corpora[:2]
-    rows, differ = [], []
-    for place in tables.places(one):
+    pairs = list(combinations(tables.corpora, 2))
+    rows: list[list[str]] = []
+    asked, differ, surest = Counter[Pair](), Counter[Pair](), (0.0, "")
+    for model, label in tables.models.items():
         for name, (source, column) in COMPARED.items():
-            pair = [tables.number(source, column, tables.other(place, corpus)) for corpus in (one, other)]
-            if not all(number.known for number in pair):
-                continue
-            change = pair[1].minus(pair[0])
-            rows.append([place.label, name, *map(str, pair), str(change), "yes" if change.sign else "no"])
-            differ += [(abs(change.value / change.error), f"{name} of {place.label}", pair)] if change.sign else []
-    chance = len(rows) * 2 * stats.t.sf(2.0, 14)  # two errors of a difference between two sets of eight groups
-    told = (
-        f"{len(differ)} of {len(rows)} numbers differ between {one} and {other} by more than two errors (about "
-        f"{chance:.0f} would by chance)"
-    )
-    surest = max(differ, default=None, key=lambda each: each[0])
-    most = (
-        "" if surest is None else f"; the surest is {surest[1]}, {surest[2][0]} on {one} and {surest[2][1]} on {other}"
-    )
-    names = f": {listed([each[1] for each in differ])}" if differ else ""
+            found = {c: tables.number(source, column, Place(c, model, label)) for c in tables.corpora}
+            apart = []
+            for pair in (pair for pair in pairs if all(found[corpus].known for corpus in pair)):
+                change = found[pair[1]].minus(found[pair[0]])
+                asked[pair] += 1
+                differ[pair] += bool(change.sign)
+                apart += [" and ".join(map(spoken, pair))] if change.sign else []
+                said = f"{name} of {label}, " + " and ".join(f"{found[corpus]} on {spoken(corpus)}" for corpus in pair)
+                surest = max(surest, (abs(change.value / change.error), said)) if change.sign else surest
+            if any(number.known for number in found.values()):
+                rows.append([label, name, *map(str, found.values()), "; ".join(apart) or "none"])
+    told = _text_counts(asked, differ)
+    most = f" The surest difference is in {surest[1]}." if surest[1] else ""
     return Part(
-        short=[f"**What depends on the text.** {told}{most}."],
-        text=[f"{told}{names}.", table(["model", "number", one, other, f"{other} − {one}", "differ"], rows)],
+        short=[f"**What depends on the text.** {told}{most}"],
+        text=[f"{told}{most}", table(["model", "number", *tables.corpora, "differ by more than two errors"], rows)],
+    )
+
+
+def _text_counts(asked: Counter[Pair], differ: Counter[Pair]) -> str:
+    """How many numbers differ between two corpora, for each pair; how many would by chance."""
+    counts = [f"{differ[pair]} of {asked[pair]} between {' and '.join(map(spoken, pair))}" for pair in asked]
+    chance = 2 * stats.t.sf(2.0, 14)  # two errors of a difference between two sets of eight groups
+    return (
+        f"Numbers that differ by more than two errors: {listed(counts)} (by chance about "
+        f"{chance * max(asked.values(), default=0):.0f} of {max(asked.values(), default=0)} would)."
     )
 
 
@@ -264,20 +266,16 @@ def claims(tables: Tables) -> Part:
     training = sum(claim.about == "training" for claim in unasked)
     short = (
         f"**The published claims.** Of {counted(asked, 'test')} over models and corpora, {verdicts['supported']} "
-        "support "
-        f"the claim, {verdicts['contradicted']} contradict it, {verdicts['not decided']} decide nothing; "
+        f"support the claim, {verdicts['contradicted']} contradict it, {verdicts['not decided']} decide nothing; "
         f"{_both_ways(found)}."
     )
     text = [
         "Each sentence of the account of SmolLM3's training that can be asked of single models, with the statistic "
-        "that "
-        "would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
-        f"{listed(tables.corpora)} in "
-        "this order: + supported, − contradicted, 0 within two errors of 0 or of unknown error, · cannot be asked. "
-        f"{counted(training, 'claim')} about training and {counted(len(unasked) - training, 'other')} cannot be "
-        "asked of any of "
-        "these models. Tests share heads and "
-        "documents, so they may not be counted as independent.",
+        "that would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
+        f"{listed([spoken(corpus) for corpus in tables.corpora])} in this order: + supported, − contradicted, 0 "
+        f"within two errors of 0 or of unknown error, · cannot be asked. {counted(training, 'claim')} about training "
+        f"and {counted(len(unasked) - training, 'other')} cannot be asked of any of these models. Tests share heads "
+        "and documents, so they may not be counted as independent.",
         table(["claim", "right if", *tables.models.values()], rows),
         "Claims of the analyses across models:",
         _across(tables),
@@ -319,7 +317,8 @@ def _across(tables: Tables) -> str:
         known = [(place, number) for place, number in known if number.known]
         signs = Counter(number.sign for _, number in known)
         contrary = [place.said for place, number in known if number.sign < 0]
-        against = f"{signs[-1]} ({listed(contrary)})" if contrary else "0"
+        named = "all of them" if len(contrary) == len(known) else listed(contrary)
+        against = f"{signs[-1]} ({named})" if contrary else "0"
         rows.append([claim.replace("|", "\\|"), str(signs[1]), against, str(signs[0])])
     return table(["claim", "so in", "the contrary in", "within two errors"], rows)
 
@@ -344,8 +343,7 @@ def _among(tables: Tables) -> str:
     windows = listed([f"{int(w):,}" for w in sorted(set(published["window"]))])
     return (
         f"Where these models stand among {len(published)} published ones (`qkscope among`, {tables.corpora[0]}). "
-        "Published "
-        f"are lowest … median … highest, at windows of {windows} tokens; here each at its own window in "
+        f"Published are lowest … median … highest, at windows of {windows} tokens; here each at its own window in "
         f"tokens.{ranked}\n\n" + table(["mean over heads of", "published", *labels], cells)
     )
 

@@ -15,6 +15,11 @@ from qkscope.words.phrases import plus_minus
 ALL = "all"  # kinds of layers together
 
 
+def spoken(corpus: str) -> str:
+    """A corpus in a sentence."""
+    return "the novel" if corpus == "novel" else corpus
+
+
 @dataclass(frozen=True)
 class Number:
     """A mean over heads and its standard error over documents; NaN where it is not known."""
@@ -63,7 +68,7 @@ class Place:
     @property
     def said(self) -> str:
         """With its corpus."""
-        return f"{self.name} on {self.corpus}"
+        return f"{self.name} on {spoken(self.corpus)}"
 
 
 class Tables:

@@ -58,8 +58,7 @@ def position(tables: Tables) -> Part:
         short=[_window_effect(tables)],
         text=[
             "Mean r_q and r_k on PC0, and the share of heads that are position-dominated (both above 0.7), over the "
-            "first "
-            "tokens of each document. Windows with fewer than 1,000 tokens of a head are left out.",
+            "first tokens of each document. Windows with fewer than 1,000 tokens of a head are left out.",
             _windows_table(tables),
             _by_kind(tables),
         ],
@@ -80,8 +79,7 @@ def _window_effect(tables: Tables) -> str:
     _, said, place = max(moved, key=lambda each: abs(each[0].value))
     return (
         "**r depends on the window.** With the same weights and documents, mean r_q differs between the shortest and "
-        "the "
-        f"longest window in {len(moved)} of {cases(len(ends))}, most in {place.said}: {said}."
+        f"the longest window in {len(moved)} of {cases(len(ends))}, most in {place.said}: {said}."
     )
 
 
@@ -142,8 +140,7 @@ def rope(tables: Tables) -> Part:
     part.text = [
         "RoPE alone: the mean and covariance of a head's queries and keys before rotation, taken as if they did not "
         "depend on position, and turned ([lenses/rope.md](lenses/rope.md)). Excess is measured minus predicted: "
-        "position "
-        "that the hidden states carry. Only heads with a prediction count.",
+        "position that the hidden states carry. Only heads with a prediction count.",
         *(f"**{corpus.capitalize()}**\n\n{_rope_table(tables, corpus)}" for corpus in tables.corpora),
         _rope_trend(tables),
         _unpredicted(tables),
@@ -256,11 +253,9 @@ def scores(tables: Tables) -> Part:
         else [],
         text=[
             "Of the variance of a query's scores over the keys that it sees, at the own context: *position* is the "
-            "mean "
-            "query and where keys are, *query-position* queries that use position differently, *preference* the mean "
-            "query and what keys are beyond position, *query* both ([lenses/score.md](lenses/score.md)). Late "
-            "advantage: "
-            "by how many standard deviations the last key wins over the first.",
+            "mean query and where keys are, *query-position* queries that use position differently, *preference* the "
+            "mean query and what keys are beyond position, *query* both ([lenses/score.md](lenses/score.md)). Late "
+            "advantage: by how many standard deviations the last key wins over the first.",
             table(columns, rows),
         ],
     )

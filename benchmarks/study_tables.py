@@ -27,6 +27,7 @@ from qkscope.stats.jackknife import jackknife_error
 
 DIGITS = 5
 FEWEST_TOKENS = 1000  # of a head in a window: with fewer, r says little
+TIMES = "times.csv"  # beside a corpus's results: each command, its seconds, and those of its processes
 WHO = ["model", "layer_kind", "window", "heads"]
 
 
@@ -94,6 +95,7 @@ def write(folders: Mapping[str, Path], place: Path) -> None:
     tables["ablation"] = with_units(there, tables["ablation"])
     tables["entries"] = joined({corpus: entries(folder) for corpus, folder in there.items()})
     tables["rope"] = joined({corpus: pd.read_csv(rope_windows(folder)) for corpus, folder in there.items()})
+    tables["times"] = joined({corpus: times(folder) for corpus, folder in there.items()})
     for name, table in tables.items():
         if not table.empty:
             (place / f"{name}.csv").write_text(csv_text(table, DIGITS), encoding="utf-8")
@@ -152,6 +154,14 @@ def entries(folder: Path) -> pd.DataFrame:
         torch=made["torch"],
         transformers=made["transformers"],
     )
+
+
+def times(folder: Path) -> pd.DataFrame:
+    """What the commands of a corpus took, in seconds; a command that was given several times is one."""
+    path = folder.parent / TIMES
+    columns = ["command", "wall", "processor"]
+    found = pd.read_csv(path, names=columns) if path.exists() else pd.DataFrame(columns=columns)
+    return found.groupby("command", sort=False, as_index=False).sum()
 
 
 # --- what RoPE alone predicts, at each window -------------------------------------------------------

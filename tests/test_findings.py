@@ -15,6 +15,7 @@ import findings_position
 import rope_alone
 import study as real_study
 import study_tables
+import study_texts
 from findings_numbers import Number, Place, Tables
 
 from qkscope.lenses.claims.account import CLAIMS
@@ -32,7 +33,7 @@ MODELS = {"a": "A", "b": "B", "c": "C"}
 def tables(folder, corpora=("speeches", "code"), models=MODELS, **rows):
     """Tables as the study keeps them; `rows` are lists of dictionaries by table."""
     facts = {"family": "", "parameters": 1e6, "window": 1024, "layers": 2, "heads": 8, "documents": 8, "seconds": 60.0,
-             "weights_kept": "float32", "dtype": "float32", "weights_sha256": "0" * 64, "documents_sha256": "1" * 64,
+             "weights_kept": "float32", "dtype": "float32", "weights_sha256": "a" * 64, "documents_sha256": "b" * 64,
              "qkscope": "0", "torch": "0", "transformers": "0"}  # fmt: skip
     entries = [{"corpus": c, "model": m, "label": text, **facts} for c in corpora for m, text in models.items()]
     for name, found in {"entries": entries, **rows}.items():
@@ -49,15 +50,32 @@ def test_what_is_within_two_errors_or_has_none_proves_nothing():
 
 
 def test_corpora_differ_where_numbers_do(tmp_path):
-    """r_q is 0.10 apart with an error of 0.014, r_k 0.10 with 0.14."""
+    """Between speeches and code r_q is 0.10 apart with an error of 0.014, r_k 0.10 with 0.14; the novel has no r_k."""
     rows = [
-        {"corpus": corpus, "model": "a", "r_q": r, "r_q_se": 0.01, "r_k": r, "r_k_se": 0.1}
-        for corpus, r in (("speeches", 0.5), ("code", 0.6))
+        {"corpus": corpus, "model": "a", "r_q": r_q, "r_q_se": 0.01, "r_k": r_k, "r_k_se": 0.1}
+        for corpus, r_q, r_k in (("speeches", 0.5, 0.5), ("code", 0.6, 0.6), ("novel", 0.51, None))
     ]
-    said = findings_effects.texts(tables(tmp_path, models={"a": "A"}, signal=rows)).text
-    assert "1 of 2 numbers differ between speeches and code by more than two errors" in said[0]
-    assert said[0].endswith(": r_q of A.")
-    assert "| A | r_q | 0.500 ± 0.010 | 0.600 ± 0.010 | 0.100 ± 0.014 | yes |" in said[1]
+    corpora = ("speeches", "code", "novel")
+    (said, shown) = findings_effects.texts(tables(tmp_path, corpora, models={"a": "A"}, signal=rows)).text
+    assert "1 of 2 between speeches and code, 0 of 1 between speeches and the novel and 1 of 1 between" in said
+    assert said.endswith("The surest difference is in r_q of A, 0.500 ± 0.010 on speeches and 0.600 ± 0.010 on code.")
+    one, other = "speeches and code", "code and the novel"
+    assert f"| A | r_q | 0.500 ± 0.010 | 0.600 ± 0.010 | 0.510 ± 0.010 | {one}; {other} |" in shown
+    assert "| A | r_k | 0.50 ± 0.10 | 0.60 ± 0.10 | – | none |" in shown
+
+
+def test_a_novel_is_cut_between_chapters_into_parts_of_about_equal_length():
+    """Twelve characters in three parts: the middle of `bbbb` lies at 5 of 12, that of `ccc` at 8.5, of `d` at 10.5."""
+    assert study_texts.in_parts(["aaa", "bbbb", "ccc", "d", "e"], 3) == ["aaa", "bbbb", "ccc\n\nd\n\ne"]
+
+
+def test_what_commands_took_is_told_in_hours_of_processor_time(tmp_path):
+    (tmp_path / study_tables.TIMES).write_text("run,9000,3600\nablate,10,900\nablate,10,900\namong,5,30\n")
+    took = study_tables.times(tmp_path / "results")
+    assert took.to_dict("list") == {"command": ["run", "ablate", "among"], "wall": [9000, 20, 5],
+                                    "processor": [3600, 1800, 30]}  # fmt: skip
+    text = findings.made(tables(tmp_path, times=[{"corpus": "code", **row} for row in took.to_dict("records")]))
+    assert "It took 1.5 hours of processor time: `run` 1.0 and `ablate` 0.5. Tables" in text
 
 
 def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
