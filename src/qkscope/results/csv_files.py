@@ -5,14 +5,17 @@ gets an apostrophe in front, which spreadsheets take as "this is text"; control 
 are numbers and stay as they are.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from qkscope.files import write_text
+from qkscope.files import replacing
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are their full-width twins
+
+LINES = 20_000  # that are put into words at a time
 
 
 def harmless_cell(value: Any) -> Any:
@@ -23,7 +26,7 @@ def harmless_cell(value: Any) -> Any:
     return f"'{text}" if text.lstrip().startswith(FORMULA) else text
 
 
-def csv_text(table: pd.DataFrame, digits: int | None = None) -> str:
+def csv_text(table: pd.DataFrame, digits: int | None = None, *, header: bool = True) -> str:
     """The table as CSV, one line per row, every text cell harmless; numbers in full, or with so many digits."""
     changed = {
         name: column.map(harmless_cell)
@@ -31,7 +34,8 @@ def csv_text(table: pd.DataFrame, digits: int | None = None) -> str:
         if not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column)
     }
     safe = table.assign(**{str(name): column for name, column in changed.items()})
-    return safe.to_csv(index=False, lineterminator="\n", float_format=None if digits is None else f"%.{digits}g")
+    shown = None if digits is None else f"%.{digits}g"
+    return safe.to_csv(index=False, header=header, lineterminator="\n", float_format=shown)
 
 
 def _harmless(column: "pd.Series[Any]") -> bool:
@@ -41,4 +45,12 @@ def _harmless(column: "pd.Series[Any]") -> bool:
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write the table; a link at that place is replaced, not followed."""
-    write_text(path, csv_text(table))
+    write_csv_pieces([table], path)
+
+
+def write_csv_pieces(pieces: Iterable[pd.DataFrame], path: Path, digits: int | None = None) -> None:
+    """Write a table that comes in pieces, at least one, of which no more than one is held."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        for number, piece in enumerate(pieces):
+            for first in range(0, max(len(piece), 1), LINES):
+                file.write(csv_text(piece.iloc[first : first + LINES], digits, header=number == first == 0))
