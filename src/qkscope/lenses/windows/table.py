@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,8 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.concordance.table import with_concordance
 from qkscope.lenses.position.summaries import MEASURES, with_measures
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED, with_category
+from qkscope.results.mapped import in_blocks, rows_of_entries
+from qkscope.stats.series import Shape
 
 # The columns of the table, and what each is the mean of over heads.
 ESTIMATED = {
@@ -19,6 +22,7 @@ ESTIMATED = {
     "position_dominated": POSITION_DOMINATED,
     "content_focused": CONTENT_FOCUSED,
 }
+TOLD = ("r_q", "r_k", POSITION_DOMINATED)  # whose course over windows is put into words
 # What is enough for a window to be read without its error. Tokens of a head: the r of a head without position is then
 # within 0.06 of 0 in nineteen of twenty cases, if tokens were independent.
 FEWEST_TOKENS = 1000
@@ -31,6 +35,15 @@ def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFr
     `tokens` are the queries (or keys) of the head that has fewest; `enough` is 1 where tokens and documents are as many
     as they should be, 0 where they are not, empty where tokens were not counted.
     """
+    table = pd.concat([_means_by_window(block) for block in in_blocks(windows)])
+    by_model: dict[str, list[float]] = {}
+    for model, window in table.index:
+        by_model.setdefault(model, []).append(window)
+    order = [(m, w) for m in models for w in sorted(by_model.get(m, []))]
+    return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "window"])).reset_index()
+
+
+def _means_by_window(windows: pd.DataFrame) -> pd.DataFrame:
     measured = with_category(with_concordance(with_measures(windows)))
     measured = measured.assign(
         position_dominated=measured[POSITION_DOMINATED], content_focused=measured[CONTENT_FOCUSED]
@@ -43,8 +56,7 @@ def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFr
     table.insert(0, "heads", groups.size())
     table.insert(3, "enough", _enough(counted["tokens"], counted["documents"]))
     table["errors"] = groups["errors"].first()
-    order = [(m, w) for m in models for w in sorted(measured.loc[measured["model"] == m, "window"].unique())]
-    return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "window"])).reset_index()
+    return table
 
 
 def _counts(windows: pd.DataFrame) -> dict[str, pd.Series]:
@@ -70,17 +82,44 @@ def window_dependence_at(at: AtWindow) -> pd.DataFrame | None:
     At the own context and the common window errors are exact; at others the components, and the spread along them, are
     held fixed. The column `errors` says which.
     """
+    return at.once(over_windows).table
+
+
+@dataclass(frozen=True)
+class OverWindows:
+    """Means at every window, and how they go over those of an entry's windows that are spoken of."""
+
+    table: pd.DataFrame | None
+    courses: dict[str, WindowCourse]  # of entries with more than one such window
+
+
+@dataclass(frozen=True)
+class WindowCourse:
+    """One entry at all its windows, the same weights and heads."""
+
+    windows: tuple[int, ...]  # rising
+    shapes: dict[str, Shape]  # of each quantity in TOLD
+
+
+def over_windows(at: AtWindow) -> OverWindows:
+    """What the windows of a study say, found in one pass over its entries."""
     if at.windows is None:
-        return None
+        return OverWindows(None, {})
     table = window_dependence(at.windows, at.names)
-    errors: dict[str, list[float]] = {column: [] for column in ESTIMATED}
-    for model, rows in table.groupby("model", sort=False):
-        panel = at.window_panel(str(model))
+    for column in ESTIMATED:
+        table.insert(list(table.columns).index(column) + 1, error_name(column), np.nan)
+    rows_of, courses = rows_of_entries(table["model"]), {}
+    for model, panel in at.window_panels():
+        rows = table.iloc[rows_of[model]]
         for column, quantity in ESTIMATED.items():
-            errors[column] += [panel.error(quantity, window) for window in window_names(rows["window"])]
-    for column, found in errors.items():
-        table.insert(list(table.columns).index(column) + 1, error_name(column), found)
-    return table
+            errors = [panel.error(quantity, window) for window in window_names(rows["window"])]
+            table.loc[rows.index, error_name(column)] = errors
+        shown = table.iloc[rows_of[model]]
+        windows = tuple(int(window) for window in sorted(shown.loc[is_shown(shown, "r_q"), "window"]))
+        if len(windows) > 1:
+            names = [str(window) for window in windows]
+            courses[model] = WindowCourse(windows, {quantity: panel.series(quantity, names) for quantity in TOLD})
+    return OverWindows(table, courses)
 
 
 def is_shown(table: pd.DataFrame, column: str) -> pd.Series[bool]:
