@@ -1,8 +1,8 @@
 """A sweep: tables and report of very many checkpoints, from synthetic moments; what grows with their number.
 
 `python benchmarks/sweep.py 50 100` measures these numbers of checkpoints, every one analyzed. That takes seconds
-for each, so the suite analyzes up to 100 of them. For the report of 1000, each of 20 different files is analyzed once
-and its lines are written again under the other names: from there on nothing is different from 1000 that were analyzed.
+for each, so the suite analyzes up to 100 of them. For the report of 1000, the lines of 20 different checkpoints that
+were analyzed are written again under the other names: from there on nothing is different from 1000 that were analyzed.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,36 +25,24 @@ REPORTED = (100, 1000)
 
 MEASURED = """
 import resource, sys, time
-from dataclasses import replace
 from pathlib import Path
 from qkscope.report.write import write_report
 from qkscope.run.events import Events
-from qkscope.tables import makers
 from qkscope.tables.from_moments import analyze_folder
+
+def status(key):
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(key))
+
 folder, what = sys.argv[1:]
-made, make_part = {}, makers.make_part
-
-def again(request, tables):
-    file = request.moments.stat().st_ino
-    if file not in made:
-        made[file] = request.name, make_part(request, tables), request.place.read_bytes()
-    name, part, lines = made[file]
-    assert len(name) == len(request.name)
-    request.place.write_bytes(lines.replace(f"{name},".encode(), f"{request.name},".encode()))
-    return replace(part, place=request.place, origin=part.origin.read({**part.origin.to_json(), "name": request.name}))
-
-if what == "again":
-    makers.make_part, makers._processes = again, lambda sizes: 1
 begun = time.perf_counter()
-if what in ("tables", "again"):
+if what == "tables":
     analyze_folder(Path(folder), Events(), "analyze")
 else:
     write_report(folder)
 seconds = time.perf_counter() - begun
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 # Not ru_maxrss of this process: that is at least what the process had which started it.
-own = next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), own, used[1].ru_maxrss / 1024)
+print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), status("VmHWM"), used[1].ru_maxrss / 1024)
 """
 
 
@@ -77,9 +66,7 @@ def sweep_report(quick: bool) -> Found:
     """The same of the report."""
     found, measured = Found(), {}
     for count in (10, 20) if quick else REPORTED:
-        folder = make_folder(count)
-        measure(folder, "again")
-        measured[count] = measure(folder, "report")
+        measured[count] = measure(grown_folder(count), "report")
     compared(found, "report", measured)
     return found
 
@@ -92,7 +79,12 @@ def compared(found: Found, what: str, measured: dict[int, dict[str, float]]) -> 
         each = {count: 1000 * used[key] / count for count, used in measured.items()}
         text = f"{each[few]:.0f} → {each[many]:.0f} ms"
         found.row(f"{whose}, {name}", text, "flat", each[many] <= FLAT * each[few])
-    for name, key in (("peak memory", "memory"), ("peak memory of a process beside it", "children")):
+    kinds = (
+        ("peak memory", "memory"),
+        ("of it in no file", "held"),
+        ("peak memory of a process beside it", "children"),
+    )
+    for name, key in kinds:
         text = f"{measured[few][key]:.0f} → {measured[many][key]:.0f} MB"
         found.row(f"{whose}, {name}", text, "flat", measured[many][key] <= FLAT * measured[few][key])
 
@@ -140,12 +132,27 @@ def estimated(count: int) -> float:
 
 
 def measure(folder: Path, what: str) -> dict[str, float]:
-    run = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(folder), what], check=True, capture_output=True, text=True
-    )
-    line = next(line for line in run.stdout.splitlines() if line.startswith("MEASURED"))
+    """Seconds, seconds of processors, and megabytes: at most in this process, in one beside it, and not on any disk."""
+    command = [sys.executable, "-c", MEASURED, str(folder), what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        held = 0.0
+        while run.poll() is None:
+            held = max(held, anonymous(run.pid))
+            time.sleep(0.05)
+        lines = run.stdout.read()
+    assert run.returncode == 0, command
+    line = next(line for line in lines.splitlines() if line.startswith("MEASURED"))
     seconds, cpu, own, children = (float(part) for part in line.split()[1:])
-    return {"seconds": seconds, "cpu": cpu, "memory": own, "children": children}
+    return {"seconds": seconds, "cpu": cpu, "memory": own, "children": children, "held": held}
+
+
+def anonymous(process: int) -> float:
+    """Megabytes of a process that are in memory and nowhere else; what is mapped from a file can be read again."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), 0.0)
+    except OSError:  # it has just ended
+        return 0.0
 
 
 def make_folder(count: int) -> Path:
@@ -158,6 +165,40 @@ def make_folder(count: int) -> Path:
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
     for number, entry in enumerate(entries):
         os.link(moments_file(number % DIFFERENT), folder / f"moments/{entry['name']}.safetensors")
+    return folder
+
+
+def grown_folder(count: int) -> Path:
+    """A results folder with the tables of so many checkpoints: the lines of few, under as many names as are needed."""
+    few, folder = analyzed_folder(), WORK / f"sweep-grown-{count}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    names = [f"step-{number:04d}" for number in range(count)]
+    for path in few.glob("*.csv"):
+        header, _, rest = path.read_bytes().partition(b"\n")
+        lines = {}
+        for line in rest.splitlines(keepends=True):
+            lines.setdefault(line.partition(b",")[0].decode(), []).append(line)
+        with (folder / path.name).open("wb") as file:
+            file.write(header + b"\n")
+            for number, name in enumerate(names):
+                model = names[number % DIFFERENT]
+                file.write(b"".join(lines[model]).replace(f"{model},".encode(), f"{name},".encode()))
+    record = json.loads((few / "provenance.json").read_text())
+    for part in (record, record["study"]):
+        part["checkpoints"] = [{**part["checkpoints"][i % DIFFERENT], "name": name} for i, name in enumerate(names)]
+    (folder / "provenance.json").write_text(json.dumps(record))
+    return folder
+
+
+def analyzed_folder() -> Path:
+    """The tables of all different moments, without those that large studies go without; made once."""
+    folder = WORK / f"sweep-{DIFFERENT}"
+    if not (folder / "provenance.json").exists():
+        from qkscope.run.events import Events
+        from qkscope.tables.from_moments import analyze_folder
+
+        analyze_folder(make_folder(DIFFERENT), Events(), "analyze", detail=False)
     return folder
 
 

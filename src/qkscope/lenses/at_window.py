@@ -22,7 +22,7 @@ from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv_pieces
 from qkscope.results.folder import table_path
-from qkscope.results.mapped import NOWHERE, let_go, mapped, rows_of_entries, taken
+from qkscope.results.mapped import NOWHERE, Rows, let_go, mapped, rows_of_entries, taken
 from qkscope.results.read import Entries, Results, read_head_table, read_study_table
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
@@ -63,6 +63,7 @@ class AtWindow:
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
+        self._entry_rows: dict[str | None, tuple[pd.DataFrame, dict[str, Rows]]] = {}
         self._once: dict[Callable[[AtWindow], Any], Any] = {}
         self._cards: dict[str, list[Block]] = {}
         self._contexts = contexts  # tokens of each entry's own context; by default its window here
@@ -137,9 +138,18 @@ class AtWindow:
         known = "category" in self.heads.columns
         return self.heads[KEY].assign(dominated=dominated(self.heads["category"]) if known else math.nan)
 
+    def of_entry(self, name: str, file: str | None = None) -> pd.DataFrame:
+        """One entry's rows: its heads, or its part of a head table; where they are is looked for once for all."""
+        table = self.heads if file is None else self.table(file)
+        if file not in self._entry_rows or self._entry_rows[file][0] is not table:
+            self._entry_rows[file] = table, rows_of_entries(table["model"])
+        return table.iloc[self._entry_rows[file][1].get(name, NOWHERE)]
+
     def with_kind(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows of any table of heads or layers with the kind of each layer."""
-        kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
+        names = rows["model"].unique()
+        heads = self.of_entry(str(names[0])) if len(names) == 1 else self.heads
+        kinds = heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
         return rows.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
 
     def _averaged(self, file: str, heads: pd.DataFrame) -> dict[str, pd.Series[float]]:
@@ -275,6 +285,7 @@ def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.
         rows = read_head_table(results, table.file, table.names, table.key)
         if rows is not None:
             found[table.file] = rows
+        let_go()
     means = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
     return found if means is None else {**found, LAYER_MEANS_CSV: means}
 

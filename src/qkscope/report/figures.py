@@ -13,6 +13,7 @@ from qkscope.files import write_text
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.catalogue import Numbered, catalogue, drawable
 from qkscope.results.folder import CARD, figure_folder
+from qkscope.results.mapped import let_go
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
 
@@ -31,6 +32,7 @@ def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Pat
     place = figure_folder(folder, entry.folder(at.common))
     style.save(draw(entry, at), place)
     write_text(place / CARD, to_markdown(entry.card(tables, at)))
+    let_go()
     return [place / "figure.png", place / "figure.svg", place / CARD]
 
 
@@ -39,6 +41,7 @@ def write_figures(tables: StudyTables, folder: Path) -> list[Path]:
     wanted = list(drawable(tables))
     for entry, at in wanted:
         entry.card(tables, at)  # here, so that all summaries are built once, and the page finds the cards
+        let_go()
     written = [path for paths in _drawn(wanted, tables, folder) for path in paths]
     drawn = {entry.folder(at.common) for entry, at in wanted}
     possible = {entry.folder(common) for entry in catalogue() for common in (False, True)}

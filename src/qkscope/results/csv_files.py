@@ -15,7 +15,7 @@ from qkscope.files import replacing
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are their full-width twins
 
-LINES = 20_000  # that are put into words at a time
+LINES = 4_000  # that are put into words at a time
 
 
 def harmless_cell(value: Any) -> Any:

@@ -196,6 +196,7 @@ def taken(table: pd.DataFrame, wanted: NDArray[np.bool_]) -> pd.DataFrame:
     columns = MappedColumns(_rows=int(wanted.sum()))
     for name in table.columns:
         columns.append(str(name), table[name][wanted])
+        let_go()
     return columns.table()
 
 

@@ -33,7 +33,7 @@ from qkscope.results.entries import (
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
 from qkscope.results.folder import head_table_path, results_file
-from qkscope.results.mapped import Gathered, in_blocks, is_large, mapped, taken
+from qkscope.results.mapped import Gathered, in_blocks, is_large, let_go, mapped, taken
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
 from qkscope.results.provenance import one_line as one_line
 from qkscope.results.schema import depth_of_layers
@@ -81,6 +81,7 @@ def load_results(folder: Path | str) -> Results:
     provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
     components = mapped(_fill_window(components, checkpoints))
+    let_go()
     heads = _leading(components)
     names = [c.name for c in checkpoints]
     components_common = _read_optional(results_file(folder, schema.QK_COMMON_CSV), names)
@@ -209,6 +210,7 @@ def _read_components(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
     if not (table["pc"] == 0).any():
         raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
     _refuse_repeated(table, [*_KEY, *extra_key], path)
+    let_go()
     return _with_layer_columns(table, path)
 
 
