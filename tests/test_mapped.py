@@ -15,6 +15,7 @@ import pytest
 import shared
 from lens_worlds import results_of
 from page_study import grow, source
+from qkscope import processes
 from qkscope.errors import StorageError
 from qkscope.lenses.at_window import AtWindow, build_tables, write_tables
 from qkscope.lenses.rope import split_table
@@ -170,13 +171,14 @@ def test_what_a_report_holds_does_not_grow_with_its_checkpoints(on_disk, monkeyp
 
 @pytest.mark.slow
 def test_each_entry_is_compared_with_itself_at_other_windows_once(monkeypatch, tmp_path):
-    made_of, plain = [], AtWindow._window_panel
+    made_of, plain = [], AtWindow.window_panel
 
-    def count(at, windows, replicates):
-        made_of.append(windows["model"].iloc[0])
-        return plain(at, windows, replicates)
+    def count(at, name):
+        made_of.append(name)
+        return plain(at, name)
 
-    monkeypatch.setattr(AtWindow, "_window_panel", count)
+    monkeypatch.setattr(AtWindow, "window_panel", count)
+    monkeypatch.setattr(processes, "MOST", 1)  # all in this process, which counts
     monkeypatch.setattr("qkscope.report.figures.draw", lambda entry, at: None)
     monkeypatch.setattr("qkscope.draw.style.save", lambda drawing, place: place.mkdir(parents=True, exist_ok=True))
     write_report(grown(25), out=tmp_path)

@@ -7,7 +7,7 @@ There are one or two such choices: each entry's own context, and, where contexts
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from qkscope.lenses.categories import dominated
 from qkscope.lenses.draws import KEY, draw_tables
 from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
-from qkscope.results.csv_files import write_csv_pieces
+from qkscope.results.csv_files import write_csv, write_csv_pieces
 from qkscope.results.folder import table_path
 from qkscope.results.mapped import NOWHERE, Rows, let_go, mapped, rows_of_entries, taken
 from qkscope.results.read import Entries, Results, read_head_table, read_study_table
@@ -92,30 +92,30 @@ class AtWindow:
         kept: T = self._once[found]
         return kept
 
-    def window_panels(self) -> Iterator[tuple[str, HeadPanel]]:
-        """Each entry's heads at each of its windows, ready to be compared: `256` is the name of a window.
+    def window_panel(self, name: str) -> HeadPanel:
+        """One entry's heads at each of its windows, ready to be compared: `256` is the name of a window.
 
-        They take longer to make than to look at, and are not kept: whoever needs them goes through them `once`.
+        It takes longer to make than to look at, and is not kept: whoever needs all of them goes through them `once`.
         """
         if self.windows is None:
-            return
-        of_windows, replicates = rows_of_entries(self.windows["model"]), self._window_replicates
-        of_replicates = {} if replicates is None else rows_of_entries(replicates["model"])
-        for name in self.names:
-            if name in of_windows:
-                without = None if replicates is None else replicates.iloc[of_replicates.get(name, NOWHERE)]
-                yield name, self._window_panel(self.windows.iloc[of_windows[name]], without)
-
-    def _window_panel(self, windows: pd.DataFrame, replicates: pd.DataFrame | None) -> HeadPanel:
-        rows = _by_window(self.derived(windows))
+            raise KeyError("these results carry no table of windows")
+        rows = _by_window(self.derived(self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)]))
         draws: list[pd.DataFrame] = []
-        if replicates is not None:
-            without = _by_window(replicates)
+        if self._window_replicates is not None:
+            without = _by_window(self._window_replicates.iloc[self._replicates_of_entry.get(name, NOWHERE)])
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
             draws = draw_tables(there, known, self.derived)
         return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
+
+    @cached_property
+    def _windows_of_entry(self) -> dict[str, Rows]:
+        return {} if self.windows is None else rows_of_entries(self.windows["model"])
+
+    @cached_property
+    def _replicates_of_entry(self) -> dict[str, Rows]:
+        return {} if self._window_replicates is None else rows_of_entries(self._window_replicates["model"])
 
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
@@ -196,14 +196,9 @@ class AtWindow:
         """Whether the results carry a table."""
         return self.find(name) is not None
 
-    def summaries(self) -> Iterator[tuple[str, Iterable[pd.DataFrame]]]:
-        """(file name, pieces of the table) of all summaries that exist."""
-        for name, summary in self._summaries.items():
-            file = summary_file(name, self.common)
-            if summary.pieces is not None:
-                yield file, summary.pieces(self)
-            elif (found := self.find(name)) is not None:
-                yield file, [found]
+    def summaries(self) -> Iterator[Summary]:
+        """Those that exist."""
+        return (each for name, each in self._summaries.items() if each.pieces is not None or self.has(name))
 
     def headline(self, text: str) -> str:
         """The title of a figure or card, which says so where it is about the common window."""
@@ -331,9 +326,12 @@ def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
     """Write `tables/*.csv`, remove those of an earlier run that no longer apply, and return what was written."""
     written = []
     for choice in tables.choices():
-        for name, pieces in choice.summaries():
-            path = table_path(folder, name)
-            write_csv_pieces(pieces, path)
+        for summary in choice.summaries():
+            path = table_path(folder, summary_file(summary.name, choice.common))
+            if summary.pieces is not None:
+                write_csv_pieces(summary.pieces(choice), path)
+            else:
+                write_csv(choice.table(summary.name), path)
             written.append(path)
             let_go()
     for name in set(_possible_files(registered())) - {path.name for path in written}:

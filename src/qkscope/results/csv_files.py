@@ -5,13 +5,14 @@ gets an apostrophe in front, which spreadsheets take as "this is text"; control 
 are numbers and stay as they are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from qkscope.files import replacing
+from qkscope.processes import over_cores
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are their full-width twins
 
@@ -43,14 +44,19 @@ def _harmless(column: "pd.Series[Any]") -> bool:
     return all(harmless_cell(value) is value or harmless_cell(value) == value for value in column.unique())
 
 
-def write_csv(table: pd.DataFrame, path: Path) -> None:
+def write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:
     """Write the table; a link at that place is replaced, not followed."""
-    write_csv_pieces([table], path)
-
-
-def write_csv_pieces(pieces: Iterable[pd.DataFrame], path: Path, digits: int | None = None) -> None:
-    """Write a table that comes in pieces, at least one, of which no more than one is held."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        for number, piece in enumerate(pieces):
-            for first in range(0, max(len(piece), 1), LINES):
-                file.write(csv_text(piece.iloc[first : first + LINES], digits, header=number == first == 0))
+        for first in range(0, max(len(table), 1), LINES):
+            file.write(csv_text(table.iloc[first : first + LINES], digits, header=first == 0))
+
+
+def write_csv_pieces(pieces: Sequence[Callable[[], pd.DataFrame]], path: Path) -> None:
+    """Write a table that is made in pieces, at least one, on all cores; no more than one is held by each."""
+
+    def lines(number: int) -> str:
+        return csv_text(pieces[number](), header=number == 0)
+
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        for text in over_cores(lines, range(len(pieces))):
+            file.write(text)

@@ -228,16 +228,16 @@ def rows_of_entries(names: pd.Series[Any]) -> dict[str, Rows]:
     return {name: at[0] if len(at) == 1 else np.r_[tuple(at)].astype(np.intp) for name, at in pieces.items()}
 
 
-def in_blocks(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """A table in pieces of some thousand rows, an entry's rows together; all of it where entries are not."""
+def in_blocks(table: pd.DataFrame, rows: int | None = None) -> Iterator[pd.DataFrame]:
+    """A table in pieces of about so many rows, an entry's rows together; all of it where entries are not."""
     places = list(rows_of_entries(table["model"]).values())
     if not all(isinstance(at, slice) for at in places):
         yield table
         return
-    first = 0
+    first, most = 0, rows or BLOCK
     for at in places:
         assert isinstance(at, slice)
-        if at.stop - first >= BLOCK or at.stop == len(table):
+        if at.stop - first >= most or at.stop == len(table):
             yield table.iloc[first : at.stop]
             first = at.stop
 

@@ -13,7 +13,7 @@ from qkscope.lenses.base import StudyBuild
 from qkscope.lenses.registry import study_builds
 from qkscope.lenses.rows import RowSettings
 from qkscope.lenses.study_sums import EntrySums, StudySums
-from qkscope.results.csv_files import write_csv_pieces
+from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import head_table_path
 from qkscope.results.remove import remove_head_table
 from qkscope.tables.parts import DETAIL_DIGITS, TablePart
@@ -41,7 +41,7 @@ def write_study_tables(
         for table in each.tables:
             path = head_table_path(out, table.file)
             if table.file in found:
-                write_csv_pieces([found[table.file]], path, DETAIL_DIGITS if table.detail else None)
+                write_csv(found[table.file], path, DETAIL_DIGITS if table.detail else None)
                 written.append(path)
             else:
                 remove_head_table(out, table.file)

@@ -5,8 +5,9 @@ Component 0 with its errors, the category with when it held, and the columns of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 
 import numpy as np
@@ -14,10 +15,11 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import undecided
-from qkscope.results.mapped import Rows, in_blocks, rows_of_entries, taken
+from qkscope.results.mapped import Rows, in_blocks, let_go, rows_of_entries, taken
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
 KEY = ["model", "layer", "head"]
+PIECE = 4_000  # rows that are joined together; each has hundreds of numbers
 WHO = ("model", "label", "window", "layer", "depth", "head", "kv_head", "layer_kind")
 NUMBERS = ("r_q", "r_q_se", "r_k", "r_k_se", "explained_variance", "explained_variance_se", "unstable", "sign_sure")
 CATEGORY = ("category", "category_share", "undecided", "became", "category_first", "category_last")
@@ -25,10 +27,10 @@ CATEGORY = ("category", "category_share", "undecided", "became", "category_first
 
 def heads_at(at: AtWindow) -> pd.DataFrame:
     """The heads of a study at one choice of windows, with all that other lenses say of them."""
-    return pd.concat(heads_in_pieces(at), ignore_index=True)
+    return pd.concat([piece() for piece in heads_in_pieces(at)], ignore_index=True)
 
 
-def heads_in_pieces(at: AtWindow) -> Iterator[pd.DataFrame]:
+def heads_in_pieces(at: AtWindow) -> list[Callable[[], pd.DataFrame]]:
     """The same, some entries at a time: the table is as large as all head tables together."""
     tables = {file: at.head_tables[file] for file in at.files_by_head}
     return joined_pieces(at.heads, at.study.labels, tables, one_run=at.study.one_run)
@@ -38,20 +40,24 @@ def joined_heads(
     heads: pd.DataFrame, labels: Mapping[str, str], tables: Mapping[str, pd.DataFrame], *, one_run: bool
 ) -> pd.DataFrame:
     """One row per checkpoint and head, in the order of `labels`; columns that the results lack are empty."""
-    return pd.concat(joined_pieces(heads, labels, tables, one_run=one_run), ignore_index=True)
+    pieces = joined_pieces(heads, labels, tables, one_run=one_run)
+    return pd.concat([piece() for piece in pieces], ignore_index=True)
 
 
 def joined_pieces(
     heads: pd.DataFrame, labels: Mapping[str, str], tables: Mapping[str, pd.DataFrame], *, one_run: bool
-) -> Iterator[pd.DataFrame]:
-    """Pieces of that table."""
+) -> list[Callable[[], pd.DataFrame]]:
+    """What makes the pieces of that table."""
     rows = _in_order(heads, labels, one_run)
     lenses = {file: _OfLens.of(table, rows) for file, table in tables.items()}
-    for block in in_blocks(rows):
-        joined = block
+
+    def joined(block: pd.DataFrame) -> pd.DataFrame:
+        let_go()  # of the one before
         for file, lens in lenses.items():
-            joined = joined.merge(lens.rows(file, joined), on=KEY, how="left", validate="one_to_one")
-        yield joined
+            block = block.merge(lens.rows(file, block), on=KEY, how="left", validate="one_to_one")
+        return block
+
+    return [partial(joined, block) for block in in_blocks(rows, PIECE)]
 
 
 def _in_order(heads: pd.DataFrame, labels: Mapping[str, str], one_run: bool) -> pd.DataFrame:
