@@ -23,19 +23,39 @@ FLAT = 1.25  # how much more of many is still called flat
 ANALYZED = (25, 100)
 REPORTED = (100, 1000)
 
-MEASURED = """
-import resource, sys, time
+MEASURED = (
+    f"""
+DIFFERENT, CONTEXT = {DIFFERENT}, {CONTEXT}
+"""
+    + """
+import json, resource, sys, time
 from pathlib import Path
 from qkscope.report.write import write_report
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.events import Events
+from qkscope.tables import makers
 from qkscope.tables.from_moments import analyze_folder
+from qkscope.tables.parts import TablePart
+
+def written_before(request, tables):
+    # Lines that another checkpoint has, under this one's name.
+    number = int(request.name.removeprefix("step-")) % DIFFERENT
+    file = request.moments.parents[2] / f"sweep-lines/{number}"
+    kept = json.loads(file.with_suffix(".json").read_text())
+    request.place.parent.mkdir(exist_ok=True)
+    named = [f"{name},".encode() for name in (f"step-{number:04d}", request.name)]
+    request.place.write_bytes(file.with_suffix(".lines").read_bytes().replace(*named))
+    origin = CheckpointRecord.read({**kept["origin"], "name": request.name})
+    return TablePart(request.place, {t: tuple(at) for t, at in kept["lines"].items()}, kept["headers"], origin, CONTEXT)
 
 def status(key):
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(key))
 
 folder, what = sys.argv[1:]
+if what == "joined":
+    makers.make_part, makers._processes = written_before, lambda sizes: 1
 begun = time.perf_counter()
-if what == "tables":
+if what in ("tables", "joined"):
     analyze_folder(Path(folder), Events(), "analyze")
 else:
     write_report(folder)
@@ -44,6 +64,7 @@ used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAG
 # Not ru_maxrss of this process: that is at least what the process had which started it.
 print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), status("VmHWM"), used[1].ru_maxrss / 1024)
 """
+)
 
 
 STARTED = "from qkscope.tables import makers"
@@ -60,6 +81,33 @@ def sweep(quick: bool) -> Found:
     name = f"tables of {many} checkpoints: what `plan --estimate` says with this machine's rates"
     found.row(name, text, "within 25 %", abs(told / took - 1) <= 0.25)
     return found
+
+
+def sweep_joined(quick: bool) -> Found:
+    """What the process that joins the tables holds, and does beside the checkpoints' own lines, which are there."""
+    found = Found()
+    write_lines()
+    measured = {count: measure(make_folder(count), "joined") for count in ((10, 30) if quick else REPORTED)}
+    compared(found, "joining tables", measured)
+    return found
+
+
+def write_lines() -> None:
+    """The lines of each checkpoint that was analyzed in a file of its own, as a part has them."""
+    folder, few = WORK / "sweep-lines", analyzed_folder()
+    folder.mkdir(exist_ok=True)
+    origins = json.loads((few / "provenance.json").read_text())["checkpoints"]
+    tables = {path.name: path.read_bytes().splitlines(keepends=True) for path in few.glob("*.csv")}
+    for number in range(DIFFERENT):
+        model, places, end = f"step-{number:04d},".encode(), {}, 0
+        with (folder / f"{number}.lines").open("wb") as file:
+            for name, lines in tables.items():
+                own = b"".join(line for line in lines[1:] if line.startswith(model))
+                file.write(own)
+                places[name], end = (end, end + len(own)), end + len(own)
+        headers = {name: lines[0].decode().rstrip("\n") for name, lines in tables.items()}
+        kept = {"lines": places, "headers": headers, "origin": origins[number]}
+        (folder / f"{number}.json").write_text(json.dumps(kept))
 
 
 def sweep_report(quick: bool) -> Found:
