@@ -36,6 +36,7 @@ HEADINGS = {
     "lenses": "Lenses",
     "whole_run": "A whole run",
     "sweep": "Sweeps",
+    "sweep_joined": "Sweeps",
     "sweep_report": "Sweeps",
     "startup": "The rest",
     "report": "The rest",

@@ -25,7 +25,7 @@ from gpu import gpu
 from lens_cost import lens_cost
 from page_speed import add_rows, made_up
 from side_by_side import more_documents, paths
-from sweep import sweep, sweep_report
+from sweep import sweep, sweep_joined, sweep_report
 from torch import Tensor
 from whole_run import whole_run
 
@@ -251,6 +251,7 @@ SUITE = {
     "lenses": lens_cost,
     "whole_run": whole_run,
     "sweep": sweep,
+    "sweep_joined": sweep_joined,
     "sweep_report": sweep_report,
     "startup": startup,
     "report": report,

@@ -4,7 +4,6 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from qkscope.layers import Rotation
@@ -18,7 +17,6 @@ from qkscope.lenses.study_sums import EntrySums, StudySums
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.moments.rest import RestFile
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.stats.jackknife import scaled_correlations
 from rope_world import HALVES, HEADS, WIDTH, brute, capture, cloud, facts, heads, turn
@@ -72,7 +70,7 @@ def entry(folder, name, rotation, seed, context, *, record=SAME, of=None, groups
     moments = capture(rotation, q, k, layout=layout, of=of, groups=groups)
     moments.save(folder / f"{name}.safetensors")
     moments = Moments.load(folder / f"{name}.safetensors")  # what serves errors is float16 in a file
-    file = RestFile(folder / f"{name}.safetensors")
+    file = folder / f"{name}.safetensors"
     return moments, EntrySums(name, file, context, CheckpointRecord.read({"name": name, **record}))
 
 
@@ -84,12 +82,11 @@ def study(parts, **changes):
         ]
         for moments, each in parts
     ]
-    rows = pd.concat(tables, ignore_index=True)
     return StudySums(
         entries,
         "checkpoints",
         RowSettings(common=16, **changes),
-        lambda file, windows: rows[rows["window"].isin(windows)],
+        lambda file, windows: (rows[rows["window"].isin(windows)] for rows in tables),
     )
 
 

@@ -13,7 +13,7 @@ from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
 from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.report.write import write_report
-from qkscope.results import read
+from qkscope.results import mapped, read
 from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
 
 MINIMAL = "model,layer,head,pc,explained_variance,r_q,r_k\n"
@@ -106,6 +106,7 @@ def test_of_a_very_large_table_component_0_is_kept_and_lines_are_counted_through
     (tmp_path / "qk.csv").write_text("\n".join(lines) + "\n")
     small = load_results(tmp_path)
     monkeypatch.setattr(read, "EVERY_COMPONENT", 100)
+    monkeypatch.setattr(mapped, "LARGE", 100)
     monkeypatch.setattr(read, "PART", 7)
     large = load_results(tmp_path)
     pd.testing.assert_frame_equal(large.heads, small.heads)

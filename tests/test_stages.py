@@ -13,9 +13,10 @@ import qkscope
 PACKAGE = Path(qkscope.__file__).parent
 # The way data flows; whoever is later may import from whoever is earlier.
 STAGES = [
-    "data", "_version", "text", "errors", "foreign", "files", "layers", "kinds", "study", "documents", "moments",
-    "capture", "vectors", "results", "stats", "words", "draw", "lenses", "tables", "page", "report", "compare", "share",
-    "join", "collage", "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__", "__main__",
+    "data", "_version", "text", "errors", "foreign", "files", "processes", "layers", "kinds", "study", "documents",
+    "moments", "capture", "vectors", "results", "stats", "words", "draw", "lenses", "tables", "page", "report",
+    "compare", "share", "join", "collage", "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__",
+    "__main__",
 ]  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -28,8 +28,8 @@ HEADS = StudyTable("steps_heads.csv", STEPS.columns, STEPS.key, STEPS.texts, det
 
 def steps(study):
     """How many tokens before rotation the second entry has more than the first, at each choice of windows."""
-    asked = {window for _, windows in study.windows() for window in windows}
-    heads, (one, two) = study.head_table("qk.csv", asked), study.entries
+    asked = {window for _, windows in study.windows for window in windows}
+    heads, (one, two) = pd.concat(study.head_table("qk.csv", asked)), study.entries
     assert set(heads["window"]) <= asked
     rest = [entry.file.layer(0).unrotated["q"].n.sum() for entry in (one, two)]
     rows = [
@@ -38,7 +38,7 @@ def steps(study):
             "r_q_se": np.nan,
             "tokens": rest[1] - rest[0] + windows[1],
         }
-        for choice, windows in study.windows()
+        for choice, windows in study.windows
     ]  # fmt: skip
     table = pd.DataFrame(rows)
     return {STEPS.file: table, HEADS.file: table.assign(other=1)}

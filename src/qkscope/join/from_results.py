@@ -111,7 +111,7 @@ def _by_length(own: AtWindow, measures: Sequence[str]) -> pd.DataFrame | None:
     names = [name for name in measures if name in OF_WINDOWS]
     if own.windows is None or not names:
         return None
-    means = own.windows.groupby(["model", "window"], sort=False)[names].mean().reset_index()
+    means = own.derived(own.windows).groupby(["model", "window"], sort=False)[names].mean().reset_index()
     return means.rename(columns={"model": MODEL, "window": LENGTH}).astype({LENGTH: float})
 
 

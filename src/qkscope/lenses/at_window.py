@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from qkscope.lenses.base import Lens, Summary
 from qkscope.lenses.categories import dominated
-from qkscope.lenses.draws import KEY, drawn_heads
+from qkscope.lenses.draws import KEY, draw_tables
 from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
-from qkscope.results.csv_files import write_csv
+from qkscope.results.csv_files import write_csv, write_csv_pieces
 from qkscope.results.folder import table_path
+from qkscope.results.mapped import NOWHERE, Rows, let_go, mapped, rows_of_entries, taken
 from qkscope.results.read import Entries, Results, read_head_table, read_study_table
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
@@ -30,8 +30,7 @@ from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import Block
 
 COMMON_SUFFIX = "_common"
-NOWHERE = np.zeros(0, dtype=np.intp)
-WINDOW_PANELS = 20  # entries whose heads at all windows are kept at hand
+T = TypeVar("T")
 RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
 
 
@@ -53,8 +52,8 @@ class AtWindow:
     ) -> None:
         present = set(heads["model"])
         self.study = study.only([name for name in study.names if name in present])
-        self.heads = _derived(heads, lenses)  # component 0, one row per head
-        self.windows = None if windows is None or windows.empty else _derived(windows, lenses)  # the same, by window
+        self.heads = mapped(_derived(heads, lenses))  # component 0, one row per head
+        self.windows = None if windows is None or windows.empty else windows  # the same at several windows, as read
         self._window_replicates = window_replicates  # at every window
         self.components = components  # every component of each head, where they were read
         self.common = common
@@ -64,7 +63,8 @@ class AtWindow:
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
-        self._window_panels: dict[str, HeadPanel] = {}
+        self._entry_rows: dict[str | None, tuple[pd.DataFrame, dict[str, Rows]]] = {}
+        self._once: dict[Callable[[AtWindow], Any], Any] = {}
         self._cards: dict[str, list[Block]] = {}
         self._contexts = contexts  # tokens of each entry's own context; by default its window here
 
@@ -76,39 +76,46 @@ class AtWindow:
     @cached_property
     def panel(self) -> HeadPanel:
         """The heads, ready to be compared between entries."""
-        draws = [_numbers_of(_derived(draw, self._lenses)) for draw in drawn_heads(self.heads, self.replicates)]
+        draws = draw_tables(self.heads, self.replicates, self.derived)
         one_run, same = self.study.one_run, self.study.same_documents
-        heads = _with_sides(self.heads)
+        heads = mapped(self.heads.assign(dominated=self._sides["dominated"]))
         return HeadPanel(heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
 
-    def window_panel(self, name: str) -> HeadPanel:
-        """One entry's heads at each of its windows, ready to be compared: `256` is the name of a window."""
-        if name not in self._window_panels:
-            while len(self._window_panels) >= WINDOW_PANELS:
-                self._window_panels.pop(next(iter(self._window_panels)))
-            self._window_panels[name] = self._window_panel(name)
-        return self._window_panels[name]
+    def derived(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of component 0 with what the lenses derive from them."""
+        return _derived(rows, self._lenses)
 
-    def _window_panel(self, name: str) -> HeadPanel:
+    def once(self, found: Callable[[AtWindow], T]) -> T:
+        """What a function finds of this study; it is called once."""
+        if found not in self._once:
+            self._once[found] = found(self)
+        kept: T = self._once[found]
+        return kept
+
+    def window_panel(self, name: str) -> HeadPanel:
+        """One entry's heads at each of its windows, ready to be compared: `256` is the name of a window.
+
+        It takes longer to make than to look at, and is not kept: whoever needs all of them goes through them `once`.
+        """
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        rows = _by_window(self.windows, self._windows_of_entry.get(name, NOWHERE))
+        rows = _by_window(self.derived(self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)]))
         draws: list[pd.DataFrame] = []
         if self._window_replicates is not None:
-            without = _by_window(self._window_replicates, self._replicates_of_entry.get(name, NOWHERE))
+            without = _by_window(self._window_replicates.iloc[self._replicates_of_entry.get(name, NOWHERE)])
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
-            draws = [_numbers_of(_derived(draw, self._lenses)) for draw in drawn_heads(there, known)]
+            draws = draw_tables(there, known, self.derived)
         return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
 
     @cached_property
-    def _windows_of_entry(self) -> dict[str, NDArray[np.intp]]:
-        return _places_of_entries(self.windows)
+    def _windows_of_entry(self) -> dict[str, Rows]:
+        return {} if self.windows is None else rows_of_entries(self.windows["model"])
 
     @cached_property
-    def _replicates_of_entry(self) -> dict[str, NDArray[np.intp]]:
-        return _places_of_entries(self._window_replicates)
+    def _replicates_of_entry(self) -> dict[str, Rows]:
+        return {} if self._window_replicates is None else rows_of_entries(self._window_replicates["model"])
 
     def panel_of(self, file: str) -> HeadPanel:
         """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
@@ -116,18 +123,33 @@ class AtWindow:
             table = self.table(file)
             places = ["model", "layer", *(n for n in ("layer_kind", "depth") if n not in table.columns)]
             kinds = self.heads[places].drop_duplicates(["model", "layer"])
-            heads = table.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
-            sides = _with_sides(self.heads)[[*KEY, "dominated"]]
-            heads = heads.merge(sides, on=KEY, how="left", validate="many_to_one")
-            heads = heads.assign(**self._averaged(file, heads))
+            beside = table[KEY].merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
+            beside = beside.merge(self._sides, on=KEY, how="left", validate="many_to_one").drop(columns=KEY)
+            heads = table.assign(**{str(name): column.array for name, column in beside.items()})
+            heads = mapped(heads.assign(**self._averaged(file, heads)))
             means = self.head_tables.get(LAYER_MEANS_CSV)
             one_run, same, sampled = self.study.one_run, self.study.same_documents, self.study.sampled_heads
             self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
         return self._panels[file]
 
+    @cached_property
+    def _sides(self) -> pd.DataFrame:
+        """Whether each head is position-dominated."""
+        known = "category" in self.heads.columns
+        return self.heads[KEY].assign(dominated=dominated(self.heads["category"]) if known else math.nan)
+
+    def of_entry(self, name: str, file: str | None = None) -> pd.DataFrame:
+        """One entry's rows: its heads, or its part of a head table; where they are is looked for once for all."""
+        table = self.heads if file is None else self.table(file)
+        if file not in self._entry_rows or self._entry_rows[file][0] is not table:
+            self._entry_rows[file] = table, rows_of_entries(table["model"])
+        return table.iloc[self._entry_rows[file][1].get(name, NOWHERE)]
+
     def with_kind(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows of any table of heads or layers with the kind of each layer."""
-        kinds = self.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
+        names = rows["model"].unique()
+        heads = self.of_entry(str(names[0])) if len(names) == 1 else self.heads
+        kinds = heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
         return rows.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
 
     def _averaged(self, file: str, heads: pd.DataFrame) -> dict[str, pd.Series[float]]:
@@ -174,12 +196,9 @@ class AtWindow:
         """Whether the results carry a table."""
         return self.find(name) is not None
 
-    def summaries(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """(file name, table) of all summaries that exist."""
-        for name in self._summaries:
-            found = self.find(name)
-            if found is not None:
-                yield summary_file(name, self.common), found
+    def summaries(self) -> Iterator[Summary]:
+        """Those that exist."""
+        return (each for name, each in self._summaries.items() if each.pieces is not None or self.has(name))
 
     def headline(self, text: str) -> str:
         """The title of a figure or card, which says so where it is about the common window."""
@@ -261,6 +280,7 @@ def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.
         rows = read_head_table(results, table.file, table.names, table.key)
         if rows is not None:
             found[table.file] = rows
+        let_go()
     means = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
     return found if means is None else {**found, LAYER_MEANS_CSV: means}
 
@@ -279,7 +299,7 @@ def _read_study_tables(results: Results, lenses: Sequence[Lens], choice: str) ->
 
 def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
     """A table's rows at the windows over which these heads were measured."""
-    return table[table["window"] == table["model"].map(windows_of(heads))].reset_index(drop=True)
+    return taken(table, (table["window"] == table["model"].map(windows_of(heads))).to_numpy())
 
 
 def windows_of(heads: pd.DataFrame) -> pd.Series[float]:
@@ -292,15 +312,8 @@ def window_names(windows: pd.Series[float]) -> pd.Series[str]:
     return windows.astype(int).astype(str)
 
 
-def _places_of_entries(table: pd.DataFrame | None) -> dict[str, NDArray[np.intp]]:
-    """Where each entry's rows are: looked for once, however many entries there are."""
-    found = {} if table is None else table.groupby("model").indices
-    return {str(name): np.asarray(places) for name, places in found.items()}
-
-
-def _by_window(table: pd.DataFrame, places: NDArray[np.intp]) -> pd.DataFrame:
+def _by_window(rows: pd.DataFrame) -> pd.DataFrame:
     """One entry's rows, its windows in the place of entries."""
-    rows = table.iloc[places]
     return rows.assign(model=window_names(rows["window"])).reset_index(drop=True)
 
 
@@ -313,10 +326,14 @@ def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
     """Write `tables/*.csv`, remove those of an earlier run that no longer apply, and return what was written."""
     written = []
     for choice in tables.choices():
-        for name, table in choice.summaries():
-            path = table_path(folder, name)
-            write_csv(table, path)
+        for summary in choice.summaries():
+            path = table_path(folder, summary_file(summary.name, choice.common))
+            if summary.pieces is not None:
+                write_csv_pieces(summary.pieces(choice), path)
+            else:
+                write_csv(choice.table(summary.name), path)
             written.append(path)
+            let_go()
     for name in set(_possible_files(registered())) - {path.name for path in written}:
         remove_table(folder, name)
     return written
@@ -326,19 +343,6 @@ def _possible_files(lenses: Sequence[Lens]) -> Iterator[str]:
     summaries: list[Summary] = [summary for lens in lenses for summary in lens.summaries]
     yield from (summary_file(summary.name, common) for summary in summaries for common in (False, True))
     yield from (f"{name}.csv" for name in RETIRED)
-
-
-def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
-    """What a draw is kept for: who, where, and numbers in half the memory."""
-    kept = [c for c in ("model", "layer", "head", "depth", "layer_kind", "window") if c in heads.columns]
-    others = [c for c in heads.columns if c not in kept and pd.api.types.is_numeric_dtype(heads[c].dtype)]
-    numbers = heads[others].to_numpy(dtype=np.float32, na_value=np.nan)
-    return pd.concat([heads[kept], pd.DataFrame(numbers, index=heads.index, columns=others)], axis=1)
-
-
-def _with_sides(heads: pd.DataFrame) -> pd.DataFrame:
-    """The heads with whether each is position-dominated."""
-    return heads.assign(dominated=dominated(heads["category"]) if "category" in heads.columns else math.nan)
 
 
 def _derived(heads: pd.DataFrame, lenses: Sequence[Lens]) -> pd.DataFrame:

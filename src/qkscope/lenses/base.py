@@ -8,7 +8,7 @@ and know none of them by name: a new analysis is one folder, one line in `qkscop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -149,6 +149,9 @@ class Summary:
     name: str
     build: Callable[[AtWindow], pd.DataFrame | None]
     at_common_window: bool = True  # also made there, as `<name>_common.csv`
+    # The same rows, some entries at a time, for a table that has one for each head: it is written without being held,
+    # and pieces are made on all cores.
+    pieces: Callable[[AtWindow], Sequence[Callable[[], pd.DataFrame]]] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ and their spread is its error: for means that is the jackknife's, and for shares
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.pca import orientation
+from qkscope.results.mapped import Gathered, in_blocks, rows_of_entries
 from qkscope.stats.jackknife import ERRORS, FEWEST_GROUPS, scaled_correlations, scaled_replicates
 
 KEY = ["model", "layer", "head"]
@@ -25,15 +26,52 @@ Array = NDArray[np.float64]
 
 def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterator[pd.DataFrame]:
     """`heads` (component 0, one row per head) once for each document group, with drawn numbers; none without errors."""
-    if replicates is None or replicates.empty:
-        return
-    groups = replicate_groups(replicates)
-    if not groups:
-        return
-    # Entries may have other documents, and so other groups: sizes are those of the study as a whole.
-    rows = heads[KEY].merge(replicates, on=KEY, how="left", validate="one_to_one")
-    whole = rows["n_q"].to_numpy(float).sum()
-    sizes = [whole - rows[f"n_q_without_{group}"].to_numpy(float).sum() for group in groups]  # tokens of each
+    groups = [] if replicates is None or replicates.empty else replicate_groups(replicates)
+    if replicates is not None and groups:
+        rows = _joined(heads, replicates)
+        yield from _drawn(heads, rows, groups, _sizes([rows], groups))
+
+
+def draw_tables(
+    heads: pd.DataFrame, replicates: pd.DataFrame | None, derive: Callable[[pd.DataFrame], pd.DataFrame]
+) -> list[pd.DataFrame]:
+    """The same as tables of numbers, with what lenses derive; made for some entries at a time, large ones on disk."""
+    groups = [] if replicates is None or replicates.empty else replicate_groups(replicates)
+    if replicates is None or not groups:
+        return []
+    places = rows_of_entries(replicates["model"])
+
+    def joined(block: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+        names = [name for name in block["model"].unique() if name in places]
+        there = [replicates.iloc[places[name]][columns] for name in names]
+        return _joined(block, pd.concat(there) if there else replicates.iloc[:0][columns])
+
+    counts = [*KEY, "n_q", *(f"n_q_without_{group}" for group in groups)]
+    sizes = _sizes((joined(block, counts) for block in in_blocks(heads)), groups)
+    every, found = list(replicates.columns), [Gathered() for _ in groups]
+    for block in in_blocks(heads):
+        for gathered, draw in zip(found, _drawn(block, joined(block, every), groups, sizes), strict=True):
+            gathered.add(_numbers_of(derive(draw)))
+    return [gathered.table() for gathered in found]
+
+
+def _joined(heads: pd.DataFrame, replicates: pd.DataFrame) -> pd.DataFrame:
+    """The replicates of each of these heads."""
+    return heads[KEY].merge(replicates, on=KEY, how="left", validate="one_to_one")
+
+
+def _sizes(rows: Iterable[pd.DataFrame], groups: Sequence[int]) -> list[float]:
+    """Tokens of each group. Entries may have other documents, and so other groups: over the study as a whole."""
+    whole, without = 0.0, np.zeros(len(groups))
+    for some in rows:
+        whole += some["n_q"].to_numpy(float).sum()
+        without += [some[f"n_q_without_{group}"].to_numpy(float).sum() for group in groups]
+    return [whole - each for each in without]
+
+
+def _drawn(
+    heads: pd.DataFrame, rows: pd.DataFrame, groups: list[int], sizes: Sequence[float]
+) -> Iterator[pd.DataFrame]:
     r_q, r_k, explained = (
         (heads[name].to_numpy(float), replicated(rows, name, groups)) for name in ("r_q", "r_k", "explained_variance")
     )
@@ -42,6 +80,14 @@ def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterato
     for number in range(len(groups)):
         drawn = heads.assign(r_q=drawn_q[number], r_k=drawn_k[number], explained_variance=shares[number])
         yield drawn.assign(sign_sure=_sign_sure(drawn)) if "sign_sure" in heads.columns else drawn
+
+
+def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
+    """What a draw is kept for: who, where, and numbers in half the memory."""
+    kept = [c for c in ("model", "layer", "head", "depth", "layer_kind", "window") if c in heads.columns]
+    others = [c for c in heads.columns if c not in kept and pd.api.types.is_numeric_dtype(heads[c].dtype)]
+    numbers = heads[others].to_numpy(dtype=np.float32, na_value=np.nan)
+    return pd.concat([heads[kept], pd.DataFrame(numbers, index=heads.index, columns=others)], axis=1)
 
 
 def _sign_sure(drawn: pd.DataFrame) -> pd.Series[float]:

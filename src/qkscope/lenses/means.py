@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -113,32 +112,19 @@ class LensPanel(HeadPanel):
         sampled: bool = True,
     ) -> None:
         super().__init__(heads, same_heads, same_documents=same_documents, sampled=sampled)
-        # The row of tokens belongs to no table, which a file cannot tell from an empty cell.
-        self._rows = None if means is None else means[means["table"].fillna("").isin((PurePath(file).stem, ""))]
+        self._layers = None if means is None else _LayersOf(means, PurePath(file).stem)
 
     @property
     def knows_documents(self) -> bool:
         """Whether errors over documents can be had."""
-        return self._rows is not None
-
-    @cached_property
-    def _layers(self) -> dict[tuple[str, str], _LayerMeans]:
-        """The layers' means of each checkpoint and column."""
-        if self._rows is None:
-            return {}
-        rows, groups = self._rows, [name for name in self._rows.columns if name.startswith(WITHOUT)]
-        layer = rows["layer"].to_numpy()
-        numbers = [rows[names].to_numpy(dtype=np.float64) for names in ("heads", "mean", groups)]
-        places: Mapping[Any, Any] = rows.groupby(["model", "column"]).indices
-        return {
-            (str(model), str(column)): _LayerMeans(layer[at], *(each[at] for each in numbers))
-            for (model, column), at in places.items()
-        }
+        return self._layers is not None
 
     def _draw(self, quantity: str, model: str, part: Part) -> NDArray[np.float64]:
         """The mean as other documents would have given it, one for each document group."""
-        column = column_of(quantity, part.dominated)
-        of_column, tokens = self._layers.get((model, column)), self._layers.get((model, TOKENS))
+        if self._layers is None:
+            return np.zeros(0)
+        of_column = self._layers.find(model, column_of(quantity, part.dominated))
+        tokens = self._layers.find(model, TOKENS)
         if of_column is None or tokens is None:
             return np.zeros(0)
         here = np.isin(of_column.layer, self.layers_of(model, part))
@@ -159,6 +145,43 @@ class _LayerMeans:
     heads: NDArray[np.float64]
     mean: NDArray[np.float64]
     without: NDArray[np.float64]
+
+
+class _LayersOf:
+    """The layers' means of one table's columns: where they are in `layer_means.csv`, whose numbers are not copied."""
+
+    def __init__(self, means: pd.DataFrame, table: str) -> None:
+        # The row of tokens belongs to no table, which a file cannot tell from an empty cell.
+        here = np.flatnonzero(means["table"].fillna("").isin((table, "")).to_numpy())
+        models, self._models = _coded(means["model"].iloc[here])
+        columns, self._columns = _coded(means["column"].iloc[here])
+        keys = models * len(self._columns) + columns
+        order = np.argsort(keys, kind="stable")
+        self._rows = here[order].astype(np.int32)
+        wanted = np.arange(len(self._models) * len(self._columns) + 1)
+        self._edges = np.searchsorted(keys[order], wanted).astype(np.int32)
+        self._numbers = [means[name].to_numpy() for name in ("layer", "heads", "mean")]
+        self._without = [means[str(name)].to_numpy() for name in means.columns if str(name).startswith(WITHOUT)]
+
+    def find(self, model: str, column: str) -> _LayerMeans | None:
+        """One column of a checkpoint; None where it is not there."""
+        if model not in self._models or column not in self._columns:
+            return None
+        key = self._models[model] * len(self._columns) + self._columns[column]
+        at = self._rows[self._edges[key] : self._edges[key + 1]]
+        if not len(at):
+            return None
+        layer, heads, mean = (numbers[at] for numbers in self._numbers)
+        without = (
+            np.stack([numbers[at] for numbers in self._without], axis=1) if self._without else np.zeros((len(at), 0))
+        )
+        return _LayerMeans(layer, *(each.astype(np.float64) for each in (heads, mean, without)))
+
+
+def _coded(words: pd.Series[str]) -> tuple[NDArray[np.intp], dict[str, int]]:
+    """Words as whole numbers, and the number of each."""
+    codes, known = pd.factorize(words)
+    return codes.astype(np.intp), {str(word): place for place, word in enumerate(known)}
 
 
 def _mean(values: NDArray[np.float64]) -> float:

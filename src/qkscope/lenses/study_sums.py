@@ -1,13 +1,15 @@
-"""All entries of a study at once, for tables that compare them: what was before rotation, and the finished head tables.
+"""The entries of a study, for tables that compare them: what was before rotation, and the finished head tables.
 
-Only what such a table asks for is read: a layer's vectors before rotation are a few hundredths of a moments file.
+Only what such a table asks for is read, when it asks: a layer's vectors before rotation are a few hundredths of a
+moments file, and the rows of a head table come entry by entry. There may be a thousand entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import pandas as pd
 
@@ -24,13 +26,19 @@ class EntrySums:
     """One entry: where its vectors before rotation are read, and what it is."""
 
     name: str
-    file: RestFile
+    path: Path  # of its moments
     window: int  # tokens of its own context
     origin: CheckpointRecord
 
-    def heads(self, settings: RowSettings) -> dict[int, list[int]]:
-        """The query heads that tables show, by layer."""
-        return choose_heads(self.file.layers.values(), settings.heads, settings.layers)
+    @property
+    def file(self) -> RestFile:
+        """Its moments file, opened anew: a header is as large as a layer, and nobody needs those of all entries."""
+        return RestFile(self.path)
+
+
+def shown_heads(file: RestFile, settings: RowSettings) -> dict[int, list[int]]:
+    """The query heads of an entry that tables show, by layer."""
+    return choose_heads(file.layers.values(), settings.heads, settings.layers)
 
 
 @dataclass(frozen=True)
@@ -40,13 +48,15 @@ class StudySums:
     entries: tuple[EntrySums, ...]
     kind: Kind
     settings: RowSettings
-    head_table: Callable[[str, Set[int]], pd.DataFrame]  # a head table by its file, as it was written, at some windows
+    # The rows of each entry in turn of a head table (by its file), as they were written, at some windows.
+    head_table: Callable[[str, Set[int]], Iterator[pd.DataFrame]]
 
     @cached_property
     def same_documents(self) -> bool:
         """Whether all entries are known to have seen the same documents, so that errors can be paired."""
         return saw_the_same([entry.origin for entry in self.entries])
 
+    @cached_property
     def windows(self) -> list[tuple[str, list[int]]]:
         """Each choice of windows, with the window of every entry; the common one only where it is another choice."""
         own = [entry.window for entry in self.entries]

@@ -53,6 +53,12 @@ class Grid:
         keys = pd.MultiIndex.from_arrays([table["layer"], table["head"]])
         return checkpoint, component, pd.MultiIndex.from_tuples(self.heads).get_indexer(keys)
 
+    def known(self, table: pd.DataFrame) -> tuple[pd.DataFrame, Places]:
+        """The rows that have a place, and their places; large tables are not copied where all rows have one."""
+        places = self.places(table)
+        there = np.logical_and.reduce([place >= 0 for place in places])
+        return (table, places) if there.all() else (table[there], tuple(place[there] for place in places))
+
     def spread(self, places: Places, values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
         """Values of rows at the rows' `places`, `fill` elsewhere."""
         dense = np.full(self.shape, fill, dtype=np.asarray(values).dtype)
@@ -101,7 +107,7 @@ def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
     kind = "float64" if rows <= EXACT_ROWS else "float32"
     for name, table in (("own", own), ("common", common)):
         if table is not None:
-            _add_choice(pack, name, grid, table[table["pc"].isin(grid.components)], kind)
+            _add_choice(pack, name, grid, table, kind)
     texts = _add_heads(pack, grid, own)
     return {
         "components": list(grid.components),
@@ -118,8 +124,7 @@ def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
 
 
 def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: str) -> None:
-    known = table[pd.MultiIndex.from_arrays([table["layer"], table["head"]]).isin(grid.heads)]
-    places = grid.places(known)
+    known, places = grid.known(table)
     for name in STATISTICS:
         dense = grid.spread(places, column(known, name), np.nan)
         if kind == "float64" or len(grid.components) == 1:
@@ -135,7 +140,8 @@ def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: 
 
 def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[str]]:
     """What a head is, per checkpoint and head: the same for all components, so component 0 says it."""
-    first = with_layer_kind(table[table["pc"] == 0])
+    needed = ("model", "layer", "head", "pc", *HEAD_NUMBERS, *HEAD_TEXTS)
+    first = with_layer_kind(table.loc[table["pc"] == 0, [name for name in needed if name in table.columns]])
     flat = Grid(grid.names, (0,), grid.heads)
     places = flat.places(first)
     for name in HEAD_NUMBERS:

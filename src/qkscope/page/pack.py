@@ -31,7 +31,7 @@ class Pack:
 
     _parts: list[bytes] = field(default_factory=list)
     index: dict[str, dict[str, Any]] = field(default_factory=dict)  # name: type, shape, first byte
-    _plain: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _places: dict[str, int] = field(default_factory=dict)  # of the arrays among the parts
     _bytes: int = 0
 
     def add(
@@ -49,18 +49,27 @@ class Pack:
         entry["shape"] = list(plain.shape)
         if like is not None and like != name and kind != "log8":
             entry |= self._other_lines(plain, like)
-        self._plain[name] = plain
         kept = plain[entry["lines"]] if "lines" in entry else plain
         grouped = kept.reshape(-1).view(np.uint8).reshape(-1, kept.itemsize).T
+        self._places[name] = len(self._parts)
         self._append(name, entry, grouped.tobytes())
 
     def _other_lines(self, plain: npt.NDArray[Any], like: str) -> dict[str, Any]:
         """Which lines are not those of another array; nothing where the two cannot be compared or all differ."""
-        other = self._plain.get(like)
+        other = self._plain(like)
         if other is None or other.shape != plain.shape or other.dtype != plain.dtype or plain.ndim < 2:
             return {}
         lines = [i for i in range(len(plain)) if plain[i].tobytes() != other[i].tobytes()]
         return {} if len(lines) == len(plain) else {"like": like, "lines": lines}
+
+    def _plain(self, name: str) -> npt.NDArray[Any] | None:
+        """An array that was added whole, as it was."""
+        entry = self.index.get(name)
+        if entry is None or "lines" in entry:
+            return None
+        kind = np.dtype(TYPES[entry["type"]])
+        raw = np.frombuffer(self._parts[self._places[name]], np.uint8).reshape(kind.itemsize, -1)
+        return np.ascontiguousarray(raw.T).view(kind).reshape(entry["shape"])
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text."""
@@ -76,7 +85,9 @@ class Pack:
 
     def text(self) -> str:
         """Everything, compressed, in letters that mean nothing to HTML."""
-        return base64.b64encode(zlib.compress(b"".join(self._parts), 9)).decode("ascii")
+        squeezer = zlib.compressobj(9)
+        squeezed = [squeezer.compress(part) for part in self._parts]
+        return base64.b64encode(b"".join([*squeezed, squeezer.flush()])).decode("ascii")
 
 
 def squeeze(value: Any) -> str:

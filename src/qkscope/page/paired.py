@@ -14,7 +14,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
-from qkscope.lenses.position.changes import MEASURED, head_changes
+from qkscope.lenses.position.changes import MEASURED, paired_changes
 from qkscope.page.arrays import Grid
 from qkscope.page.errors import MEANS
 from qkscope.page.pack import Pack, error_precision
@@ -76,6 +76,4 @@ def _changes(at: AtWindow, pairs: list[tuple[str, str]]) -> pd.DataFrame | None:
     if at.replicates is None or not (at.study.one_run and at.study.same_documents):
         return None
     there = [pair for pair in pairs if set(pair) <= set(at.names)]
-    known = [head_changes(at.heads, at.replicates, pair) for pair in there]
-    rows = [each for each in known if each is not None]
-    return pd.concat(rows, ignore_index=True) if rows else None
+    return paired_changes(at.heads, at.replicates, there)

@@ -28,6 +28,7 @@ from qkscope.page.pack import Pack, squeeze
 from qkscope.page.paired import add_changes, add_draws
 from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
 from qkscope.results.folder import REPORT_HTML, results_file
+from qkscope.results.mapped import let_go
 from qkscope.results.read import Entry, Results
 from qkscope.words.blocks import Block, page_runs, to_page
 
@@ -52,9 +53,11 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     pack, later = Pack(), Pack()
     data = add_tables(pack, results)
     grid = page_grid(results.study, data)
+    let_go()
     large = data["precision"] == "float32"
     add_errors(pack, grid, tables, large=large)
     add_kinds(pack, grid, tables)
+    let_go()
     of_lenses = lens_tables(tables)
     shown = {card.figure: True for card in cards}
     kept = kept_columns(grid, registered(), of_lenses, large=large)
@@ -73,6 +76,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept),
         "split": _split(tables),
     }
+    let_go()
     add_mean_errors(pack, grid, registered(), tables)
     add_draws(pack, grid, tables)
     data["changes"], data["columnsAt"] = add_changes(pack, grid, tables), kept

@@ -1,8 +1,5 @@
 """Draw what a study carries into `figures/<nn>_<name>/`, each figure with its card beside it."""
 
-import multiprocessing
-import os
-import threading
 from pathlib import Path
 
 import matplotlib
@@ -12,7 +9,9 @@ from qkscope.draw import style
 from qkscope.files import write_text
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.catalogue import Numbered, catalogue, drawable
+from qkscope.processes import over_cores
 from qkscope.results.folder import CARD, figure_folder
+from qkscope.results.mapped import let_go
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
 
@@ -31,6 +30,7 @@ def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Pat
     place = figure_folder(folder, entry.folder(at.common))
     style.save(draw(entry, at), place)
     write_text(place / CARD, to_markdown(entry.card(tables, at)))
+    let_go()
     return [place / "figure.png", place / "figure.svg", place / CARD]
 
 
@@ -39,34 +39,11 @@ def write_figures(tables: StudyTables, folder: Path) -> list[Path]:
     wanted = list(drawable(tables))
     for entry, at in wanted:
         entry.card(tables, at)  # here, so that all summaries are built once, and the page finds the cards
-    written = [path for paths in _drawn(wanted, tables, folder) for path in paths]
+        let_go()
+    drawing = over_cores(lambda one: write_figure(one[0], tables, one[1], folder), wanted, WORTH_SHARING)
+    written = [path for paths in drawing for path in paths]
     drawn = {entry.folder(at.common) for entry, at in wanted}
     possible = {entry.folder(common) for entry in catalogue() for common in (False, True)}
     for name in sorted((possible | set(RETIRED)) - drawn):
         remove_figure(folder, name)
     return written
-
-
-_work: tuple[list[tuple[Numbered, AtWindow]], StudyTables, Path] | None = None  # what forked processes share
-
-
-def _drawn(wanted: list[tuple[Numbered, AtWindow]], tables: StudyTables, folder: Path) -> list[list[Path]]:
-    """What each figure wrote, in order; drawn on all cores where processes can be forked."""
-    global _work
-    cores = os.cpu_count() or 1
-    # A fork has a copy of all tables for nothing. Other threads might hold a lock that nobody in the copy would free.
-    if cores == 1 or len(wanted) < WORTH_SHARING or not hasattr(os, "fork") or threading.active_count() > 1:
-        return [write_figure(entry, tables, at, folder) for entry, at in wanted]
-    _work = wanted, tables, folder
-    try:
-        with multiprocessing.get_context("fork").Pool(min(cores, 8)) as pool:
-            return pool.map(_write_numbered, range(len(wanted)), chunksize=1)
-    finally:
-        _work = None
-
-
-def _write_numbered(number: int) -> list[Path]:
-    assert _work is not None
-    wanted, tables, folder = _work
-    entry, at = wanted[number]
-    return write_figure(entry, tables, at, folder)

@@ -44,10 +44,15 @@ class StudyResults:
 
     def table(self, name: str, *, common: bool = False) -> pd.DataFrame:
         """A summary such as `trajectory`, or a head table by its file, such as `score.csv`."""
+        from qkscope.lenses.at_window import summary_file
+
         at = self._at(common)
         found = at.find(name)
         if found is None:
-            known = [*(file.removesuffix(".csv") for file, _ in at.summaries()), *at.head_tables]
+            known = [
+                *(summary_file(each.name, common).removesuffix(".csv") for each in at.summaries()),
+                *at.head_tables,
+            ]
             raise InputError(f"{self.folder} carries no table {name!r}{_closest(name, known)}")
         return found.copy()
 

@@ -5,14 +5,18 @@ gets an apostrophe in front, which spreadsheets take as "this is text"; control 
 are numbers and stay as they are.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from qkscope.files import write_text
+from qkscope.files import replacing
+from qkscope.processes import over_cores
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are their full-width twins
+
+LINES = 4_000  # that are put into words at a time
 
 
 def harmless_cell(value: Any) -> Any:
@@ -24,7 +28,7 @@ def harmless_cell(value: Any) -> Any:
     return f"'{text}" if text.lstrip().startswith(FORMULA) else text
 
 
-def csv_text(table: pd.DataFrame, digits: int | None = None) -> str:
+def csv_text(table: pd.DataFrame, digits: int | None = None, *, header: bool = True) -> str:
     """The table as CSV, one line per row, every text cell harmless; numbers in full, or with so many digits."""
     changed: dict[str, Any] = {}
     for name, column in table.items():
@@ -33,7 +37,8 @@ def csv_text(table: pd.DataFrame, digits: int | None = None) -> str:
         elif not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column):
             changed[str(name)] = column.map(harmless_cell)
     safe = table.assign(**changed)
-    return safe.to_csv(index=False, lineterminator="\n", float_format=None if digits is None else f"%.{digits}g")
+    shown = None if digits is None else f"%.{digits}g"
+    return safe.to_csv(index=False, header=header, lineterminator="\n", float_format=shown)
 
 
 def _harmless(column: "pd.Series[Any]") -> bool:
@@ -41,6 +46,19 @@ def _harmless(column: "pd.Series[Any]") -> bool:
     return all((safe := harmless_cell(value)) is value or safe == value for value in column.unique())
 
 
-def write_csv(table: pd.DataFrame, path: Path) -> None:
+def write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:
     """Write the table; a link at that place is replaced, not followed."""
-    write_text(path, csv_text(table))
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        for first in range(0, max(len(table), 1), LINES):
+            file.write(csv_text(table.iloc[first : first + LINES], digits, header=first == 0))
+
+
+def write_csv_pieces(pieces: Sequence[Callable[[], pd.DataFrame]], path: Path) -> None:
+    """Write a table that is made in pieces, at least one, on all cores; no more than one is held by each."""
+
+    def lines(number: int) -> str:
+        return csv_text(pieces[number](), header=number == 0)
+
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        for text in over_cores(lines, range(len(pieces))):
+            file.write(text)

@@ -84,8 +84,9 @@ class Entries:
 
     def only(self, models: Sequence[str]) -> "Entries":
         """The study restricted to some of its checkpoints (the order stays)."""
-        kept = tuple(c for c in self.checkpoints if c.name in set(models))
-        selected = tuple(name for name in self.selected if name in set(models))
+        wanted = set(models)
+        kept = tuple(c for c in self.checkpoints if c.name in wanted)
+        selected = tuple(name for name in self.selected if name in wanted)
         return replace(self, checkpoints=kept, selected=selected)
 
 
@@ -138,7 +139,7 @@ def saw_the_same(records: Sequence[CheckpointRecord]) -> bool:
 
 def order_checkpoints(heads: pd.DataFrame, provenance: Provenance) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """The checkpoints of a table in the order of its provenance, and those of the provenance that it lacks."""
-    measured = list(dict.fromkeys(heads["model"]))
+    measured = dict.fromkeys(heads["model"].unique())
     records = provenance.by_name()
     strangers = [name for name in measured if records and name not in records]
     if strangers:
@@ -146,10 +147,10 @@ def order_checkpoints(heads: pd.DataFrame, provenance: Provenance) -> tuple[tupl
             f"{schema.QK_CSV} has checkpoints that {schema.PROVENANCE_JSON} does not have: "
             f"{listed_names(strangers)}; the two files belong to different runs"
         )
-    order = [name for name in records if name in set(measured)] or measured
+    order = [name for name in records if name in measured] or list(measured)
     checkpoints = with_own_labels([_checkpoint(name, records.get(name) or CheckpointRecord()) for name in order])
     unmeasured = dict.fromkeys([*records, *provenance.left_out()])
-    return checkpoints, tuple(name for name in unmeasured if name not in set(measured))
+    return checkpoints, tuple(name for name in unmeasured if name not in measured)
 
 
 def with_own_labels(checkpoints: Sequence[Entry]) -> tuple[Entry, ...]:

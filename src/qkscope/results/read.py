@@ -33,6 +33,7 @@ from qkscope.results.entries import (
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
 from qkscope.results.folder import head_table_path, results_file
+from qkscope.results.mapped import Gathered, in_blocks, is_large, let_go, mapped, taken
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
 from qkscope.results.provenance import one_line as one_line
 from qkscope.results.schema import depth_of_layers
@@ -53,7 +54,7 @@ _MOST = 10_000  # layers, heads and components; more is damage
 # Beyond so many bytes only component 0 is kept of qk.csv and its kin: memory does not depend on how many components
 # were written, and no page could show them all. 100 checkpoints of 576 heads with ten components have 300 MB.
 EVERY_COMPONENT = 512 * 2**20
-PART = 100_000  # lines of a larger table that are looked at together
+PART = 20_000  # lines of a larger table that are looked at together
 _MAX_TABLE = 16 * 2**30  # bytes; 1000 checkpoints of 80 layers with 64 heads and 10 components have 12 GB
 _MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer model have 60 MB
 
@@ -79,12 +80,13 @@ def load_results(folder: Path | str) -> Results:
     components = _read_components(results_file(folder, schema.QK_CSV))
     provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
-    components = _fill_window(components, checkpoints)
+    components = mapped(_fill_window(components, checkpoints))
+    let_go()
     heads = _leading(components)
     names = [c.name for c in checkpoints]
     components_common = _read_optional(results_file(folder, schema.QK_COMMON_CSV), names)
     if components_common is not None:
-        components_common = _fill_common_window(components_common, provenance)
+        components_common = mapped(_fill_common_window(components_common, provenance))
         if _windows_of(components_common) == _windows_of(heads):
             components_common = None  # all contexts are the common window: there is only one choice of windows
     settings = provenance.study or StudyRecord()
@@ -143,30 +145,48 @@ def _read_known(
     path = head_table_path(results.folder, file)
     if not path.exists():
         return None
-    (table,) = _read_csv(path, texts)
-    needed = (*key, *columns, *models)
-    missing = [name for name in needed if name not in table.columns]
-    if missing or table.empty:
-        raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
-    # Errors and replicates may be missing, in tables of earlier versions; where they are there they are numbers.
-    for name in (*needed, *(name for name in table.columns if "without_" in name or name.endswith("_se"))):
-        if name not in texts:
-            _make_numbers(table, name, path)
+    table = _whole(_known_pieces(path, (*key, *columns, *models), texts))
     _refuse_repeated(table, key, path)
-    strangers = sorted({name for column in models for name in table[column]} - set(results.study.names))
+    strangers = sorted({str(n) for column in models for n in table[column].unique()} - set(results.study.names))
     if strangers:
         raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
     return table
 
 
+def _known_pieces(path: Path, needed: Sequence[str], texts: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """The rows of a lens's table, its numbers checked."""
+    for piece in _read_csv(path, texts):
+        missing = [name for name in needed if name not in piece.columns]
+        if missing or piece.empty:
+            raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
+        # Errors and replicates may be missing, in tables of earlier versions; where they are there they are numbers.
+        for name in (*needed, *(name for name in piece.columns if "without_" in name or name.endswith("_se"))):
+            if name not in texts:
+                _make_numbers(piece, name, path)
+        yield piece
+
+
+def _whole(pieces: Iterator[pd.DataFrame]) -> pd.DataFrame:
+    """The table that comes in these pieces; a large one is put on disk as it is read."""
+    whole = Gathered()
+    for piece in pieces:
+        whole.add(piece)
+    return whole.table()
+
+
+def _is_large(path: Path) -> bool:
+    return path.exists() and is_large(path.stat().st_size)
+
+
 def _leading(components: pd.DataFrame) -> pd.DataFrame:
     """Component 0."""
-    return components[components["pc"] == 0].reset_index(drop=True)
+    return taken(components, (components["pc"] == 0).to_numpy())
 
 
 def _windows_of(heads: pd.DataFrame) -> dict[str, float]:
     """The window of each checkpoint."""
-    return dict(zip(heads["model"], heads["window"], strict=True))
+    last = heads.drop_duplicates("model", keep="last")
+    return dict(zip(last["model"], last["window"], strict=True))
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -176,7 +196,7 @@ def _read_optional(path: Path, names: Sequence[str], extra_key: Sequence[str] = 
     if not path.exists():
         return None
     table = _read_components(path, extra_key)
-    strangers = sorted(set(table["model"]) - set(names))
+    strangers = sorted(set(table["model"].unique()) - set(names))
     if strangers:
         raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
     if extra_key and table["window"].isna().any():
@@ -190,18 +210,21 @@ def _read_components(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
     if not (table["pc"] == 0).any():
         raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
     _refuse_repeated(table, [*_KEY, *extra_key], path)
+    let_go()
     return _with_layer_columns(table, path)
 
 
 def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
     """All rows of a table, its numbers checked; of a very large one those of component 0."""
-    large = path.exists() and path.stat().st_size > EVERY_COMPONENT
-    parts = []
-    for part in _read_csv(path, rows=PART if large else None):
-        _require_columns(part, path, extra_key)
-        checked = _with_numbers(part, path)
-        parts.append(checked[checked["pc"] == 0] if large else checked)
-    return pd.concat(parts, ignore_index=True)
+    return _whole(_checked_pieces(path, extra_key))
+
+
+def _checked_pieces(path: Path, extra_key: Sequence[str]) -> Iterator[pd.DataFrame]:
+    leading = path.exists() and path.stat().st_size > EVERY_COMPONENT
+    for piece in _read_csv(path):
+        _require_columns(piece, path, extra_key)
+        checked = _with_numbers(piece, path)
+        yield checked[checked["pc"] == 0] if leading else checked
 
 
 def _require_columns(table: pd.DataFrame, path: Path, extra_key: Sequence[str]) -> None:
@@ -224,15 +247,18 @@ def _with_numbers(table: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 
 def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> None:
-    repeated = table[table.duplicated(list(key))]
-    if not repeated.empty:
+    blocks = in_blocks(table[list(key)]) if "model" in key else iter([table[list(key)]])
+    found = [block[block.duplicated()] for block in blocks]  # an entry's rows are in one block
+    repeated = next((rows for rows in found if not rows.empty), None)
+    if repeated is not None:
         row = repeated.iloc[0]
         where = ", ".join(f"{name} {row[name]}" for name in key)
-        raise TableError(f"{path}: {len(repeated)} repeated row(s), the first is {where}")
+        raise TableError(f"{path}: {sum(map(len, found))} repeated row(s), the first is {where}")
 
 
-def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS, rows: int | None = None) -> Iterator[pd.DataFrame]:
-    """The table in a file: whole, or so many rows at a time, numbered through."""
+def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS) -> Iterator[pd.DataFrame]:
+    """The table in a file: whole, or of a large one some rows at a time, numbered through."""
+    rows = PART if _is_large(path) else None
     try:
         with opened(path, _MAX_TABLE) as file:
             for table in _parsed(file, texts, rows):
@@ -317,7 +343,7 @@ def _with_layer_columns(pc0: pd.DataFrame, path: Path) -> pd.DataFrame:
         depth=depth.astype(float), rotary=rotary, attention=attention, attention_window=width, window=window
     )
     for column, known in _KINDS.items():
-        strange = sorted(set(filled[column]) - {*known, ""})
+        strange = sorted(set(filled[column].unique()) - {*known, ""})
         if strange:
             said, expected = listed_names(strange), listed_names(sorted(known))
             raise TableError(f"{path}: column {column!r} says {said}, expected {expected}")

@@ -13,12 +13,13 @@ elsewhere) have the error over heads only, as if these were independent.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from qkscope.results.mapped import Rows, rows_of_entries
 from qkscope.stats.series import Direction, Shape, shape_of
 
 STANDARD_ERRORS = 2.0  # by chance, one comparison in twelve is beyond with 8 document groups, one in twenty with many
@@ -70,6 +71,7 @@ class Part:
 
 
 EVERY_HEAD = Part()
+MOST_KEPT = 4096  # heads of a part of a checkpoint, which are a few hundred bytes each
 _PLACES = ("layer", "head", "kv_head", "depth", "layer_kind", "dominated")
 
 
@@ -90,14 +92,11 @@ class HeadPanel:
         sampled: bool = True,
     ) -> None:
         self._same_heads, self._same_documents, self._sampled = same_heads, same_documents, sampled
-        places = [name for name in _PLACES if name in heads.columns]
-        rows = _rows_of(heads)
-        self._columns = _columns_of(heads, rows)
-        # Layer, head, depth and kind of each head, in the columns' order.
-        every = {name: heads[name].to_numpy() for name in places}
-        self._places = {model: {name: every[name][at] for name in places} for model, at in rows.items()}
-        self._heads = {m: np.stack([p["layer"], p["head"]]).tobytes() for m, p in self._places.items()}
-        self._draws = [_columns_of(draw, _rows_of(draw)) for draw in draws]
+        # Columns stay where they are, which may be on disk: the numbers of one checkpoint are taken when asked for.
+        self._columns = _numbers_of(heads)
+        self._rows = _rows_of(heads)
+        self._places = {name: _place_column(heads[name]) for name in _PLACES if name in heads.columns}
+        self._draws = [_Draw(_numbers_of(draw), _rows_of(draw)) for draw in draws]
         self._means: dict[tuple[str, str, Part], npt.NDArray[np.float64]] = {}  # cards ask for the same ones again
         self._parts: dict[tuple[str, Part], npt.NDArray[np.bool_]] = {}
         self._keys: dict[tuple[str, Part], npt.NDArray[np.int64] | None] = {}
@@ -139,51 +138,60 @@ class HeadPanel:
         return self._means[quantity, model, part]
 
     def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        known = [draw[model] for draw in self._draws if quantity in draw.get(model, {})]
+        known = [draw for draw in self._draws if model in draw.rows and quantity in draw.columns]
         inside = self._inside(model, part)  # draws have the same heads, in the same order
-        return np.array([_mean(columns[quantity][inside]) for columns in known])
+        return np.array([_mean(_floats(draw.columns[quantity], draw.rows[model])[inside]) for draw in known])
 
     def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
         """The layers of a checkpoint's heads, or of a part of them."""
-        return [int(layer) for layer in np.unique(self._places[model]["layer"][self._inside(model, part)])]
+        return [int(layer) for layer in np.unique(self._place(model, "layer")[self._inside(model, part)])]
 
     def _clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         """The key head of each head, as one number."""
         if (model, part) not in self._keys:
+            _make_room(self._keys)
             self._keys[model, part] = self._find_clusters(model, part)
         return self._keys[model, part]
 
     def _find_clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
-        places = self._places[model]
-        if not self.knows_documents or "kv_head" not in places:
+        if not self.knows_documents or "kv_head" not in self._places:
             return None
-        found = places["layer"].astype(np.int64) * 100_000 + places["kv_head"].astype(np.int64)
+        layer, key = (self._place(model, name).astype(np.int64) for name in ("layer", "kv_head"))
+        found = layer * 100_000 + key
         return np.asarray(found[self._inside(model, part)])
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The quantity of each head of a checkpoint, by layer and head."""
-        values = self._columns[model][quantity]
+        values = _floats(self._columns[quantity], self._rows[model])
         return values if part is EVERY_HEAD else np.asarray(values[self._inside(model, part)])
 
     def _inside(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
         """Which heads of a checkpoint belong to a part."""
         if (model, part) not in self._parts:
+            _make_room(self._parts)
             self._parts[model, part] = self._find(model, part)
         return self._parts[model, part]
 
     def _find(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
-        places = self._places[model]
         if part is EVERY_HEAD:
-            return np.ones(len(places["layer"]), dtype=bool)
-        depth = places["depth"]
+            return np.ones(len(self._place(model, "layer")), dtype=bool)
+        depth = self._place(model, "depth")
         inside = ((depth > part.low) | ((part.low == 0.0) & (depth == 0.0))) & (depth <= part.high)
         if part.layer is not None:
-            inside &= places["layer"] == part.layer
+            inside &= self._place(model, "layer") == part.layer
         if part.layer_kind is not None:
-            inside &= places["layer_kind"] == part.layer_kind
+            inside &= self._place(model, "layer_kind") == part.layer_kind
         if part.dominated is not None:
-            inside &= places["dominated"].astype(np.float64) == float(part.dominated)
+            inside &= self._place(model, "dominated").astype(np.float64) == float(part.dominated)
         return np.asarray(inside, dtype=bool)
+
+    def _place(self, model: str, name: str) -> npt.NDArray[Any]:
+        """Layer, head, depth or kind of each head of a checkpoint."""
+        return np.asarray(self._places[name][self._rows[model]])
+
+    def _are_the_same(self, before: str, after: str) -> bool:
+        """Whether two checkpoints have the same heads."""
+        return all(np.array_equal(self._place(before, name), self._place(after, name)) for name in ("layer", "head"))
 
     def series(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Shape:
         """The shape of a mean over these checkpoints in order."""
@@ -200,7 +208,7 @@ class HeadPanel:
     def change(self, quantity: str, before: str, after: str, part: Part = EVERY_HEAD) -> Change:
         """The change of a mean from one checkpoint to another."""
         first, last = self.values(quantity, before, part), self.values(quantity, after, part)
-        same = self._same_heads and self._heads[before] == self._heads[after] and len(first) == len(last)
+        same = self._same_heads and len(first) == len(last) and self._are_the_same(before, after)
         clusters = self._clusters(before, part), self._clusters(after, part)
         change = paired_change(first, last, clusters[0]) if same else unpaired_change(first, last, *clusters)
         drawn = [self.drawn(quantity, model, part) for model in (before, after)]
@@ -226,21 +234,52 @@ class HeadPanel:
         return replace(change, error=float(np.hypot(error, change.error)), source="documents and heads")
 
 
-Columns = dict[str, dict[str, npt.NDArray[np.float64]]]  # by checkpoint
+@dataclass(frozen=True)
+class _Draw:
+    """The numbers of all heads as another sample of documents would have given them, and each checkpoint's rows."""
+
+    columns: dict[str, npt.NDArray[Any]]
+    rows: dict[str, Rows]
 
 
-def _rows_of(heads: pd.DataFrame) -> dict[str, npt.NDArray[np.intp]]:
-    """Where the rows of each checkpoint are, by layer and head."""
-    order = np.lexsort((heads["head"].to_numpy(), heads["layer"].to_numpy()))
-    codes, models = pd.factorize(heads["model"].to_numpy(dtype=object)[order], sort=True)
-    return {str(model): order[codes == code] for code, model in enumerate(models)}
+def _rows_of(heads: pd.DataFrame) -> dict[str, Rows]:
+    """Where the rows of each checkpoint are, by layer and head; a slice where they are in that order already."""
+    layer, head = heads["layer"].to_numpy(), heads["head"].to_numpy()
+    found: dict[str, Rows] = {}
+    for model, at in rows_of_entries(heads["model"]).items():
+        order = np.lexsort((head[at], layer[at]))
+        sorted_already = isinstance(at, slice) and bool((np.diff(order) == 1).all())
+        found[model] = at if sorted_already else np.arange(len(heads))[at][order]
+    return found
 
 
-def _columns_of(heads: pd.DataFrame, rows: dict[str, npt.NDArray[np.intp]]) -> Columns:
-    """Every number of each checkpoint's heads. Looking into a table costs more than its numbers, so it is done once."""
-    names = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name].dtype)]
-    every = {name: heads[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in names}
-    return {model: {name: values[at] for name, values in every.items()} for model, at in rows.items()}
+def _numbers_of(heads: pd.DataFrame) -> dict[str, npt.NDArray[Any]]:
+    """Every column of numbers, as it is stored: looking into a table costs more than its numbers."""
+    numbers = {str(name): column for name, column in heads.items() if pd.api.types.is_numeric_dtype(column.dtype)}
+    return {
+        name: column.to_numpy() if isinstance(column.dtype, np.dtype) else column.to_numpy(np.float64, na_value=np.nan)
+        for name, column in numbers.items()
+    }
+
+
+def _floats(column: npt.NDArray[Any], at: Rows) -> npt.NDArray[np.float64]:
+    """Numbers of some rows."""
+    return np.asarray(column[at], dtype=np.float64)
+
+
+def _place_column(column: "pd.Series[Any]") -> npt.NDArray[Any]:
+    """Numbers as they are; of words, which are few, one object for each that is the same."""
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        return column.to_numpy()
+    codes, words = pd.factorize(column, use_na_sentinel=False)
+    return np.asarray(words, dtype=object)[codes]
+
+
+def _make_room(kept: dict[Any, Any]) -> None:
+    """Forget what was found first where very much was: memory does not grow with the number of checkpoints."""
+    if len(kept) >= MOST_KEPT:
+        for key in list(kept)[: MOST_KEPT // 2]:
+            del kept[key]
 
 
 Clusters = npt.NDArray[np.int64] | None

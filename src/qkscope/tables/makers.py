@@ -113,7 +113,9 @@ class TableParts:
 
     def _part(self, name: str, path: Path) -> TablePart:
         made = self._begun[name].result() if name in self._begun else None
-        return made or make_part(self._request(name, path), self._tables)
+        part = made or make_part(self._request(name, path), self._tables)
+        # Headers are longer than all else that is kept of a part, and those of all checkpoints are the same.
+        return replace(part, headers={sys.intern(table): sys.intern(line) for table, line in part.headers.items()})
 
     def _request(self, name: str, moments: Path) -> PartRequest:
         place, settings = parts_path(self._folder, name), replace(self._settings.rows(), vectors=_kept(moments, name))

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import pandas as pd
 
 from qkscope.errors import located
-from qkscope.files import write_text
 from qkscope.kinds import Kind
 from qkscope.lenses.base import StudyBuild
 from qkscope.lenses.registry import study_builds
 from qkscope.lenses.rows import RowSettings
 from qkscope.lenses.study_sums import EntrySums, StudySums
-from qkscope.moments.rest import RestFile
-from qkscope.results.csv_files import csv_text
+from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import head_table_path
 from qkscope.results.remove import remove_head_table
 from qkscope.tables.parts import DETAIL_DIGITS, TablePart
 
-PIECE = 100_000  # rows that are read at a time
+PIECE = 10_000  # rows that are read at a time
 
 
 def write_study_tables(
@@ -31,16 +29,19 @@ def write_study_tables(
     if not builds:
         return []
     entries = tuple(
-        EntrySums(name, RestFile(path), part.window, part.origin)
-        for (name, path), part in zip(files.items(), parts, strict=True)
+        EntrySums(name, path, part.window, part.origin) for (name, path), part in zip(files.items(), parts, strict=True)
     )
-    study = StudySums(entries, kind, settings, lambda file, windows: _written(head_table_path(out, file), windows))
+
+    def head_table(file: str, windows: Set[int]) -> Iterator[pd.DataFrame]:
+        return _written(head_table_path(out, file), list(files), windows)
+
+    study = StudySums(entries, kind, settings, head_table)
     for each in builds:
         found = _tables(each, study)
         for table in each.tables:
             path = head_table_path(out, table.file)
             if table.file in found:
-                write_text(path, csv_text(found[table.file], DETAIL_DIGITS if table.detail else None))
+                write_csv(found[table.file], path, DETAIL_DIGITS if table.detail else None)
                 written.append(path)
             else:
                 remove_head_table(out, table.file)
@@ -61,9 +62,17 @@ def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
     return found
 
 
-def _written(path: Path, windows: Set[int]) -> pd.DataFrame:
-    """Rows of a table that this run has written itself, read piece by piece: most are at other windows."""
+def _written(path: Path, names: Sequence[str], windows: Set[int]) -> Iterator[pd.DataFrame]:
+    """The rows of each of these entries, in whose order this run has written them; most are at other windows."""
     pieces = pd.read_csv(
         path, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False, chunksize=PIECE
     )
-    return pd.concat([piece[piece["window"].isin(windows)] for piece in pieces], ignore_index=True)
+    left, held = list(reversed(names)), pd.DataFrame()
+    for piece in pieces:
+        held = pd.concat([held, piece[piece["window"].isin(windows)]], ignore_index=True)
+        while left and (held["model"] != left[-1]).any():  # another entry has begun
+            here = held["model"] == left.pop()
+            yield held[here].reset_index(drop=True)
+            held = held[~here]
+    for name in reversed(left):
+        yield held[held["model"] == name].reset_index(drop=True)

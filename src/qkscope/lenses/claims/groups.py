@@ -93,11 +93,11 @@ def by_interaction(at: AtWindow, entry: Entry) -> Found:
 def sign_leans(at: AtWindow, entry: Entry) -> Found:
     """Whether late keys win where keys run with their queries, and early ones where they run against them."""
     columns = [ADVANTAGE, error_name(ADVANTAGE)]
-    scores = at.table(SCORE)
+    scores = at.of_entry(entry.name, SCORE)
     if columns[1] not in scores.columns:
         return unasked("the advantage of late keys has no errors here")
-    heads = at.heads.merge(scores[[*KEY, *columns]], on=KEY, how="inner", suffixes=("", "_of_score"))
-    heads = heads[(heads["model"] == entry.name) & (heads["r_k"].abs() > CLEAR)]
+    heads = at.of_entry(entry.name).merge(scores[[*KEY, *columns]], on=KEY, how="inner", suffixes=("", "_of_score"))
+    heads = heads[heads["r_k"].abs() > CLEAR]
     heads = heads[heads[ADVANTAGE].abs() > ERRORS * heads[columns[1]]]
     if "sign_sure" in heads.columns:
         heads = heads[heads["sign_sure"] != 0]
@@ -120,7 +120,7 @@ def sign_leans(at: AtWindow, entry: Entry) -> Found:
 
 def ends_of_depth(at: AtWindow, panel: HeadPanel, model: str) -> tuple[Part, Part, str] | None:
     """The first and the last three tenths of depth, within the kind of layer that has most heads in both."""
-    heads = at.heads[at.heads["model"] == model]
+    heads = at.of_entry(model)
     kinds = kinds_in_order(heads["layer_kind"].dropna())
     sizes = heads["layer_kind"].value_counts()
     for kind in sorted(kinds, key=lambda each: -sizes[each]) if len(kinds) > 1 else [None]:
@@ -175,7 +175,7 @@ def vary_more(at: AtWindow, entry: Entry) -> Found:
 
 def nope_less(at: AtWindow, entry: Entry) -> Found:
     """Whether mean r_q is lower in NoPE layers than in rotary ones."""
-    kinds = kinds_in_order(at.heads.loc[at.heads["model"] == entry.name, "layer_kind"].dropna())
+    kinds = kinds_in_order(at.of_entry(entry.name)["layer_kind"].dropna())
     sides = [[kind for kind in kinds if name in kind.replace(",", "").split()] for name in ("rotary", "NoPE")]
     if not all(sides):
         return unasked("it does not have both rotary and NoPE layers")

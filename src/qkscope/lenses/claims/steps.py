@@ -110,9 +110,12 @@ def falls_with(file: str, quantity: Quantity) -> Test:
 def changes_of_heads(at: AtWindow, file: str, quantity: str, before: Entry, after: Entry) -> pd.DataFrame:
     """Each head's change of |r_k| and of another quantity; heads that lack one are left out."""
     key = "kv_head" if "kv_head" in at.heads.columns else "head"
-    heads = at.heads[KEY].assign(key=at.heads[key], size=at.heads["r_k"].abs())
-    heads = heads.merge(at.table(file)[[*KEY, quantity]], on=KEY, how="inner", validate="one_to_one")
-    sides = [heads[heads["model"] == entry.name].set_index(["layer", "head"]) for entry in (before, after)]
+    sides = []
+    for entry in (before, after):
+        heads = at.of_entry(entry.name)
+        side = heads[KEY].assign(key=heads[key], size=heads["r_k"].abs())
+        side = side.merge(at.of_entry(entry.name, file)[[*KEY, quantity]], on=KEY, how="inner", validate="one_to_one")
+        sides.append(side.set_index(["layer", "head"]))
     gained = (sides[1][["size", quantity]] - sides[0][["size", quantity]]).dropna()
     keys = sides[0]["key"].loc[gained.index].astype(int)
     places = [f"{layer}/{key}" for layer, key in zip(gained.index.get_level_values("layer"), keys, strict=True)]
@@ -213,11 +216,11 @@ def _made(course: Array) -> Array:
 
 def mostly_rope(at: AtWindow, entry: Entry) -> Found:
     """Whether more than half of mean r_q is what RoPE alone predicts, in heads that rotate."""
-    table, panel = at.table(ROPE), at.panel_of(ROPE)
-    kinds = at.heads.loc[(at.heads["model"] == entry.name) & (at.heads["rotary"] == "rotary"), "layer_kind"]
-    several = len(kinds_in_order(at.heads.loc[at.heads["model"] == entry.name, "layer_kind"].dropna())) > 1
+    table, panel, heads = at.of_entry(entry.name, ROPE), at.panel_of(ROPE), at.of_entry(entry.name)
+    kinds = heads.loc[heads["rotary"] == "rotary", "layer_kind"]
+    several = len(kinds_in_order(heads["layer_kind"].dropna())) > 1
     part = Part(layer_kind=str(kinds.mode().iloc[0])) if several and len(kinds) else EVERY_HEAD
-    known = table[(table["model"] == entry.name) & (table["rotary"] == "rotary")]["r_q_rope"].notna().any()
+    known = table[table["rotary"] == "rotary"]["r_q_rope"].notna().any()
     if not known:
         return unasked("no head that rotates has a prediction")
     predicted, beyond = (panel.mean(name, entry.name, part) for name in ("r_q_rope", "r_q_excess"))

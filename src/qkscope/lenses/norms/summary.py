@@ -22,10 +22,10 @@ def norms_at(at: AtWindow) -> pd.DataFrame | None:
     """Per entry: means over heads with errors and standard deviations, and the head with the largest value."""
     if FILE not in at.head_tables:
         return None
-    panel, table = at.panel_of(FILE), at.table(FILE)
+    panel = at.panel_of(FILE)
     rows = []
     for model in at.names:
-        heads = table[table["model"] == model]
+        heads = at.of_entry(model, FILE)
         row: dict[str, object] = {"model": model, "window": at.window_of(model), "heads": len(heads)}
         row["score_scale"] = _only(heads["score_scale"])
         for name in MEANS:

@@ -58,10 +58,14 @@ def mean_where_all(at: AtWindow, column: str, model: str, part: Part = EVERY_HEA
 
 def parts_of(at: AtWindow, model: str) -> dict[str, Part]:
     """All heads of an entry, and those of each kind of layer where the study has several."""
-    heads = at.heads
-    kinds = kinds_in_order(heads.loc[heads["model"] == model, "layer_kind"].dropna())
-    several = len(kinds_in_order(heads["layer_kind"].dropna())) > 1
+    kinds = kinds_in_order(at.of_entry(model)["layer_kind"].dropna())
+    several = len(at.once(every_kind)) > 1
     return {ALL: EVERY_HEAD, **({kind: Part(layer_kind=kind) for kind in kinds} if several else {})}
+
+
+def every_kind(at: AtWindow) -> list[str]:
+    """The kinds of layers that the study has."""
+    return kinds_in_order(at.heads["layer_kind"].dropna())
 
 
 def bucket_widths(at: AtWindow) -> dict[str, float]:

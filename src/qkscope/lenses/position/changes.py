@@ -17,6 +17,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.draws import KEY, replicate_groups, replicated
 from qkscope.lenses.signs import is_turned, sign_unsure
+from qkscope.results.mapped import NOWHERE, Gathered, rows_of_entries
 from qkscope.stats.jackknife import false_discoveries, jackknife_error, p_values
 
 RATE = 0.05  # the share of false ones that is put up with among the heads that are called changed
@@ -36,22 +37,37 @@ def changes_at(at: AtWindow) -> pd.DataFrame | None:
 
 def head_changes(heads: pd.DataFrame, replicates: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | None:
     """The table for checkpoints in order; None where there are too few groups for errors."""
+    return paired_changes(heads, replicates, list(itertools.pairwise(models)))
+
+
+def paired_changes(
+    heads: pd.DataFrame, replicates: pd.DataFrame, pairs: Sequence[tuple[str, str]]
+) -> pd.DataFrame | None:
+    """The same from one checkpoint to another of each pair; each is looked for once where pairs are a chain."""
     groups = replicate_groups(replicates)
-    if not groups:
+    if not groups or not pairs:
         return None
     own = heads[[*KEY, *MEASURED]].assign(unsure=sign_unsure(heads))
-    rows = own.merge(replicates.drop(columns=list(MEASURED)), on=KEY, validate="one_to_one")
-    steps = [_step(rows, before, after, groups) for before, after in itertools.pairwise(models)]
-    return pd.concat(steps, ignore_index=True)[COLUMNS]
+    without = replicates.drop(columns=list(MEASURED))
+    of_heads, of_replicates = rows_of_entries(own["model"]), rows_of_entries(without["model"])
+
+    def entry(model: str) -> pd.DataFrame:
+        one, other = own.iloc[of_heads.get(model, NOWHERE)], without.iloc[of_replicates.get(model, NOWHERE)]
+        return one.merge(other, on=KEY, validate="one_to_one").set_index(["layer", "head"])
+
+    found, last = Gathered(), (pairs[0][0], entry(pairs[0][0]))
+    for before, after in pairs:
+        one, last = last[1] if last[0] == before else entry(before), (after, entry(after))
+        found.add(_step(one, last[1], groups).assign(from_model=before, to_model=after)[COLUMNS])
+    return found.table()
 
 
-def _step(rows: pd.DataFrame, before: str, after: str, groups: list[int]) -> pd.DataFrame:
-    one, two = (rows[rows["model"] == model].set_index(["layer", "head"]) for model in (before, after))
+def _step(one: pd.DataFrame, two: pd.DataFrame, groups: list[int]) -> pd.DataFrame:
     shared = one.index.intersection(two.index)
     one, two = one.loc[shared], two.loc[shared]
     turned = is_turned(one["r_k"], two["r_k"], one["unsure"] | two["unsure"])
     way = np.where(turned, -1.0, 1.0)
-    table = shared.to_frame(index=False).assign(from_model=before, to_model=after, turned=turned.astype(float))
+    table = shared.to_frame(index=False).assign(turned=turned.astype(float))
     sizes = [float((one["n_q"] - one[f"n_q_without_{group}"]).sum()) for group in groups]
     for name in MEASURED:
         difference = two[name].to_numpy(float) - way * one[name].to_numpy(float)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 class EntryLayer:
     """One layer of one entry over a window: its vectors at rest (all documents, then without each group), and where."""
 
-    rest: LayerAtRest | None  # None once predictions are made
+    rest: LayerAtRest
     rotation: Rotation | None
     window: RopeWindow
     sizes: tuple[float, ...]  # tokens of each group that is left out in turn
@@ -88,12 +88,22 @@ def _at_rest(samples: list[BeforeRotation], planes: Planes) -> KindAtRest:
 
 
 class Predictions:
-    """Predictions of one layer with the weights, rotation and window of any entries; each is made once."""
+    """Predictions of one layer with the weights, rotation and window of entries that are held; each is made once."""
 
-    def __init__(self, entries: Sequence[EntryLayer]) -> None:
-        self._entries = entries
+    def __init__(self) -> None:
+        self._entries: dict[int, EntryLayer] = {}
         self._turned: dict[tuple[int, Rotation | None], LayerAtRest] = {}
-        self._made: dict[object, tuple[Array, Array]] = {}
+        self._made: dict[tuple[object, ...], tuple[Array, Array]] = {}
+
+    def hold(self, number: int, entry: EntryLayer) -> None:
+        """An entry from which, and with which, predictions will be made."""
+        self._entries[number] = entry
+
+    def forget(self, number: int) -> None:
+        """Nothing more is asked about an entry."""
+        del self._entries[number]
+        self._turned = {key: rest for key, rest in self._turned.items() if key[0] != number}
+        self._made = {key: found for key, found in self._made.items() if key[0] != number}
 
     def of(self, window: int, base: int, weights: int) -> tuple[Array, Array]:
         """(r_q, r_k), each (1 + groups, heads), with the window, rotation and vectors at rest of these entries.
@@ -108,9 +118,7 @@ class Predictions:
 
     def _predicted(self, weights: int, rotation: Rotation | None, at: RopeWindow) -> tuple[Array, Array]:
         if (weights, rotation) not in self._turned:
-            own = self._entries[weights].rest
-            assert own is not None  # nothing is predicted after `let_go`
-            self._turned[weights, rotation] = own.under(rotation)
+            self._turned[weights, rotation] = self._entries[weights].rest.under(rotation)
         rest, sizes = self._turned[weights, rotation], self._entries[weights].sizes
         whole = predict(rest, at)
         if not sizes:
@@ -122,11 +130,6 @@ class Predictions:
             scaled_correlations(whole.r_k, samples.r_k, sizes),
         )
         return np.concatenate([whole.r_q[None], drawn[0]]), np.concatenate([whole.r_k[None], drawn[1]])
-
-    def let_go(self) -> None:
-        """Keep what was predicted, and none of what it took."""
-        self._turned.clear()
-        self._entries = tuple(replace(each, rest=None) for each in self._entries)
 
     def cube(self, before: int, after: int) -> tuple[Array, Array]:
         """All eight predictions of a step, (2, 2, 2, 1 + groups, heads): window, base, weights before or after."""

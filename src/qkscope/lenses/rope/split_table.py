@@ -6,7 +6,6 @@ documents, and, in `rope_split_heads.csv`, every head.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,9 @@ from qkscope.lenses.rope.spectrum import base_of
 from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
 from qkscope.lenses.rope.split_sums import Predictions, entry_layer
 from qkscope.lenses.rows import over_layers
-from qkscope.lenses.study_sums import EntrySums, StudySums
+from qkscope.lenses.study_sums import StudySums, shown_heads
+from qkscope.moments.rest import RestFile
+from qkscope.results.mapped import Gathered
 from qkscope.results.schema import REPLICATES_CSV
 from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations
 
@@ -70,41 +71,127 @@ MEANS = StudyTable(FILE, (*ABOUT, *SPLIT), (*STEP, "heads_of", "quantity"), (*ST
 HEADS = StudyTable(HEADS_FILE, SPLIT, (*STEP, "layer", "head", "quantity"), (*STEP, "quantity"), detail=True)
 
 
-def steps(count: int) -> list[tuple[int, int]]:
-    """Each step from one entry to the next, and from the first to the last."""
-    return [*itertools.pairwise(range(count)), *([(0, count - 1)] if count > 2 else [])]
-
-
 def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
     """The split of every step, at each choice of windows."""
     means: list[dict[str, Any]] = []
-    heads: list[pd.DataFrame] = []
+    heads = Gathered()
     measured = Measured.read(study)
-    for choice, windows in study.windows():
-        layers = _layers(study, windows, measured)
-        rows = measured.at(windows)
-        for before, after in steps(len(study.entries)) if any(each.predictions for each in layers) else ():
-            where = {"windows": choice, "from_model": study.entries[before].name, "to_model": study.entries[after].name}
-            step = SplitStep.of(layers, rows, before, after)
-            about = where | _about(study, windows, before, after)
+    for choice, windows in study.windows:
+        for before, after, step in split_steps(study, windows, measured):
+            where: dict[str, Any] = {"windows": choice, "from_model": before.name, "to_model": after.name}
+            about = where | {"from_window": before.window, "to_window": after.window}
+            about |= {"from_base": before.base, "to_base": after.base}
             means += [about | row for row in step.means(measured.errors)]
-            heads += [step.heads().assign(**where)] if study.settings.detail else []
+            if study.settings.detail:
+                heads.add(step.heads().assign(**where))
     found = {FILE: pd.DataFrame(means)} if means else {}
-    return found | ({HEADS_FILE: pd.concat(heads, ignore_index=True)} if means and heads else {})
+    return found | ({HEADS_FILE: heads.table()} if means and study.settings.detail else {})
 
 
-def _about(study: StudySums, windows: Sequence[int], before: int, after: int) -> dict[str, Any]:
-    bases = [_base(study.entries[i]) for i in (before, after)]
-    return {
-        "from_window": windows[before], "to_window": windows[after], "from_base": bases[0], "to_base": bases[1],
-    }  # fmt: skip
+# --- entries, one after the other -------------------------------------------------------------------
 
 
-def _base(entry: EntrySums) -> float:
-    """The base of all rotating layers of an entry; NaN where there is no one."""
-    found = {base_of(facts.rotation) for facts in entry.file.layers.values() if facts.rotary != "nope"}
-    base = next(iter(found)) if len(found) == 1 else None
-    return np.nan if base is None else base
+@dataclass(frozen=True)
+class SplitEntry:
+    """One entry of a study over a window, with what was measured there."""
+
+    number: int
+    name: str
+    window: int
+    file: RestFile
+    rows: pd.DataFrame  # by layer and head
+
+    @property
+    def base(self) -> float:
+        """The base of all rotating layers; NaN where there is no one."""
+        found = {base_of(facts.rotation) for facts in self.file.layers.values() if facts.rotary != "nope"}
+        base = next(iter(found)) if len(found) == 1 else None
+        return np.nan if base is None else base
+
+
+def split_steps(
+    study: StudySums, windows: Sequence[int], measured: Measured
+) -> Iterator[tuple[SplitEntry, SplitEntry, SplitStep]]:
+    """Each step from one entry to the next, and from the first to the last; of all entries these alone are held."""
+    layers = SplitLayers.of(study, windows, measured)
+    if not layers.predictions:
+        return
+    entries = _entries(study, windows, measured)
+    first = before = next(entries)
+    layers.hold(first)
+    for after in entries:
+        layers.hold(after)
+        yield before, after, layers.step(before, after)
+        if before is not first:
+            layers.forget(before)
+        before = after
+    if len(study.entries) > 2:
+        yield first, before, layers.step(first, before)
+
+
+def _entries(study: StudySums, windows: Sequence[int], measured: Measured) -> Iterator[SplitEntry]:
+    every = study.head_table(REPLICATES_CSV, set(windows))
+    for number, (entry, window, rows) in enumerate(zip(study.entries, windows, every, strict=True)):
+        here = rows[rows["window"] == window].set_index(["layer", "head"]).sort_index()
+        yield SplitEntry(number, entry.name, window, entry.file, here)
+
+
+@dataclass(frozen=True)
+class SplitLayers:
+    """The layers that all entries have with the same heads, and predictions of those that all can be predicted for."""
+
+    heads: dict[int, list[int]]  # by layer
+    predictions: dict[int, Predictions]
+    skip: int  # leading positions that are left out
+    measured: Measured
+
+    @classmethod
+    def of(cls, study: StudySums, windows: Sequence[int], measured: Measured) -> SplitLayers:
+        """Look at every entry once, as far as there is a layer left that can be split."""
+        heads = shown_heads(study.entries[0].file, study.settings)
+        for entry in study.entries[1:]:
+            shown = shown_heads(entry.file, study.settings)
+            heads = {layer: chosen for layer, chosen in heads.items() if shown.get(layer) == chosen}
+        left, skip = list(heads), study.settings.skip
+        for entry, window in zip(study.entries, windows, strict=True):
+            file = entry.file
+
+            def is_known(layer: int, file: RestFile = file, window: int = window) -> bool:
+                return entry_layer(file, layer, heads[layer], window, skip, ()) is not None
+
+            known = over_layers(is_known, left)
+            left = [layer for layer, there in zip(left, known, strict=True) if there]
+            if not left:
+                break
+        return cls(heads, {layer: Predictions() for layer in left}, skip, measured)
+
+    def hold(self, entry: SplitEntry) -> None:
+        """Read what an entry's predictions are made from."""
+
+        def of_layer(layer: int) -> None:
+            heads, groups = self.heads[layer], self.measured.groups
+            found = entry_layer(entry.file, layer, heads, entry.window, self.skip, groups)
+            assert found is not None  # as it was when layers were chosen
+            self.predictions[layer].hold(entry.number, found)
+
+        over_layers(of_layer, self.predictions)
+
+    def forget(self, entry: SplitEntry) -> None:
+        """Nothing more is asked about an entry."""
+        for each in self.predictions.values():
+            each.forget(entry.number)
+
+    def step(self, before: SplitEntry, after: SplitEntry) -> SplitStep:
+        """A step from one entry that is held to another."""
+        samples = 1 + len(self.measured.groups)
+
+        def cube(layer: int) -> tuple[Array, Array]:
+            if layer in self.predictions:
+                return self.predictions[layer].cube(before.number, after.number)
+            nothing = np.full((2, 2, 2, samples, len(self.heads[layer])), np.nan)
+            return nothing, nothing
+
+        return SplitStep.of(self, before, after, over_layers(cube, self.heads))
 
 
 # --- measurements -----------------------------------------------------------------------------------
@@ -114,35 +201,25 @@ def _base(entry: EntrySums) -> float:
 class Measured:
     """r_q and r_k of every entry's heads as they were measured, with draws for errors."""
 
-    rows: pd.DataFrame
-    names: tuple[str, ...]
     groups: tuple[int, ...]  # of documents that all entries have; none where there can be no errors
     errors: str
 
     @classmethod
     def read(cls, study: StudySums) -> Measured:
         """From the replicates of component 0, which the head tables have."""
-        names = tuple(entry.name for entry in study.entries)
-        rows = study.head_table(REPLICATES_CSV, {window for _, windows in study.windows() for window in windows})
-        prefix = "r_q_without_"
-        named = [name for name in rows.columns if name.startswith(prefix)]
-        counts = rows.groupby("model")[named].count().reindex(names, fill_value=0)
-        filled = [name for name in named if (counts[name] > 0).all()]
-        groups = tuple(int(name.removeprefix(prefix)) for name in filled)
+        prefix, filled, said = "r_q_without_", None, ""
+        windows = {window for _, windows in study.windows for window in windows}
+        for rows in study.head_table(REPLICATES_CSV, windows):
+            here = {name for name in rows.columns if name.startswith(prefix) and rows[name].notna().any()}
+            filled = here if filled is None else filled & here
+            none = [str(each) for each in rows.get("errors", pd.Series(dtype=str)).unique()]
+            said = said or next((each for each in none if each.startswith("none")), "")
+        groups = tuple(sorted(int(name.removeprefix(prefix)) for name in filled or ()))
         if not study.same_documents:
-            return cls(rows, names, (), "none: the checkpoints are not known to have read the same documents")
+            return cls((), "none: the checkpoints are not known to have read the same documents")
         if len(groups) < FEWEST_GROUPS:
-            said = [str(each) for each in rows["errors"].unique() if str(each).startswith("none")]
-            return cls(rows, names, (), said[0] if said else "none: document groups of the checkpoints differ")
-        return cls(rows, names, groups, PAIRED)
-
-    def at(self, windows: Sequence[int]) -> list[pd.DataFrame]:
-        """Each entry's rows over its window, by layer and head."""
-        places = self.rows.groupby(["model", "window"]).indices
-        return [
-            self.rows.iloc[places.get((name, window), [])].set_index(["layer", "head"]).sort_index()
-            for name, window in zip(self.names, windows, strict=True)
-        ]
+            return cls((), said or "none: document groups of the checkpoints differ")
+        return cls(groups, PAIRED)
 
     def draws(self, rows: pd.DataFrame) -> tuple[Array, Array]:
         """(r_q, r_k), each (1 + groups, heads): all documents first, then draws."""
@@ -157,41 +234,6 @@ class Measured:
             drawn = scaled_correlations(whole, replicated(rows, name, groups), sizes)
             parts.append(np.concatenate([whole[None], drawn]))
         return parts[0], parts[1]
-
-
-@dataclass(frozen=True)
-class LayerPredictions:
-    """One layer that all entries can be predicted for, or none of whose steps can be split."""
-
-    layer: int
-    heads: list[int]
-    rotary: tuple[str, ...]  # of each entry
-    kinds: tuple[str, ...]  # the same with how far the layer attends
-    predictions: Predictions | None
-    measured: Measured
-
-
-def _layers(study: StudySums, windows: Sequence[int], measured: Measured) -> list[LayerPredictions]:
-    chosen = [entry.heads(study.settings) for entry in study.entries]
-    shared = [layer for layer in chosen[0] if all(each.get(layer) == chosen[0][layer] for each in chosen)]
-
-    def of_layer(layer: int) -> LayerPredictions:
-        heads, skip = chosen[0][layer], study.settings.skip
-        found = [
-            entry_layer(entry.file, layer, heads, window, skip, measured.groups)
-            for entry, window in zip(study.entries, windows, strict=True)
-        ]
-        known = [each for each in found if each is not None]
-        predictions = Predictions(known) if len(known) == len(found) else None
-        if predictions is not None:
-            for before, after in steps(len(found)):
-                predictions.cube(before, after)  # made here, on all cores
-            predictions.let_go()
-        facts = [entry.file.layers[layer] for entry in study.entries]
-        kinds = tuple(kind_name(each.rotary, each.attention, each.attention_window) for each in facts)
-        return LayerPredictions(layer, heads, tuple(each.rotary for each in facts), kinds, predictions, measured)
-
-    return over_layers(of_layer, shared)
 
 
 # --- one step ---------------------------------------------------------------------------------------
@@ -210,21 +252,19 @@ class SplitStep:
     predicted: dict[str, Array]
 
     @classmethod
-    def of(cls, layers: Sequence[LayerPredictions], rows: Sequence[pd.DataFrame], before: int, after: int) -> SplitStep:
+    def of(
+        cls, layers: SplitLayers, before: SplitEntry, after: SplitEntry, cubes: Sequence[tuple[Array, Array]]
+    ) -> SplitStep:
         """Put the layers of a step together."""
-        places = [(each.layer, head) for each in layers for head in each.heads]
+        places = [(layer, head) for layer, heads in layers.heads.items() for head in heads]
         index = pd.MultiIndex.from_tuples(places, names=["layer", "head"])
-        measured = layers[0].measured
-        ends = [measured.draws(rows[i].reindex(index)) for i in (before, after)]
-        samples = len(ends[0][0])
-        cubes = [_cube(each, before, after, samples) for each in layers]
+        ends = [layers.measured.draws(entry.rows.reindex(index)) for entry in (before, after)]
         r_q, r_k = (np.concatenate([cube[i] for cube in cubes], axis=-1) for i in (0, 1))
-        rotary = [each.rotary[after] for each in layers for _ in each.heads]
-        kinds = [each.kinds[after] for each in layers for _ in each.heads]
-        parts = (*(end for end in ends), (r_q, r_k))
-        found = [{R_Q: q, R_K: k, DOMINATED: dominated(q, k)} for q, k in parts]
+        facts = [after.file.layers[layer] for layer, _ in places]
+        kinds = [kind_name(each.rotary, each.attention, each.attention_window) for each in facts]
+        found = [{R_Q: q, R_K: k, DOMINATED: dominated(q, k)} for q, k in (*ends, (r_q, r_k))]
         layer, head = (np.array([place[i] for place in places]) for i in (0, 1))
-        return cls(layer, head, np.array(rotary), np.array(kinds), *found)
+        return cls(layer, head, np.array([each.rotary for each in facts]), np.array(kinds), *found)
 
     def known(self, quantity: str) -> NDArray[np.bool_]:
         """Which heads have a measurement at both ends and a prediction."""
@@ -261,13 +301,6 @@ class SplitStep:
             who = {"layer": self.layer[known], "head": self.head[known], "quantity": quantity}
             tables.append(pd.DataFrame({**who, **_columns(found, cube[..., 0, :])}))
         return pd.concat(tables, ignore_index=True).sort_values(["layer", "head"], kind="stable")
-
-
-def _cube(layer: LayerPredictions, before: int, after: int, samples: int) -> tuple[Array, Array]:
-    if layer.predictions is None:
-        nothing = np.full((2, 2, 2, samples, len(layer.heads)), np.nan)
-        return nothing, nothing
-    return layer.predictions.cube(before, after)
 
 
 def _columns(found: Explained, cube: Array) -> dict[str, Array]:

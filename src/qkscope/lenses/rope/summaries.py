@@ -10,6 +10,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
 from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.rope.table import FILE
+from qkscope.results.mapped import NOWHERE, mapped, rows_of_entries
 from qkscope.stats.noise import EVERY_HEAD, Part
 
 EVERY = "all"
@@ -20,10 +21,14 @@ _CODE = float(CATEGORIES.index(POSITION_DOMINATED))
 
 def beside_measured(at: AtWindow) -> pd.DataFrame:
     """The heads that have a prediction, with what was measured: component 0 and `rope.csv` in one row each."""
+    return at.once(_beside_measured)
+
+
+def _beside_measured(at: AtWindow) -> pd.DataFrame:
     own = ["r_q", "r_k", "r_q_se", "r_k_se", "explained_variance", "layer_kind", POSITION_DOMINATED]
     measured = at.heads[[*KEY, *(name for name in own if name in at.heads.columns)]]
     rows = at.table(FILE).merge(measured, on=KEY, how="inner", validate="one_to_one")
-    return rows[rows["r_q_rope"].notna()].reset_index(drop=True)
+    return mapped(rows[rows["r_q_rope"].notna()].reset_index(drop=True))
 
 
 def kinds_of(rows: pd.DataFrame) -> list[str]:
@@ -37,9 +42,9 @@ def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
     if not at.has(FILE):
         return None
     rows = beside_measured(at)
-    found = []
+    places, found = rows_of_entries(rows["model"]), []
     for model in at.names:
-        here = rows[rows["model"] == model]
+        here = rows.iloc[places.get(model, NOWHERE)]
         for kind in kinds_of(here):
             part = here if kind == EVERY else here[here["layer_kind"] == kind]
             if len(part):

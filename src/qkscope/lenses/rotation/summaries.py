@@ -87,10 +87,9 @@ def relation_at(at: AtWindow) -> pd.DataFrame | None:
     """How bias goes with separation over the heads of each entry: r and an interval of 95 %."""
     if FILE not in at.head_tables:
         return None
-    table = at.table(FILE)
     rows = []
     for model in at.names:
-        heads = table[table["model"] == model]
+        heads = at.of_entry(model, FILE)
         rows.append({"model": model, **correlation_over_layers(heads, "separation_strength", "bias_strength")})
     return pd.DataFrame(rows)
 

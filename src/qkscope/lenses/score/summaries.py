@@ -57,8 +57,7 @@ def score_depth(at: AtWindow) -> pd.DataFrame | None:
 
 def with_kind(at: AtWindow, model: str) -> pd.DataFrame:
     """The heads of an entry in `score.csv` with their kind of layer."""
-    heads = at.table(FILE)
-    return at.with_kind(heads[heads["model"] == model])
+    return at.with_kind(at.of_entry(model, FILE))
 
 
 def wins(heads: pd.DataFrame) -> dict[str, int | float]:

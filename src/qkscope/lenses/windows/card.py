@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from qkscope.lenses.card import Card, CardInput, error_bars, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
-from qkscope.lenses.windows.table import enough_words, is_shown, smallest_enough
+from qkscope.lenses.windows.table import enough_words, is_shown, over_windows, smallest_enough
 from qkscope.results import schema
 from qkscope.results.read import Entry
 from qkscope.stats.series import Shape, Trend
@@ -46,20 +46,12 @@ class WindowEffect:
 
 def window_effects(given: CardInput) -> list[WindowEffect]:
     """The effect of the window on each checkpoint that was measured at more than one."""
-    windows = given.own.windows
-    if windows is None:
-        return []
-    effects, too_short = [], _too_short(given)
-    for checkpoint in given.study.checkpoints:
-        here = windows[windows["model"] == checkpoint.name]
-        sizes = sorted({int(w) for w in here["window"]} - too_short.get(checkpoint.name, set()))
-        if len(sizes) < 2:
-            continue
-        panel = given.own.window_panel(checkpoint.name)
-        names = [str(size) for size in sizes]
-        shapes = {quantity: panel.series(quantity, names) for quantity, _, _ in QUANTITIES}
-        effects.append(WindowEffect(checkpoint, tuple(sizes), shapes))
-    return effects
+    courses = given.own.once(over_windows).courses
+    return [
+        WindowEffect(checkpoint, courses[checkpoint.name].windows, courses[checkpoint.name].shapes)
+        for checkpoint in given.study.checkpoints
+        if checkpoint.name in courses
+    ]
 
 
 def _too_short(given: CardInput) -> dict[str, set[int]]:

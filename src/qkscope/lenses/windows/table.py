@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,10 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.concordance.table import with_concordance
 from qkscope.lenses.position.summaries import MEASURES, with_measures
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED, with_category
+from qkscope.processes import over_cores
+from qkscope.results.mapped import in_blocks, let_go, rows_of_entries
+from qkscope.stats.noise import HeadPanel
+from qkscope.stats.series import Shape
 
 # The columns of the table, and what each is the mean of over heads.
 ESTIMATED = {
@@ -19,6 +24,8 @@ ESTIMATED = {
     "position_dominated": POSITION_DOMINATED,
     "content_focused": CONTENT_FOCUSED,
 }
+TOLD = ("r_q", "r_k", POSITION_DOMINATED)  # whose course over windows is put into words
+WORTH_SHARING = 8  # entries; fewer are looked at before another process has started
 # What is enough for a window to be read without its error. Tokens of a head: the r of a head without position is then
 # within 0.06 of 0 in nineteen of twenty cases, if tokens were independent.
 FEWEST_TOKENS = 1000
@@ -31,6 +38,15 @@ def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFr
     `tokens` are the queries (or keys) of the head that has fewest; `enough` is 1 where tokens and documents are as many
     as they should be, 0 where they are not, empty where tokens were not counted.
     """
+    table = pd.concat([_means_by_window(block) for block in in_blocks(windows)])
+    by_model: dict[str, list[float]] = {}
+    for model, window in table.index:
+        by_model.setdefault(model, []).append(window)
+    order = [(m, w) for m in models for w in sorted(by_model.get(m, []))]
+    return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "window"])).reset_index()
+
+
+def _means_by_window(windows: pd.DataFrame) -> pd.DataFrame:
     measured = with_category(with_concordance(with_measures(windows)))
     measured = measured.assign(
         position_dominated=measured[POSITION_DOMINATED], content_focused=measured[CONTENT_FOCUSED]
@@ -43,8 +59,7 @@ def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFr
     table.insert(0, "heads", groups.size())
     table.insert(3, "enough", _enough(counted["tokens"], counted["documents"]))
     table["errors"] = groups["errors"].first()
-    order = [(m, w) for m in models for w in sorted(measured.loc[measured["model"] == m, "window"].unique())]
-    return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "window"])).reset_index()
+    return table
 
 
 def _counts(windows: pd.DataFrame) -> dict[str, pd.Series]:
@@ -70,17 +85,54 @@ def window_dependence_at(at: AtWindow) -> pd.DataFrame | None:
     At the own context and the common window errors are exact; at others the components, and the spread along them, are
     held fixed. The column `errors` says which.
     """
+    return at.once(over_windows).table
+
+
+@dataclass(frozen=True)
+class OverWindows:
+    """Means at every window, and how they go over those of an entry's windows that are spoken of."""
+
+    table: pd.DataFrame | None
+    courses: dict[str, WindowCourse]  # of entries with more than one such window
+
+
+@dataclass(frozen=True)
+class WindowCourse:
+    """One entry at all its windows, the same weights and heads."""
+
+    windows: tuple[int, ...]  # rising
+    shapes: dict[str, Shape]  # of each quantity in TOLD
+
+
+def over_windows(at: AtWindow) -> OverWindows:
+    """What the windows of a study say, found in one pass over its entries, on all cores."""
     if at.windows is None:
-        return None
+        return OverWindows(None, {})
     table = window_dependence(at.windows, at.names)
-    errors: dict[str, list[float]] = {column: [] for column in ESTIMATED}
-    for model, rows in table.groupby("model", sort=False):
-        panel = at.window_panel(str(model))
-        for column, quantity in ESTIMATED.items():
-            errors[column] += [panel.error(quantity, window) for window in window_names(rows["window"])]
-    for column, found in errors.items():
-        table.insert(list(table.columns).index(column) + 1, error_name(column), found)
-    return table
+    of_entry = {name: table.iloc[rows] for name, rows in rows_of_entries(table["model"]).items()}
+    names = [name for name in at.names if name in of_entry]
+
+    def look(name: str) -> tuple[dict[str, list[float]], WindowCourse | None]:
+        let_go()  # of the one before
+        return _entry(at.window_panel(name), of_entry[name])
+
+    found = list(over_cores(look, names, WORTH_SHARING))
+    errors = {column: [error for each, _ in found for error in each[column]] for column in ESTIMATED}
+    for column, known in errors.items():
+        table.insert(list(table.columns).index(column) + 1, error_name(column), known)
+    return OverWindows(table, {name: course for name, (_, course) in zip(names, found, strict=True) if course})
+
+
+def _entry(panel: HeadPanel, rows: pd.DataFrame) -> tuple[dict[str, list[float]], WindowCourse | None]:
+    """An entry's errors at each window, by column, and how it goes over those that are spoken of."""
+    windows = window_names(rows["window"])
+    errors = {column: [panel.error(quantity, w) for w in windows] for column, quantity in ESTIMATED.items()}
+    shown = is_shown(rows.assign(r_q_se=errors["r_q"]), "r_q")
+    sizes = tuple(int(window) for window in sorted(rows.loc[shown, "window"]))
+    if len(sizes) < 2:
+        return errors, None
+    names = [str(size) for size in sizes]
+    return errors, WindowCourse(sizes, {quantity: panel.series(quantity, names) for quantity in TOLD})
 
 
 def is_shown(table: pd.DataFrame, column: str) -> pd.Series[bool]:

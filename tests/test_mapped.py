@@ -1,0 +1,206 @@
+"""Tables that lie on disk are the tables that they were, and what a report holds does not grow with its checkpoints."""
+
+import filecmp
+import gc
+import itertools
+import os
+import shutil
+import tracemalloc
+import weakref
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import shared
+from lens_worlds import results_of
+from page_study import grow, source
+from qkscope import processes
+from qkscope.errors import StorageError
+from qkscope.lenses.at_window import AtWindow, build_tables, write_tables
+from qkscope.lenses.rope import split_table
+from qkscope.report.write import write_report
+from qkscope.results import mapped, read
+from qkscope.results.mapped import Gathered, MappedColumns, in_blocks, rows_of_entries, taken
+from qkscope.results.read import load_results
+from test_lens_rope_split import NEW, OLD, entry, study
+
+
+@pytest.fixture
+def on_disk(monkeypatch):
+    """Every table is large, and comes in many pieces."""
+    monkeypatch.setattr(mapped, "LARGE", 0)
+    monkeypatch.setattr(mapped, "BLOCK", 50)
+    monkeypatch.setattr(read, "PART", 70)
+
+
+def made():
+    return pd.DataFrame(
+        {
+            "model": pd.array(["one", "one", "zwei", "zwei", "three"], dtype="str"),
+            "layer": [0, 1, 0, 1, 0],
+            "r_q": [0.5, np.nan, -0.25, 1e-300, 1 / 3],
+            "half": np.array([1.5, 2.5, np.nan, 0.0, -1.0], dtype=np.float32),
+            "sure": [True, False, True, True, False],
+            "errors": pd.array(["jackknife", None, "", "Ångström", None], dtype="str"),
+        }
+    )
+
+
+def test_a_table_on_disk_is_the_table_that_was_put_there(on_disk):
+    pd.testing.assert_frame_equal(mapped.mapped(made()), made())
+    pd.testing.assert_frame_equal(mapped.mapped(mapped.mapped(made()).assign(more=1.0)), made().assign(more=1.0))
+    wanted = np.array([True, False, True, False, True])
+    pd.testing.assert_frame_equal(taken(mapped.mapped(made()), wanted), made()[wanted].reset_index(drop=True))
+    pd.testing.assert_frame_equal(taken(made(), ~wanted & wanted), made().iloc[:0])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_pieces_make_the_same_table_as_pandas_makes_of_them(on_disk, size):
+    """Whole numbers in one piece and numbers with a fraction in another are numbers with a fraction in all."""
+    pieces = [made().iloc[first : first + size] for first in range(0, 5, size)]
+    pieces = [piece.assign(count=1 if number else 0.5) for number, piece in enumerate(pieces)]
+    gathered, columns = Gathered(), MappedColumns()
+    for piece in pieces:
+        gathered.add(piece)
+        columns.add(piece)
+    expected = pd.concat(pieces, ignore_index=True)
+    assert expected["count"].dtype == np.float64
+    pd.testing.assert_frame_equal(gathered.table(), expected)
+    pd.testing.assert_frame_equal(columns.table(), expected)
+
+
+def test_small_tables_stay_in_memory(monkeypatch):
+    monkeypatch.setattr(mapped, "MappedColumns", None)  # would fail
+    table = made()
+    assert mapped.mapped(table) is table
+    gathered = Gathered()
+    gathered.add(table)
+    pd.testing.assert_frame_equal(gathered.table(), table)
+
+
+def test_files_have_no_name_and_end_with_the_table(on_disk, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    table = mapped.mapped(made())
+    assert os.listdir(tmp_path) == []
+    assert len(_open_below(tmp_path)) == 1
+    mapped.let_go()
+    pd.testing.assert_frame_equal(table, made())
+    del table
+    gc.collect()
+    assert _open_below(tmp_path) == []
+
+
+def _open_below(folder):
+    """Files below a folder that this process holds open, with or without a name."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:
+            continue
+    return [path for path in found if path.startswith(str(folder))]
+
+
+def test_a_full_disk_is_told_with_its_folder(on_disk, monkeypatch):
+    class Full:
+        def seek(self, place):
+            pass
+
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="cannot be written"):
+        MappedColumns(_file=Full()).add(made())
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 100])
+@pytest.mark.parametrize("names", ["aabbbc", "abab", "a", "ccba", ""])
+def test_rows_of_entries_are_those_that_pandas_finds(monkeypatch, block, names):
+    monkeypatch.setattr(mapped, "BLOCK", block)
+    table = pd.DataFrame({"model": pd.array(list(names), dtype="str"), "x": range(len(names))})
+    found = {name: table["x"].iloc[at].tolist() for name, at in rows_of_entries(table["model"]).items()}
+    assert found == {name: rows["x"].tolist() for name, rows in table.groupby("model")}
+    blocks = list(in_blocks(table))
+    assert [x for each in blocks for x in each["x"]] == list(range(len(names)))
+    for one, other in itertools.combinations(blocks, 2):
+        assert not set(one["model"]) & set(other["model"])
+
+
+@pytest.mark.slow
+def test_a_report_from_tables_on_disk_has_the_same_bytes(tmp_path, monkeypatch):
+    """Three checkpoints, the last of a longer context, with every lens: summaries and page."""
+    folders = [tmp_path / name / "study" for name in ("memory", "disk")]
+    for folder in folders:
+        shutil.copytree(results_of(), folder)
+    written = write_report(folders[0], figures=False)
+    for name, value in (("LARGE", 0), ("BLOCK", 30)):
+        monkeypatch.setattr(mapped, name, value)
+    monkeypatch.setattr(read, "PART", 40)
+    files, plain = [], mapped._nameless
+    monkeypatch.setattr(mapped, "_nameless", lambda: files.append(1) or plain())
+    assert len(write_report(folders[1], figures=False)) == len(written) > 20
+    assert len(files) > 20  # as many tables as a study of this kind has
+    for path in written:
+        assert filecmp.cmp(path, folders[1] / path.relative_to(folders[0]), shallow=False), path.name
+
+
+def grown(checkpoints):
+    """A results folder of so many checkpoints with 32 heads, made once."""
+    small = shared.once("small study to grow", source)
+    return shared.once(
+        f"grown to {checkpoints}", lambda out: grow(small / "out", out, checkpoints=checkpoints, layers=4, heads=8)
+    )
+
+
+@pytest.mark.slow
+def test_what_a_report_holds_does_not_grow_with_its_checkpoints(on_disk, monkeypatch, tmp_path):
+    """Four times as many checkpoints; tables in memory, as they were, take almost four times as much."""
+
+    def most(checkpoints):
+        folder = grown(checkpoints)
+        tracemalloc.start()
+        tables = build_tables(load_results(folder))
+        write_tables(tables, tmp_path / str(checkpoints))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    few, many = most(10), most(40)
+    assert many < 2 * few
+
+
+@pytest.mark.slow
+def test_each_entry_is_compared_with_itself_at_other_windows_once(monkeypatch, tmp_path):
+    made_of, plain = [], AtWindow.window_panel
+
+    def count(at, name):
+        made_of.append(name)
+        return plain(at, name)
+
+    monkeypatch.setattr(AtWindow, "window_panel", count)
+    monkeypatch.setattr(processes, "MOST", 1)  # all in this process, which counts
+    monkeypatch.setattr("qkscope.report.figures.draw", lambda entry, at: None)
+    monkeypatch.setattr("qkscope.draw.style.save", lambda drawing, place: place.mkdir(parents=True, exist_ok=True))
+    write_report(grown(25), out=tmp_path)
+    assert sorted(made_of) == sorted(load_results(grown(25)).study.names)
+
+
+def test_a_split_holds_the_ends_of_a_step_and_the_first_entry(tmp_path, monkeypatch):
+    held, most, plain = [], [], split_table.entry_layer
+
+    def watched(*arguments):
+        found = plain(*arguments)
+        if arguments[-1]:  # of those that are predicted, not of those that are only looked at
+            held.append(1)
+            weakref.finalize(found, held.pop)
+            most.append(len(held))
+        return found
+
+    monkeypatch.setattr(split_table, "entry_layer", watched)
+    parts = [entry(tmp_path, f"step-{i}", OLD if i < 4 else NEW, i, 32) for i in range(7)]
+    found = split_table.split_study(study(parts))
+    assert len(found[split_table.FILE][["windows", "from_model", "to_model"]].drop_duplicates()) == 2 * 7
+    layers = len(parts[0][1].file.layers)
+    assert max(most) <= 3 * layers
