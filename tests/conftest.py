@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share helper modules
 # This holds oneDNN to the level below; it is read when torch is first imported, here and in processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-# Ray makes its workers give way to all other processes. Beside other tests they would hardly run, and theirs would wait.
+# Ray makes its workers give way to all other processes: beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 import shared

@@ -347,7 +347,8 @@ def test_a_model_at_hand_is_ablated_as_a_study_is(model):
         before = opened.begin(IDS[0].numpy())
         by_hand_delta = opened.edited({1: edits_of("kernel", others, LENGTH)}) - before
     documents = found.documents.set_index(["edit", "outcome", "document"])
-    assert documents.loc[("kernel", "all", 0), "delta"] == pytest.approx(by_hand_delta.mean(), rel=1e-6)
+    # A difference of two losses of about 5, which processors round differently in float32.
+    assert documents.loc[("kernel", "all", 0), "delta"] == pytest.approx(by_hand_delta.mean(), rel=1e-6, abs=1e-7)
 
 
 def test_heads_of_a_model_at_hand_are_compared_with_random_ones(model):

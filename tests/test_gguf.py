@@ -131,6 +131,8 @@ def test_a_gguf_file_is_read_as_its_own_library_reads_it_but_not_through_a_memor
     assert isinstance(theirs.data, np.memmap)  # else there is nothing to avoid any more
     assert type(ours.data) is np.ndarray
     assert not ours.data.flags.owndata  # nothing was copied
+    with parsed_once("a.gguf"), parsed_once("a.gguf"):
+        assert gguf.GGUFReader(tmp_path / "a.gguf") is ours
 
 
 def test_every_path_is_checked_before_a_gguf_file_is_parsed(world, tmp_path, parses, checkpoints):

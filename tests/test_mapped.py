@@ -170,7 +170,7 @@ def test_what_a_report_holds_does_not_grow_with_its_checkpoints(monkeypatch):
         tracemalloc.stop()
         return found
 
-    assert (held(24) - held(6)) / 18 < 400_000
+    assert (held(12) - held(4)) / 8 < 400_000
 
 
 @pytest.mark.slow
@@ -185,8 +185,8 @@ def test_each_entry_is_compared_with_itself_at_other_windows_once(monkeypatch, t
     monkeypatch.setattr(processes, "MOST", 1)  # all in this process, which counts
     monkeypatch.setattr("qkscope.report.figures.draw", lambda entry, at: None)
     monkeypatch.setattr("qkscope.draw.style.save", lambda drawing, place: place.mkdir(parents=True, exist_ok=True))
-    write_report(grown(25), out=tmp_path)
-    assert sorted(made_of) == sorted(load_results(grown(25)).study.names)
+    write_report(grown(4), out=tmp_path)
+    assert sorted(made_of) == sorted(load_results(grown(4)).study.names)
 
 
 def test_a_split_holds_the_ends_of_a_step_and_the_first_entry(tmp_path, monkeypatch):
