@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic import ValidatorFunctionWrapHandler as Check
 from pydantic.functional_validators import ModelWrapValidatorHandler as MakeModel
 
-from qkscope.files import write_text
+from qkscope.files import replacing
 from qkscope.foreign import is_finite
 from qkscope.kinds import Architecture, Kind
 from qkscope.results.folder import PROVENANCE_JSON, results_file
@@ -241,5 +241,7 @@ class Provenance(Record):
 def write_provenance(folder: Path, provenance: Provenance) -> Path:
     """Write `provenance.json` into a results folder."""
     path = results_file(folder, PROVENANCE_JSON)
-    write_text(path, json.dumps(provenance.to_json(), indent=1, ensure_ascii=False) + "\n")
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        json.dump(provenance.to_json(), file, indent=1, ensure_ascii=False)  # piece by piece: a sweep's is long
+        file.write("\n")
     return path
