@@ -48,17 +48,18 @@ types: setup
 	$(BIN)/mypy
 
 # One process per core and two more, for tests wait a fifth of their time (for a browser, for Ray, for other processes);
-# one thread in each: threads of several processes would only wait for each other. A process that has nothing left takes
-# over tests of the others; the slow ones come first (tests/conftest.py).
+# one thread in each: threads of several processes would only wait for each other. A process takes one file after the
+# other, so that what the tests of a file share is made once; those that take long come first (tests/conftest.py).
 CORES     := $(shell getconf _NPROCESSORS_ONLN)
+BY_FILE   := --dist loadfile --no-loadscope-reorder
 PROCESSES := $(shell expr $(CORES) + 2)
-XDIST     := -n $(PROCESSES) --dist worksteal
+XDIST     := -n $(PROCESSES) $(BY_FILE)
 PYTEST    := OMP_NUM_THREADS=1 $(BIN)/pytest $(XDIST)
 FAST      := not (slow or browser or ray or pretrained or faults)
 
 # These do not wait, and each further process takes as long to collect tests as they take to run.
 fast: setup $(NPM)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(CORES) --dist worksteal -m "$(FAST)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(CORES) $(BY_FILE) -m "$(FAST)"
 
 unit: setup
 	@$(MAKE) --no-print-directory --jobs ready

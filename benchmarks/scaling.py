@@ -272,7 +272,8 @@ def assumptions() -> str:
         f"s and downloads at {scaled(it.download)}B/s by all together;",
         f"- on one core {scaled(it.tokenize)} tokens/s tokenized, {scaled(it.checksum)}B/s of moments files with their "
         f"checksums; {scaled(it.host_flops)}FLOP/s and {scaled(it.table_numbers)}numbers/s in tables "
-        f"on each of {it.cores} cores, and {it.table_start:g} s until a further process makes some.",
+        f"on each of {it.cores} cores, and {it.table_start:g} s until a further process makes some; a report takes "
+        f"{it.report_start:g} s and reads {scaled(it.report_numbers)}numbers/s.",
     ])  # fmt: skip
 
 
@@ -296,7 +297,8 @@ def section(case: Case) -> str:
     lines.append(row("workers × devices", [f"{each.workers} × {each.per_model}" for each in found.values()]))
     for name in columns[0]:
         lines.append(row(name, [column[name] for column in columns]))
-    lines.append(row("of it", [time_shares(each) for each in found.values()]))
+        if name == "wall time":
+            lines.append(row("of it", [time_shares(each) for each in found.values()]))
     lines += ["", case.then, ""]
     for name, each in found.items():
         said = verdict(each)

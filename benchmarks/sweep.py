@@ -5,6 +5,8 @@ for each, so the suite analyzes up to 100 of them. For the report of 1000, the l
 were analyzed are written again under the other names: from there on nothing is different from 1000 that were analyzed.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -12,10 +14,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
 from common import WORK, Found, processor_seconds, seconds_of
+
+if TYPE_CHECKING:
+    from qkscope.cost.work import CheckpointWork
 
 LAYERS, HEADS, KV_HEADS, WIDTH, CONTEXT = 36, 16, 4, 16, 64
 DIFFERENT = 20  # moments files that are computed; the others are links to them
@@ -76,10 +82,8 @@ def sweep(quick: bool) -> Found:
     few, many = (4, 8) if quick else ANALYZED
     measured = {count: measure(make_folder(count), "tables") for count in (few, many)}
     compared(found, "tables", measured)
-    told, took = estimated(many), measured[many]["seconds"]
-    text = f"{told:.0f} s against {took:.0f} s ({100 * (told / took - 1):+.0f} %)"
     name = f"tables of {many} checkpoints: what `plan --estimate` says with this machine's rates"
-    found.row(name, text, "within 25 %", abs(told / took - 1) <= 0.25)
+    agrees(found, name, estimated(many), measured[many])
     return found
 
 
@@ -111,12 +115,22 @@ def write_lines() -> None:
 
 
 def sweep_report(quick: bool) -> Found:
-    """The same of the report."""
-    found, measured = Found(), {}
-    for count in (10, 20) if quick else REPORTED:
-        measured[count] = measure(grown_folder(count), "report")
-    compared(found, "report", measured)
+    """The same of the report; what an estimate says of many, from reports of fewer."""
+    found, (rate, few, many) = Found(), (5, 10, 20) if quick else (DIFFERENT, *REPORTED)
+    measured = {count: measure(grown_folder(count), "report") for count in (rate, few, many)}
+    compared(found, "report", {count: measured[count] for count in (few, many)})
+    told, took = report_estimated(many, {count: measured[count]["seconds"] for count in (rate, few)}), measured[many]
+    agrees(
+        found, f"report of {many} checkpoints: what `plan --estimate` says with rates of {rate} and {few}", told, took
+    )
     return found
+
+
+def agrees(found: Found, name: str, told: float, measured: dict[str, float]) -> None:
+    """A row for what an estimate says and what was measured."""
+    took = measured["seconds"]
+    text = f"{told:.0f} s against {took:.0f} s ({100 * (told / took - 1):+.0f} %)"
+    found.row(name, text, "within 25 %", abs(told / took - 1) <= 0.25)
 
 
 def compared(found: Found, what: str, measured: dict[int, dict[str, float]]) -> None:
@@ -142,7 +156,6 @@ def estimated(count: int) -> float:
     from qkscope.cost.cluster import Cluster
     from qkscope.cost.estimate import estimate
     from qkscope.cost.tables import eigen_flops, table_amounts
-    from qkscope.cost.work import CheckpointWork, Weights
     from qkscope.lenses.registry import head_tables
     from qkscope.lenses.rows import RowSettings, checkpoint_rows
     from qkscope.moments.moments import Moments
@@ -163,11 +176,7 @@ def estimated(count: int) -> float:
         )
         spent["lines"].append(seconds_of(lambda r=rows: [csv_text(table) for table in r.values()]))
     read, solved, written = (float(np.median(times[1:])) for times in spent.values())
-    weights = Weights(1, 0, 1, 1, 1, 2, 1, "none", remote=False)
-    facts = tuple(moments.layers.values())
-    work = CheckpointWork(
-        "m", facts, moments.layout, weights, (8,), CONTEXT, LAYERS * HEADS, settings.components, detail=detail
-    )
+    work = sweep_work(detail)
     cores = os.cpu_count() or 1
     rates = {
         "checksum": work.sizes.file / read,
@@ -177,6 +186,30 @@ def estimated(count: int) -> float:
         "storage_bandwidth": 1e30,
     }
     return estimate([work] * count, Cluster(devices=1, cores=cores, **rates)).seconds["tables"]
+
+
+def report_estimated(count: int, seconds: dict[int, float]) -> float:
+    """Seconds that an estimate gives for a report of so many, with rates from two smaller ones."""
+    from qkscope.cost.cluster import Cluster
+    from qkscope.cost.estimate import report_seconds
+    from qkscope.cost.tables import table_amounts
+
+    work = sweep_work(detail=False)
+    (few, took_few), (more, took_more) = sorted(seconds.items())
+    each = (took_more - took_few) / (more - few)
+    rates = {"report_numbers": table_amounts(work).numbers / each, "report_start": took_few - few * each}
+    return report_seconds([work] * count, Cluster(**rates))
+
+
+def sweep_work(detail: bool) -> CheckpointWork:
+    """One checkpoint of the sweep, as an estimate sees it."""
+    from qkscope.cost.work import CheckpointWork, Weights
+    from qkscope.lenses.rows import COMPONENTS
+    from qkscope.moments.moments import Moments
+
+    moments, weights = Moments.load(moments_file(0)), Weights(1, 0, 1, 1, 1, 2, 1, "none", remote=False)
+    facts = tuple(moments.layers.values())
+    return CheckpointWork("m", facts, moments.layout, weights, (8,), CONTEXT, LAYERS * HEADS, COMPONENTS, detail=detail)
 
 
 def measure(folder: Path, what: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,6 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import shared
 import template
-from queues import arranged
 
 # What is written is made to last through a loss of power, which no test can cause: each file would wait for the disk.
 os.fsync = lambda descriptor: None
@@ -36,6 +36,10 @@ PATIENCE = 300_000  # milliseconds; pytest's own limit is longer, and says less 
 
 # What a test needs says what it is: nobody has to remember the marker.
 MARKED_BY_FIXTURE = {"chromium": "browser", "cluster": "ray", "weights": "pretrained"}
+
+# Seconds of a core, roughly: by marker, of a test that takes or waits long, and of any other.
+WEIGHTS = {"ray": 15.0, "pretrained": 30.0, "slow": 4.0, "faults": 5.0, "browser": 1.5}
+QUICK = 0.05
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,9 +78,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # when pytest has looked at `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each of several test processes its share (`queues.py`)."""
+    """Files that take long come first: test processes take whole files, and none should be left with a long one."""
+    weights: Counter[Path] = Counter()
+    for item in items:
+        markers = [mark.name for mark in item.iter_markers()]
+        weights[item.path] += max((WEIGHTS.get(name, QUICK) for name in markers), default=QUICK)
     if hasattr(config, "workerinput"):
-        items[:] = arranged(items, config.workerinput["workercount"])
+        items.sort(key=lambda item: -weights[item.path])
 
 
 @pytest.fixture(scope="session")
@@ -287,19 +295,20 @@ def grown_page():
     return shared.once("grown_page", make) / "grown"
 
 
+def sketch(_entry, _at):
+    """A figure of one line, in place of any other: drawing all takes seconds, most of it for the places of labels."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(1, 1))
+    figure.add_artist(Line2D([0, 1], [0, 1]))
+    return figure
+
+
 @pytest.fixture
 def sketches(monkeypatch):
     """Each figure is one line: for tests of which files a report writes and what it says, not of what is drawn.
 
-    Drawing every figure takes seconds, most of it for the places of labels. `test_lenses.py` draws a whole report of a
-    real run, `test_cards.py` one of a table.
+    `test_cards.py` draws a whole report.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    def sketch(_entry, _at) -> Figure:
-        figure = Figure(figsize=(1, 1))
-        figure.add_artist(Line2D([0, 1], [0, 1]))
-        return figure
-
     monkeypatch.setattr("qkscope.report.figures.draw", sketch)

@@ -20,7 +20,7 @@ from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.blueprint import blueprint
 from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.capture.probe import probe_model
-from qkscope.cli.estimate import add_cluster_options, cluster_of, estimate_lines, quantity
+from qkscope.cli.estimate import add_cluster_options, cluster_of, cost_rows, estimate_lines, quantity
 from qkscope.cost import tables as cost_tables
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import ADVICE, estimate, estimate_plan
@@ -340,6 +340,14 @@ def test_tables_are_made_beside_the_capture_and_the_rest_by_all_cores(monkeypatc
     # Where moments files are so small that one process is as soon through with them, it goes on alone.
     monkeypatch.setattr(cost_tables, "WORTH_SEVERAL", 10**9)
     assert estimate(works, at_once).seconds["tables"] == pytest.approx(10 * numbers)
+
+
+def test_a_report_takes_its_figures_and_every_number_of_the_tables():
+    works = [work((4,), heads=4, components=1) for _ in range(10)]
+    found = estimate(works, Cluster(report_start=7.0, report_numbers=20.0))
+    assert found.report == pytest.approx(7 + 10 * table_amounts(works[0]).numbers / 20)
+    assert found.wall == estimate(works, Cluster()).wall  # it is a command of its own
+    assert ("afterwards", f"{found.report / 60:.3g} min for `qkscope report`") in cost_rows(found)
 
 
 @pytest.mark.slow

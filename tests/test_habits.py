@@ -51,7 +51,7 @@ def test_every_requirement_claims_a_lowest_version_and_what_is_installed_is_not_
 @pytest.mark.slow
 def test_tests_are_marked_by_the_fixtures_that_they_use(tmp_path):
     """A folder of tests with the project's conftest: what uses a browser, Ray or weights can be left out."""
-    for name in ("conftest.py", "queues.py", "shared.py", "template.py"):
+    for name in ("conftest.py", "shared.py", "template.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path)
     (tmp_path / "test_x.py").write_text(
         "import pytest\n"

@@ -135,9 +135,9 @@ def test_a_report_from_tables_on_disk_has_the_same_bytes(tmp_path, monkeypatch):
     for folder in folders:
         shutil.copytree(results_of(), folder)
     written = write_report(folders[0], figures=False)
-    for name, value in (("LARGE", 0), ("BLOCK", 30)):
+    for name, value in (("LARGE", 0), ("BLOCK", 100)):
         monkeypatch.setattr(mapped, name, value)
-    monkeypatch.setattr(read, "PART", 40)
+    monkeypatch.setattr(read, "PART", 130)
     files, plain = [], mapped._nameless
     monkeypatch.setattr(mapped, "_nameless", lambda: files.append(1) or plain())
     assert len(write_report(folders[1], figures=False)) == len(written) > 20
@@ -170,7 +170,7 @@ def test_what_a_report_holds_does_not_grow_with_its_checkpoints(monkeypatch):
         tracemalloc.stop()
         return found
 
-    assert (held(12) - held(4)) / 8 < 400_000
+    assert (held(8) - held(4)) / 4 < 400_000
 
 
 @pytest.mark.slow

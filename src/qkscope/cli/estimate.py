@@ -53,6 +53,8 @@ OPTIONS = (
     ("--host-flops", "host_flops", quantity, "X", "FLOP/s of each core of the machine that makes the tables"),
     ("--table-numbers", "table_numbers", quantity, "NUMBERS", "of tables written by one core, per second"),
     ("--table-start", "table_start", float, "SECONDS", "until a process that makes tables has started"),
+    ("--report-start", "report_start", float, "SECONDS", "of a report of few checkpoints, most of it for figures"),
+    ("--report-numbers", "report_numbers", quantity, "NUMBERS", "of tables read by a report, per second"),
     ("--cores", "cores", int, "N", "cores of the machine that makes the tables"),
 )
 
@@ -141,6 +143,7 @@ def cost_rows(found: Estimate) -> list[tuple[str, str]]:
             "folder",
         ),
         ("wall time", duration(found.wall)),
+        ("afterwards", f"{duration(found.report)} for `qkscope report`"),
     ]
 
 

@@ -30,6 +30,8 @@ class Cluster:
     host_flops: float = 15e9  # of each core of the machine that makes the tables
     table_numbers: float = 800e3  # of tables per second that one core makes of its results and writes
     table_start: float = 3.0  # seconds until a process that makes tables has started
+    report_start: float = 20.0  # seconds of a report of few checkpoints: most of it figures, drawn on all cores
+    report_numbers: float = 500e3  # of tables per second that a report reads and sums up
     cores: int = 16  # of that machine
     evict: bool = False  # whether a checkpoint's downloads go when its sums are safe
 

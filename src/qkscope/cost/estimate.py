@@ -104,6 +104,7 @@ class Estimate:
     network: Network
     busy_hours: float  # of a device computing
     seconds: Mapping[str, float]  # of wall time by what they go into, the keys of ADVICE
+    report: float  # seconds of `qkscope report`, which is a command of its own
 
     @property
     def wall(self) -> float:
@@ -159,7 +160,13 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, surveyed: int | 
         network=network,
         busy_hours=sum(sum(_computing(work, cluster).values()) for work in works) / 3600,
         seconds=_seconds(works, cluster, workers, network, survey),
+        report=report_seconds(works, cluster),
     )
+
+
+def report_seconds(works: Sequence[CheckpointWork], cluster: Cluster) -> float:
+    """What a report of all checkpoints takes: figures are as many for few as for many, tables are read whole."""
+    return cluster.report_start + sum(table_amounts(work).numbers for work in works) / cluster.report_numbers
 
 
 def _fewest_devices(works: Sequence[CheckpointWork], cluster: Cluster) -> int:
