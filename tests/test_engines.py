@@ -18,7 +18,7 @@ import pytest
 
 from conftest import cut_documents
 from qkscope.cli.main import main
-from qkscope.errors import InputError
+from qkscope.errors import InputError, QkscopeError
 from qkscope.run.engines import engine_names, find_engine
 from qkscope.run.engines.base import Job, Placement, Task
 from qkscope.run.engines.local import share_of_gpus
@@ -331,6 +331,26 @@ def test_ray_makes_the_same_bytes(study, tmp_path, expected, cluster, nodes):
     assert (out / "qk.csv").read_bytes() == expected
     assert sorted(told.started_names) == ["one", "two"]
     assert not [note for note in told.notes if "died" in note]
+
+
+@pytest.mark.slow
+def test_ray_workers_that_cannot_start_are_told_and_given_up(study, tmp_path, cluster, monkeypatch):
+    """They were replaced without end and without a word."""
+    from qkscope.run.engines import ray as engine
+
+    class Broken:
+        def __init__(self, *arguments):
+            raise RuntimeError("no driver for this device")
+
+        def ready(self):
+            return []
+
+    monkeypatch.setattr(engine, "_Actor", Broken)
+    made, _ = cluster(1)
+    told = Told()
+    with pytest.raises(QkscopeError, match=r"(?s)5 Ray workers one after the other.*no driver for this device"):
+        run_study(study(), tmp_path / "out", told, options=on_ray(made))
+    assert len([note for note in told.notes if "died before it was ready" in note]) == 1
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ from qkscope.run.stopping import Stop
 
 ANSWER = 20.0  # seconds for a cluster to accept a connection
 POLL = 0.5  # seconds between looks at whether the run was asked to stop
+FAILED_STARTS = 5  # workers that die before they are ready, one after the other, for each that is wanted
 PATIENCE = 120.0  # seconds without any worker before the user is told; importing torch takes some of them
 
 
@@ -157,6 +158,7 @@ class _Crew:
         self._members: list[_RayWorker] = []
         self._failure: QkscopeError | None = None
         self._alone = 0.0  # seconds without a ready worker
+        self._failed_starts = 0  # since a worker was last ready
 
     def run(self) -> None:
         workers = min(self._job.placement.workers or self._room(), len(self._job.tasks))
@@ -211,7 +213,7 @@ class _Crew:
             self._failure = self._failure or _own(error)
             self._free(member)
         except errors.RayError as error:  # the actor, its node, or what it returned is gone
-            self._replace(member, type(error).__name__)
+            self._replace(member, error)
         else:
             for report in reports:
                 if isinstance(report, LeftOut):
@@ -223,15 +225,34 @@ class _Crew:
         if member.task is not None:
             self._schedule.finish(member.task)
         member.task, member.pending, member.ready = None, None, True
+        self._failed_starts = 0
 
-    def _replace(self, member: _RayWorker, how: str) -> None:
-        self._members[self._members.index(member)] = self._start()
+    def _replace(self, member: _RayWorker, how: Exception) -> None:
+        if not member.ready:
+            self._count_failed_start(how)
+        if self._failure is None:
+            self._members[self._members.index(member)] = self._start()
+        else:
+            self._members.remove(member)
         if member.task is None:
             return
         try:
-            self._told(Noted(self._schedule.lose(member.task, f"its worker or node died ({how})")))
+            told = self._schedule.lose(member.task, f"its worker or node died ({type(how).__name__})")
+            self._told(Noted(told))
         except QkscopeError as error:
             self._failure = self._failure or error
+
+    def _count_failed_start(self, how: Exception) -> None:
+        """Give up when no worker comes up: the next would fail like the last, and nobody would hear of it."""
+        self._failed_starts += 1
+        reason = " ".join(str(how).split())[:600]
+        if self._failed_starts == 1:
+            self._told(Noted(f"a Ray worker died before it was ready, another is started: {reason}"))
+        if self._failed_starts >= FAILED_STARTS * max(1, len(self._members)):
+            self._failure = self._failure or QkscopeError(
+                f"{self._failed_starts} Ray workers one after the other died before they were ready; what is finished "
+                f"is kept: see to the cluster and run the same command again. The last said: {reason}"
+            )
 
     def _complain(self, heard: bool) -> None:
         """Say when the cluster has no room for any worker, instead of waiting in silence."""
