@@ -35,7 +35,7 @@ check: setup $(NPM)  ## lint, types and the fast tests: what to run before each 
 	@$(MAKE) --no-print-directory --jobs=2 types lint fast
 
 # What the tests need is fetched at the same time, beside lint and types.
-test: setup  ## set up, then lint, types and all tests (eleven minutes on two fast cores, longer on slower ones)
+test: setup  ## set up, then lint, types and all tests (eighteen minutes on two slow cores)
 	@$(MAKE) --no-print-directory --jobs ready lint types
 	$(PYTEST)
 

@@ -20,7 +20,7 @@ from conftest import cut_documents
 from qkscope.cli.main import main
 from qkscope.errors import InputError, QkscopeError
 from qkscope.run.engines import engine_names, find_engine
-from qkscope.run.engines.base import Job, Placement, Task
+from qkscope.run.engines.base import Placement, Task
 from qkscope.run.engines.local import share_of_gpus
 from qkscope.run.engines.schedule import Schedule, WorkerLost
 from qkscope.run.engines.worker import Worker
@@ -29,7 +29,6 @@ from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.plan import Shard
 from qkscope.run.runner import Leniency, VectorSample
 from qkscope.run.status import read_status
-from qkscope.run.stopping import Stop
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
@@ -405,13 +404,27 @@ def left_behind(monkeypatch):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_without_an_address_a_ray_is_started_whatever_a_killed_one_left_behind(tmp_path, left_behind):
-    """With nothing to do, it begins and ends; a worker would only import torch once more."""
-    told = []
-    nothing = Job(plans=[], tasks=[], folder=tmp_path, worker=Worker)
+    """With nothing to do, it begins and ends; a worker would only import torch once more.
+
+    In a process of its own: one that has had a Ray of its own gets no worker from the cluster that the tests share.
+    """
     (tmp_path / "moments").mkdir()
-    find_engine("ray").run(nothing, told.append, Stop())
-    (note,) = told
-    assert note.message.startswith("starting a Ray on this machine for this run alone")
+    done = subprocess.run([sys.executable, "-c", NOTHING, tmp_path], capture_output=True, text=True, check=True)
+    (note,) = done.stdout.splitlines()
+    assert note.startswith("starting a Ray on this machine for this run alone")
+
+
+NOTHING = """
+import sys
+from pathlib import Path
+from qkscope.run.engines import find_engine
+from qkscope.run.engines.base import Job
+from qkscope.run.engines.worker import Worker
+from qkscope.run.stopping import Stop
+
+nothing = Job(plans=[], tasks=[], folder=Path(sys.argv[1]), worker=Worker)
+find_engine("ray").run(nothing, lambda note: print(note.message), Stop())
+"""
 
 
 @pytest.mark.ray
