@@ -271,9 +271,9 @@ def assumptions() -> str:
         f"- weights read at {scaled(it.disk_bandwidth)}B/s by each worker; results at {scaled(it.storage_bandwidth)}B/"
         f"s and downloads at {scaled(it.download)}B/s by all together;",
         f"- on one core {scaled(it.tokenize)} tokens/s tokenized, {scaled(it.checksum)}B/s of moments files with their "
-        f"checksums; {scaled(it.host_flops)}FLOP/s and {scaled(it.table_numbers)}numbers/s in tables "
+        f"checksums; {scaled(it.host_flops)}FLOP/s and {scaled(it.table_numbers)} numbers/s in tables "
         f"on each of {it.cores} cores, and {it.table_start:g} s until a further process makes some; a report takes "
-        f"{it.report_start:g} s and reads {scaled(it.report_numbers)}numbers/s.",
+        f"{it.report_start:g} s and reads {scaled(it.report_numbers)} numbers/s.",
     ])  # fmt: skip
 
 

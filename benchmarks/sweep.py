@@ -119,10 +119,9 @@ def sweep_report(quick: bool) -> Found:
     found, (rate, few, many) = Found(), (5, 10, 20) if quick else (DIFFERENT, *REPORTED)
     measured = {count: measure(grown_folder(count), "report") for count in (rate, few, many)}
     compared(found, "report", {count: measured[count] for count in (few, many)})
-    told, took = report_estimated(many, {count: measured[count]["seconds"] for count in (rate, few)}), measured[many]
-    agrees(
-        found, f"report of {many} checkpoints: what `plan --estimate` says with rates of {rate} and {few}", told, took
-    )
+    name = f"report of {many} checkpoints: what `plan --estimate` says with rates of {rate} and {few}"
+    told = report_estimated(many, {count: measured[count]["seconds"] for count in (rate, few)})
+    agrees(found, name, told, measured[many])
     return found
 
 
