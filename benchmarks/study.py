@@ -34,6 +34,7 @@ import study_texts
 import yaml
 
 from qkscope.lenses.rope.at_rest import Basis
+from qkscope.text import counted
 
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / ".cache/study"
@@ -175,7 +176,7 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
             path.write_text(text, encoding="utf-8")
     study = {
         "study": corpus,
-        "title": f"Four models on {corpus}",
+        "title": f"{counted(len(names), 'model')} reading {study_texts.READING[corpus]}",
         "kind": "models",
         "documents": {"files": "documents/*.txt", "special_tokens": "none"},
         "dtype": "float32",

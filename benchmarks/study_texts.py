@@ -78,3 +78,5 @@ def in_parts(chapters: Sequence[str], count: int) -> list[str]:
 
 
 CORPORA: dict[str, Callable[[int], list[str]]] = {"speeches": speeches, "code": modules, "novel": novel_parts}
+# What a model reads, in the title of a study.
+READING = {"speeches": "State of the Union addresses", "code": "SymPy's source code", "novel": "Moby-Dick"}

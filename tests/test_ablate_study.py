@@ -285,7 +285,9 @@ def test_a_stopped_ablation_goes_on_and_ends_in_the_same_bytes(study):
     assert len(before) == 6 * 3  # documents x edits
     gone = sorted(before)[2]
     (out / ".ablation/one" / gone).write_text('{"rows": ')  # as a machine that lost power leaves it
-    ablate_study(path, out, SETTINGS, options=ALONE)
+    told = Told()
+    ablate_study(path, out, SETTINGS, told, options=ALONE)
+    assert "one: 18 of 18 shards done" in told.notes  # and nothing is left, not even a minute
     assert {name: (out / name).read_bytes() for name in names} == expected
     after = parts_of(out)
     assert {name for name in before if before[name] != after[name]} == {gone}

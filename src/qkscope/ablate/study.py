@@ -154,8 +154,14 @@ class _Progress:
             now, work = time.monotonic(), self._works[report.checkpoint]
             if now - self._said >= LINE_SECONDS or not self._missing[report.checkpoint]:
                 self._said = now
-                ahead = (now - self._begun) / (self._first - self.left) * self.left
-                self._told.noted(f"{work.name}: {self.text()}, about {max(1, round(ahead / 60))} min left")
+                self._told.noted(f"{work.name}: {self.text()}{self._ahead(now)}")
+
+    def _ahead(self, now: float) -> str:
+        """How long the rest will take, if there is a rest."""
+        if not self.left:
+            return ""
+        seconds = (now - self._begun) / (self._first - self.left) * self.left
+        return f", about {max(1, round(seconds / 60))} min left"
 
     def text(self) -> str:
         """How many shards are done."""
