@@ -209,22 +209,26 @@ and for one machine without any of these, eight at a time:
     qkscope plan study.yaml --out results/study | xargs -P 8 -I{{}} sh -c '{{}}'
 
 In both cases `qkscope run study.yaml --out results/study` makes the tables at the end, and would run what is missing.
-Every `qkscope shard` reads and tokenizes all documents first to know the plan, so shards should be minutes of work.
+Every `qkscope shard` plans the whole study first, and the first one also tokenizes the documents and leaves the tokens
+in the results folder for the others, so shards should be minutes of work.
 
-An engine is one module in `src/qkscope/run/engines` with a class `<Name>Engine` that runs tasks and tells of finished
+An engine is one module in `src/qkscope/run/engines` with a class `<Name>Engine` that runs tasks and reports finished
 shards; its file name is its name on the command line.
 
 ## What is counted
 
-For L layers, h query and g key heads of width d, context T, n documents, B buckets, G groups:
+For L layers, h query and g key heads of width d, context T, n documents, B buckets, G groups, W = 2 where
+the common window is shorter than the context, else 1, and p = d(d + 1)/2. Sums do not depend on the number of tokens:
 
 | quantity | formula |
 |---|---|
 | matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, of routed experts those a token visits |
 | attention | 4 · h · d · (pairs the mask allows) FLOPs per layer and document; full causal: T(T+1)/2 pairs |
 | sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token: an upper bound; {precision} |
-| sums, memory | 8 · (h + g) · ((B + G) · (¾d² + 2d) + d) bytes per layer, whatever the number of tokens |
-| moments file | (h + g) · (B · 8 · (s + 3) + G · (4s + 24) + 8d) bytes per layer, s = d(d+1)/2 + 2d; and a header |
+| sums, memory | 8 · (B · (3/4 · d² + 2 · d) + d) + 4 · G · (W · 3/4 · d² + 2 · B · d) bytes per head |
+| before rotation | 4 · (d² + B · G · d + d) bytes per head more |
+| moments file | 8 · (d + 3 · B · G + B · (p + 2 · d)) + 2 · G · W · (p + 2) + 4 · B · G · (d + 2) bytes per head |
+| before rotation | 8 · d + 4 · (p + B · d + B · G) + 2 · B · G · d bytes per head more |
 | tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling), at the first two also for each group |
 | disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, tables, downloads |
 | downloads | each checkpoint once; with `--evict` those of two checkpoints for each worker are there |

@@ -46,6 +46,7 @@ from qkscope.lenses import rows
 from qkscope.lenses.registry import head_tables
 from qkscope.moments.layout import Layout, bucket_edges, capture_layout
 from qkscope.moments.placing import PIECE_TOKENS
+from qkscope.moments.sizes import predict_sizes
 from qkscope.moments.state import State
 from qkscope.results.csv_files import csv_text
 from qkscope.results.folder import shard_path
@@ -664,3 +665,21 @@ def test_the_page_is_up_to_date():
     written = scaling.PAGE.read_text(encoding="utf-8")
     assert "<!-- engines -->" in written or "## Engines" in written
     assert written == scaling.page(), "run: python benchmarks/scaling.py --write"
+
+
+@pytest.mark.parametrize(("width", "common"), [(128, 4096), (64, 65536)])
+def test_the_formulas_of_the_page_give_the_bytes_that_a_run_shows(width, common):
+    """What the page says is worked out as it stands there, so that it cannot fall behind the code."""
+    import scaling
+
+    written = scaling.PAGE.read_text(encoding="utf-8").splitlines()
+    formulas = [line.split("|")[2].partition(" bytes per head")[0] for line in written if " bytes per head" in line]
+    layout = capture_layout(65536, buckets=16, groups=8, common=common)
+    letters = {"B": layout.buckets, "G": layout.groups, "d": width, "p": width * (width + 1) / 2}
+    letters["W"] = 2 if common < 65536 else 1
+    memory, memory_before, file, file_before = (
+        eval(formula.replace("·", "*").replace("²", "**2"), {}, letters) for formula in formulas
+    )
+    sizes = predict_sizes(layout, [LayerFacts(layer=0, q_heads=4, kv_heads=4, head_dim=width, rotary="rotary")])
+    assert 8 * (memory + memory_before) == sizes.memory
+    assert 8 * (file + file_before) == pytest.approx(sizes.file, rel=0.01)  # and counts that a layer's heads share
