@@ -193,7 +193,7 @@ def test_the_card_of_groups_claims_what_exceeds_its_interval(grouped):
     text = card_text(grouped, "ablation_groups")
     assert "matter more than random heads under kernel" in text
     assert "matter less than random heads under flatten" in text
-    assert "are not told from random heads under zero" in text
+    assert "cannot be told from random heads under zero" in text
     assert "shuffle of position-dominated (12 heads): +0.3000 against +0.1000 for random heads; too few" in text
     assert "kernel of position-dominated (12 heads), repeated: +0.60 against +0.10 for random heads" in text
     assert "difference +0.50 ± 0.10 (+0.20 to +0.80): more." in text

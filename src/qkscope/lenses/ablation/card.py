@@ -172,7 +172,7 @@ def verdict(every: pd.DataFrame) -> str:
                 parts.append(f"matter {word} than random heads under {listed(list(known[chosen]['edit']))}")
         unclear = known[(known["low"] <= 0) & (known["high"] >= 0)]
         if len(unclear):
-            parts.append(f"are not told from random heads under {listed(list(unclear['edit']))}")
+            parts.append(f"cannot be told from random heads under {listed(list(unclear['edit']))}")
         said.append(f"Heads chosen as {group} {'; they '.join(parts)}.")
     return " ".join(said)
 
