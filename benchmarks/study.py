@@ -49,15 +49,16 @@ class Entry:
     name: str
     label: str
     family: str
-    context: int  # tokens of the whole study; its weights were made for as many, or more
-    weights: str  # as rope_alone.py calls it
+    read: int  # tokens of each document, at most: what two hours allow
+    trained: int  # the context that its weights were made for, as their file says
+    kept_as: str  # how its weights are stored
 
 
 ENTRIES = (
-    Entry("stories15m", "stories15M", "Llama 2", 256, "stories15m"),
-    Entry("smollm2-135m", "SmolLM2-135M", "SmolLM2", 8192, "smollm2-135m"),
-    Entry("gemma3-270m", "Gemma 3 270M", "Gemma 3", 4096, "gemma3-270m"),
-    Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B", "Qwen2.5", 4096, "qwen2.5-coder-0.5b"),
+    Entry("stories15m", "stories15M", "Llama 2", 256, 256, "float32"),
+    Entry("smollm2-135m", "SmolLM2-135M-Instruct", "SmolLM2", 8192, 8192, "Q4_1"),
+    Entry("gemma3-270m", "Gemma 3 270M", "Gemma 3", 4096, 32768, "Q4_K_M"),
+    Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct", "Qwen2.5", 4096, 32768, "Q4_K_M"),
 )
 
 
@@ -87,15 +88,16 @@ def main() -> int:
     options = arguments()
     size = QUICK if options.quick else FULL
     names = [entry.name for entry in ENTRIES if not options.model or entry.name in options.model]
+    whole = size is FULL and len(names) == len(ENTRIES)  # what is kept with the code is of all models
     if not options.only_page:
         rope_alone.fetch()
         study_texts.fetch()
         for corpus in options.corpus or CORPORA:
             run(write_study(corpus, names, size), names, size)
     folders = {corpus: WORK / size.name / corpus / "results" for corpus in CORPORA}
-    kept = WORK / "quick/tables" if options.quick else KEPT
+    kept = KEPT if whole else WORK / size.name / "tables"
     study_tables.write(folders, kept)
-    page = WORK / "quick/findings.md" if options.quick else ROOT / "docs/findings.md"
+    page = ROOT / "docs/findings.md" if whole else WORK / size.name / "findings.md"
     page.write_text(findings.page(kept, quick=options.quick), encoding="utf-8")
     print(f"tables: {kept}\nfindings: {page}")
     return 0
@@ -106,7 +108,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="windows of at most 512 tokens, short ablations: minutes")
     parser.add_argument("--corpus", action="append", choices=CORPORA, help="run only this one; may be given again")
-    parser.add_argument("--model", action="append", metavar="NAME", help="only this model; may be given again")
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=[entry.name for entry in ENTRIES],
+        help="only this model; may be given again; tables and findings then stay beside the results",
+    )
     parser.add_argument("--only-page", action="store_true", help="run nothing: tables and findings of what is there")
     return parser.parse_args()
 
@@ -116,10 +123,10 @@ def arguments() -> argparse.Namespace:
 
 def model_of(entry: Entry) -> Path:
     """A place that a study file can name: a GGUF file, or for stories15M a folder with safetensors and a tokenizer."""
-    case = next(case for case in rope_alone.CASES if case.name == entry.weights)
+    case = next(case for case in rope_alone.CASES if case.name == entry.name)
     if entry.name != "stories15m":
         return rope_alone.weights_of(case)
-    folder = WORK / "stories15m"
+    folder = WORK / "stories15m_bos"
     if not (folder / "finished").exists():
         from dataclasses import replace
 
@@ -135,7 +142,7 @@ def llama2c_tokenizer(data: bytes):
     """The tokenizer behind the weights: pieces with scores, which are merges in the order of their scores."""
     import struct
 
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
     pieces, place = [], 4  # the first number is the longest piece's length
@@ -159,6 +166,7 @@ def llama2c_tokenizer(data: bytes):
     made.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])  # as in training
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
@@ -178,7 +186,7 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
         "study": corpus,
         "title": f"{counted(len(names), 'model')} reading {study_texts.READING[corpus]}",
         "kind": "models",
-        "documents": {"files": "documents/*.txt", "special_tokens": "none"},
+        "documents": {"files": "documents/*.txt", "special_tokens": "default"},  # a text begins as it did in training
         "dtype": "float32",
         "shard_tokens": SHARD_TOKENS,
         "checkpoints": [
@@ -187,8 +195,8 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
                 "label": entry.label,
                 "family": entry.family,
                 "model": str(model_of(entry)),
-                "context": min(entry.context, size.longest),
-                "tags": {"weights": "float32" if entry.name == "stories15m" else "4-bit GGUF"},
+                "context": min(entry.read, size.longest),
+                "tags": {"weights": entry.kept_as, "trained_context": str(entry.trained)},
             }
             for entry in ENTRIES
             if entry.name in names

@@ -145,6 +145,7 @@ def entries(folder: Path) -> pd.DataFrame:
     by_name = {each["name"]: each for each in record["checkpoints"]}
     return table.assign(
         weights_kept=[by_name[name].get("tags", {}).get("weights", "") for name in table["model"]],
+        trained_context=[int(by_name[name].get("tags", {}).get("trained_context", 0)) for name in table["model"]],
         dtype=[by_name[name]["dtype"] for name in table["model"]],
         seconds=[by_name[name]["seconds"] for name in table["model"]],
         weights_sha256=[by_name[name]["weights"].removeprefix("sha256:") for name in table["model"]],

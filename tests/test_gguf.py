@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from qkscope.capture.gguf import parsed_once
+from qkscope.capture.load import load_tokenizer
+from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import ModelError
 from qkscope.run.events import Events
@@ -17,7 +19,7 @@ from qkscope.study.load import load_study
 WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48
 
 
-def write_gguf(path, seed=0):
+def write_gguf(path, seed=0, add_bos=None):
     """A whole tiny model as llama.cpp would write it, with one token for each byte and two more.
 
     Llama: of its kind transformers has no faster reader, so that the slow one is at work here.
@@ -43,6 +45,8 @@ def write_gguf(path, seed=0):
     writer.add_token_merges(["t h", "th e"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
 
     def add(name, *shape):
         writer.add_tensor(name, random.standard_normal(shape).astype(np.float32) * 0.2)
@@ -106,6 +110,15 @@ def test_several_gguf_files_are_parsed_once_each_though_the_next_is_read_ahead(w
     study = world(checkpoints=[entry("a"), entry("b")], shard_tokens=128)
     run_study(study, tmp_path / "out")
     assert sorted(parses) == [str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf")]
+
+
+@pytest.mark.parametrize("stated", [True, False, None])
+def test_the_header_says_whether_a_text_begins_with_the_bos_token(tmp_path, stated):
+    write_gguf(tmp_path / "a.gguf", add_bos=stated)
+    tokenizer, _ = load_tokenizer(find_source("a.gguf", None, tmp_path))
+    text = tokenizer("ab", add_special_tokens=False).input_ids
+    assert tokenizer("ab").input_ids == ([tokenizer.bos_token_id] if stated else []) + text
+    assert tokenizer.convert_ids_to_tokens(text) == ["a", "b"]
 
 
 def test_a_gguf_file_that_was_replaced_is_parsed_again(world, tmp_path, parses):

@@ -50,6 +50,21 @@ def parsed_once(gguf_file: str | None) -> Iterator[None]:
             gguf.GGUFReader = parse
 
 
+def begin_as_stated(tokenizer: Any, path: str) -> None:
+    """Let a tokenizer put the BOS token before a text, or not, as the file's header says: transformers does not ask it.
+
+    A model that was trained with the token and reads without it predicts far worse, and nothing shows it.
+    """
+    import gguf
+
+    field = gguf.GGUFReader(path).fields.get("tokenizer.ggml.add_bos_token")
+    if field is None or tokenizer.bos_token_id is None:
+        return
+    stated = bool(field.parts[field.data[0]][0])
+    if (tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]) != stated:
+        tokenizer.add_bos_token = stated
+
+
 def _kept(path: str, parse: Any) -> Any:
     """The reader of this file as it is now: a file that was replaced is parsed again."""
     state = os.stat(path)

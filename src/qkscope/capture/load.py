@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.capture.adapter import merged
-from qkscope.capture.gguf import parsed_once
+from qkscope.capture.gguf import begin_as_stated, parsed_once
 from qkscope.capture.hub import adapter_folder, explain, pinned
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, require_safe_index
@@ -160,6 +160,8 @@ def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
         exact = pinned(source, "tokenizer_config.json")
         with panics_raised(), parsed_once(exact.gguf_file):
             tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
+            if exact.gguf_file:
+                begin_as_stated(tokenizer, str(Path(exact.location) / exact.gguf_file))
     except Exception as error:
         reason = error if isinstance(error, ModelError) else explain(source, error)
         way_out = "another one can be named with `tokenizer:` in the study"
