@@ -145,8 +145,9 @@ def sweep() -> Case:
             "64 GPUs, `--evict`": Cluster(devices=64, evict=True),
             "8 GPUs, `--evict`": Cluster(devices=8, evict=True),
         },
-        f"GPU time is a small part of the cost. A checkpoint is computed in {duration(computing(works[0]))} on one GPU, "
-        f"so 64 ask for the next every {duration(computing(works[0]) / 64)}, but the link needs "
+        "GPU time is a small part of the cost: a checkpoint is computed in "
+        f"{duration(computing(works[0]))} on one GPU, so 64 ask for the next every "
+        f"{duration(computing(works[0]) / 64)}, but the link needs "
         f"{duration(works[0].weights.stored / Cluster().download)} for each. {longest(works)} "
         f"Moments are {works[0].sizes.file / works[0].weights.stored:.0%} of the size of the weights: with "
         f"`buckets: 4` and `groups: 4` they are {scaled(slim)}B in place of "
