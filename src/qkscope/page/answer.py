@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.page.split_finding import rope_finding
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.text import counted

@@ -14,7 +14,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
-from qkscope.lenses.position.changes import MEASURED, paired_changes
+from qkscope.lenses.paired import MEASURED, paired_changes
 from qkscope.page.arrays import Grid
 from qkscope.page.errors import MEANS
 from qkscope.page.pack import Pack, error_precision

@@ -12,10 +12,10 @@ from qkscope.draw import palette
 from qkscope.files import write_text
 from qkscope.foreign import is_finite
 from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.concordance.table import CONCORDANCE
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.categories import CATEGORIES, HIGH, LOW
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
-from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW
+from qkscope.lenses.signs import CONCORDANCE
 from qkscope.page.answer import answer
 from qkscope.page.arrays import add_tables, page_depth, page_grid
 from qkscope.page.assemble import assemble
