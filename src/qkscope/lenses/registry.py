@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qkscope.lenses.base import HeadTable, Lens, StudyBuild, Summary
+from qkscope.lenses.base import HeadTable, Lens, SampledTable, StudyBuild, Summary
 
 _LENSES: list[Lens] = []
 
@@ -30,7 +30,7 @@ def register(lens: Lens) -> Lens:
 
 def _files(lens: Lens) -> list[str]:
     of_study = [table.file for each in lens.of_study for table in each.tables]
-    return [*(table.file for table in lens.tables), *of_study]
+    return [*(table.file for table in lens.tables), *of_study, *(table.file for table in lens.sampled)]
 
 
 def _on_page(lens: Lens) -> list[str]:
@@ -53,6 +53,16 @@ def head_tables() -> tuple[HeadTable, ...]:
 def study_builds() -> tuple[StudyBuild, ...]:
     """How the tables about whole studies of all lenses are made from sums, in order."""
     return tuple(each for lens in registered() for each in lens.of_study if each.build is not None)
+
+
+def tables_from_vectors() -> tuple[HeadTable, ...]:
+    """The head tables of all lenses for which datasets of raw vectors are enough, in order."""
+    return tuple(table for lens in registered() for table in lens.from_vectors)
+
+
+def sampled_tables() -> tuple[SampledTable, ...]:
+    """The tables of all lenses that are made from kept vectors when asked for, in order."""
+    return tuple(table for lens in registered() for table in lens.sampled)
 
 
 def all_summaries() -> tuple[Summary, ...]:

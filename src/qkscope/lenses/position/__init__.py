@@ -15,6 +15,7 @@ LENS = Lens(
     title="Position signal",
     question="Which heads follow position, in their queries and in their keys?",
     tables=(OWN, COMMON, REPLICATES),
+    from_vectors=(OWN,),
     derive=with_measures,
     summaries=(
         Summary("trajectory", trajectory_at, means=MEASURES),
