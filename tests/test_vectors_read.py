@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
+from qkscope.lenses.base import Column, HeadTable, Lens
 from qkscope.lenses.position.table import OWN
+from qkscope.lenses.registry import with_lens
 from qkscope.lenses.rows import file_columns
 from qkscope.lenses.vector_rows import table_from_vectors
+from qkscope.run.events import Events
+from qkscope.tables.from_vectors import analyze_vectors
 from qkscope.vectors import scan
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.hub import download_vectors
@@ -159,6 +164,21 @@ def test_a_window_and_left_out_positions(tmp_path):
     }
     assert_reference(table, inside)
     assert set(table["window"]) == {32}
+
+
+def test_a_lens_that_needs_no_more_than_vectors_gets_its_table_by_saying_so(tmp_path):
+    made = dataset(tmp_path / "vectors", layers=1)
+    length = HeadTable("length.csv", (Column("length", "Of the mean query."),), mean_query_lengths)
+    with with_lens(Lens("length", "t", "q", tables=(length,), from_vectors=(length,))):
+        analyze_vectors([f"theirs={tmp_path / 'vectors'}"], tmp_path / "out", Events(), "command", components=2)
+    assert {"qk.csv", "length.csv"} == {path.name for path in (tmp_path / "out").glob("*.csv")}
+    for row in pd.read_csv(tmp_path / "out" / "length.csv").itertuples():
+        queries = made[HeadName(0, row.head, "q")]["vector"].astype(float)
+        assert row.length == pytest.approx(np.linalg.norm(queries.mean(axis=0)))
+
+
+def mean_query_lengths(sums):
+    return {"length": np.linalg.norm(sums.q.mean_x, axis=1)}
 
 
 def test_sliding_layers_say_so(tmp_path):
