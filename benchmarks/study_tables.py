@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qkscope import Moments
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
-from qkscope.lenses.layer_kinds.table import with_layer_kind
+from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows

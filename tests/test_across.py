@@ -13,7 +13,7 @@ from qkscope.capture.identity import attention_hashes, count_parameters
 from qkscope.draw import style
 from qkscope.errors import StudyError
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.layer_kinds.table import unusual_layers
+from qkscope.lenses.kind_of_layer import unusual_layers
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.read import load_results
 from qkscope.results.twins import shared_attention

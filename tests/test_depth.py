@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from published_table import HEADS_PER_BIN, published_heads, read, sampled_heads
-from qkscope.lenses.depth.table import depth_bins, depth_means
+from qkscope.lenses.depth_axis import depth_bins, depth_means
 from qkscope.results.schema import depth_of_layers
 
 EDGES = np.linspace(0, 1, 11)

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.lenses.layer_kinds.table import kinds_in_order, layer_kinds, with_layer_kind
+from qkscope.lenses.kind_of_layer import kinds_in_order, with_layer_kind
+from qkscope.lenses.layer_kinds.table import layer_kinds
 
 
 def heads(rows):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qkscope.layers import Rotation
-from qkscope.lenses.layer_kinds.table import kind_name
+from qkscope.lenses.kind_of_layer import kind_name
 from qkscope.lenses.position.table import REPLICATES
 from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split import shapley, together

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 import shared
 from conftest import sketch
 from qkscope.api import capture_moments
-from qkscope.lenses.base import Column, Figure, HeadTable, Lens, Summary, View
+from qkscope.lenses.base import Column, Detail, Figure, HeadTable, Lens, OwnView, SampledTable, Summary, View
 from qkscope.lenses.catalogue import catalogue
 from qkscope.lenses.mean_curve import mean_curve
 from qkscope.lenses.registry import register, registered, with_lens
@@ -109,6 +109,12 @@ def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
         (Lens("new", "t", "q", summaries=(Summary("trajectory", lambda at: None),)), "trajectory"),
         (Lens("new", "t", "q", figures=(Figure("concordance", None, None, ()),)), "concordance"),
         (Lens("new", "t", "q", tables=(HeadTable("qk.csv", (), None),)), "qk.csv"),
+        (Lens("new", "t", "q", sampled=(SampledTable("qk.csv", None, None),)), "qk.csv"),
+        (Lens("new", "t", "q", own_views=(OwnView("split", None),)), "split"),
+        (
+            Lens("new", "t", "q", details=(Detail("kernel", HeadTable("n.csv", (), None, across="n"), (), ()),)),
+            "kernel",
+        ),
     ],
 )
 def test_a_name_of_another_lens_is_refused(lens, taken):

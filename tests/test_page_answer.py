@@ -12,10 +12,11 @@ from known_errors import write_known
 from published_table import invented
 from qkscope.draw.palette import BLUE, RED
 from qkscope.lenses.at_window import build_tables
-from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, share_finding
-from qkscope.page.examples import examples
+from qkscope.lenses.base import Cause, Lens
+from qkscope.lenses.registry import with_lens
+from qkscope.lenses.rope.cause import cause_of_change
+from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, examples, share_finding
 from qkscope.page.palette import CATEGORY_COLOURS, DIVERGING, LEAST, SERIES
-from qkscope.page.split_finding import rope_finding
 from qkscope.results.read import load_results
 from qkscope.stats.noise import EVERY_HEAD, Change
 
@@ -116,13 +117,29 @@ def split_tables(unexplained, error):
 
 
 def test_what_rope_alone_predicts_is_said_to_be_enough_only_within_error():
-    told = rope_finding(split_tables(0.01, 0.01))
-    assert told["badges"] == [{"kind": "rope", "text": "RoPE alone predicts it"}]
-    assert told["clause"] == "most of it comes from the weights (0.30 of 0.46 in mean r_q)"
-    assert rope_finding(split_tables(0.2, 0.01))["badges"][0]["text"] == "more than RoPE alone predicts"
-    assert rope_finding(split_tables(-0.2, 0.01))["badges"][0]["text"] == "less than RoPE alone predicts"
-    assert rope_finding(split_tables(0.2, math.nan))["badges"][0]["kind"] == "unknown"
-    assert rope_finding(SimpleNamespace(own=SimpleNamespace(head_tables={}, names=("a", "b")))) is None
+    told = cause_of_change(split_tables(0.01, 0.01))
+    assert told.badge == ("rope", "RoPE alone predicts it")
+    assert told.clause == "most of it comes from the weights (0.30 of 0.46 in mean r_q)"
+    assert cause_of_change(split_tables(0.2, 0.01)).badge == ("beyond", "more than RoPE alone predicts")
+    assert cause_of_change(split_tables(-0.2, 0.01)).badge == ("beyond", "less than RoPE alone predicts")
+    assert cause_of_change(split_tables(0.2, math.nan)).badge[0] == "unknown"
+    assert cause_of_change(SimpleNamespace(own=SimpleNamespace(head_tables={}, names=("a", "b")))) is None
+
+
+def test_whichever_lens_knows_a_cause_tells_it_and_the_verdict_takes_it_in(tmp_path):
+    _, tables = invented(tmp_path, 2)
+    known = Cause("Tides did it.", ("moon", "the moon"), {"tides": (0.25, math.nan)}, (0.5, 0.125), "it is the moon")
+    with with_lens(Lens("moon", "Moon", "Who did it?", cause=lambda _: known)):
+        told = answer(tables)
+    assert told["findings"][2] == {
+        "text": "Tides did it.",
+        "badges": [{"kind": "moon", "text": "the moon"}],
+        "parts": [{"name": "tides", "value": 0.25, "error": None}],
+        "change": {"value": 0.5, "error": 0.125},
+        "clause": "it is the moon",
+    }
+    assert "; it is the moon." in told["verdict"]
+    assert "moon" not in answer(tables)["verdict"]
 
 
 # --- three heads ------------------------------------------------------------------------------------

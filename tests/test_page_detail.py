@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkscope.lenses.base import Column, Detail, HeadTable, Lens
+from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
-from qkscope.page.detail import add_details, kept_checkpoints, split_rows
+from qkscope.page.detail import add_details, kept_checkpoints
 from qkscope.page.pack import Pack, error_precision, precision, unpack
 from qkscope.report.write import write_report
 
@@ -110,7 +113,33 @@ def test_without_tables_there_are_no_details():
     pack = Pack()
     assert add_details(pack, GRID, {}) == {"checkpoints": [], "tables": {}}
     assert pack.index == {}
-    assert split_rows({}, GRID.names, "own") == []
+
+
+TIDE = HeadTable("tide.csv", (Column("height", "How high it stands."), Column("hour", "When.", error=None)), None)
+
+
+def test_a_lens_shows_details_by_declaring_them():
+    table = replace(TIDE, across="wave", detail=True)
+    detail = Detail("tide", table, ("hour",), ("height", "height_se"))
+    rows = pd.DataFrame(
+        [(model, 1, 0, 8, wave, 10 + wave, wave / 2) for model in GRID.names for wave in range(3)],
+        columns=["model", "layer", "head", "window", "wave", "hour", "height"],
+    )
+    pack = Pack()
+    with with_lens(Lens("tide", "Tide", "How high?", tables=(table,), details=(detail,))):
+        known = add_details(pack, GRID, {"tide.csv": {"own": rows}})
+    assert known["tables"] == {"tide": {"shared": ["hour"], "columns": ["height"], "own": [0, 1]}}
+    assert unpack(pack.text(), pack.index, "tide.own.hour").tolist() == [[10, 11, 12]] * 2
+    heights = unpack(pack.text(), pack.index, "tide.own.height")
+    assert heights[:, GRID.heads.index((1, 0))].tolist() == [[0, 0.5, 1]] * 2
+    assert np.isnan(heights[:, GRID.heads.index((0, 0))]).all()
+
+
+def test_a_detail_that_its_table_does_not_have_is_refused():
+    with pytest.raises(ValueError, match=r"tide\.csv has no hight"):
+        Detail("tide", replace(TIDE, across="wave"), ("hour",), ("hight",))
+    with pytest.raises(ValueError, match=r"tide\.csv has one row per head"):
+        Detail("tide", TIDE, ("hour",), ("height",))
 
 
 # --- in a browser -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,11 +14,12 @@ import pytest
 
 from browser import axe_script
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, StudyBuild, StudyTable, View
+from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, OwnView, StudyBuild, StudyTable, Summary, View
 from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
+from qkscope.page.errors import add_errors
 from qkscope.page.lens_data import add_lenses
-from qkscope.page.pack import Pack, unpack
+from qkscope.page.pack import Pack, unpack, unsqueeze
 from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
@@ -55,7 +57,7 @@ LENS = Lens(
         View("heatmap", "Reach of every head", ("reach",)),
         View("curve", "Never written", ("gone",)),
     ),
-    own_views=("something",),
+    own_views=(OwnView("leaning", lambda tables: {"last": tables.own.names[-1]}),),
 )
 SIDES_KEY = ("model", "side", "kind")
 SIDES = StudyTable(
@@ -220,6 +222,28 @@ def test_a_large_study_has_half_precision_where_that_is_enough(tables):
     stored = unpack(pack.text(), pack.index, "lens.tilt.own.tilt")
     values = tables["tilt.csv"]["own"]["tilt"].to_numpy().reshape(stored.shape)
     np.testing.assert_allclose(stored, values, rtol=1e-3)
+
+
+def test_a_view_of_its_own_finds_the_data_that_its_lens_declares(report):
+    about = json.loads(re.search(r'<script type="application/json" id="about">(.*?)</script>', report.read_text())[1])
+    assert unsqueeze(about["long"])["leaning"] == {"last": "three"}
+
+
+def test_a_view_of_its_own_cannot_take_a_name_that_the_page_needs(tmp_path):
+    with pytest.raises(ValueError, match="something else under the name of the view 'title'"):
+        write_study(tmp_path, (Lens("other", "t", "q", own_views=(OwnView("title", lambda tables: 1),)),))
+
+
+def test_the_page_has_the_errors_of_means_that_a_summary_declares(report):
+    def means(at):
+        return pd.DataFrame({"model": at.names, "lean": 1.0, "lean_se": np.arange(len(at.names)) / 4})
+
+    pack = Pack()
+    lean = Summary("lean", means, at_common_window=False, means=("lean",))
+    with with_lens(Lens("lean", "Lean", "How far?", summaries=(lean,))):
+        add_errors(pack, GRID, build_tables(load_results(report.parent)))
+    assert unpack(pack.text(), pack.index, "own.mean.lean_se").tolist() == [0.0, 0.25, 0.5]
+    assert "common.mean.lean_se" not in pack.index
 
 
 def test_without_any_table_there_is_no_lens():

@@ -12,6 +12,7 @@ from qkscope.capture.tap import AttentionCall
 from qkscope.cli.main import main
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
+from qkscope.lenses.base import Lens, SampledTable
 from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE, sampled_table
 from qkscope.lenses.plasticity.pairs import NUMBERS, SampledVectors, Tally, draw_pairs
 from qkscope.lenses.plasticity.published import published_plasticity, query_buckets, query_law, reflected, reflection
@@ -26,6 +27,7 @@ from qkscope.lenses.plasticity.sampled import (
     sampled_plasticity,
 )
 from qkscope.lenses.plasticity.table import plasticity
+from qkscope.lenses.registry import with_lens
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.stats.jackknife import jackknife_error
@@ -379,12 +381,21 @@ def test_the_command_writes_the_table_and_says_how_far_the_closed_form_is(world,
     monkeypatch.chdir(tmp_path)
     study = str(world())
     assert main(["run", study, "--out", "out", "--vectors", "0.5"]) == 0
-    assert main(["analyze", "out", "--plasticity-pairs", "40"]) == 0
+    other = SampledTable(
+        "asked.csv",
+        lambda kept, pairs: pd.DataFrame({"model": kept.model, "window": kept.windows, "pairs": pairs}),
+        lambda rows, folder: f"asked for {len(rows)} beside {folder}",
+    )
+    with with_lens(Lens("asked", "t", "q", sampled=(other,))):  # nobody knows it
+        assert main(["analyze", "out", "--plasticity-pairs", "40"]) == 0
+    asked = pd.read_csv(tmp_path / "out" / "asked.csv")
+    assert asked.to_numpy().tolist() == [["one", 64, 40], ["two", 256, 40], ["two", 64, 40]]
     table = pd.read_csv(tmp_path / "out" / SAMPLED_FILE)
     assert set(table["model"]) == {"one", "two"}
     assert set(table.loc[table["model"] == "two", "window"]) == {64, 256}
     said = capsys.readouterr().err
     assert "closed form minus key pairs, ap of" in said
+    assert "asked for 3 beside out" in said
 
 
 def test_the_command_refuses_what_has_no_vectors(finished, capsys):

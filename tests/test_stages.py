@@ -63,10 +63,37 @@ def test_heavy_libraries_stay_in_their_stages(path):
                 assert stage_of(path) in allowed, f"{path} imports {library}"
 
 
+# Rooms that loop over the list of lenses.
+DRIVERS = ("tables", "page", "report")
+LENSES = {room.parent.name for room in PACKAGE.glob("lenses/*/__init__.py")}
+
+
+@functools.cache
+def known_lenses(path: Path) -> list[str]:
+    """The lenses of which a module imports something, also as `from qkscope.lenses import one`."""
+    inside = "qkscope.lenses."
+    known = {name.removeprefix(inside).split(".")[0] for name in imported(path) if name.startswith(inside)}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "qkscope.lenses":
+            known |= {alias.name for alias in node.names}
+    return sorted(known & LENSES)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if stage_of(path) in DRIVERS], ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_a_driver_knows_no_lens_by_name(path):
+    """What it needs of a lens is declared in `lenses/base.py`; what many lenses share lies beside their folders."""
+    assert known_lenses(path) == []
+
+
 def test_the_test_would_notice():
     """Guard: a later stage is recognised as such."""
     assert STAGES.index(stage("qkscope.report.write")) > STAGES.index(stage("qkscope.lenses.pca"))
     assert {stage_of(path) for path in MODULES} <= set(STAGES)
+    assert {"position", "rope", "plasticity"} <= LENSES
+    assert {"position", "rope"} <= set(known_lenses(PACKAGE / "lenses/__init__.py"))
+    assert known_lenses(PACKAGE / "lenses/rope/__init__.py") == ["rope"]
 
 
 def loaded_after(code: str) -> set[str]:

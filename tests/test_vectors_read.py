@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
+from qkscope.lenses.base import Column, HeadTable, Lens
 from qkscope.lenses.position.table import OWN
-from qkscope.lenses.position.vectors_table import table_from_vectors
+from qkscope.lenses.registry import with_lens
 from qkscope.lenses.rows import file_columns
+from qkscope.lenses.vector_rows import table_from_vectors
+from qkscope.run.events import Events
+from qkscope.tables.from_vectors import analyze_vectors
 from qkscope.vectors import scan
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.hub import download_vectors
@@ -93,7 +98,7 @@ def assert_reference(table, made, group=2, components=5):
 @pytest.mark.parametrize("form", ["fixed", "list", "large"])
 def test_the_table_is_the_reference_method_on_the_raw_vectors(tmp_path, form):
     made = dataset(tmp_path, form=form)
-    table = table_from_vectors(tmp_path, model="theirs", components=5)
+    table = table_from_vectors(OWN, tmp_path, model="theirs", components=5)
     assert tuple(table.columns) == file_columns(OWN)
     assert len(table) == 2 * 4 * 5
     assert_reference(table, made)
@@ -125,7 +130,7 @@ def test_other_float_types(tmp_path, dtype):
         made[name] = head(3 if kind == "q" else 4)
         made[name]["vector"] = made[name]["vector"].astype(dtype)
         put(tmp_path, name.folder, table_of(made[name]))
-    assert_reference(table_from_vectors(tmp_path, model="m", components=5), made, group=1)
+    assert_reference(table_from_vectors(OWN, tmp_path, model="m", components=5), made, group=1)
 
 
 @pytest.mark.slow
@@ -141,7 +146,7 @@ def test_a_sample_of_heads_gives_exactly_those_rows(tmp_path):
         for name in names:
             made[name] = head(len(made), rows=80)
             put(tmp_path, name.folder, table_of(made[name]))
-    table = table_from_vectors(tmp_path, model="m", components=2, reading=Reading(n_layers=12))
+    table = table_from_vectors(OWN, tmp_path, model="m", components=2, reading=Reading(n_layers=12))
     assert sorted(set(zip(table["layer"], table["head"], strict=True))) == present
     assert_reference(table, made, group=4, components=2)
     assert set(table.loc[table["layer"] == 5, "depth"]) == {5 / 11}
@@ -153,7 +158,7 @@ def test_a_sample_of_heads_gives_exactly_those_rows(tmp_path):
 def test_a_window_and_left_out_positions(tmp_path):
     made = dataset(tmp_path)
     reading = Reading(context=64, skip_positions=3)
-    table = table_from_vectors(tmp_path, model="m", components=5, window=32, reading=reading)
+    table = table_from_vectors(OWN, tmp_path, model="m", components=5, window=32, reading=reading)
     inside = {
         name: {k: v[(x["position"] >= 3) & (x["position"] < 32)] for k, v in x.items()} for name, x in made.items()
     }
@@ -161,9 +166,24 @@ def test_a_window_and_left_out_positions(tmp_path):
     assert set(table["window"]) == {32}
 
 
+def test_a_lens_that_needs_no_more_than_vectors_gets_its_table_by_saying_so(tmp_path):
+    made = dataset(tmp_path / "vectors", layers=1)
+    length = HeadTable("length.csv", (Column("length", "Of the mean query."),), mean_query_lengths)
+    with with_lens(Lens("length", "t", "q", tables=(length,), from_vectors=(length,))):
+        analyze_vectors([f"theirs={tmp_path / 'vectors'}"], tmp_path / "out", Events(), "command", components=2)
+    assert {"qk.csv", "length.csv"} == {path.name for path in (tmp_path / "out").glob("*.csv")}
+    for row in pd.read_csv(tmp_path / "out" / "length.csv").itertuples():
+        queries = made[HeadName(0, row.head, "q")]["vector"].astype(float)
+        assert row.length == pytest.approx(np.linalg.norm(queries.mean(axis=0)))
+
+
+def mean_query_lengths(sums):
+    return {"length": np.linalg.norm(sums.q.mean_x, axis=1)}
+
+
 def test_sliding_layers_say_so(tmp_path):
     dataset(tmp_path, layers=1, window=512)
-    table = table_from_vectors(tmp_path, model="m", components=1)
+    table = table_from_vectors(OWN, tmp_path, model="m", components=1)
     assert set(table["attention"]) == {"sliding"}
     assert set(table["attention_window"]) == {512}
     # pandas turns a nullable integer into floats; NaN is null.
@@ -188,7 +208,7 @@ def test_unsorted_rows_and_several_files_change_nothing(tmp_path):
     found = open_vectors(tmp_path / "mixed")
     assert found.notes[1] == "unsorted rows, which change no sum, in 12 heads, first l00h00q"
     assert len(open_vectors(tmp_path / "sorted").notes) == 1
-    one, two = (table_from_vectors(tmp_path / each, model="m", components=5) for each in ("sorted", "mixed"))
+    one, two = (table_from_vectors(OWN, tmp_path / each, model="m", components=5) for each in ("sorted", "mixed"))
     for column in NUMBERS:
         np.testing.assert_allclose(one[column], two[column], atol=1e-11)
 
@@ -365,7 +385,7 @@ def test_bad_rows_are_told_with_file_and_row(tmp_path, case, where):
     for name in ("l00h00q", "l00h00k"):
         put(tmp_path, name, table if name == where else table_of(head(6)))
     with pytest.raises(InputError, match=message.replace("l00h00q", where)) as told:
-        table_from_vectors(tmp_path, model="m")
+        table_from_vectors(OWN, tmp_path, model="m")
     assert where in str(told.value)
 
 
@@ -396,7 +416,7 @@ def test_torn_files(tmp_path):
     flipped[len(whole) // 2] ^= 0xFF  # inside the vectors; a page's checksum tells
     path.write_bytes(bytes(flipped))
     with pytest.raises(VectorsError, match="is not a whole parquet file"):
-        table_from_vectors(tmp_path, model="m")
+        table_from_vectors(OWN, tmp_path, model="m")
 
 
 def test_heads_that_do_not_belong_together(tmp_path):
@@ -443,7 +463,7 @@ def test_settings_that_do_not_fit(tmp_path):
             open_vectors(tmp_path, reading)
     put(tmp_path, "l00h00q", table_of(head(1, rows=20, context=2, documents=10)))
     with pytest.raises(VectorsError, match="l00h00q: all its positions are below skip_positions 5"):
-        table_from_vectors(tmp_path, model="m", reading=Reading(skip_positions=5))
+        table_from_vectors(OWN, tmp_path, model="m", reading=Reading(skip_positions=5))
 
 
 @pytest.mark.parametrize(
@@ -519,8 +539,8 @@ def test_undefined_correlations_are_warned_about_for_present_heads_only(tmp_path
         put(tmp_path, name, table_of(head(1)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        table = table_from_vectors(tmp_path, model="m", reading=Reading(group_size=4))
+        table = table_from_vectors(OWN, tmp_path, model="m", reading=Reading(group_size=4))
     assert set(table["head"]) == {0}
     put(tmp_path, "l00h00q", table_of(head(1, rows=5)))
     with pytest.warns(QkscopeWarning, match=r"for 1 of 1 head, first layer 0 head 0: 5 tokens are fewer"):
-        table_from_vectors(tmp_path, model="m", reading=Reading(group_size=4))
+        table_from_vectors(OWN, tmp_path, model="m", reading=Reading(group_size=4))

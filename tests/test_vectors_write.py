@@ -17,8 +17,8 @@ from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.cli.options import vector_rate
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.position.table import qk_table
-from qkscope.lenses.position.vectors_table import table_from_vectors
+from qkscope.lenses.position.table import OWN, qk_table
+from qkscope.lenses.vector_rows import table_from_vectors
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.vectors.errors import VectorsError
@@ -177,7 +177,7 @@ def test_round_trip_of_a_real_model(tmp_path):
     model = tiny("smollm3")
     sampler = VectorSampler(0.6, 7, layout())
     folder = written(tmp_path / "vectors", model, sampler, [[0, 1, 2], [3], [4, 5, 6, 7]])
-    table = table_from_vectors(folder, model="tiny", components=6)
+    table = table_from_vectors(OWN, folder, model="tiny", components=6)
     calls = {}
     run(model, token_ids(), lambda call: calls.setdefault(call.layer, call))
     assert len(table) == 4 * 4 * 6
@@ -206,7 +206,7 @@ def test_the_table_of_all_tokens_is_the_table_of_the_capture(tmp_path):
     moments = Moments(layout(), probe.layers, {"n_layers": probe.n_layers})
     run(model, token_ids(), lambda call: moments.add(call.layer, call.query, call.key))
     expected = qk_table(moments, model="m", components=3)
-    found = table_from_vectors(folder, model="m", components=3)
+    found = table_from_vectors(OWN, folder, model="m", components=3)
     assert found.pop("documents").isna().all()  # of vectors it is not known
     assert set(expected.pop("documents")) == {DOCUMENTS}
     pd.testing.assert_frame_equal(found, expected, atol=1e-9, rtol=1e-9)
@@ -244,7 +244,7 @@ def test_row_groups_are_bounded(tmp_path, monkeypatch):
         into.observe(call(rows=3), [0, 1, 2])
     groups = pq.ParquetFile(tmp_path / "v/l00h00q/data.parquet").metadata
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [10] * 6
-    assert table_from_vectors(tmp_path / "v", model="m")["n_q"].iloc[0] == 60
+    assert table_from_vectors(OWN, tmp_path / "v", model="m")["n_q"].iloc[0] == 60
 
 
 def test_chosen_heads_bring_their_keys_and_need_no_inference(tmp_path):
@@ -252,7 +252,7 @@ def test_chosen_heads_bring_their_keys_and_need_no_inference(tmp_path):
     with writer(tmp_path / "v", heads={0: [2]}) as into:
         into.observe(call(), [0, 1, 2])
     assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["README.md", "l00h01k", "l00h02q"]
-    table = table_from_vectors(tmp_path / "v", model="m", components=2)
+    table = table_from_vectors(OWN, tmp_path / "v", model="m", components=2)
     assert table[["layer", "head", "kv_head"]].drop_duplicates().to_numpy().tolist() == [[0, 2, 1]]
     assert set(table["depth"]) == {0.0}
     found = open_vectors(tmp_path / "v")

@@ -97,7 +97,7 @@ def analyze(options: argparse.Namespace) -> int:
     from qkscope.cli.commands import command_line
     from qkscope.cli.progress import progress
     from qkscope.tables.from_moments import analyze_files, analyze_folder
-    from qkscope.tables.sampled_pairs import require_vectors
+    from qkscope.tables.from_samples import require_vectors
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
@@ -139,13 +139,12 @@ def _check_moments_options(options: argparse.Namespace, one_folder: bool) -> Non
 
 def _draw_plasticity_pairs(options: argparse.Namespace, folder: Path, out: Path, events: Events) -> None:
     """`qkscope analyze RESULTS --plasticity-pairs`."""
-    from qkscope.lenses.plasticity.sampled import PairRequest
-    from qkscope.tables.sampled_pairs import write_sampled_pairs
+    from qkscope.tables.from_samples import write_sampled_tables
 
-    write_sampled_pairs(
+    write_sampled_tables(
         folder,
         events,
-        PairRequest(options.plasticity_pairs),
+        options.plasticity_pairs,
         out=out,
         common_window=options.common_window,
         skip_positions=options.skip_positions,

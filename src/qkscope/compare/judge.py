@@ -19,8 +19,8 @@ from qkscope.compare.lenses import LENS_MEANS
 from qkscope.compare.references import PublishedReference
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
+from qkscope.lenses import depth_axis as depth
 from qkscope.lenses.concordance.table import concordance
-from qkscope.lenses.depth import table as depth
 from qkscope.lenses.heads import HeadSample, choose_heads
 from qkscope.lenses.position.summaries import trajectory
 from qkscope.lenses.taxonomy import table as taxonomy

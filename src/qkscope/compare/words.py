@@ -14,7 +14,7 @@ import pandas as pd
 from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED
 from qkscope.compare.lenses import LENS_MEANS
 from qkscope.compare.references import ROTATION
-from qkscope.lenses.depth.table import DEPTH_COLUMNS, N_BINS
+from qkscope.lenses.depth_axis import DEPTH_COLUMNS, N_BINS
 from qkscope.results.read import one_line
 from qkscope.text import counted
 from qkscope.words.markdown import escape

@@ -1,9 +1,10 @@
 """What a lens is: one analysis of the sums, with everything that it writes, draws, says and shows.
 
 A lens is a value. It lists its tables (each column with its definition), how a layer's rows follow from the layer's
-sums, what can be derived head by head, tables that need several entries at once, the summaries over heads, the figures
-with their cards, and what the page shows. The drivers of `tables`, `report` and `page` loop over the registered lenses
-and know none of them by name: a new analysis is one folder, one line in `qkscope.lenses`, and its test.
+sums, what can be derived head by head, tables that need several entries at once or raw vectors, the summaries over
+heads, the figures with their cards, and what the page shows. The drivers of `tables`, `report` and `page` loop over the
+registered lenses and know none of them by name: a new analysis is one folder, one line in `qkscope.lenses`, and its
+test.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qkscope.kinds import CHECKPOINTS, Kind
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
     from numpy.typing import NDArray
 
-    from qkscope.lenses.at_window import AtWindow
+    from qkscope.lenses.at_window import AtWindow, StudyTables
     from qkscope.lenses.card import Card, CardInput
+    from qkscope.lenses.kept_sample import KeptSample
     from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
     from qkscope.stats.jackknife import Scale
@@ -143,6 +146,24 @@ class StudyBuild:
 
 
 @dataclass(frozen=True)
+class SampledTable:
+    """A file with rows per entry that is made when asked for, from the raw vectors that a run kept beside its sums."""
+
+    file: str
+    rows: Callable[[KeptSample, int], pd.DataFrame]  # of one entry; from so many pairs of keys for each place at most
+    remark: Callable[[pd.DataFrame, Path], str | None]  # what to say of it, beside the other tables of its folder
+
+
+@dataclass(frozen=True)
+class WindowMeans:
+    """What a summary with a row for each entry and window says of how sure numbers are at a window."""
+
+    quantities: Mapping[str, str]  # columns that are means over all heads, and what of a head each is the mean of
+    enough: str  # the column with 1 where a window is long enough, 0 where not, and nothing where that is not known
+    fewest: Mapping[str, int]  # so many tokens and documents are enough
+
+
+@dataclass(frozen=True)
 class Summary:
     """A table over the heads of each checkpoint, `tables/<name>.csv`; `build` returns None where there is none."""
 
@@ -152,6 +173,10 @@ class Summary:
     # The same rows, some entries at a time, for a table that has one for each head: it is written without being held,
     # and pieces are made on all cores.
     pieces: Callable[[AtWindow], Sequence[Callable[[], pd.DataFrame]]] | None = None
+    # What the page tells the errors of, where the summary has a row for each entry: columns that are means of the
+    # heads' columns of the same names.
+    means: tuple[str, ...] = ()
+    over_windows: WindowMeans | None = None  # the same, where it has a row for each entry and window
 
 
 @dataclass(frozen=True)
@@ -205,6 +230,47 @@ class IntervalView:
 
 
 @dataclass(frozen=True)
+class Detail:
+    """What the page shows of a table with several rows per head (or layer), when a reader opens a head."""
+
+    name: str  # by which the page's views know it
+    table: HeadTable  # one with a second axis
+    shared: tuple[str, ...]  # columns that all heads of an entry have in common at a place
+    columns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in (*self.shared, *self.columns) if name not in (self.across, *self.table.written)]
+        if unknown:
+            raise ValueError(f"detail {self.name!r}: {self.table.file} has no {', '.join(unknown)}")
+
+    @property
+    def across(self) -> str:
+        """The column with the place on the second axis."""
+        if self.table.across is None:
+            raise ValueError(f"detail {self.name!r}: {self.table.file} has one row per {self.table.per}")
+        return self.table.across
+
+
+@dataclass(frozen=True)
+class OwnView:
+    """A view with a module of its own in the page, where named columns do not describe what is to be seen."""
+
+    name: str  # by which the module finds its data
+    data: Callable[[StudyTables], Any]  # plain values, which become JSON
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A finding for the first screen of the page: what made the change from the first entry to the last."""
+
+    text: str
+    badge: tuple[str, str]  # a plain word for its colour, and what it says
+    parts: Mapping[str, tuple[float, float]]  # of the change: value and error
+    change: tuple[float, float]
+    clause: str = ""  # the largest part in words that the verdict can take in; empty where none can be named
+
+
+@dataclass(frozen=True)
 class Lens:
     """One analysis."""
 
@@ -213,12 +279,18 @@ class Lens:
     question: str  # what a reader asks; the heading of its section on the page
     tables: tuple[HeadTable, ...] = ()
     of_study: tuple[StudyBuild, ...] = ()  # tables that need all entries of a study
+    from_vectors: tuple[HeadTable, ...] = ()  # of its tables, those that datasets of raw vectors are enough for
+    sampled: tuple[SampledTable, ...] = ()  # tables that need both, sums and a sample of vectors
     derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # adds columns that follow from those of qk.csv
     summaries: tuple[Summary, ...] = ()
     figures: tuple[Figure, ...] = ()
     views: tuple[View, ...] = ()
     intervals: tuple[IntervalView, ...] = ()
-    own_views: tuple[str, ...] = ()  # modules of the page, where named columns do not describe what is to be seen
+    details: tuple[Detail, ...] = ()
+    own_views: tuple[OwnView, ...] = ()
+    # For the first screen of the page; where several lenses know a cause, the first one's is told.
+    cause: Callable[[StudyTables], Cause | None] | None = None
+    examples: Callable[[AtWindow], Sequence[Mapping[str, Any]]] | None = None  # single heads, as the page draws them
 
 
 def later(place: str) -> Callable[..., Any]:

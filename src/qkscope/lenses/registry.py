@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qkscope.lenses.base import HeadTable, Lens, StudyBuild
+from qkscope.lenses.base import HeadTable, Lens, SampledTable, StudyBuild, Summary
 
 _LENSES: list[Lens] = []
 
@@ -15,9 +15,11 @@ def register(lens: Lens) -> Lens:
     taken = {each.name for each in _LENSES} | {figure.name for each in _LENSES for figure in each.figures}
     files = {file for each in _LENSES for file in _files(each)}
     summaries = {summary.name for each in _LENSES for summary in each.summaries}
+    on_page = {name for each in _LENSES for name in _on_page(each)}
     for name, known in (
         *((file, files) for file in _files(lens)),
         *((summary.name, summaries) for summary in lens.summaries),
+        *((name, on_page) for name in _on_page(lens)),
         *((name, taken) for name in (lens.name, *(figure.name for figure in lens.figures if figure.name != lens.name))),
     ):
         if name in known:
@@ -28,7 +30,12 @@ def register(lens: Lens) -> Lens:
 
 def _files(lens: Lens) -> list[str]:
     of_study = [table.file for each in lens.of_study for table in each.tables]
-    return [*(table.file for table in lens.tables), *of_study]
+    return [*(table.file for table in lens.tables), *of_study, *(table.file for table in lens.sampled)]
+
+
+def _on_page(lens: Lens) -> list[str]:
+    """By what names the page's own views find a lens's data."""
+    return [*(detail.name for detail in lens.details), *(view.name for view in lens.own_views)]
 
 
 def registered() -> tuple[Lens, ...]:
@@ -46,6 +53,21 @@ def head_tables() -> tuple[HeadTable, ...]:
 def study_builds() -> tuple[StudyBuild, ...]:
     """How the tables about whole studies of all lenses are made from sums, in order."""
     return tuple(each for lens in registered() for each in lens.of_study if each.build is not None)
+
+
+def tables_from_vectors() -> tuple[HeadTable, ...]:
+    """The head tables of all lenses for which datasets of raw vectors are enough, in order."""
+    return tuple(table for lens in registered() for table in lens.from_vectors)
+
+
+def sampled_tables() -> tuple[SampledTable, ...]:
+    """The tables of all lenses that are made from kept vectors when asked for, in order."""
+    return tuple(table for lens in registered() for table in lens.sampled)
+
+
+def all_summaries() -> tuple[Summary, ...]:
+    """The summaries of all lenses, in order."""
+    return tuple(summary for lens in registered() for summary in lens.summaries)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from qkscope.lenses.pca import WEAK_R_Q
 
 # Where r_q has no error: twice what the sign rule calls weak. Errors of single heads' r_q are mostly 0.01 to 0.05.
 SMALL_R_Q = 2 * WEAK_R_Q
+# Beyond this r_k a key clearly runs with (or against) the direction in which its queries drift.
+CONCORDANCE = 0.3
 
 
 def sign_unsure(heads: pd.DataFrame) -> NDArray[np.bool_]:

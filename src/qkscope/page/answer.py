@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.base import Cause
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
-from qkscope.lenses.layer_kinds.table import kinds_in_order
-from qkscope.page.split_finding import rope_finding
+from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.registry import registered
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.text import counted
 from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shown, tokens
@@ -78,17 +79,31 @@ def answer(tables: StudyTables) -> dict[str, Any]:
     study = tables.own.study
     findings = [follow(tables, name) for name in ("r_q", "r_k")]
     second = window_finding(tables) or findings[1]
-    split = rope_finding(tables)
+    cause = cause_of_change(tables)
     queries = _described(tables, findings[0], _follow_text(tables, findings[0]))
     about_window = second is not findings[1]
     more = _described(tables, second, _window_text(tables, second) if about_window else _follow_text(tables, second))
-    third = split or _described(tables, findings[1] if about_window else share_finding(tables), None)
+    if cause is not None:
+        third = _described_cause(cause)
+    else:
+        third = _described(tables, findings[1] if about_window else share_finding(tables), None)
     return {
         "question": "Do attention heads follow token position, and is it the weights that make them?",
         "span": study.span,
-        "verdict": verdict(tables, findings[0], second, split),
+        "verdict": verdict(tables, findings[0], second, cause),
         "findings": [queries, more, third],
     }
+
+
+def cause_of_change(tables: StudyTables) -> Cause | None:
+    """What made the change, by the first lens that knows; None where none does."""
+    found = (lens.cause(tables) for lens in registered() if lens.cause is not None)
+    return next((cause for cause in found if cause is not None), None)
+
+
+def examples(at: AtWindow) -> list[Mapping[str, Any]]:
+    """Single heads that show how to read the numbers."""
+    return [each for lens in registered() if lens.examples is not None for each in lens.examples(at)]
 
 
 # --- what is compared -------------------------------------------------------------------------------
@@ -251,11 +266,11 @@ def _window_text(tables: StudyTables, finding: Finding) -> str:
     return f"{first} {second}{why.get(finding.judgement, '.')}"
 
 
-def verdict(tables: StudyTables, queries: Finding, second: Finding, split: dict[str, Any] | None) -> str:
+def verdict(tables: StudyTables, queries: Finding, second: Finding, cause: Cause | None) -> str:
     """One sentence: what survives leads; where nothing does, that is the answer."""
     lead = _lead(tables.own, queries)
-    if split is not None and split.get("clause"):
-        lead += f"; {split['clause']}"
+    if cause is not None and cause.clause:
+        lead += f"; {cause.clause}"
     if second is not queries and second.judgement == "reverses" and queries.judgement != "reverses":
         lead += ". What longer contexts seem to add reverses over the same tokens"
     return f"{lead}."
@@ -300,6 +315,18 @@ def _described(tables: StudyTables, finding: Finding, text: str | None) -> dict[
         "name": finding.quantity.name,
         "of": finding.quantity.part.layer_kind,
         "series": {c: _series(at, finding.quantity, tables.own.names) for c, at in _named(tables)},
+    }
+
+
+def _described_cause(cause: Cause) -> dict[str, Any]:
+    kind, words = cause.badge
+    value, error = cause.change
+    return {
+        "text": cause.text,
+        "badges": [{"kind": kind, "text": words}],
+        "parts": [{"name": name, "value": _json(v), "error": _json(e)} for name, (v, e) in cause.parts.items()],
+        "change": {"value": _json(value), "error": _json(error)},
+        "clause": cause.clause,
     }
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.lenses.depth.table import DepthAxis, layer_counts
-from qkscope.lenses.layer_kinds.table import with_layer_kind
-from qkscope.lenses.taxonomy.table import CATEGORIES, classify
+from qkscope.lenses.categories import CATEGORIES, classify
+from qkscope.lenses.depth_axis import DepthAxis, layer_counts
+from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.page.pack import Pack, exact_precision
 from qkscope.results.read import Entries, Results
 

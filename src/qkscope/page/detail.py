@@ -1,4 +1,4 @@
-"""What is bulky: profiles, score maps, kernels and plasticity of every head, as half floats in a block of its own.
+"""What is bulky: the details of every head that lenses declare, as half floats in a block of its own.
 
 The page unpacks the block when it is first needed, so that it costs nothing until a head is opened. Numbers that a
 checkpoint's heads share (where a bucket begins, a distance) are stored once; errors take one byte each. A study that is
@@ -8,41 +8,19 @@ spread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.base import error_name
-from qkscope.lenses.score.map_table import TO_CELLS
+from qkscope.lenses.base import Detail, error_name
+from qkscope.lenses.registry import registered
 from qkscope.page.arrays import Floats, Grid, column
 from qkscope.page.pack import Pack, error_precision, precision
 
 ROOM = 2_000_000  # bytes before compression, of which base64 makes at most 2.7 MB
-
-
-@dataclass(frozen=True)
-class Detail:
-    """A table with several rows per head (or layer): which columns the page shows, and over what."""
-
-    name: str
-    file: str
-    across: str  # the column with the place on the second axis
-    shared: tuple[str, ...]  # what all heads of a checkpoint have in common at a place
-    columns: tuple[str, ...]
-    per: str = "head"
-
-
-DETAILS = (
-    Detail("profile", "profile.csv", "bucket", ("start", "end"), ("q_pc0", "q_pc0_sd", "k_pc0", "k_pc0_sd")),
-    Detail("map", "score_map.csv", "bucket", ("start", "end"), (*TO_CELLS, *map(error_name, TO_CELLS))),
-    Detail("kernel", "rope_kernel.csv", "point", ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),
-    Detail("plasticity", "plasticity_profile.csv", "bucket", ("position",), ("ap", "ap_se", "ap_content")),
-    Detail("sample", "sample.csv", "token", ("token",), ("position", "q_pc0", "q_pc1", "k_pc0", "k_pc1")),
-    Detail("pairs", "plasticity_map.csv", "cell", ("key_distance", "query_distance"), ("ap", "ap_se"), "layer"),
-)
 
 
 def add_details(
@@ -53,10 +31,13 @@ def add_details(
     `tables` has each table's rows by choice of windows. A checkpoint whose own context is the common window has its
     rows once, under `own`.
     """
-    there = [(each, choice) for each in DETAILS for choice in tables.get(each.file, {})]
+    declared = [each for lens in registered() for each in lens.details]
+    there = [(each, choice) for each in declared for choice in tables.get(each.table.file, {})]
     if not there:
         return {"checkpoints": [], "tables": {}}
-    found = {(each.name, choice): _Dense.of(each, grid, _rows(tables[each.file], choice)) for each, choice in there}
+    found = {
+        (each.name, choice): _Dense.of(each, grid, _rows(tables[each.table.file], choice)) for each, choice in there
+    }
     kept = kept_checkpoints(len(grid.names), sum(dense.bytes_each for dense in found.values()), room)
     described: dict[str, Any] = {}
     for each, choice in there:
@@ -133,46 +114,7 @@ class _Dense:
 
 def _units(each: Detail, grid: Grid, rows: pd.DataFrame) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
     """The place of each row's head, or of its layer."""
-    if each.per == "layer":
+    if each.table.per == "layer":
         return rows["layer"].to_numpy(dtype=np.int64), max(layer for layer, _ in grid.heads) + 1
     heads = pd.MultiIndex.from_tuples(grid.heads)
     return heads.get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]])), len(grid.heads)
-
-
-# --- the split of changes ---------------------------------------------------------------------------
-
-SPLIT_FILE = "rope_split.csv"
-PARTS = ("change", "window", "base", "weights", "unexplained")
-MOST_STEPS = 60  # of a longer study: where the window changes, and from the first to the last
-
-
-def split_rows(tables: Mapping[str, pd.DataFrame], names: Sequence[str], choice: str) -> list[dict[str, Any]]:
-    """What window, RoPE base and weights did at each step, as the page reads it; empty where there is no such table."""
-    rows = tables.get(SPLIT_FILE)
-    if rows is None:
-        return []
-    if len(names) > MOST_STEPS:
-        whole = (rows["from_model"] == names[0]) & (rows["to_model"] == names[-1])
-        rows = rows[whole | (rows["from_window"] != rows["to_window"])]
-    place = {name: i for i, name in enumerate(names)}
-    known = rows[rows["from_model"].isin(place) & rows["to_model"].isin(place)]
-    return [
-        {
-            "windows": choice,
-            "from": place[row["from_model"]],
-            "to": place[row["to_model"]],
-            "of": row["heads_of"],
-            "quantity": row["quantity"],
-            "heads": int(row["heads"]),
-            "before": _short(row["before"]),
-            "after": _short(row["after"]),
-            "parts": [_short(row[name]) for name in PARTS],
-            "errors": [_short(row[f"{name}_se"]) for name in PARTS],
-        }
-        for row in known.to_dict("records")
-    ]
-
-
-def _short(value: float) -> float | None:
-    """Four digits; None where there is no number, since JSON has none."""
-    return float(f"{value:.4g}") if np.isfinite(value) else None

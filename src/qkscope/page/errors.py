@@ -11,19 +11,16 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
-from qkscope.lenses.base import error_name
-from qkscope.lenses.categories import CATEGORIES, undecided
-from qkscope.lenses.layer_kinds.table import kinds_in_order
-from qkscope.lenses.position.summaries import MEASURES
+from qkscope.lenses.base import WindowMeans, error_name
+from qkscope.lenses.categories import undecided
+from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.registry import all_summaries
 from qkscope.lenses.signs import sign_unsure
-from qkscope.lenses.windows.table import ESTIMATED, FEWEST_DOCUMENTS, FEWEST_TOKENS
 from qkscope.page.arrays import STATISTICS, Floats, Grid, column, page_depth
 from qkscope.page.pack import Pack, error_precision
 from qkscope.stats.noise import Part
 
 FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and `sign_unknown` follow from others
-# Where the errors of means and shares are: table, and its columns.
-MEANS = {"trajectory": MEASURES, "concordance": ("concordant", "discordant"), "taxonomy_fractions": CATEGORIES}
 
 
 def add_errors(pack: Pack, grid: Grid, tables: StudyTables, *, large: bool = False) -> None:
@@ -55,16 +52,15 @@ def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[
     `windows.enough` is 1 or 0, NaN where that is not known; `windows.<quantity>_se` are errors of means and shares over
     all heads; `windows.sign_sure` is by head.
     """
-    enough = {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS}
+    declared = [(each.name, each.over_windows) for each in all_summaries() if each.over_windows is not None]
+    enough = {what: count for _, means in declared for what, count in means.fewest.items()}
     if not len(pairs) or own.windows is None:
         return enough
     places = pd.MultiIndex.from_tuples([(grid.names[index], size) for index, size in pairs], names=["model", "window"])
-    means = own.table("window_dependence").set_index(["model", "window"]).reindex(places)
-    pack.add("windows.enough", means["enough"].to_numpy(dtype=np.float64), "float16")
-    for name, quantity in ESTIMATED.items():
-        errors = means[error_name(name)].to_numpy(dtype=np.float64)
-        if np.isfinite(errors).any():
-            pack.add(f"windows.{error_name(quantity)}", errors, "float64")
+    for name, means in declared:
+        found = own.find(name)
+        if found is not None:
+            _add_window_means(pack, found.set_index(["model", "window"]).reindex(places), means)
     rows = own.windows
     line = places.get_indexer(pd.MultiIndex.from_arrays([rows["model"], rows["window"].astype(np.int64)]))
     head = pd.MultiIndex.from_tuples(grid.heads).get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]]))
@@ -73,6 +69,14 @@ def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[
     if np.isfinite(sure).any():
         pack.add("windows.sign_sure", sure, "float16")
     return enough
+
+
+def _add_window_means(pack: Pack, rows: pd.DataFrame, means: WindowMeans) -> None:
+    pack.add("windows.enough", rows[means.enough].to_numpy(dtype=np.float64), "float16")
+    for name, quantity in means.quantities.items():
+        errors = rows[error_name(name)].to_numpy(dtype=np.float64)
+        if np.isfinite(errors).any():
+            pack.add(f"windows.{error_name(quantity)}", errors, "float64")
 
 
 def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame, large: bool) -> None:
@@ -111,9 +115,12 @@ def _undecided(heads: pd.DataFrame) -> Floats:
 
 
 def _add_means(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
-    for table, names in MEANS.items():
-        rows = at.table(table).set_index("model")
-        for name in names:
-            errors = rows[error_name(name)].reindex(list(grid.names)).to_numpy(dtype=np.float64)
+    for summary in all_summaries():
+        found = at.find(summary.name) if summary.means else None
+        if found is None:
+            continue
+        rows = found.set_index("model").reindex(list(grid.names))
+        for name in summary.means:
+            errors = rows[error_name(name)].to_numpy(dtype=np.float64)
             if np.isfinite(errors).any():
                 pack.add(f"{choice}.mean.{error_name(name)}", errors, "float64")

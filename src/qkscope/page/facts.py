@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qkscope.kinds import MODELS
-from qkscope.lenses.layer_kinds.table import kinds_in_order, with_layer_kind
+from qkscope.lenses.kind_of_layer import kinds_in_order, with_layer_kind
 from qkscope.results.read import Results
 
 NOT_RECORDED = "not recorded"

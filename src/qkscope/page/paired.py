@@ -14,9 +14,9 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
-from qkscope.lenses.position.changes import MEASURED, paired_changes
+from qkscope.lenses.paired import MEASURED, paired_changes
+from qkscope.lenses.registry import all_summaries
 from qkscope.page.arrays import Grid
-from qkscope.page.errors import MEANS
 from qkscope.page.pack import Pack, error_precision
 
 MOST_CHANGES = 60_000  # pairs of checkpoints times heads; a larger study keeps those from its first to its last
@@ -27,7 +27,7 @@ def add_draws(pack: Pack, grid: Grid, tables: StudyTables) -> None:
     for choice, at in zip(("own", "common"), tables.choices(), strict=False):
         if not at.study.same_documents:
             continue
-        for name in itertools.chain.from_iterable(MEANS.values()):
+        for name in (name for summary in all_summaries() for name in summary.means):
             drawn = {model: at.panel.drawn(name, model) for model in at.names}
             groups = max((len(each) for each in drawn.values()), default=0)
             if groups:

@@ -12,16 +12,15 @@ from qkscope.draw import palette
 from qkscope.files import write_text
 from qkscope.foreign import is_finite
 from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.concordance.table import CONCORDANCE
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.categories import CATEGORIES, HIGH, LOW
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
-from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW
-from qkscope.page.answer import answer
+from qkscope.lenses.signs import CONCORDANCE
+from qkscope.page.answer import answer, examples
 from qkscope.page.arrays import add_tables, page_depth, page_grid
 from qkscope.page.assemble import assemble
-from qkscope.page.detail import add_details, split_rows
+from qkscope.page.detail import add_details
 from qkscope.page.errors import add_errors, add_kinds, add_windows
-from qkscope.page.examples import examples
 from qkscope.page.facts import facts
 from qkscope.page.lens_data import add_lenses, add_mean_errors, kept_columns, lens_tables
 from qkscope.page.pack import Pack, squeeze
@@ -33,9 +32,8 @@ from qkscope.results.read import Entry, Results
 from qkscope.words.blocks import Block, page_runs, to_page
 
 FORMAT = 2
-PLACES = ("step", "trained_tokens")  # where a checkpoint is in training, as numbers, if its record says so
-# Of a checkpoint's record; `tokens` are those that were measured.
-SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type", "run")
+# Of a checkpoint's record; `tokens` are those that were measured, `trained_tokens` those before the checkpoint.
+SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type", "run", "step", "trained_tokens")
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,8 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "commands": _commands(results, out),
         "data": data,
     }
-    long = {
-        "lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept),
-        "split": _split(tables),
-    }
+    long: dict[str, Any] = {"lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept)}
+    long |= _own_views(tables, taken=(*about, *long))
     let_go()
     add_mean_errors(pack, grid, registered(), tables)
     add_draws(pack, grid, tables)
@@ -88,11 +84,13 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     return assemble(about, pack.text(), later.text())
 
 
-def _split(tables: StudyTables) -> list[dict[str, Any]]:
-    """What made each change, at each choice of windows."""
-    choices = zip(("own", "common"), tables.choices(), strict=False)
-    names = tables.results.study.names
-    return [row for choice, at in choices for row in split_rows(at.head_tables, names, choice)]
+def _own_views(tables: StudyTables, taken: Sequence[str]) -> dict[str, Any]:
+    """What lenses have for views of their own, by the names under which these find it."""
+    views = [view for lens in registered() for view in lens.own_views]
+    for view in views:
+        if view.name in taken:
+            raise ValueError(f"the page has something else under the name of the view {view.name!r}")
+    return {view.name: view.data(tables) for view in views}
 
 
 def _study(results: Results, tables: StudyTables) -> dict[str, Any]:
@@ -156,8 +154,6 @@ def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
     record = checkpoint.record
     shown = {key: getattr(record, key) for key in SHOWN}
     plain = {key: value for key, value in shown.items() if isinstance(value, str) or is_finite(value)}
-    recorded = record.to_json()
-    plain |= {key: recorded[key] for key in PLACES if is_finite(recorded.get(key))}
     layers = [number for number in record.layers_without_attention or [] if number is not None]
     return {
         "name": checkpoint.name,

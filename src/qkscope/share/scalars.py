@@ -11,7 +11,7 @@ import re
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.stats.noise import EVERY_HEAD, Part
 
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")

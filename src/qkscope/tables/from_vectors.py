@@ -1,4 +1,4 @@
-"""`qk.csv` from datasets of raw vectors: local folders or Hub datasets, one per model."""
+"""Head tables from datasets of raw vectors: local folders or Hub datasets, one per model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pandas as pd
 
 from qkscope.errors import InputError, located
 from qkscope.kinds import Kind
-from qkscope.lenses.position.vectors_table import table_from_vectors
+from qkscope.lenses.registry import tables_from_vectors
 from qkscope.lenses.rows import COMPONENTS
+from qkscope.lenses.vector_rows import table_from_vectors
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
-from qkscope.results.folder import QK_CSV, results_file
+from qkscope.results.folder import head_table_path
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.study.harmless import file_safe
@@ -69,7 +70,10 @@ def analyze_vectors(
     kind: Kind | None = None,
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> Path:
-    """Write `qk.csv` and its provenance from datasets of raw vectors, over their first `window` positions (or all)."""
+    """Write `qk.csv`, and other tables that lenses make of raw vectors alone, with their provenance.
+
+    They are over the datasets' first `window` positions (or all).
+    """
     parsed = [parse_source(text) for text in sources]
     names = [source.name for source in parsed]
     if len(set(names)) != len(names):
@@ -99,18 +103,22 @@ def _write_tables(
     kind: Kind | None,
     reading: Reading,
 ) -> Path:
-    tables: list[pd.DataFrame] = []
+    tables: dict[str, list[pd.DataFrame]] = {table.file: [] for table in tables_from_vectors()}
     origins: list[CheckpointRecord] = []
     for source in sources:
         with located(f"vectors {source.name!r}"):
             folder = source.fetch()
             _tell_sample(source.name, folder, events)
-            tables.append(
-                table_from_vectors(folder, model=source.name, components=components, window=window, reading=reading)
-            )
+            for table in tables_from_vectors():
+                tables[table.file].append(
+                    table_from_vectors(
+                        table, folder, model=source.name, components=components, window=window, reading=reading
+                    )
+                )
             origins.append(_origin(source, folder, reading))
-    write_csv(pd.concat(tables, ignore_index=True), results_file(out, QK_CSV))
-    events.wrote(str(results_file(out, QK_CSV)))
+    for file, parts in tables.items():
+        write_csv(pd.concat(parts, ignore_index=True), head_table_path(out, file))
+        events.wrote(str(head_table_path(out, file)))
     provenance = {
         "schema": SCHEMA,
         "qkscope": environment()["qkscope"],

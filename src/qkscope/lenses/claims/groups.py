@@ -12,7 +12,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.claims.base import Found, unasked
 from qkscope.lenses.depth.findings import EARLY, LATE
 from qkscope.lenses.draws import KEY
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.summaries import shares_shown

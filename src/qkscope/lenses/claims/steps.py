@@ -13,7 +13,7 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.claims.base import Found, unasked
 from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of, spread
 from qkscope.lenses.draws import KEY
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.pca import Array
 from qkscope.lenses.plasticity.summaries import compared_names
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY

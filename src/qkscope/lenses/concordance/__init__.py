@@ -9,7 +9,7 @@ LENS = Lens(
     title="Concordance",
     question="Do keys run with their queries or against them?",
     derive=with_concordance,
-    summaries=(Summary("concordance", concordance_at),),
+    summaries=(Summary("concordance", concordance_at, means=("concordant", "discordant")),),
     figures=(
         Figure(
             "concordance",
@@ -19,5 +19,4 @@ LENS = Lens(
             number=7,
         ),
     ),
-    own_views=("concordance",),
 )

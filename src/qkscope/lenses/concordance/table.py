@@ -6,9 +6,8 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.errors import with_mean_errors
+from qkscope.lenses.signs import CONCORDANCE
 
-# Beyond this r_k a key clearly runs with (or against) the direction in which its queries drift.
-CONCORDANCE = 0.3
 # What other documents would have given otherwise; which keys are undefined does not depend on them.
 ESTIMATED = ("concordant", "discordant", "weak", "r_k", "r_k_abs")
 

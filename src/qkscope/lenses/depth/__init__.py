@@ -25,5 +25,4 @@ LENS = Lens(
             number=5,
         ),
     ),
-    own_views=("rq", "rk"),
 )

@@ -9,7 +9,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening, rows, table_file, undefined_sentence
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
-from qkscope.lenses.depth.table import DepthAxis, depth_axis
+from qkscope.lenses.depth_axis import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_by_name
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part

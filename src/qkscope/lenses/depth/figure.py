@@ -12,7 +12,7 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
+from qkscope.lenses.depth_axis import N_BINS, DepthAxis, depth_axis
 from qkscope.results.read import Entries, phase_segments
 
 LABEL_CHARACTERS = 36

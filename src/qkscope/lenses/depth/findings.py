@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.depth.table import EDGES, DepthAxis
+from qkscope.lenses.depth_axis import EDGES, DepthAxis
 from qkscope.results.read import Entry
 from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS, Change, HeadPanel, Part
 from qkscope.stats.series import Shape, shape_of

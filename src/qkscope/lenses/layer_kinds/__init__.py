@@ -1,8 +1,9 @@
 """Rotary and NoPE layers, full, sliding and chunked attention, apart."""
 
 from qkscope.lenses.base import Figure, Lens, Summary, later
+from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.lenses.layer_kinds import card
-from qkscope.lenses.layer_kinds.table import layer_kinds_at, with_layer_kind
+from qkscope.lenses.layer_kinds.table import layer_kinds_at
 
 LENS = Lens(
     name="layer_kinds",

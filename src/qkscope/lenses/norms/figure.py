@@ -14,8 +14,8 @@ from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.layer_kinds.looks import kind_looks
-from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.norms.summary import NAME, kind_means
 
 BESIDE = 0.1  # where no line tells measures apart, their bars stand beside each other

@@ -1,6 +1,7 @@
 """How plastic attention is: whether queries still decide which key wins, and what takes that from them."""
 
-from qkscope.lenses.base import Figure, Lens, Summary, View, later
+from qkscope.lenses.base import Detail, Figure, Lens, Summary, View, later
+from qkscope.lenses.plasticity.sampled_table import SAMPLED
 from qkscope.lenses.plasticity.summaries import DROPS, MEANS, drops_at, means_at
 from qkscope.lenses.plasticity.table import FILE, MAP, MAP_FILE, PROFILE, PROFILE_FILE, TABLE
 
@@ -11,6 +12,7 @@ LENS = Lens(
     title="Plasticity",
     question="Does the query still decide which key wins, or is that settled beforehand?",
     tables=(TABLE, PROFILE, MAP),
+    sampled=(SAMPLED,),
     summaries=(Summary(MEANS, means_at), Summary(DROPS, drops_at)),
     figures=tuple(
         Figure(
@@ -45,5 +47,9 @@ LENS = Lens(
         View("heatmap", "Plasticity of every head", ("ap",)),
         View("heatmap", "Share of every head's loss that is not position", ("loss_not_position",)),
         View("scatter", "Drop against drop at equal distances", ("ap_drop", "ap_drop_matched")),
+    ),
+    details=(
+        Detail("plasticity", PROFILE, ("position",), ("ap", "ap_se", "ap_content")),
+        Detail("pairs", MAP, ("key_distance", "query_distance"), ("ap", "ap_se")),
     ),
 )

@@ -9,7 +9,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.errors import with_mean_errors
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.stats.noise import EVERY_HEAD, Part
 

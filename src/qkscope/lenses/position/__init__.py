@@ -5,7 +5,7 @@ from qkscope.lenses.position.card import explained_variance, position_signal
 from qkscope.lenses.position.changes import changes_at
 from qkscope.lenses.position.kinds_words import signal_by_kind
 from qkscope.lenses.position.portraits_card import rq_rk_scatter_grid
-from qkscope.lenses.position.summaries import portraits_at, trajectory_at, with_measures
+from qkscope.lenses.position.summaries import MEASURES, portraits_at, trajectory_at, with_measures
 from qkscope.lenses.position.table import COMMON, OWN, REPLICATES
 
 DRAW = "qkscope.lenses.position"
@@ -15,9 +15,10 @@ LENS = Lens(
     title="Position signal",
     question="Which heads follow position, in their queries and in their keys?",
     tables=(OWN, COMMON, REPLICATES),
+    from_vectors=(OWN,),
     derive=with_measures,
     summaries=(
-        Summary("trajectory", trajectory_at),
+        Summary("trajectory", trajectory_at, means=MEASURES),
         Summary("portraits", portraits_at),
         Summary("changes", changes_at),
     ),
@@ -55,5 +56,4 @@ LENS = Lens(
             number=50,  # clear of those that other lenses count on
         ),
     ),
-    own_views=("portrait", "map", "signal", "variance"),
 )

@@ -6,7 +6,7 @@ import math
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.card import Card, CardInput, opening, table_file
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.text import counted
 from qkscope.words.blocks import Block

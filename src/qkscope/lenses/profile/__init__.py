@@ -1,8 +1,9 @@
 """Where queries and keys lie, position by position: what r is a summary of."""
 
-from qkscope.lenses.base import Figure, Lens, View, later
+from qkscope.lenses.base import Detail, Figure, Lens, View, later
 from qkscope.lenses.profile.card import profile_card
 from qkscope.lenses.profile.choice import shape_shows
+from qkscope.lenses.profile.examples import examples
 from qkscope.lenses.profile.table import BEND, BEND_FILE, PROFILE, PROFILE_FILE
 
 LENS = Lens(
@@ -31,4 +32,6 @@ LENS = Lens(
         View("heatmap", "What no line explains of every head's queries along PC0", ("bend_q",)),
         View("scatter", "How much position, and how bent", ("between_q", "bend_q")),
     ),
+    details=(Detail("profile", PROFILE, ("start", "end"), ("q_pc0", "q_pc0_sd", "k_pc0", "k_pc0_sd")),),
+    examples=examples,
 )

@@ -1,13 +1,15 @@
 """What RoPE alone predicts of every head, what is left, and what window, base and weights did to it."""
 
-from qkscope.lenses.base import Figure, Lens, Summary, View, later
+from qkscope.lenses.base import Detail, Figure, Lens, OwnView, Summary, View, later
 from qkscope.lenses.rope import kernel, planes, table
 from qkscope.lenses.rope.card import rope_alone_card, rope_excess_card
 from qkscope.lenses.rope.card_kernel import rope_kernel_card
 from qkscope.lenses.rope.card_split import rope_split_card
+from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
 from qkscope.lenses.rope.split_table import SPLITS
 from qkscope.lenses.rope.summaries import rope_alone_at
+from qkscope.lenses.rope.waterfall import waterfall
 
 ROOM = "qkscope.lenses.rope"
 
@@ -58,4 +60,7 @@ LENS = Lens(
         View("heatmap", "Excess of r_q, every head", ("r_q_excess",)),
         View("heatmap", "Excess of r_k, every head", ("r_k_excess",)),
     ),
+    details=(Detail("kernel", kernel.TABLE, ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),),
+    own_views=(OwnView("split", waterfall),),
+    cause=cause_of_change,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, StudyBuild, StudyTable, error_name
 from qkscope.lenses.draws import replicated
-from qkscope.lenses.layer_kinds.table import kind_name, kinds_in_order
+from qkscope.lenses.kind_of_layer import kind_name, kinds_in_order
 from qkscope.lenses.rope.spectrum import base_of
 from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
 from qkscope.lenses.rope.split_sums import Predictions, entry_layer

@@ -8,7 +8,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.rope.table import FILE
 from qkscope.results.mapped import NOWHERE, mapped, rows_of_entries
 from qkscope.stats.noise import EVERY_HEAD, Part

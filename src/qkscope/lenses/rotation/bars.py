@@ -17,8 +17,8 @@ from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
-from qkscope.lenses.layer_kinds.table import kinds_in_order
 from qkscope.lenses.rotation.summaries import ALL
 
 WIDTH = 0.62  # of a bar, in steps between entries

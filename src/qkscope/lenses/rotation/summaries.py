@@ -9,8 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.depth.table import DepthAxis, layer_counts
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.depth_axis import DepthAxis, layer_counts
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.rotation.table import FILE
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, quantile
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part

@@ -1,10 +1,11 @@
 """What scores are made of: position, a fixed preference among keys, and what depends on the query."""
 
-from qkscope.lenses.base import Figure, Lens, Summary, View, later
+from qkscope.lenses.base import Detail, Figure, Lens, Summary, View, error_name, later
 from qkscope.lenses.score import card, heads_card
 from qkscope.lenses.score.map_choice import several_rows
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TABLE as MAP
+from qkscope.lenses.score.map_table import TO_CELLS
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, score_depth, score_shares
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, SHARES, TABLE
 
@@ -59,4 +60,5 @@ LENS = Lens(
         View("heatmap", "By how many standard deviations late keys win, in every head", (ADVANTAGE,)),
         View("scatter", "Position against which keys win", (POSITION, ADVANTAGE)),
     ),
+    details=(Detail("map", MAP, ("start", "end"), (*TO_CELLS, *map(error_name, TO_CELLS))),),
 )

@@ -15,7 +15,7 @@ from qkscope.lenses.card import (
     window_agreement,
 )
 from qkscope.lenses.claims.words import held, ruling_of
-from qkscope.lenses.depth.table import depth_axis
+from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
 from qkscope.lenses.score.phrases import (
     FIXED,

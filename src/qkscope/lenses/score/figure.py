@@ -12,9 +12,9 @@ from qkscope.draw.curves import draw_errors
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.depth.table import N_BINS, DepthAxis, depth_axis
+from qkscope.lenses.depth_axis import N_BINS, DepthAxis, depth_axis
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.layer_kinds.table import unusual_layers
+from qkscope.lenses.kind_of_layer import unusual_layers
 from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, EVERY_KIND, shares_shown

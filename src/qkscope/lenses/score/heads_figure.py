@@ -11,7 +11,7 @@ from qkscope.draw.curves import draw_errors
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.summaries import shares_shown, with_kind
 from qkscope.lenses.score.table import ADVANTAGE

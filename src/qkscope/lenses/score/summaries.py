@@ -9,8 +9,8 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
-from qkscope.lenses.depth.table import depth_axis
-from qkscope.lenses.layer_kinds.table import kinds_in_order
+from qkscope.lenses.depth_axis import depth_axis
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
 from qkscope.stats.jackknife import ERRORS
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part

@@ -1,6 +1,7 @@
 """Heads sorted into categories by how their queries and keys follow position, and how they move between them."""
 
 from qkscope.lenses.base import Figure, Lens, Summary, later
+from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.taxonomy.card import taxonomy_evolution
 from qkscope.lenses.taxonomy.heads import heads_at, heads_in_pieces
 from qkscope.lenses.taxonomy.table import counts_at, fractions_at, transitions_at, with_category
@@ -12,7 +13,7 @@ LENS = Lens(
     derive=with_category,
     summaries=(
         Summary("taxonomy_counts", counts_at),
-        Summary("taxonomy_fractions", fractions_at),
+        Summary("taxonomy_fractions", fractions_at, means=CATEGORIES),
         Summary("transitions", transitions_at),
         Summary("heads", heads_at, pieces=heads_in_pieces),
     ),
@@ -27,5 +28,4 @@ LENS = Lens(
             leads=1,
         ),
     ),
-    own_views=("stack", "flow"),
 )

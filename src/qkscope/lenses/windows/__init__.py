@@ -3,14 +3,14 @@
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.position.table import DOUBLINGS
 from qkscope.lenses.windows import card
-from qkscope.lenses.windows.table import window_dependence_at
+from qkscope.lenses.windows.table import SURE, window_dependence_at
 
 LENS = Lens(
     name="windows",
     title="Windows",
     question="How much of it is the window?",
     tables=(DOUBLINGS,),
-    summaries=(Summary("window_dependence", window_dependence_at, at_common_window=False),),
+    summaries=(Summary("window_dependence", window_dependence_at, at_common_window=False, over_windows=SURE),),
     figures=(
         Figure(
             "window_dependence",
@@ -21,5 +21,4 @@ LENS = Lens(
             leads=1,
         ),
     ),
-    own_views=("windows",),
 )

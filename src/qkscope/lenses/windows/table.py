@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, window_names
-from qkscope.lenses.base import error_name
+from qkscope.lenses.base import WindowMeans, error_name
 from qkscope.lenses.concordance.table import with_concordance
 from qkscope.lenses.position.summaries import MEASURES, with_measures
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED, with_category
@@ -30,6 +30,7 @@ WORTH_SHARING = 8  # entries; fewer are looked at before another process has sta
 # within 0.06 of 0 in nineteen of twenty cases, if tokens were independent.
 FEWEST_TOKENS = 1000
 FEWEST_DOCUMENTS = 8  # tokens of one document resemble each other; so many, and the default groups have one each
+SURE = WindowMeans(ESTIMATED, "enough", {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS})
 
 
 def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:

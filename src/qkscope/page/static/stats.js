@@ -1,4 +1,4 @@
-// Means, spreads and shares over the heads that are meant. The same definitions as Python's `analysis.trajectory` and
+// Means, spreads and shares over the heads that are meant. The same definitions as in Python's `lenses/position` and
 // `lenses/taxonomy`: means leave out what is undefined, spreads are n - 1, shares are of all heads.
 
 export function meanAndSpread(values) {

@@ -1,4 +1,4 @@
-"""A dataset of vectors in, rows of `qk.csv` out: the same table as from a capture, for the heads that are there.
+"""A dataset of vectors in, rows of a head table out: the same as from a capture, for the heads that are there.
 
 Layers are read, analysed and forgotten one by one, so a dataset of any number of layers needs one layer's sums.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.lenses.position.table import OWN
+from qkscope.lenses.base import HeadTable
 from qkscope.lenses.rows import COMPONENTS, finished, layer_rows, with_errors
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.moments import Moments
@@ -18,6 +18,7 @@ from qkscope.vectors.read import Reading, layers_from_vectors, open_vectors
 
 
 def table_from_vectors(
+    table: HeadTable,
     folder: Path | str,
     *,
     model: str,
@@ -25,11 +26,11 @@ def table_from_vectors(
     window: int | None = None,
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> pd.DataFrame:
-    """One row per present query head and component, over the first `window` positions (all by default)."""
+    """The rows of the query heads that are present, over the first `window` positions (all by default)."""
     found = open_vectors(folder, replace(reading, groups=1))  # groups only serve error bars
     layers = []
     for facts, sums in layers_from_vectors(found):
         moments = Moments.from_layers(found.layout, [facts], {facts.layer: sums}, {})
         of_layer = layer_sums(moments, facts.layer, sorted(found.pairs[facts.layer]), window, components)
-        layers.append(layer_rows(OWN, of_layer, *with_errors(OWN, of_layer), found.n_layers))
-    return finished(OWN, layers, model, window or found.layout.context)
+        layers.append(layer_rows(table, of_layer, *with_errors(table, of_layer), found.n_layers))
+    return finished(table, layers, model, window or found.layout.context)

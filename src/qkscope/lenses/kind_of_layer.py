@@ -1,0 +1,75 @@
+"""What kind of layer a head is in: how it encodes position, and how far it sees.
+
+A sliding or chunked layer sees a part of the window and a full one all of it, so their heads answer different
+questions and are told apart wherever rotary and NoPE layers are.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
+
+_POSITIONS = {ROTARY: "rotary", NOPE: "NoPE", UNKNOWN: ""}
+
+
+def with_layer_kind(heads: pd.DataFrame) -> pd.DataFrame:
+    """The table with a `layer_kind` column, such as `rotary`, `NoPE` or `rotary, sliding 512`.
+
+    Attention is named only in tables where some layer is not full. Empty where nothing is known of a layer.
+    """
+    if heads.empty:
+        return heads.assign(layer_kind=pd.Series(dtype=str))
+    heads = heads.drop(columns="layer_kind", errors="ignore")
+    limited = bool(heads["attention"].isin([SLIDING, CHUNKED]).any())
+    columns = [heads[name] for name in ("rotary", "attention", "attention_window")]
+    codes = np.stack([pd.factorize(column, use_na_sentinel=False)[0] for column in columns])
+    _, first, which = np.unique(codes, axis=1, return_index=True, return_inverse=True)
+    names = [
+        _name(str(rotary), str(attention), float(window), limited)
+        for rotary, attention, window in zip(*(column.iloc[first] for column in columns), strict=True)
+    ]
+    return heads.assign(layer_kind=pd.Series(names).take(which.reshape(-1)).set_axis(heads.index))
+
+
+def kind_name(rotary: str, attention: str, window: int | None) -> str:
+    """A layer's kind with how far it attends: `rotary, sliding 512`."""
+    return _name(rotary, attention, float("nan") if window is None else float(window), limited=True)
+
+
+def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
+    position = _POSITIONS.get(rotary, "")
+    if not limited:
+        return position
+    reach = "full" if attention in ("", FULL) else attention
+    if attention in (SLIDING, CHUNKED) and pd.notna(window):
+        reach += f" {int(window):,}"
+    return f"{position}, {reach}" if position else reach
+
+
+def kinds_in_order(kinds: Iterable[str]) -> list[str]:
+    """The distinct kinds: rotary before NoPE, full before sliding before chunked, shorter reach first."""
+    distinct = kinds.unique() if isinstance(kinds, pd.Series) else kinds  # pandas finds them without Python's help
+    return sorted({kind for kind in distinct if kind}, key=_rank)
+
+
+def _rank(kind: str) -> tuple[int, int, int]:
+    words = kind.replace(",", "").split()
+    position = next((i for i, name in enumerate(("rotary", "NoPE")) if name in words), 2)
+    attention = next((i for i, name in enumerate((FULL, SLIDING, CHUNKED)) if name in words), 0)
+    return position, attention, int(words[-1]) if words[-1].isdigit() else 0
+
+
+def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
+    """Of one entry's heads, the layers of another kind than most, each with what tells it apart: NoPE, full, …"""
+    layers = heads.drop_duplicates("layer")
+    kinds: dict[int, str] = dict(zip(layers["layer"].tolist(), layers["layer_kind"].tolist(), strict=True))
+    usual = max(dict.fromkeys(kinds.values()), key=list(kinds.values()).count, default="")
+    apart = set(usual.replace(",", "").split())
+    found = {}
+    for layer, kind in kinds.items():
+        if kind and kind != usual:
+            words = [word for word in kind.replace(",", "").split() if word not in apart and not word.isdigit()]
+            found[layer] = " ".join(words) or kind
+    return found
