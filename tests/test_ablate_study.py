@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import cut_documents, small_world
 from families import tiny
-from qkscope.ablate.choice import HeadChoice, chosen_heads, matched_controls, units_of
+from qkscope.ablate.choice import HeadChoice, matched_controls, resolve_heads, units_of
 from qkscope.ablate.outcomes import against_controls as compared
 from qkscope.ablate.outcomes import needle_outcome, outcomes_of, over_documents, position_parts
 from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
@@ -50,12 +50,12 @@ HEADS = pd.DataFrame(
 
 
 def test_heads_are_chosen_by_name_by_category_and_by_any_number():
-    assert chosen_heads(HeadChoice(("L2H3", "L0H1")), HEADS) == [(0, 1), (2, 3)]
-    assert chosen_heads(HeadChoice(("position-dominated",)), HEADS) == [(0, 0), (1, 0), (2, 0)]
-    assert chosen_heads(HeadChoice(top=2), HEADS) == [(2, 0), (2, 1)]
-    assert chosen_heads(HeadChoice(("position-dominated",), top=2), HEADS) == [(1, 0), (2, 0)]
-    assert len(chosen_heads(HeadChoice(), HEADS)) == len(chosen_heads(HeadChoice(("all",)), HEADS)) == 12
-    assert chosen_heads(HeadChoice(top=1), HEADS.assign(r_q=-HEADS["r_q"])) == [(2, 0)]  # the largest in size
+    assert resolve_heads(HeadChoice(("L2H3", "L0H1")), HEADS) == [(0, 1), (2, 3)]
+    assert resolve_heads(HeadChoice(("position-dominated",)), HEADS) == [(0, 0), (1, 0), (2, 0)]
+    assert resolve_heads(HeadChoice(top=2), HEADS) == [(2, 0), (2, 1)]
+    assert resolve_heads(HeadChoice(("position-dominated",), top=2), HEADS) == [(1, 0), (2, 0)]
+    assert len(resolve_heads(HeadChoice(), HEADS)) == len(resolve_heads(HeadChoice(("all",)), HEADS)) == 12
+    assert resolve_heads(HeadChoice(top=1), HEADS.assign(r_q=-HEADS["r_q"])) == [(2, 0)]  # the largest in size
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_heads_are_chosen_by_name_by_category_and_by_any_number():
 )
 def test_a_head_that_is_not_there_is_refused_with_what_is(choice, message):
     with pytest.raises(InputError, match=message):
-        chosen_heads(choice, HEADS)
+        resolve_heads(choice, HEADS)
 
 
 everyone = [(layer, head) for layer in range(4) for head in range(6)]

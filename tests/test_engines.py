@@ -484,12 +484,12 @@ def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
     """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
     from qkscope.run import execute
     from qkscope.run.engines.base import BaseEngine
-    from qkscope.run.engines.worker import pack, unpack
+    from qkscope.run.engines.worker import pack_plans, unpack_plans
 
     class Backwards(BaseEngine):
         def run(self, job, told, stop):
             for task in reversed(job.tasks):
-                plans = unpack(pack(job.plans))
+                plans = unpack_plans(pack_plans(job.plans))
                 Worker(plans, tmp_path / "nowhere", told, leniency=Leniency(), shared=False).run(task)
 
     monkeypatch.setattr(execute, "find_engine", lambda name: Backwards())

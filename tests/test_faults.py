@@ -252,7 +252,7 @@ def test_a_document_that_vanishes_between_two_runs(study, tmp_path, results):
     reasons = []
 
     class Found(Events):
-        def found(self, state):
+        def examined(self, state):
             reasons.extend(state.unusable)
 
     with pytest.raises(InputError, match=r"'one': .*was made with other documents\n.*'two': .*other documents\n"):

@@ -27,7 +27,7 @@ class Told(Events):
         self.reasons, self.remarks, self.notes, self.documents = [], [], [], 0
         self._stop_after = stop_after
 
-    def found(self, state):
+    def examined(self, state):
         self.reasons += state.unusable
         self.remarks += state.remarks
 

@@ -79,8 +79,8 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 def temporary_of(name: str) -> str | None:
     """The name that a temporary file would have got; None for any other file."""
-    found = TEMPORARY.fullmatch(name)
-    return found[1] if found else None
+    match = TEMPORARY.fullmatch(name)
+    return match[1] if match else None
 
 
 def is_abandoned(temporary: Path) -> bool:
@@ -154,11 +154,11 @@ def _advice(error: OSError, path: Path) -> dict[str, str]:
     }
 
 
-def as_path(given: Any, what: str) -> Path:
+def as_path(path: Any, what: str) -> Path:
     """The path that a caller gave; anything else is refused by what it should have been."""
-    if not isinstance(given, str | os.PathLike):
-        raise InputError(f"{what} should be a path, not {type(given).__name__}")
-    return Path(given)
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{what} should be a path, not {type(path).__name__}")
+    return Path(path)
 
 
 def write_bytes(path: Path, contents: bytes) -> None:

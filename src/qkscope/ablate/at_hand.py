@@ -55,5 +55,5 @@ def ablate_windows(
                 done += 1
                 if progress is not None:
                     progress(done, whole)
-    found = pd.DataFrame(rows)
-    return AblationAtHand(ablation_table(found), against_controls(found), found)
+    table = pd.DataFrame(rows)
+    return AblationAtHand(ablation_table(table), against_controls(table), table)

@@ -61,7 +61,7 @@ def head_name(head: Head) -> str:
 
 def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
     """The units of one checkpoint, from its rows of tables/heads.csv."""
-    chosen = chosen_heads(choice, heads)
+    chosen = resolve_heads(choice, heads)
     if not choice.together:
         return [Unit(head_name(head), "head", (head,)) for head in chosen]
     everyone = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
@@ -71,21 +71,21 @@ def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
     return [Unit(label, "chosen", tuple(chosen), label), *controls]
 
 
-def chosen_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:
+def resolve_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:
     """The heads that are asked for, by layer and head; an unknown one is refused with what there is."""
     everyone = {(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)}
-    found: set[Head] = set()
+    chosen: set[Head] = set()
     for name in choice.names:
-        found |= _named(name, heads, everyone)
+        chosen |= _named(name, heads, everyone)
     if choice.top is not None:
-        found |= _top(choice.top, choice.by, heads[_among(heads, found)] if choice.names else heads)
+        chosen |= _top(choice.top, choice.by, heads[_among(heads, chosen)] if choice.names else heads)
         if choice.names:  # the top n of those that were named
-            found &= _top(choice.top, choice.by, heads[_among(heads, found)])
+            chosen &= _top(choice.top, choice.by, heads[_among(heads, chosen)])
     if not choice.names and choice.top is None:
-        found = everyone
-    if not found:
+        chosen = everyone
+    if not chosen:
         raise InputError(f"no head is {' or '.join(choice.names)}: there is nothing to edit")
-    return sorted(found)
+    return sorted(chosen)
 
 
 def _among(heads: pd.DataFrame, some: set[Head]) -> list[bool]:

@@ -60,15 +60,15 @@ def edits_of(name: str, sums: LayerSums, tokens: int, seed: int = 0) -> dict[int
 
 def rotated(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
     """A vector as RoPE turns it at positions 0 … tokens - 1: (tokens, d); where nothing turns it stays."""
-    found = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
+    turned = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
     if rotation is None:
-        return found
+        return turned
     first, second = np.array(rotation.pairs).T
     turn = np.arange(tokens)[:, None] * np.array(rotation.angles)
     cos, sin = rotation.scale * np.cos(turn), rotation.scale * np.sin(turn)
-    found[:, first] = mean[first] * cos - mean[second] * sin
-    found[:, second] = mean[second] * cos + mean[first] * sin
-    return found
+    turned[:, first] = mean[first] * cos - mean[second] * sin
+    turned[:, second] = mean[second] * cos + mean[first] * sin
+    return turned
 
 
 def before_means(sums: LayerSums, tokens: int) -> tuple[list[Array], list[Array]]:
@@ -124,12 +124,12 @@ def _kernel_measured(sums: LayerSums, tokens: int, _: int) -> list[HeadEdit]:
 def _shuffle(sums: LayerSums, tokens: int, seed: int) -> list[HeadEdit]:
     """Every head has its own order of distances, which does not depend on what other heads are edited."""
     queries, keys = before_means(sums, tokens)
-    found = []
+    edits = []
     for head, q, k in zip(sums.heads, queries, keys, strict=True):
         kernel = kernel_of(q, k)
         order = np.random.default_rng([seed, sums.facts.layer, head]).permutation(tokens)
-        found.append(HeadEdit(by_distance=kernel[order] - kernel))
-    return found
+        edits.append(HeadEdit(by_distance=kernel[order] - kernel))
+    return edits
 
 
 def _query_mean(sums: LayerSums, tokens: int, _: int) -> list[HeadEdit]:

@@ -50,10 +50,10 @@ class EditSource:
 
     def of(self, edit: str, heads: Sequence[Head], group: int) -> dict[int, dict[int, HeadEdit]]:
         """By layer and head, for a document of this group."""
-        found: dict[int, dict[int, HeadEdit]] = {}
+        by_layer: dict[int, dict[int, HeadEdit]] = {}
         for layer, head in heads:
-            found.setdefault(layer, {})[head] = self._of_layer(edit, layer, group)[head]
-        return found
+            by_layer.setdefault(layer, {})[head] = self._of_layer(edit, layer, group)[head]
+        return by_layer
 
     def _of_layer(self, edit: str, layer: int, group: int) -> dict[int, HeadEdit]:
         key = (edit, layer, group)
@@ -130,8 +130,8 @@ class Measurer:
             yield needle_outcome(self._before, after, text.depth, text.answer)
             return
         repeated = repeats(text.ids, self._settings.run)
-        found = outcomes_of(self._before, after, repeated, self._settings.parts)
-        yield from ((name, before, delta) for name, (before, delta) in found.items())
+        outcomes = outcomes_of(self._before, after, repeated, self._settings.parts)
+        yield from ((name, before, delta) for name, (before, delta) in outcomes.items())
         if watched:
             yield from self._attention(watched)
 

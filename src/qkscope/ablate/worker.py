@@ -30,13 +30,13 @@ class AblationWorker:
         self,
         works: Sequence[CheckpointAblation],
         folder: Path,
-        told: Callable[[Report], None],
+        on_report: Callable[[Report], None],
         *,
         leniency: Leniency,
         shared: bool = True,
         held: bool = False,
     ) -> None:
-        self._works, self._folder, self._told, self._shared = works, folder, told, shared
+        self._works, self._folder, self._on_report, self._shared = works, folder, on_report, shared
         self._loaded: int | None = None
         self._measurer: Measurer | None = None
         self._open = ExitStack()
@@ -53,8 +53,8 @@ class AblationWorker:
                 assert isinstance(shard, AblationShard)
                 work = self._works[task.checkpoint]
                 keep(self._folder, work, shard, measurer.measure(self._text(work, shard), shard.edit, shard.units))
-                self._told(Advanced(task.checkpoint, 0, len(shard.units) * work.variants * work.tokens))
-                self._told(Finished(task.checkpoint, shard.number))
+                self._on_report(Advanced(task.checkpoint, 0, len(shard.units) * work.variants * work.tokens))
+                self._on_report(Finished(task.checkpoint, shard.number))
 
     def close(self) -> None:
         """Take all hooks off the model and let it go."""

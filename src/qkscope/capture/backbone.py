@@ -179,7 +179,7 @@ def call_backbone(backbone: nn.Module, **arguments: Any) -> Tensor:
         hidden: Tensor = backbone(**arguments)[0]
         return hidden
     seen: list[Tensor] = []
-    handle = backbone.register_forward_hook(lambda module, given, output: seen.append(output[0]))
+    handle = backbone.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
     few_logits = {"logits_to_keep": 1} if "logits_to_keep" in forward_signature(whole).parameters else {}
     try:
         whole(**arguments, **few_logits)

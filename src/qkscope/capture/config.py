@@ -66,9 +66,9 @@ def _refuse_fetched_kernels(source: ModelSource, config: Any) -> None:
 def _require_sane(config: Any) -> None:
     """Refuse sizes that no model has before anything of that size is built."""
     for key, most in MOST.items():
-        found = find_value(config, key)
-        if isinstance(found, int | float) and not 0 <= found <= most:
-            raise ModelError(f"the config has {key} {found!r}, which no model has (at most {most})")
+        value = find_value(config, key)
+        if isinstance(value, int | float) and not 0 <= value <= most:
+            raise ModelError(f"the config has {key} {value!r}, which no model has (at most {most})")
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     _require_sane_rope({"rope_theta": getattr(text, "rope_theta", None)})
     _require_sane_rope(getattr(text, "rope_parameters", None))
@@ -92,11 +92,11 @@ def check_config(config: Any, context: int, expect: Mapping[str, Any] | None = N
     """Refuse a config that is not what the study expects, or whose maximum is below `context`."""
     _require_sane(config)
     for key, wanted in (expect or {}).items():
-        found = find_value(config, key)
-        if found is MISSING:
+        value = find_value(config, key)
+        if value is MISSING:
             raise ModelError(f"expect: the config has no {key!r}{_closest(config, key)}")
-        if not _same(found, wanted):
-            raise ModelError(f"expect: {key} should be {wanted!r} but the loaded config has {found!r}")
+        if not _same(value, wanted):
+            raise ModelError(f"expect: {key} should be {wanted!r} but the loaded config has {value!r}")
     longest = find_value(config, "max_position_embeddings")
     if isinstance(longest, int) and context > longest:
         raise ModelError(
@@ -113,9 +113,9 @@ def find_value(config: Any, key: str) -> Any:
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     for holder in (text, config):
-        found = _descend(holder, key.split("."))
-        if found is not MISSING:
-            return found
+        value = _descend(holder, key.split("."))
+        if value is not MISSING:
+            return value
     return _rope_value(getattr(text, "rope_parameters", None), key)
 
 
@@ -161,9 +161,9 @@ def _closest(config: Any, key: str) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(found, int | float) and isinstance(wanted, int | float):
-        return float(found) == float(wanted)
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        return all(key in found and _same(found[key], value) for key, value in wanted.items())
-    return bool(found == wanted)
+def _same(actual: Any, wanted: Any) -> bool:
+    if isinstance(actual, int | float) and isinstance(wanted, int | float):
+        return float(actual) == float(wanted)
+    if isinstance(actual, Mapping) and isinstance(wanted, Mapping):
+        return all(key in actual and _same(actual[key], value) for key, value in wanted.items())
+    return bool(actual == wanted)

@@ -56,8 +56,8 @@ def tokenizer_files_fingerprint(source: ModelSource) -> str | None:
 
 
 def _state(files: list[Path]) -> State:
-    found = ((path, path.stat()) for path in files)
-    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in found)
+    states = ((path, path.stat()) for path in files)
+    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
 
 
 @lru_cache(maxsize=4096)

@@ -104,8 +104,8 @@ def find_source(
     if is_file:
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
     _require_hub_id(model, path, role)
-    found = ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
-    return _with_base(found, base, folder) if any(base) else found
+    source = ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
+    return _with_base(source, base, folder) if any(base) else source
 
 
 def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder: Path) -> ModelSource:
@@ -113,8 +113,8 @@ def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder:
     if base[0] is None:
         return replace(source, base_revision=base[1])
     with located("base"):
-        found = find_source(base[0], base[1], folder, trust_remote_code=source.trust_remote_code)
-    return replace(source, base=found)
+        base_source = find_source(base[0], base[1], folder, trust_remote_code=source.trust_remote_code)
+    return replace(source, base=base_source)
 
 
 def no_adapter(model: str) -> ModelError:
@@ -131,10 +131,10 @@ def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trus
         raise ModelError(f"{path} holds an adapter that names no base model; name it with `base:`")
     stated = base[0] is not None
     with located(f"base model of the adapter {path}{'' if stated else ' (`base:` in the study names another)'}"):
-        found = find_source(model, revision, folder, trust_remote_code=trust_remote_code)
-    if found.adapter or found.kind == "gguf":
-        raise ModelError(f"{path}: its base model, {found}, is not a folder or repository of whole weights")
-    return replace(found, adapter=str(path.resolve()))
+        source = find_source(model, revision, folder, trust_remote_code=trust_remote_code)
+    if source.adapter or source.kind == "gguf":
+        raise ModelError(f"{path}: its base model, {source}, is not a folder or repository of whole weights")
+    return replace(source, adapter=str(path.resolve()))
 
 
 def _revision_of_files(model: str, revision: str, path: Path, role: Role) -> str:

@@ -45,11 +45,11 @@ class Encoder:
     def first(self, text: str, needed: int, name: str = "a text") -> list[int]:
         """`whole(text)[:needed]`, for which no more of the text than necessary is tokenized."""
         with self._explained(name):
-            found = self._from_prefixes(text, needed)
-            if found is None:
+            ids = self._from_prefixes(text, needed)
+            if ids is None:
                 self._announce(text, name)
-                found = self.whole(text)
-            return found[:needed]
+                ids = self.whole(text)
+            return ids[:needed]
 
     @cached_property
     def _cuts(self) -> Cuts | None:

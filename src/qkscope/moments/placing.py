@@ -87,7 +87,7 @@ class Placed:
     @cached_property
     def pieces(self) -> list[Piece]:
         """The batch for the host."""
-        return place(self.layout, self.positions, self.groups)
+        return split_into_pieces(self.layout, self.positions, self.groups)
 
     @cached_property
     def wholes(self) -> list[Whole]:
@@ -134,8 +134,8 @@ class Spaced:
     def counts(self) -> NDArray[np.float64]:
         """How many there are, per group and bucket."""
         cells = self.groups * self.layout.buckets + self.buckets
-        found = np.bincount(cells, minlength=self.layout.groups * self.layout.buckets)
-        return found.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
+        counts = np.bincount(cells, minlength=self.layout.groups * self.layout.buckets)
+        return counts.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
 
     @cached_property
     def members(self) -> dict[int, NDArray[np.float32]]:
@@ -208,7 +208,7 @@ class Piece:
     spans: tuple[tuple[int, slice], ...]  # of the layout, and which of the piece's buckets lie in each
 
 
-def place(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
+def split_into_pieces(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
     """Split a batch with `positions` (rows, tokens; PADDING where there is none) into pieces."""
     pieces: list[Piece] = []
     for group in sorted(set(groups)):
@@ -259,11 +259,11 @@ def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[R
 
 def _scattered_pieces(layout: Layout, row: int, positions: NDArray[np.int64], group: int) -> Iterator[Piece]:
     """Pieces of one row with padding or sampled positions: one gather per bucket."""
-    kept = np.flatnonzero(positions >= layout.skip_positions)
-    kept = kept[positions[kept] != PADDING]
-    buckets = np.searchsorted(layout.edges, positions[kept], side="right") - 1
+    included = np.flatnonzero(positions >= layout.skip_positions)
+    included = included[positions[included] != PADDING]
+    buckets = np.searchsorted(layout.edges, positions[included], side="right") - 1
     for bucket in np.unique(buckets):
-        tokens = kept[buckets == bucket]
+        tokens = included[buckets == bucket]
         for begin in range(0, len(tokens), PIECE_TOKENS):
             part = tokens[begin : begin + PIECE_TOKENS]
             yield _piece(layout, [row], part, slice(int(bucket), int(bucket) + 1), group, positions[part][None])

@@ -83,13 +83,13 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
     return model, tokenizer
 
 
-def _configured(study: Study, checkpoint: Checkpoint, found: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:
+def _configured(study: Study, checkpoint: Checkpoint, unpinned: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:
     """The source at its commit and its config, checked: config and weights are then of one moment."""
     from qkscope.capture.config import check_config, find_value, load_config
     from qkscope.capture.hub import pinned
 
-    tell_slow(found, noted)
-    source = pinned(found, "config.json")
+    tell_slow(unpinned, noted)
+    source = pinned(unpinned, "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
     _require_layers(layer_choice(study), find_value(config, "num_hidden_layers"))
@@ -164,8 +164,8 @@ def _settings(model: Model, tokenizer: str) -> dict[str, str]:
 
 def _described(config: Any) -> str:
     """A config as text, equal where nothing differs that changes a number."""
-    kept = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
-    return json.dumps(kept, sort_keys=True, default=str)
+    relevant = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
+    return json.dumps(relevant, sort_keys=True, default=str)
 
 
 def _identical(same: Sequence[Model]) -> str:
@@ -173,10 +173,10 @@ def _identical(same: Sequence[Model]) -> str:
     one, other = same[:2]
     where = str(one.source) if one.source == other.source else f"{one.source} and {other.source}"
     names = [repr(model.checkpoint.name) for model in same]
-    told = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
-    told = " and ".join(names) if len(names) == 2 else told
+    listed = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    listed = " and ".join(names) if len(names) == 2 else listed
     return (
-        f"checkpoints {told} have the same weights ({where}), context, config and tokenizer, so all their rows would "
+        f"checkpoints {listed} have the same weights ({where}), context, config and tokenizer, so all their rows would "
         "be identical; keep one of them (`exclude` leaves names out of a series), or point `model:` or `revision:` at "
         "the checkpoint you mean"
     )

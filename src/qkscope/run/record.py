@@ -59,15 +59,15 @@ def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
 
     A study with a series is kept as it was found: later, or elsewhere, the series would find something else.
     """
-    original, kept = plan.file.path, results_file(folder, STUDY_YAML)
-    if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
+    original, copy = plan.file.path, results_file(folder, STUDY_YAML)
+    if original is not None and not (copy.exists() and os.path.samefile(original, copy)):
         if plan.file.expanded:
             about = f"The study of {original.name}, with the checkpoints that its series found; paths are from there."
-            write_text(kept, study_text(plan.study, about))
+            write_text(copy, study_text(plan.study, about))
         else:
             with located(str(original)):
                 contents = read_bytes(original, MAX_BYTES, follow=True)
-            write_bytes(kept, contents)
+            write_bytes(copy, contents)
     write_record(plan, folder, overwrite=overwrite)
 
 

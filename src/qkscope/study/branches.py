@@ -36,7 +36,7 @@ def _cached(model: str) -> list[str]:
     from huggingface_hub import constants
 
     refs = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
-    found = [path.relative_to(refs).as_posix() for path in sorted(refs.rglob("*")) if path.is_file()]
-    if not found:
+    revisions = [path.relative_to(refs).as_posix() for path in sorted(refs.rglob("*")) if path.is_file()]
+    if not revisions:
         raise StudyError(f"HF_HUB_OFFLINE is set, and the cache holds no revision of {model}")
-    return found
+    return revisions

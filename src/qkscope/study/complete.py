@@ -57,10 +57,10 @@ def _weights(folder: Path, names: set[str]) -> list[str] | None:
 def state_of(folder: Path) -> State | None:
     """Names, sizes and times of the files in a folder, to see whether they change; None where it is gone."""
     try:
-        found = [(entry.name, entry.stat()) for entry in folder.iterdir() if not entry.is_dir()]
+        statuses = [(entry.name, entry.stat()) for entry in folder.iterdir() if not entry.is_dir()]
     except OSError:  # it, or a file in it, went away
         return None
-    return tuple(sorted((name, status.st_size, status.st_mtime_ns) for name, status in found))
+    return tuple(sorted((name, status.st_size, status.st_mtime_ns) for name, status in statuses))
 
 
 def _listed(index: Path) -> list[str] | None:

@@ -41,7 +41,7 @@ def plain_text(text: str) -> str:
     return text
 
 
-def place(text: str) -> str:
+def locatable(text: str) -> str:
     """A path, a glob, a Hub id or a revision: something an operating system can be asked for."""
     if not text.strip() or len(text) > LONGEST_PLACE or any(not character.isprintable() for character in text):
         raise ValueError(f"must be printable text on one line, of at most {LONGEST_PLACE} characters")

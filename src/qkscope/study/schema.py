@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from qkscope.kinds import Kind
 from qkscope.layers import Stage
-from qkscope.study.harmless import file_safe, overrides, place, plain_text
+from qkscope.study.harmless import file_safe, locatable, overrides, plain_text
 
 # The published study: 300 heads of full-attention layers. Tokens are sampled at 1 / bucket size, see `sampling`.
 PUBLISHED_PROTOCOL: dict[str, Any] = {"heads": {"sample": 300, "seed": 0}, "layers": "full", "buckets": 16}
@@ -17,7 +17,7 @@ MOST_IN_DETAIL = 20  # checkpoints; 20 of a 3B model have about 50 MB in each ta
 
 Name = Annotated[str, AfterValidator(file_safe)]
 Text = Annotated[str, Field(max_length=200), AfterValidator(plain_text)]
-Place = Annotated[str, AfterValidator(place)]  # a path, a glob, a Hub id, a revision, a column
+Place = Annotated[str, AfterValidator(locatable)]  # a path, a glob, a Hub id, a revision, a column
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 # Token counts are bounded so that a slip (4096e6) is found before memory is asked for.
 Tokens = Annotated[int, Field(ge=2, le=2**24)]

@@ -58,28 +58,28 @@ def _sums(model: nn.Module, wanted: Measurement) -> Moments:
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
 
-    found = probe_model(model, context=wanted.layout.context, some_heads=wanted.ranks.heads)
+    probed = probe_model(model, context=wanted.layout.context, some_heads=wanted.ranks.heads)
     parameter, config = next(model.parameters()), text_config(model)
-    _require_even(found.layers, config, wanted.ranks)
+    _require_even(probed.layers, config, wanted.ranks)
     documents = wanted.documents
     values = {
         "context": wanted.layout.context,
         "model_type": getattr(config, "model_type", None),
-        "n_layers": found.n_layers,
-        "layers_without_attention": list(found.gaps),
+        "n_layers": probed.n_layers,
+        "layers_without_attention": list(probed.gaps),
         "max_position_embeddings": getattr(config, "max_position_embeddings", None),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "autocast": _autocast(parameter),
         "device": str(parameter.device),
-        "kernel": getattr(config, "_attn_implementation", None) or ", ".join(found.kernels),
-        "kernel_functions": list(found.kernels),
+        "kernel": getattr(config, "_attn_implementation", None) or ", ".join(probed.kernels),
+        "kernel_functions": list(probed.kernels),
         "stage": wanted.stage,
         "corpus": documents.record(),
         "documents": len(documents.windows),
         "documents_too_short": documents.too_short,
         "tokens": len(documents.windows) * documents.context,
         "ranks": wanted.ranks.size,
-        "layers": [facts.outline() for facts in found.layers],
+        "layers": [facts.outline() for facts in probed.layers],
         "environment": environment(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -87,10 +87,10 @@ def _sums(model: nn.Module, wanted: Measurement) -> Moments:
         model,
         batches(wanted),
         wanted.layout,
-        probe=found,
+        probe=probed,
         provenance=CheckpointRecord.of(values).to_json(),
         stage=wanted.stage,
-        keep=_kept_positions,
+        choose_positions=_kept_positions,
     )
 
 
