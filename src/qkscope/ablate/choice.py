@@ -19,7 +19,7 @@ import pandas as pd
 from qkscope.errors import InputError
 
 Head = tuple[int, int]  # layer, query head
-Role = Literal["head", "chosen", "control"]
+UnitRole = Literal["head", "chosen", "control"]
 NAME = re.compile(r"L(\d{1,5})H(\d{1,5})")
 ALL = "all"
 MOST_NAMED = 4  # heads that a label lists
@@ -30,7 +30,7 @@ class Unit:
     """Heads that are edited at the same time."""
 
     name: str
-    role: Role
+    role: UnitRole
     heads: tuple[Head, ...]
     group: str = ""  # of chosen heads and their controls: what the choice is called
 

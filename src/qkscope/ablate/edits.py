@@ -39,7 +39,7 @@ Needs = Literal["before rotation", "after rotation"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class EditKind:
     """A kind of edit: its definition, and how it is made for the heads of a layer."""
 
     name: str
@@ -175,23 +175,23 @@ def _nothing(sums: LayerSums, _: int, __: int) -> list[HeadEdit]:
 _BEFORE: Needs = "before rotation"
 _AFTER: Needs = "after rotation"
 _ALL = (
-    Kind(
+    EditKind(
         "kernel",
         "Subtract the mean score at each distance that RoPE makes of the mean query and key.",
         _kernel,
         _BEFORE,
     ),
-    Kind(
+    EditKind(
         "kernel_measured", "Subtract the mean score of each pair of positions, as measured.", _kernel_measured, _AFTER
     ),
-    Kind("key_mean", "Subtract the mean key, as RoPE turns it, from every key.", _key_mean, _BEFORE),
-    Kind("query_mean", "Subtract the mean query, as RoPE turns it, from every query.", _query_mean, _BEFORE),
-    Kind("flatten", "Subtract the drift with position along axis a from queries and keys.", _flatten, _AFTER),
-    Kind(
+    EditKind("key_mean", "Subtract the mean key, as RoPE turns it, from every key.", _key_mean, _BEFORE),
+    EditKind("query_mean", "Subtract the mean query, as RoPE turns it, from every query.", _query_mean, _BEFORE),
+    EditKind("flatten", "Subtract the drift with position along axis a from queries and keys.", _flatten, _AFTER),
+    EditKind(
         "flatten_pc0", "Subtract the drift with position along component 0 from queries and keys.", _flatten_pc0, _AFTER
     ),
-    Kind("shuffle", "Give every distance the mean score of another distance.", _shuffle, _BEFORE),
-    Kind("zero", "The head puts out zeros: what it is worth at all.", _zero, None),
-    Kind("nothing", "Compute the head again without a change: what rounding alone does.", _nothing, None),
+    EditKind("shuffle", "Give every distance the mean score of another distance.", _shuffle, _BEFORE),
+    EditKind("zero", "The head puts out zeros: what it is worth at all.", _zero, None),
+    EditKind("nothing", "Compute the head again without a change: what rounding alone does.", _nothing, None),
 )
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}
+KINDS: Mapping[str, EditKind] = {kind.name: kind for kind in _ALL}

@@ -25,7 +25,7 @@ from qkscope.moments.moments import Moments
 if TYPE_CHECKING:
     from qkscope.ablate.passes import Ablation, Losses
 
-Rows = list[list[Any]]  # [unit, outcome, before, delta]
+OutcomeRows = list[list[Any]]  # [unit, outcome, before, delta]
 
 
 class EditSource:
@@ -75,7 +75,7 @@ class EditSource:
 
 
 @dataclass(frozen=True)
-class Text:
+class AblatedText:
     """Token ids of a document (of a group), or of one with a needle at a depth whose answer has so many tokens."""
 
     document: int
@@ -96,7 +96,7 @@ class Measurer:
         self._looked: dict[Head, Any] = {}
         self._refused: dict[int, str] | None = None  # layers that cannot be edited, once they were looked at
 
-    def measure(self, text: Text, edit: str, units: Sequence[Unit]) -> Rows:
+    def measure(self, text: AblatedText, edit: str, units: Sequence[Unit]) -> OutcomeRows:
         """What the edit does to a document, unit by unit."""
         self._require_editable(text.ids, units)
         self._source.need(units)
@@ -107,12 +107,12 @@ class Measurer:
                 rows += [[unit.name, *outcome] for outcome in self._outcomes(variant, edit, unit)]
         return rows
 
-    def _with_needles(self, text: Text) -> Iterator[Text]:
+    def _with_needles(self, text: AblatedText) -> Iterator[AblatedText]:
         for depth in self._settings.needle:
             needle = needle_of(self._tokenizer, text.document, self._settings.seed)
-            yield Text(text.document, text.group, plant(text.ids, needle, depth), depth, len(needle.answer))
+            yield AblatedText(text.document, text.group, plant(text.ids, needle, depth), depth, len(needle.answer))
 
-    def _begin(self, text: Text, units: Sequence[Unit]) -> None:
+    def _begin(self, text: AblatedText, units: Sequence[Unit]) -> None:
         watched = tuple(heads_of(units)) if self._settings.attention and text.depth is None else ()
         if self._open != (text.document, text.depth, watched):
             self._open = None
@@ -120,7 +120,7 @@ class Measurer:
             self._looked = dict(self._ablation.attention)
             self._open = (text.document, text.depth, watched)
 
-    def _outcomes(self, text: Text, edit: str, unit: Unit) -> Iterator[tuple[str, float, float]]:
+    def _outcomes(self, text: AblatedText, edit: str, unit: Unit) -> Iterator[tuple[str, float, float]]:
         from qkscope.ablate.passes import repeats
 
         plain = text.depth is None

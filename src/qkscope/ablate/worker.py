@@ -20,7 +20,7 @@ from qkscope.run.engines.base import Advanced, Finished, Report, Task
 from qkscope.run.runner import Leniency
 
 if TYPE_CHECKING:
-    from qkscope.ablate.measure import Measurer, Text
+    from qkscope.ablate.measure import AblatedText, Measurer
 
 
 class AblationWorker:
@@ -78,10 +78,10 @@ class AblationWorker:
             self._measurer, self._loaded = Measurer(ablation, source, work.settings, plan.tokenizer), checkpoint
         return self._measurer
 
-    def _text(self, work: CheckpointAblation, shard: AblationShard) -> Text:
-        from qkscope.ablate.measure import Text
+    def _text(self, work: CheckpointAblation, shard: AblationShard) -> AblatedText:
+        from qkscope.ablate.measure import AblatedText
 
         plan, (document,) = work.plan, shard.documents
         (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
         ids = np.asarray(window.ids[: work.tokens], dtype=np.int64)
-        return Text(document, group_of(document, plan.study.groups), ids)
+        return AblatedText(document, group_of(document, plan.study.groups), ids)

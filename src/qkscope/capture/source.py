@@ -17,7 +17,7 @@ from qkscope.capture.gguf import require_gguf_reader
 from qkscope.capture.weights import require_safe_weights, require_tokenizer
 from qkscope.errors import ModelError, located
 
-Role = Literal["model", "tokenizer"]
+SourceRole = Literal["model", "tokenizer"]
 
 HUB_ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)
 
@@ -72,7 +72,7 @@ def find_source(
     revision: str | None,
     folder: Path,
     *,
-    role: Role = "model",
+    role: SourceRole = "model",
     trust_remote_code: bool = False,
     base: tuple[str | None, str | None] = (None, None),
 ) -> ModelSource:
@@ -137,7 +137,7 @@ def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trus
     return replace(source, adapter=str(path.resolve()))
 
 
-def _revision_of_files(model: str, revision: str, path: Path, role: Role) -> str:
+def _revision_of_files(model: str, revision: str, path: Path, role: SourceRole) -> str:
     """Why files have no revision, and which folder was probably meant."""
     meant = [Path(model).parent / revision, Path(model) / revision]
     there = [each for each, at in zip(meant, (path.parent / revision, path / revision), strict=True) if at.is_dir()]
@@ -150,7 +150,7 @@ def _revision_of_files(model: str, revision: str, path: Path, role: Role) -> str
     )
 
 
-def _require_hub_id(model: str, path: Path, role: Role) -> None:
+def _require_hub_id(model: str, path: Path, role: SourceRole) -> None:
     """Refuse what is a mistyped path rather than the id of a repository: asking the Hub for it would only mislead."""
     missing = f"there is no {role} directory {path}{_closest(model, path)}"
     if model.startswith((".", "/", "~")) or model.count("/") > 1:

@@ -22,7 +22,7 @@ PIECE_TOKENS = 2048  # tokens centred at once: bounds the host's own memory, wha
 # products, and the tokens over which float32 adds up.
 MOST_BLOCKS, SHORTEST_BLOCK = 8, 128
 
-Run = tuple[int, int, int, int]  # first bucket, the one behind the last, first token, tokens of a row in each
+BucketRun = tuple[int, int, int, int]  # first bucket, the one behind the last, first token, tokens of a row in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Placed:
             for group in sorted(set(of_group.tolist()))
         ]
 
-    def _runs_of(self, group: int) -> list[Run]:
+    def _runs_of(self, group: int) -> list[BucketRun]:
         """The buckets of a batch whose rows are all of this group and all whole; none of any other."""
         alone = all(each == group for each in self.groups) and all(_is_prefix(row) for row in self.positions)
         length = self.positions.shape[1]
@@ -159,13 +159,13 @@ class Whole:
     tokens: NDArray[np.intp]
     weights: NDArray[np.float32]  # 0 where a block is filled up
     steps: NDArray[np.float32]  # positions from the bucket's middle, 0 where the weight is
-    runs: tuple[Run, ...] = ()
+    runs: tuple[BucketRun, ...] = ()
 
 
 def _whole(
     layout: Layout,
     group: int,
-    runs: Sequence[Run],
+    runs: Sequence[BucketRun],
     rows: NDArray[np.intp],
     tokens: NDArray[np.intp],
     positions: NDArray[np.int64],
@@ -238,7 +238,7 @@ def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> 
             yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
 
 
-def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[Run]:
+def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[BucketRun]:
     """Consecutive buckets that are equally filled; a bucket wider than `widest` is cut."""
     run: list[int] | None = None
     for bucket, (left, right) in enumerate(pairwise(layout.edges)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import StudyError
-from qkscope.study.complete import State, state_of, why_incomplete
+from qkscope.study.complete import FolderState, state_of, why_incomplete
 from qkscope.study.schema import Series
 from qkscope.study.series import checkpoint_of, members_of, own_keys
 
@@ -25,7 +25,7 @@ class Arrival:
     name: str
     place: Path
     settings: dict[str, Any]  # as a study would name it
-    state: State
+    state: FolderState
 
 
 @dataclass

@@ -61,7 +61,7 @@ WAY_OUT = (
 
 
 @dataclass(frozen=True)
-class Judgement:
+class MomentsJudgement:
     """What finished moments are to a plan."""
 
     standing: Standing
@@ -69,12 +69,12 @@ class Judgement:
     remarks: list[str] = field(default_factory=list)  # what differs, in words
 
 
-def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
+def judge(plan: CheckpointPlan, made: CheckpointRecord) -> MomentsJudgement:
     """Compare what finished moments were made from with what the plan would make them from."""
     own = made.fingerprint or ""
     versions = _version_remarks(made)
     if own == plan.fingerprint():
-        return Judgement("same", own, versions)
+        return MomentsJudgement("same", own, versions)
     stored, planned = _stored_settings(made), plan.settings()
     changes = differences(stored, planned)
     complete = set(planned) <= set(stored)
@@ -82,8 +82,8 @@ def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
         shorter = _shorter(plan, stored)
         if shorter is not None:
             rounding = [changes[key] for key in ROUNDING if key in changes]
-            return Judgement("suffices", own, [*shorter, *rounding, *versions])
-    return Judgement("other", own, _named(changes))
+            return MomentsJudgement("suffices", own, [*shorter, *rounding, *versions])
+    return MomentsJudgement("other", own, _named(changes))
 
 
 def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | None:
@@ -160,7 +160,7 @@ def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
 # -- a results folder --------------------------------------------------------------------------------------
 
 
-def read_judgement(plan: CheckpointPlan, folder: Path) -> Judgement | None:
+def read_judgement(plan: CheckpointPlan, folder: Path) -> MomentsJudgement | None:
     """What lies there of a checkpoint, by its header alone; None where nothing whole does."""
     try:
         return judge(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))

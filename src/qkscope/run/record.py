@@ -22,7 +22,7 @@ SCHEMA = 1
 # Bounds of what a file may claim, far above any run: 64 MiB hold 400 000 shards.
 LARGEST, MOST, LONGEST = 64 * 1024 * 1024, 2**31, 200
 
-Amount = Annotated[int, Field(ge=0, le=MOST)]
+PlannedCount = Annotated[int, Field(ge=0, le=MOST)]
 Fingerprint = Annotated[str, Field(max_length=LONGEST)]
 
 
@@ -33,7 +33,7 @@ class _StrictRecord(BaseModel):
 class ShardRecord(_StrictRecord):
     """One shard: how much it is and what its file must say it was made from."""
 
-    documents: Amount
+    documents: PlannedCount
     fingerprint: Fingerprint
 
 

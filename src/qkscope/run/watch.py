@@ -35,7 +35,7 @@ from qkscope.run.finished import ROUNDING, differences
 from qkscope.run.plan import Plan, make_plan
 from qkscope.run.record import join_record
 from qkscope.run.runner import BAD_CHECKPOINT
-from qkscope.study.complete import State
+from qkscope.study.complete import FolderState
 from qkscope.study.load import series_in, study_of, study_text
 from qkscope.study.numbers import numbers_in
 from qkscope.study.schema import Study
@@ -82,7 +82,7 @@ class SeriesWatcher:
         for each in (self.out, moments_folder(self.out)):
             require_writable(each)
         refuse_links(self.out)
-        self._failed: dict[str, State] = {}  # as they were when they could not be measured
+        self._failed: dict[str, FolderState] = {}  # as they were when they could not be measured
         self._reasons_noted: dict[str, str] = {}
         self._made = False  # whether this watch has brought tables and page up to date
 

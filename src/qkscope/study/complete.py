@@ -17,7 +17,7 @@ MAX_INDEX, MAX_HEADER, MAX_WEIGHTS = 256 * 2**20, 100_000_000, 2**50
 # A trainer of transformers writes its state last; what it writes before shows that there will be one.
 TRAINER_STATE, BEFORE_IT = "trainer_state.json", ("optimizer.pt", "scheduler.pt", "training_args.bin")
 
-State = tuple[tuple[str, int, int], ...]  # names, sizes and times of the files in a folder
+FolderState = tuple[tuple[str, int, int], ...]  # names, sizes and times of the files in a folder
 
 
 def why_incomplete(folder: Path) -> str | None:
@@ -54,7 +54,7 @@ def _weights(folder: Path, names: set[str]) -> list[str] | None:
     return sorted(name for name in names if name.endswith(SAFE))
 
 
-def state_of(folder: Path) -> State | None:
+def state_of(folder: Path) -> FolderState | None:
     """Names, sizes and times of the files in a folder, to see whether they change; None where it is gone."""
     try:
         statuses = [(entry.name, entry.stat()) for entry in folder.iterdir() if not entry.is_dir()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.errors import InputError, located
-from qkscope.kinds import Kind
+from qkscope.kinds import StudyKind
 from qkscope.lenses.position.vectors_table import table_from_vectors
 from qkscope.lenses.rows import COMPONENTS
 from qkscope.results.csv_files import write_csv
@@ -66,7 +66,7 @@ def analyze_vectors(
     *,
     components: int | None = None,
     window: int | None = None,
-    kind: Kind | None = None,
+    kind: StudyKind | None = None,
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> Path:
     """Write `qk.csv` and its provenance from datasets of raw vectors, over their first `window` positions (or all)."""
@@ -96,7 +96,7 @@ def _write_tables(
     command: str,
     components: int,
     window: int | None,
-    kind: Kind | None,
+    kind: StudyKind | None,
     reading: Reading,
 ) -> Path:
     tables: list[pd.DataFrame] = []

@@ -22,7 +22,7 @@ SCHEMA = 1
 LARGEST = 256 * 1024 * 1024  # bytes; 10 000 steps have 40 MB
 ANEW = "give another folder, or remove this one"
 
-Place = Annotated[int, Field(ge=0, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _OfTraining(BaseModel):
@@ -32,8 +32,8 @@ class _OfTraining(BaseModel):
 class StepRecord(_OfTraining):
     """One step that was measured."""
 
-    step: Place
-    lines: dict[str, tuple[Place, Place]]  # by table: its first byte in the file, and the one behind its last
+    step: Natural
+    lines: dict[str, tuple[Natural, Natural]]  # by table: its first byte in the file, and the one behind its last
     scalars: dict[str, float]
 
 
