@@ -58,7 +58,7 @@ def edits_of(name: str, sums: LayerSums, tokens: int, seed: int = 0) -> dict[int
 # -- mean queries and keys at every position ----------------------------------------------------------------
 
 
-def rotated(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
+def turned_mean(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
     """A vector as RoPE turns it at positions 0 … tokens - 1: (tokens, d); where nothing turns it stays."""
     turned = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
     if rotation is None:
@@ -80,8 +80,8 @@ def before_means(sums: LayerSums, tokens: int) -> tuple[list[Array], list[Array]
             "or the file is of an earlier version); capture again, or use the edit kernel_measured"
         )
     turned = facts.rotation if facts.rotary != "nope" else None
-    queries = [rotated(mean, turned, tokens) for mean in sums.q_before.mean]
-    keys = [rotated(mean, turned, tokens) for mean in sums.k_before.mean]
+    queries = [turned_mean(mean, turned, tokens) for mean in sums.q_before.mean]
+    keys = [turned_mean(mean, turned, tokens) for mean in sums.k_before.mean]
     return queries, [keys[which] for which in sums.distinct_keys[1]]
 
 

@@ -19,7 +19,7 @@ from qkscope.ablate.tables import (
     document_rows,
     groups_table,
     heads_table,
-    joined,
+    join_ablations,
     kernel_spreads,
 )
 from qkscope.ablate.work import AblationSettings, CheckpointAblation, known_heads, plan_ablation
@@ -218,10 +218,10 @@ def _recorded(folder: Path) -> list[dict[str, Any]]:
 def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
     rows = [document_rows(request.works, folder) for request in requests]
     context = {each.checkpoint.name: each.context for each in plan.checkpoints}
-    table = joined([ablation_table(each) for each in rows], list(context))
+    table = join_ablations([ablation_table(each) for each in rows], list(context))
     write_csv(table, results_file(folder, ABLATION_CSV))
     for file, make, key in ((GROUPS_FILE, groups_table, GROUPS_KEY), (COURSE_FILE, course_table, COURSE_KEY)):
-        part = joined([make(each) for each in rows], list(context), key)
+        part = join_ablations([make(each) for each in rows], list(context), key)
         _write_or_remove(None if part.empty else part, folder, file)
     _write_or_remove(heads_table(table, context, _spreads(requests, folder)), folder, HEADS_FILE)
     write_text(results_file(folder, ABLATION_JSON), json.dumps(_record(requests), indent=1) + "\n")

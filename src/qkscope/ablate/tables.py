@@ -56,7 +56,7 @@ def ablation_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def joined(tables: Sequence[pd.DataFrame], order: Sequence[str], key: Sequence[str] = KEY) -> pd.DataFrame:
+def join_ablations(tables: Sequence[pd.DataFrame], order: Sequence[str], key: Sequence[str] = KEY) -> pd.DataFrame:
     """Tables of several ablations as one: where two have a row, the later one's counts; checkpoints in study order."""
     known = [table for table in tables if not table.empty]
     if not known:

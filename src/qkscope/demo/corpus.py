@@ -78,7 +78,7 @@ class DemoCorpus:
         return digest.hexdigest()[:16]
 
 
-def load_corpus(settings: DemoSettings, library: Path | None = None) -> DemoCorpus:
+def split_library(settings: DemoSettings, library: Path | None = None) -> DemoCorpus:
     """Read the library and split it: the same on every machine that has the same Python sources."""
     library = library or Path(sysconfig.get_paths()["stdlib"])
     sources = read_sources(library)

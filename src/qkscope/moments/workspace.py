@@ -100,9 +100,8 @@ class ProductPlan:
             yield
 
 
-BatchedProducts = list[
-    tuple[Tensor, Tensor, Tensor, bool]
-]  # factors, where their product goes, and whether it starts anew
+# Of each: two factors, where their product goes, and whether it starts anew.
+BatchedProducts = list[tuple[Tensor, Tensor, Tensor, bool]]
 
 
 def _cut(cells: Tensor, lower: Tensor, corner: Tensor, shape: ProductShape) -> list[BatchedProducts]:

@@ -69,14 +69,14 @@ class MomentsJudgement:
     remarks: list[str] = field(default_factory=list)  # what differs, in words
 
 
-def judge(plan: CheckpointPlan, made: CheckpointRecord) -> MomentsJudgement:
+def judge_moments(plan: CheckpointPlan, made: CheckpointRecord) -> MomentsJudgement:
     """Compare what finished moments were made from with what the plan would make them from."""
     own = made.fingerprint or ""
     versions = _version_remarks(made)
     if own == plan.fingerprint():
         return MomentsJudgement("same", own, versions)
     stored, planned = _stored_settings(made), plan.settings()
-    changes = differences(stored, planned)
+    changes = changed_settings(stored, planned)
     complete = set(planned) <= set(stored)
     if complete and set(changes) <= {*ROUNDING, *REACH}:
         shorter = _shorter(plan, stored)
@@ -110,7 +110,7 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
     return remarks
 
 
-def differences(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, str]:
+def changed_settings(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, str]:
     """What differs, by key, in words; keys that one side does not know are left out."""
     changes = {}
     for key, word in WORDS.items():
@@ -151,7 +151,7 @@ def _version_remarks(made: CheckpointRecord) -> list[str]:
 def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
     """Why a shard that is there is not one of the plan's, in words."""
     versions = _version_remarks(made)
-    changes = differences(_stored_settings(made), plan.settings())
+    changes = changed_settings(_stored_settings(made), plan.settings())
     if versions and not changes:
         return f"{versions[0]}, and shards of different versions are not added up"
     return f"made from {', '.join([*_named(changes), *versions])}"
@@ -163,7 +163,7 @@ def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
 def read_judgement(plan: CheckpointPlan, folder: Path) -> MomentsJudgement | None:
     """What lies there of a checkpoint, by its header alone; None where nothing whole does."""
     try:
-        return judge(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))
+        return judge_moments(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))
     except MomentsFileError:  # missing, or damaged: it is made again, and that is told when its sums are read
         return None
 

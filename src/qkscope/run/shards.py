@@ -14,7 +14,7 @@ from qkscope.results.folder import moments_path, running_path, shard_path
 from qkscope.results.lock import holding
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.remove import remove_empty_shards, remove_shards
-from qkscope.run.finished import judge, read_judgement, stale_shard
+from qkscope.run.finished import judge_moments, read_judgement, stale_shard
 from qkscope.run.plan import CheckpointPlan, Shard
 
 
@@ -70,7 +70,7 @@ def examine_finished(
     if moments is None:
         return None
     made = CheckpointRecord.read(moments.provenance)
-    judged = judge(plan, made)
+    judged = judge_moments(plan, made)
     if judged.standing == "other" or (overwrite and (judged.standing != "same" or judged.remarks)):
         reasons.append(f"{path}: {', '.join(judged.remarks)}")
         return None

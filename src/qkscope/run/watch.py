@@ -31,7 +31,7 @@ from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.appearing import Arrival, delete_checkpoint, find_arrivals, folder_series, is_gone, settled
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, capture_more
-from qkscope.run.finished import ROUNDING, differences
+from qkscope.run.finished import ROUNDING, changed_settings
 from qkscope.run.plan import Plan, make_plan
 from qkscope.run.record import join_record
 from qkscope.run.runner import BAD_CHECKPOINT
@@ -158,7 +158,7 @@ class SeriesWatcher:
                 self._events.noted(
                     f"{planned.checkpoint.name} has the same weights as {name}: their rows will be identical"
                 )
-            changes = differences(stored, now)
+            changes = changed_settings(stored, now)
             changed = [words for key, words in changes.items() if key not in ("model", *ROUNDING)]
             if changed:
                 raise InputError(

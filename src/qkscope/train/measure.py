@@ -85,7 +85,7 @@ def _sums(model: nn.Module, wanted: Measurement) -> Moments:
     }
     return collect_moments(
         model,
-        batches(wanted),
+        probe_batches(wanted),
         wanted.layout,
         probe=probed,
         provenance=CheckpointRecord.of(values).to_json(),
@@ -113,7 +113,7 @@ def _autocast(parameter: torch.Tensor) -> str | None:
     return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
 
 
-def batches(wanted: Measurement) -> Iterator[Batch]:
+def probe_batches(wanted: Measurement) -> Iterator[Batch]:
     """This rank's documents, in passes of so many rows; document i is in group i mod groups, whoever runs it."""
     from qkscope.capture.collect import make_batch
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qkscope.vectors.errors import VectorsError, first_line
+from qkscope.errors import first_line
+from qkscope.vectors.errors import VectorsError
 
 
 def download_vectors(repo_id: str, revision: str | None = None) -> Path:

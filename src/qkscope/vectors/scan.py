@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.errors import QkscopeError
-from qkscope.vectors.errors import VectorsError, first_line
+from qkscope.errors import QkscopeError, first_line
+from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import COLUMNS, FileFacts, HeadName, facts_from_metadata
 
 BATCH_ROWS = 8192  # 4 MiB of float32 at width 128

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from qkscope.errors import ActivationError
 from qkscope.layers import LayerFacts
-from qkscope.vectors.card import dataset_card
+from qkscope.vectors.card import vectors_card
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import DATA_FILE, FileFacts, HeadName, Kind, arrow_schema
 from qkscope.vectors.sample import Integers, VectorSampler
@@ -136,7 +136,7 @@ class VectorWriter:
             with self._writing():
                 for layer in self._layers.values():
                     self._write_layer(layer)
-                card = dataset_card((name for layer in self._layers.values() for name in layer.names()), self.sampler)
+                card = vectors_card((name for layer in self._layers.values() for name in layer.names()), self.sampler)
                 (self._staging / "README.md").write_text(card, encoding="utf-8")
                 shutil.rmtree(self._spool)
                 if self.folder.exists():
