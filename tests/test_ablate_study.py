@@ -63,7 +63,7 @@ def test_heads_are_chosen_by_name_by_category_and_by_any_number():
     [
         (HeadChoice(("L9H0",)), r"no head L9H0; heads go from L0H0 to L2H3"),
         (HeadChoice(("K-positional",)), r"'K-positional' is neither .* occurs here: mixed, position-dominated"),
-        (HeadChoice(top=2, by="r_qq"), r"no column of numbers 'r_qq'; is it r_q\?"),
+        (HeadChoice(top=2, by="r_qq"), r"no numeric column 'r_qq'; is it r_q\?"),
     ],
 )
 def test_a_head_that_is_not_there_is_refused_with_what_is(choice, message):
@@ -307,7 +307,7 @@ def test_ctrl_c_lets_the_shard_in_flight_finish(study):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "keep", slow)
-        with pytest.raises(Stopped, match="1 of 18 shards done: run the same command to go on"):
+        with pytest.raises(Stopped, match="1 of 18 shards done: run the same command to resume"):
             ablate_study(path, out, settings)
     assert len(kept) == 1
 
@@ -350,7 +350,7 @@ def test_a_record_that_says_something_else_is_left_behind_with_a_note(study, set
     (out / "ablation.json").write_text(json.dumps({"requests": [{"settings": settings, "command": 3}]}))
     told = Told()
     ablate_study(path, out, SETTINGS, told)
-    assert any("an earlier ablation leaves ablation.csv" in note for note in told.notes)
+    assert any("removed an earlier ablation from ablation.csv" in note for note in told.notes)
     assert len(json.loads((out / "ablation.json").read_text())["requests"]) == 1
 
 
@@ -388,11 +388,11 @@ def test_a_worker_that_dies_is_replaced(study, quick_workers):
     killed = []
 
     class Killing(room._Progress):
-        def hear(self, report):
+        def on_report(self, report):
             if not killed:
                 killed.append(multiprocessing.active_children()[0])
                 killed[0].kill()
-            super().hear(report)
+            super().on_report(report)
 
     told = Told()
     with pytest.MonkeyPatch.context() as patch:

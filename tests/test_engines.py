@@ -97,7 +97,7 @@ def test_a_lost_task_is_first_in_line_and_given_up_after_three_deaths():
     assert schedule.take(0) == task
     schedule.lose(task, "killed")
     schedule.take(0)
-    with pytest.raises(WorkerLost, match=r"checkpoint 'c0', shard 0: 3 workers died over it, the last: killed"):
+    with pytest.raises(WorkerLost, match=r"checkpoint 'c0', shard 0: 3 workers died on it, the last: killed"):
         schedule.lose(task, "killed")
 
 
@@ -181,7 +181,7 @@ def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path, q
         for child in multiprocessing.active_children():
             child.kill()
 
-    with pytest.raises(WorkerLost, match=r"3 workers died over it, the last: worker process \d+ died"):
+    with pytest.raises(WorkerLost, match=r"3 workers died on it, the last: worker process \d+ died"):
         run_study(long_study(), tmp_path / "out", Told(kill_all), options=TWO_WORKERS)
 
 
@@ -347,7 +347,7 @@ def test_ray_workers_that_cannot_start_are_told_and_given_up(study, tmp_path, cl
     monkeypatch.setattr(engine, "_Actor", Broken)
     made, _ = cluster(1)
     told = Told()
-    with pytest.raises(QkscopeError, match=r"(?s)5 Ray workers one after the other.*no driver for this device"):
+    with pytest.raises(QkscopeError, match=r"(?s)5 Ray workers in a row.*no driver for this device"):
         run_study(study(), tmp_path / "out", told, options=on_ray(made))
     assert len([note for note in told.notes if "died before it was ready" in note]) == 1
 
@@ -411,7 +411,7 @@ def test_without_an_address_a_ray_is_started_whatever_a_killed_one_left_behind(t
     (tmp_path / "moments").mkdir()
     done = subprocess.run([sys.executable, "-c", NOTHING, tmp_path], capture_output=True, text=True, check=True)
     (note,) = done.stdout.splitlines()
-    assert note.startswith("starting a Ray on this machine for this run alone")
+    assert note.startswith("starting a Ray cluster on this machine for this run alone")
 
 
 NOTHING = """

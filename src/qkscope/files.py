@@ -113,7 +113,7 @@ def remove_file(path: Path) -> None:
         return
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be removed ({error.strerror or error}); make that possible and run again"
+            f"{path}: cannot be removed ({error.strerror or error}); make that possible, then run again"
         ) from error
 
 
@@ -143,11 +143,11 @@ def _of_whom(path: Path) -> str:
 
 def _advice(error: OSError, path: Path) -> dict[str, str]:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    python = "free some space" if full else "see to the folder, or choose another one"
-    command = "free some space" if full else "see to the folder (or give another --out)"
+    python = "free some space" if full else "check the folder, or choose another one"
+    command = "free some space" if full else "check the folder (or give another --out)"
     shared = ""
     if isinstance(error, PermissionError) and _of_whom(path if path.exists() else path.parent):
-        shared = "its owner can share it with the group: chmod -R g+w, and umask 002 for what comes; "
+        shared = "its owner can share it with the group: chmod -R g+w, and umask 002 for new files; "
     return {
         "python": f"{shared}{python}; what was finished before is kept",
         "command": f"{shared}what is finished is kept: {command} and run the same command again",

@@ -116,7 +116,7 @@ def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
     if by not in heads.columns or not pd.api.types.is_numeric_dtype(heads[by].dtype):
         near = get_close_matches(by, [str(name) for name in heads.columns], 3)
         raise InputError(
-            f"tables/heads.csv has no column of numbers {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
+            f"tables/heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
         )
     known = heads[heads[by].notna()]
     order = known[by].abs().sort_values(ascending=False, kind="stable").index[:count]

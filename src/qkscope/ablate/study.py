@@ -134,7 +134,7 @@ def _run(works: Sequence[CheckpointAblation], folder: Path, events: Events, opti
         job = Job(works, tasks, folder, AblationWorker, options.placement)
         find_engine(options.engine).run(job, progress.on_report, stop)
         if stop.asked and progress.left:
-            raise Stopped(f"stopped; {progress.text()}: run the same command to go on")
+            raise Stopped(f"stopped; {progress.text()}: run the same command to resume")
 
 
 class _Progress:
@@ -188,7 +188,7 @@ def _earlier(
             command = str(stored.get("command"))[:1000]
             works = [] if theirs == settings else plan_ablation(plan, folder, theirs, heads)
         except (QkscopeError, ValueError, TypeError) as error:
-            events.noted(f"an earlier ablation leaves {ABLATION_CSV}: {str(error)[:200]}")
+            events.noted(f"removed an earlier ablation from {ABLATION_CSV}: {str(error)[:200]}")
             continue
         if not works:
             continue
@@ -196,7 +196,7 @@ def _earlier(
             requests.append(Request(theirs, command, works))
         else:
             events.noted(
-                f"an earlier ablation ({theirs.heads.label}: {', '.join(theirs.edits)}) leaves {ABLATION_CSV}: "
+                f"removed an earlier ablation ({theirs.heads.label}: {', '.join(theirs.edits)}) from {ABLATION_CSV}: "
                 "moments, tables or versions have changed since; run it again"
             )
     return requests

@@ -45,7 +45,7 @@ class AblationWorker:
         """Run all shards of the task."""
         if not self._shared:
             raise InputError(
-                "an ablation needs a results folder that every worker sees (its moments); this one does not"
+                "an ablation needs a results folder that every worker sees, for its moments; this one does not"
             )
         with located(f"checkpoint {task.name!r}"):
             measurer = self._load(task.checkpoint)

@@ -44,8 +44,8 @@ def _tell_unused_code(source: ModelSource, config: Any) -> None:
     brought = getattr(config, "auto_map", None)
     if brought and not source.trust_remote_code:
         warnings.warn(
-            f"{source} brings Python code of its own, which is not run: transformers' own {config.model_type!r} model "
-            "is used instead (the checkpoint's own runs if remote code is trusted)",
+            f"{source} comes with Python code of its own, which is not run: transformers' own {config.model_type!r} "
+            "model is used instead (the checkpoint's own runs if remote code is trusted)",
             QkscopeWarning,
             stacklevel=3,
         )
@@ -57,7 +57,7 @@ def _refuse_fetched_kernels(source: ModelSource, config: Any) -> None:
         if name.endswith("_implementation_internal") and "/" in str(value) and not source.trust_remote_code:
             raise ModelError(
                 f"{source}: its config asks for the kernel {str(value)[:80]!r}, which is code to be downloaded and is "
-                "not run unless you say so"
+                "not run unless you allow it"
             ).advised(python="pass trust_remote_code=True if you trust it", command="--trust-remote-code runs it")
         if isinstance(getattr(value, "model_type", None), str) and hasattr(value, "to_dict"):
             _refuse_fetched_kernels(source, value)

@@ -199,8 +199,8 @@ def _nor_folder(source: ModelSource) -> str:
 def needs_code(source: ModelSource) -> ModelError:
     """Why a checkpoint that transformers alone cannot load is refused, and what lifting that means."""
     return ModelError(
-        f"{source} needs remote code: Python that lies with the checkpoint and that transformers does not have. It is "
-        "not run unless you say so, which lets that code do anything you can do on this machine"
+        f"{source} needs remote code: Python that comes with the checkpoint and is not part of transformers. It is not "
+        "run unless you allow it; that code could then do anything you can do on this machine"
     ).advised(
         python="read it and pass trust_remote_code=True, or use a model that transformers has",
         command="read it and give --trust-remote-code, or use a model that transformers has",

@@ -141,7 +141,7 @@ def no_turn(embeddings: Any) -> Any:
     still = functools.reduce(torch.logical_or, (zero.all(dim=-1) for zero in zeros))  # (..., tokens)
     places = still.nonzero()
     if not len(places):
-        raise CaptureError("no token is at position 0, so it cannot be asked for queries and keys without rotation")
+        raise CaptureError("no token is at position 0, so its queries and keys without rotation cannot be computed")
     first = tuple(places[0].tolist())
     return _like(embeddings, [part[first].expand_as(part).clone() for part in parts])
 

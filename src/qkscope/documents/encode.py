@@ -76,8 +76,8 @@ class Encoder:
     def _announce(self, text: str, name: str) -> None:
         if len(text) >= LONG:
             warnings.warn(
-                f"{name} has {len(text) / 1e6:.0f} million characters and is tokenized whole, because its tokenizer or "
-                "its text has no place where the first tokens surely end; this can take minutes",
+                f"{name} has {len(text) / 1e6:.0f} million characters and is tokenized whole, because there is no "
+                "place where its first tokens are certain to end; this can take minutes",
                 QkscopeWarning,
                 stacklevel=2,
             )

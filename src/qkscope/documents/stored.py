@@ -169,7 +169,7 @@ def _read(path: Path, key: str) -> tuple[_Index, int]:
         file.seek(size - END.size)
         digest, length, magic = END.unpack(file.read(END.size))
         if magic != MAGIC or length > min(size - END.size, LARGEST_INDEX):
-            raise Unreadable("is truncated, or no file of tokens")
+            raise Unreadable("is truncated, or is not a file of tokens")
         file.seek(size - END.size - length)
         contents = file.read(length)
     if hashlib.sha256(contents).digest() != digest:
@@ -177,7 +177,7 @@ def _read(path: Path, key: str) -> tuple[_Index, int]:
     try:
         index = _Index.model_validate(parse_json(contents))
     except ValidationError as error:
-        raise Unreadable(f"is no index of tokens ({error.errors(include_url=False)[0]['msg']})") from None
+        raise Unreadable(f"is not an index of tokens ({error.errors(include_url=False)[0]['msg']})") from None
     behind = END.size + length
     ids = sum(document.kept for document in index.documents)
     if index.format != FORMAT or index.key != key or ids * ID.itemsize + behind != size or not _coherent(index):

@@ -66,7 +66,7 @@ class Corpus:
         """Indices of documents with at least `context` tokens (and `min_tokens`); an error if there is none."""
         needed = max(context, self.settings.min_tokens or 0)
         if needed > self.looked_for:
-            raise ValueError(f"{needed} tokens are asked for, but the survey counted to {self.looked_for}")
+            raise ValueError(f"{needed} tokens are asked for, but the survey counted only to {self.looked_for}")
         indices = [i for i, document in enumerate(self.documents) if document.tokens >= needed]
         if not indices:
             longest = max(self.documents, key=lambda document: document.tokens)

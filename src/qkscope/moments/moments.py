@@ -363,7 +363,7 @@ class Moments:
 
     def _require_whole(self) -> None:
         if self._broken:
-            raise InputError(f"these moments hold part of a batch only ({self._broken}); start again without it")
+            raise InputError(f"these moments hold only part of a batch ({self._broken}); start again without it")
 
 
 class NonFiniteActivation(ActivationError):

@@ -63,7 +63,7 @@ def _encoded(encoding: Any) -> Iterator[Window]:
         included = _ids(mask, f"the attention_mask of window {number}") != 0
         real = np.flatnonzero(included)
         if included.shape != ids.shape or (len(real) and real[-1] - real[0] + 1 != len(real)):
-            raise InputError(f"window {number}: its attention_mask leaves out tokens between others; give it without")
+            raise InputError(f"window {number}: its attention_mask leaves out tokens between others; give no mask")
         yield ids[included]
 
 

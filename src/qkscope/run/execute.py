@@ -162,7 +162,7 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
     name = each.checkpoint.name
     with beside_others(folder), running_shard(folder, name, shard) as mine:
         if not mine:
-            raise InputError(f"shard {number} is being run by somebody else; wait for it, or stop it")
+            raise InputError(f"shard {number} is being run by another process; wait for it, or stop it")
         if not options.overwrite:
             require_nothing_lost([each], folder)
         plan = with_tokens_kept(plan, folder)
@@ -266,7 +266,7 @@ class _Run:
         if tasks:
             find_engine(self._options.engine).run(self._job(tasks), self._on_report, stop)
         if stop.asked and any(self._left.values()):
-            raise Stopped(f"stopped; {self._kept_text()}: run the same command to go on")
+            raise Stopped(f"stopped; {self._kept_text()}: run the same command to resume")
         self._require_any()
 
     def tell_stopping(self) -> None:

@@ -100,7 +100,7 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
     remarks = []
     if context != plan.context:
         remarks.append(
-            f"sums over context {context} are there and hold the first {plan.context} tokens, which the tables take"
+            f"sums over context {context} are there and include the first {plan.context} tokens, which the tables use"
         )
     if not {plan.context, common} <= {context, stored["common_window"]}:
         remarks.append(

@@ -148,8 +148,8 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
         notes.append(f"checkpoints {names} have the same weights; they differ in {' and '.join(different)}")
     if unknown:
         notes.append(
-            f"whether {len(unknown)} checkpoints on the Hub have the same weights as others could not be found out: it "
-            "was not reached, or states no hashes of their files"
+            f"could not check whether {len(unknown)} checkpoints on the Hub have the same weights as others: the Hub "
+            "was not reached, or lists no hashes of their files"
         )
     return notes
 

@@ -298,7 +298,7 @@ def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]
             f"give it a longer context, or about {characters * context // window:,} characters at most"
         )
     if window <= study.skip_positions + 1:
-        raise InputError(f"{said} on average, which skip_positions {study.skip_positions} leaves nothing of")
+        raise InputError(f"{said} on average, all of which skip_positions {study.skip_positions} would skip")
     return window
 
 

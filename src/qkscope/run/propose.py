@@ -58,7 +58,7 @@ def _head(proposal: Proposal, documents: str | None) -> list[str]:
     if proposal.seeds:
         lines.append("kind: seeds                  # several runs: heads of one index need not be the same heads")
     if not proposal.tokenizer:
-        lines.append("tokenizer: FILL-IN           # the checkpoints bring none: a Hub id, or a folder")
+        lines.append("tokenizer: FILL-IN           # the checkpoints have none: a Hub id, or a folder")
     files = json.dumps(documents or "texts/*.txt", ensure_ascii=False)
     hint = "" if documents else "   # FILL IN: text, .jsonl or .parquet; each document gives its first tokens"
     return [*lines, "documents:", f"  files: {files}{hint}"]

@@ -162,8 +162,8 @@ class SeriesWatcher:
             changed = [words for key, words in changes.items() if key not in ("model", *ROUNDING)]
             if changed:
                 raise InputError(
-                    f"{self.out} holds checkpoint {name!r}, which was measured with {', '.join(changed)}: the two "
-                    "cannot stand beside each other"
+                    f"{self.out} holds checkpoint {name!r}, which was measured with {', '.join(changed)}: the results "
+                    "cannot be compared"
                 ).advised(python="choose another `out`", command="give another --out, or the settings it was made with")
 
     def _write(self, known: dict[str, dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ def revisions_of(model: str) -> list[str]:
     except Exception as error:  # of the library that asks: no route, nobody there, an answer that is none
         raise StudyError(
             f"the branches of {model} could not be listed ({first_line(error)}); with HF_HUB_OFFLINE=1 those in the "
-            "cache are taken"
+            "cache are used"
         ) from error
     return list(dict.fromkeys(ref.name for ref in [*refs.branches, *refs.tags]))
 

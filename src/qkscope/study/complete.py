@@ -30,16 +30,16 @@ def why_incomplete(folder: Path) -> str | None:
         return f"has no {CONFIG}"
     weights = _weights(folder, names)
     if weights is None:
-        return f"{INDEX} is not there, or not whole"
+        return f"{INDEX} is missing or incomplete"
     if not weights:
         return f"has no {SAFE} weights"
     for name in weights:
         if name not in names:
-            return f"{name} is not there"
+            return f"{name} is missing"
         if (reason := _cut_short(folder / name)) is not None:
             return f"{name} {reason}"
     if TRAINER_STATE not in names and names & set(BEFORE_IT):
-        return f"{TRAINER_STATE} is not there, which its trainer writes last"
+        return f"{TRAINER_STATE}, which its trainer writes last, is missing"
     return None
 
 
@@ -84,9 +84,9 @@ def _cut_short(path: Path) -> str | None:
                 return "is cut short"
             header = parse_json(file.read(length))
     except Missing:
-        return "is not there"
+        return "is missing"
     except (Unreadable, OSError):
-        return "is not a safetensors file, or not whole"
+        return "is not a safetensors file, or is incomplete"
     ends = [
         entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__" and _has_offsets(entry)
     ]

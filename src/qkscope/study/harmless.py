@@ -30,7 +30,9 @@ def file_safe(name: str) -> str:
     if not NAME.fullmatch(name) or name.endswith("."):
         raise ValueError("a name starts with a letter or digit and has at most 100 letters, digits and . _ + @ -")
     if RESERVED.fullmatch(name):
-        raise ValueError("a name starts with something else than con, prn, aux, nul, com1 or lpt1: Windows keeps these")
+        raise ValueError(
+            "a name must not be con, prn, aux, nul, com1 or lpt1, also before a dot: Windows reserves these"
+        )
     return name
 
 

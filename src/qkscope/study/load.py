@@ -195,7 +195,8 @@ def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[
         place = _place(location)
         if problem["type"] == "extra_forbidden" and str(location[-1]) == "trust_remote_code":
             lines.append(
-                f"{place!r} is not a key: {DECIDES}, because what a checkpoint brings along is then run on this machine"
+                f"{place!r} is not a key: {DECIDES}, because code that comes with a checkpoint is then run on this "
+                "machine"
             )
         elif problem["type"] == "extra_forbidden":
             lines.append(f"unknown key {place!r}{_suggestion(location, error.title)}")

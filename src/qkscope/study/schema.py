@@ -268,10 +268,12 @@ class Study(_Strict):
             )
         context = resolved.context
         if context is None:
-            raise ValueError(f"checkpoint {checkpoint.name!r} has no context, nor has its phase or the study")
+            raise ValueError(
+                f"checkpoint {checkpoint.name!r} has no context, and neither its phase nor the study sets one"
+            )
         if self.skip_positions >= context - 1:
             raise ValueError(
-                f"skip_positions {self.skip_positions} leaves nothing of checkpoint {checkpoint.name!r}, "
+                f"skip_positions {self.skip_positions} would skip all of checkpoint {checkpoint.name!r}, "
                 f"whose context is {context}"
             )
 

@@ -101,7 +101,7 @@ def members_of(series: Series, folder: Path, model: str | None, notes: list[str]
     unplaced = [member.name for member in members if not numbers_in(member.name)]
     if unplaced:
         shown = ", ".join(map(repr, unplaced[:LISTED]))
-        notes.append(f"left out of the series, for having no number and so no place in it: {shown}; name it by itself")
+        notes.append(f"left out of the series, with no number to order it by: {shown}; list it separately")
     return sorted((member for member in members if numbers_in(member.name)), key=lambda member: member.order)
 
 
@@ -147,7 +147,7 @@ def _folders(pattern: str, folder: Path, notes: list[str]) -> list[Member]:
     try:
         places = glob.glob(os.path.expanduser(pattern), root_dir=folder)
     except (OSError, ValueError, re.error) as error:
-        raise StudyError(f"{pattern!r}: cannot be looked for ({error})") from None
+        raise StudyError(f"{pattern!r}: cannot be searched for ({error})") from None
     if len(places) > MOST:
         raise StudyError(f"{pattern!r}: finds {len(places)} files and folders, more than the {MOST} of a study")
     folders = [place.rstrip("/") for place in sorted(places) if (folder / place).is_dir()]
@@ -159,7 +159,7 @@ def _folders(pattern: str, folder: Path, notes: list[str]) -> list[Member]:
     if incomplete:
         shown = "; ".join(f"{place} {why}" for place, why in list(incomplete.items())[:LISTED])
         more = f"; and {len(incomplete) - LISTED} more" if len(incomplete) > LISTED else ""
-        notes.append(f"left out of the series, for not being whole: {shown}{more}")
+        notes.append(f"left out of the series as incomplete: {shown}{more}")
     return _in_runs([place for place in folders if place not in incomplete])
 
 
@@ -190,7 +190,7 @@ def _branches(pattern: str, model: str | None, folder: Path) -> list[Member]:
     matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
     if not matching:
         shown = ", ".join(names[: 2 * LISTED])
-        raise StudyError(f"no branch of {model} is like {pattern!r}; it has {shown}{', ...' if names[6:] else ''}")
+        raise StudyError(f"no branch of {model} matches {pattern!r}; it has {shown}{', ...' if names[6:] else ''}")
     return [_member(name, {"revision": name}) for name in matching]
 
 

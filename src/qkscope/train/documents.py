@@ -99,7 +99,7 @@ def _rows(documents: Any, wanted: Wanted) -> tuple[str, list[Any]]:
     """What it is called, and its documents: texts, or token ids."""
     if isinstance(documents, str | PathLike):
         if not fspath(documents).strip():
-            raise InputError("documents are an empty path; give that of a file, or texts in a list")
+            raise InputError("documents is an empty path; give the path of a file, or texts in a list")
         settings = Documents(files=fspath(documents), text=wanted.text, limit=wanted.limit)
         return fspath(documents), [document.text for document in read_documents(settings, Path.cwd())]
     if isinstance(documents, Mapping):
@@ -131,8 +131,8 @@ def _of_dataset(dataset: Any, wanted: Wanted) -> tuple[str, list[Any]]:
     source = f"the first {counted(len(rows), 'row')} of a dataset"
     if packed := [name for name in PACKED if name in columns]:
         raise DocumentError(
-            f"rows with {packed[0]} hold several documents each, whose positions start anew; give documents that are "
-            "not packed"
+            f"rows with {packed[0]} hold several documents each, whose positions start again at 0; give documents that "
+            "are not packed"
         )
     if "input_ids" in columns:
         masked = {"attention_mask": [row["attention_mask"] for row in rows]} if "attention_mask" in columns else {}

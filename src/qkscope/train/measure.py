@@ -100,8 +100,8 @@ def _require_even(layers: Sequence[LayerFacts], config: Any, ranks: Ranks) -> No
     held = max((facts.kv_heads for facts in layers), default=0) * ranks.size
     if ranks.heads and isinstance(stated, int) and held != stated:
         raise CaptureError(
-            f"the {stated} key heads of a tensor-parallel model are {held} over its {ranks.size} ranks: some are there "
-            "twice; measure saved checkpoints"
+            f"the {stated} key heads of a tensor-parallel model are {held} over its {ranks.size} ranks: some are "
+            "duplicated; measure saved checkpoints"
         )
 
 

@@ -212,9 +212,9 @@ class Probe:
         """A training that goes on in a folder should be where it was: the first step that is there already tells."""
         if not apart <= SAME:
             warnings.warn(
-                f"step {step} is in {self.folder and self.folder.path} already, but r_q or r_k of a head is off by "
-                f"{apart:.2g} now: this training is not the one that was measured there. Steps that are there stay; to "
-                "measure them anew, give another folder",
+                f"step {step} is in {self.folder and self.folder.path} already, but r_q or r_k of a head now differs "
+                f"by {apart:.2g}: this is not the training that was measured there. Steps that are there are kept; to "
+                "measure them again, give another folder",
                 QkscopeWarning,
                 stacklevel=3,
             )

@@ -56,7 +56,7 @@ def parse_head(name: str) -> HeadName | None:
         if head.folder == name:
             return head
     if _LOOSE.fullmatch(name):
-        raise VectorsError(f"folder {name!r} is not named as l03h11q is: rename it, so that its head is certain")
+        raise VectorsError(f"folder {name!r} is not named like l03h11q: rename it, so that its head is certain")
     return None
 
 

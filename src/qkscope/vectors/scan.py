@@ -98,7 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise
     except (pa.ArrowException, OSError) as error:
         raise VectorsError(
-            f"{path}: is not a whole parquet file ({first_line(error)}); download or write it again"
+            f"{path}: is not a complete parquet file ({first_line(error)}); download or write it again"
         ) from None
 
 
@@ -214,7 +214,7 @@ def _require_unique(files: Sequence[Path]) -> None:
     token = f"example_id {example_id[double]}, position {position[double]}"
     for path, start, ids, _ in parts:
         if double < len(ids):
-            raise VectorsError(f"{path}, row {start + double}: {token} is there already; a token counts once")
+            raise VectorsError(f"{path}, row {start + double}: {token} is a repetition; a token counts once")
         double -= len(ids)
 
 

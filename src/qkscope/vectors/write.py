@@ -71,12 +71,12 @@ class VectorWriter:
         self._layers = {facts.layer: self._chosen(facts, n_layers, heads) for facts in layers}
         self._layers = {layer: each for layer, each in self._layers.items() if each.heads["q"]}
         if not self._layers:
-            raise VectorsError(f"{self.folder}: no layer and head was chosen to keep vectors of")
+            raise VectorsError(f"{self.folder}: no head was chosen whose vectors are to be kept")
         self._staging = self.folder.parent / f".{self.folder.name}.partial.tmp"
         self._closed = self._discarded = False
         with self._writing():
             if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-                raise VectorsError(f"{self.folder}: is there already; give a new folder, or remove it first")
+                raise VectorsError(f"{self.folder}: already exists; give a new folder, or remove it first")
             if self._staging.is_symlink():
                 raise VectorsError(f"{self._staging}: is a symbolic link, and nothing is written there: remove it")
             shutil.rmtree(self._staging, ignore_errors=True)  # what a killed run left

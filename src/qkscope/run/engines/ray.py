@@ -76,13 +76,14 @@ def _connected(address: str | None, on_report: OnReport) -> Iterator[Any]:
 def _join(ray: Any, address: str, called: str, on_report: OnReport) -> None:
     try:
         place = _require_answer(address)
-        on_report(Noted(f"connecting to the Ray cluster at {place}; if that takes minutes, it is no Ray, or not well"))
+        slow = "if this takes minutes, the address is not a Ray cluster or the cluster is unhealthy"
+        on_report(Noted(f"connecting to the Ray cluster at {place}; {slow}"))
         ray.init(address=address, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:  # OSError: nobody listens, and Ray's own ConnectionError
         way_out = "Unset it" if called.startswith("RAY_ADDRESS") else "Leave it out"
         raise InputError(
-            f"{called}: no Ray cluster answers there ({error}). {way_out}, and a Ray is started on this machine for "
-            "the run; or start the cluster with `ray start --head`"
+            f"{called}: no Ray cluster answers there ({error}). {way_out}, and a Ray cluster is started on this "
+            "machine for the run; or start the cluster with `ray start --head`"
         ) from None
 
 
@@ -93,14 +94,16 @@ def _start_own(ray: Any, on_report: OnReport) -> None:
         running = _require_answer("auto")
     on_report(
         Noted(
-            "starting a Ray on this machine for this run alone"
+            "starting a Ray cluster on this machine for this run alone"
             + (f"; --ray-address auto would use the one at {running}" if running else "")
         )
     )
     try:
         ray.init(address="local", log_to_driver=False, include_dashboard=False)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"a Ray could not be started on this machine ({error}); --engine local needs none") from None
+        raise InputError(
+            f"Ray could not be started on this machine ({error}); --engine local does not need it"
+        ) from None
 
 
 def _require_answer(address: str) -> str:
@@ -247,11 +250,11 @@ class _Crew:
         self._failed_starts += 1
         reason = " ".join(str(how).split())[:600]
         if self._failed_starts == 1:
-            self._on_report(Noted(f"a Ray worker died before it was ready, another is started: {reason}"))
+            self._on_report(Noted(f"a Ray worker died before it was ready; starting another: {reason}"))
         if self._failed_starts >= FAILED_STARTS * max(1, len(self._members)):
             self._failure = self._failure or QkscopeError(
-                f"{self._failed_starts} Ray workers one after the other died before they were ready; what is finished "
-                f"is kept: see to the cluster and run the same command again. The last said: {reason}"
+                f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is kept: "
+                f"check the cluster and run the same command again. The last error: {reason}"
             )
 
     def _complain(self, heard: bool) -> None:
