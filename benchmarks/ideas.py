@@ -187,7 +187,7 @@ def accuracy() -> None:
     def keep(call, batch):
         kept.setdefault(call.layer, []).append((call.query.clone(), call.key.clone()))
 
-    moments = collect_moments(load_model(), one_document_batches(ids), layout_of(2048), watch=keep)
+    moments = collect_moments(load_model(), one_document_batches(ids), layout_of(2048), on_call=keep)
 
     def table(dtype, together=1):
         again = Moments(moments.layout, moments.layers.values(), moments.provenance)

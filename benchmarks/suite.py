@@ -45,7 +45,7 @@ def accuracy(quick: bool) -> Found:
     def keep(call, batch):
         kept.setdefault(call.layer, []).append((call.query[0].clone(), call.key[0].clone()))
 
-    moments = collect_moments(model, one_document_batches(ids), layout_of(2048), watch=keep)
+    moments = collect_moments(model, one_document_batches(ids), layout_of(2048), on_call=keep)
     table = qk_table(moments, model="m").sort_values(["layer", "head", "pc"])
     t = torch.arange(2048, dtype=torch.float64).repeat(len(ids))
     expected = torch.cat([brute_layer(kept.pop(layer), t) for layer in sorted(kept)]).numpy()  # (rows, 3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import qkscope
 from families import tiny, tokens
 from qkscope.ablate import passes
-from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, rotated
+from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, turned_mean
 from qkscope.ablate.needle import needle_of, plant, require_room
 from qkscope.ablate.passes import Ablation, repeats
 from qkscope.ablate.tap import EditTap, KernelCall
@@ -172,7 +172,7 @@ def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit
 def test_the_kernel_of_one_plane_is_a_cosine_of_the_distance():
     # (3, 0) and (2, 0) turning by a quarter per token: 6 cos(pi/2 distance) = 6, 0, -6, 0, 6.
     turn = Rotation(((0, 1),), (np.pi / 2,))
-    found = kernel_of(rotated(np.array([3.0, 0]), turn, 5), rotated(np.array([2.0, 0]), turn, 5))
+    found = kernel_of(turned_mean(np.array([3.0, 0]), turn, 5), turned_mean(np.array([2.0, 0]), turn, 5))
     np.testing.assert_allclose(found, [6, 0, -6, 0, 6], atol=1e-12)
 
 

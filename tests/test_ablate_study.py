@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import cut_documents, small_world
 from families import tiny
-from qkscope.ablate.choice import HeadChoice, chosen_heads, matched_controls, units_of
+from qkscope.ablate.choice import HeadChoice, matched_controls, resolve_heads, units_of
 from qkscope.ablate.outcomes import against_controls as compared
 from qkscope.ablate.outcomes import needle_outcome, outcomes_of, over_documents, position_parts
 from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
@@ -50,12 +50,12 @@ HEADS = pd.DataFrame(
 
 
 def test_heads_are_chosen_by_name_by_category_and_by_any_number():
-    assert chosen_heads(HeadChoice(("L2H3", "L0H1")), HEADS) == [(0, 1), (2, 3)]
-    assert chosen_heads(HeadChoice(("position-dominated",)), HEADS) == [(0, 0), (1, 0), (2, 0)]
-    assert chosen_heads(HeadChoice(top=2), HEADS) == [(2, 0), (2, 1)]
-    assert chosen_heads(HeadChoice(("position-dominated",), top=2), HEADS) == [(1, 0), (2, 0)]
-    assert len(chosen_heads(HeadChoice(), HEADS)) == len(chosen_heads(HeadChoice(("all",)), HEADS)) == 12
-    assert chosen_heads(HeadChoice(top=1), HEADS.assign(r_q=-HEADS["r_q"])) == [(2, 0)]  # the largest in size
+    assert resolve_heads(HeadChoice(("L2H3", "L0H1")), HEADS) == [(0, 1), (2, 3)]
+    assert resolve_heads(HeadChoice(("position-dominated",)), HEADS) == [(0, 0), (1, 0), (2, 0)]
+    assert resolve_heads(HeadChoice(top=2), HEADS) == [(2, 0), (2, 1)]
+    assert resolve_heads(HeadChoice(("position-dominated",), top=2), HEADS) == [(1, 0), (2, 0)]
+    assert len(resolve_heads(HeadChoice(), HEADS)) == len(resolve_heads(HeadChoice(("all",)), HEADS)) == 12
+    assert resolve_heads(HeadChoice(top=1), HEADS.assign(r_q=-HEADS["r_q"])) == [(2, 0)]  # the largest in size
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_heads_are_chosen_by_name_by_category_and_by_any_number():
     [
         (HeadChoice(("L9H0",)), r"no head L9H0; heads go from L0H0 to L2H3"),
         (HeadChoice(("K-positional",)), r"'K-positional' is neither .* occurs here: mixed, position-dominated"),
-        (HeadChoice(top=2, by="r_qq"), r"no column of numbers 'r_qq'; is it r_q\?"),
+        (HeadChoice(top=2, by="r_qq"), r"no numeric column 'r_qq'; is it r_q\?"),
     ],
 )
 def test_a_head_that_is_not_there_is_refused_with_what_is(choice, message):
     with pytest.raises(InputError, match=message):
-        chosen_heads(choice, HEADS)
+        resolve_heads(choice, HEADS)
 
 
 everyone = [(layer, head) for layer in range(4) for head in range(6)]
@@ -307,7 +307,7 @@ def test_ctrl_c_lets_the_shard_in_flight_finish(study):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "keep", slow)
-        with pytest.raises(Stopped, match="1 of 18 shards done: run the same command to go on"):
+        with pytest.raises(Stopped, match="1 of 18 shards done: run the same command to resume"):
             ablate_study(path, out, settings)
     assert len(kept) == 1
 
@@ -350,7 +350,7 @@ def test_a_record_that_says_something_else_is_left_behind_with_a_note(study, set
     (out / "ablation.json").write_text(json.dumps({"requests": [{"settings": settings, "command": 3}]}))
     told = Told()
     ablate_study(path, out, SETTINGS, told)
-    assert any("an earlier ablation leaves ablation.csv" in note for note in told.notes)
+    assert any("removed an earlier ablation from ablation.csv" in note for note in told.notes)
     assert len(json.loads((out / "ablation.json").read_text())["requests"]) == 1
 
 
@@ -388,11 +388,11 @@ def test_a_worker_that_dies_is_replaced(study, quick_workers):
     killed = []
 
     class Killing(room._Progress):
-        def hear(self, report):
+        def on_report(self, report):
             if not killed:
                 killed.append(multiprocessing.active_children()[0])
                 killed[0].kill()
-            super().hear(report)
+            super().on_report(report)
 
     told = Told()
     with pytest.MonkeyPatch.context() as patch:

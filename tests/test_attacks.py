@@ -220,7 +220,7 @@ def test_a_second_user_can_lock_what_the_first_one_left(shared):
     with only_run(shared), another_user(), pytest.raises(InputError, match="in use by another run"), only_run(shared):
         pytest.fail("the lock was taken")
     lock.chmod(0)
-    advice = "chmod -R g[+]w" if os.geteuid() == 0 else "see to the folder"
+    advice = "chmod -R g[+]w" if os.geteuid() == 0 else "check the folder"
     with another_user(), pytest.raises(StorageError, match=rf"lock: cannot be written .*{advice}"), only_run(shared):
         pytest.fail("the lock was taken")
 

@@ -84,7 +84,7 @@ def test_tokenizers_without_a_common_window_are_told(two):
     """30 tokens do not fit into 24; 32 characters would be 24 tokens."""
     with pytest.raises(QkscopeError, match=r"'pairs'.*40 characters.*30 tokens on average.*context of 24.*about 32"):
         make_plan(load_study(study(two, pairs=24)))
-    with pytest.raises(QkscopeError, match=r"'bytes'.*40 tokens on average, which skip_positions 39 leaves nothing"):
+    with pytest.raises(QkscopeError, match=r"'bytes'.*40 tokens on average, all of which skip_positions 39 would skip"):
         make_plan(load_study(study(two, skip_positions=39, pairs=64)))
     with pytest.raises(QkscopeError, match=r"fewer than the 300 characters of common_window"):
         make_plan(load_study(study(two, common_window={"characters": 300})))

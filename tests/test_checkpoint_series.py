@@ -122,7 +122,7 @@ def test_what_is_not_whole_or_has_no_number_is_left_out_and_said(runs):
     file = load(runs, {"folder": "runs/a/checkpoint-*"})
     assert names(file)[-1] == "checkpoint-100"
     assert "checkpoint-500 model.safetensors is cut short" in file.notes[0]
-    assert "no number and so no place in it: 'checkpoint-best'" in file.notes[1]
+    assert "no number to order it by: 'checkpoint-best'" in file.notes[1]
 
 
 def test_several_runs_are_told_apart_by_their_folders(runs):
@@ -186,7 +186,7 @@ def test_mistakes_around_a_series_are_told(runs):
         load(runs, series, axis="tokens")
     with pytest.raises(StudyError, match="'b' comes after 'a' and has no larger `step`"):
         load(runs, [{"name": "a", "step": 2, "model": "m"}, {"name": "b", "step": 2, "model": "n"}], axis="step")
-    with pytest.raises(StudyError, match="'checkpoint-3' has no context, nor has its phase or the study"):
+    with pytest.raises(StudyError, match="'checkpoint-3' has no context, and neither its phase nor the study sets one"):
         load(runs, series, context=None)
     save_stub(runs / "two/1-2")
     save_stub(runs / "two/3-4")
@@ -204,20 +204,20 @@ def test_a_checkpoint_is_whole_when_all_that_it_names_is_there(tmp_path):
     (folder / "config.json").write_text("{}")
     assert why_incomplete(folder) == "has no .safetensors weights"
     (folder / "model-00001-of-00002.safetensors").write_bytes(safetensors_bytes())
-    assert "index.json is not there" in why_incomplete(folder)  # which is saved last
+    assert "index.json is missing" in why_incomplete(folder)  # which is saved last
     index = folder / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safe')
-    assert "index.json is not there, or not whole" in why_incomplete(folder)
+    assert "index.json is missing or incomplete" in why_incomplete(folder)
     index.write_text(
         '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     )
-    assert why_incomplete(folder) == "model-00002-of-00002.safetensors is not there"
+    assert why_incomplete(folder) == "model-00002-of-00002.safetensors is missing"
     (folder / "model-00002-of-00002.safetensors").write_bytes(safetensors_bytes()[:-1])
     assert why_incomplete(folder) == "model-00002-of-00002.safetensors is cut short"
     (folder / "model-00002-of-00002.safetensors").write_bytes(safetensors_bytes())
     assert why_incomplete(folder) is None
     (folder / "optimizer.pt").write_bytes(b"x")
-    assert "trainer_state.json is not there" in why_incomplete(folder)
+    assert "trainer_state.json, which its trainer writes last, is missing" in why_incomplete(folder)
     (folder / "trainer_state.json").write_text("{}")
     assert why_incomplete(folder) is None
 

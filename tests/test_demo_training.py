@@ -14,7 +14,7 @@ import yaml
 
 from qkscope.cli.main import main
 from qkscope.demo import DemoSettings, corpus, prepare_demo
-from qkscope.demo.corpus import SKIPPED_FOLDERS, excerpt, load_corpus
+from qkscope.demo.corpus import SKIPPED_FOLDERS, excerpt, split_library
 from qkscope.errors import InputError
 
 # The real phases with the fewest steps and a smaller model: seconds instead of minutes.
@@ -102,18 +102,18 @@ def test_one_token_per_utf8_byte(demo, text):
 
 def test_corpus_is_the_same_every_time(monkeypatch):
     monkeypatch.setattr(corpus, "read_sources", corpus.read_sources.__wrapped__)  # from the disk each time
-    assert load_corpus(TINY) == load_corpus(TINY)
-    assert load_corpus(TINY).digest == load_corpus(TINY).digest
-    other = load_corpus(dataclasses.replace(TINY, split_seed=1))
-    assert other.digest != load_corpus(TINY).digest
+    assert split_library(TINY) == split_library(TINY)
+    assert split_library(TINY).digest == split_library(TINY).digest
+    other = split_library(dataclasses.replace(TINY, split_seed=1))
+    assert other.digest != split_library(TINY).digest
 
 
 def test_training_seed_does_not_move_the_split():
-    assert load_corpus(TINY) == load_corpus(dataclasses.replace(TINY, seed=7))
+    assert split_library(TINY) == split_library(dataclasses.replace(TINY, seed=7))
 
 
 def test_no_held_out_text_is_in_the_training_text():
-    found = load_corpus(DemoSettings())
+    found = split_library(DemoSettings())
     trained_on = {source.path for source in found.training}
     training = found.training_bytes("broad")
     assert len(found.documents) == 48
@@ -125,7 +125,7 @@ def test_no_held_out_text_is_in_the_training_text():
 
 
 def test_the_core_mix_is_part_of_the_broad_one():
-    found = load_corpus(TINY)
+    found = split_library(TINY)
     assert 1_000_000 < len(found.training_bytes("core")) < len(found.training_bytes("broad"))
 
 
@@ -148,7 +148,7 @@ def test_an_excerpt_starts_at_a_line_and_is_long_enough():
 
 def test_a_library_without_sources_is_refused(tmp_path):
     with pytest.raises(InputError, match="without its library's sources"):
-        load_corpus(TINY, library=tmp_path)
+        split_library(TINY, library=tmp_path)
 
 
 # Settings

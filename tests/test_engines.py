@@ -97,7 +97,7 @@ def test_a_lost_task_is_first_in_line_and_given_up_after_three_deaths():
     assert schedule.take(0) == task
     schedule.lose(task, "killed")
     schedule.take(0)
-    with pytest.raises(WorkerLost, match=r"checkpoint 'c0', shard 0: 3 workers died over it, the last: killed"):
+    with pytest.raises(WorkerLost, match=r"checkpoint 'c0', shard 0: 3 workers died on it, the last: killed"):
         schedule.lose(task, "killed")
 
 
@@ -181,7 +181,7 @@ def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path, q
         for child in multiprocessing.active_children():
             child.kill()
 
-    with pytest.raises(WorkerLost, match=r"3 workers died over it, the last: worker process \d+ died"):
+    with pytest.raises(WorkerLost, match=r"3 workers died on it, the last: worker process \d+ died"):
         run_study(long_study(), tmp_path / "out", Told(kill_all), options=TWO_WORKERS)
 
 
@@ -347,7 +347,7 @@ def test_ray_workers_that_cannot_start_are_told_and_given_up(study, tmp_path, cl
     monkeypatch.setattr(engine, "_Actor", Broken)
     made, _ = cluster(1)
     told = Told()
-    with pytest.raises(QkscopeError, match=r"(?s)5 Ray workers one after the other.*no driver for this device"):
+    with pytest.raises(QkscopeError, match=r"(?s)5 Ray workers in a row.*no driver for this device"):
         run_study(study(), tmp_path / "out", told, options=on_ray(made))
     assert len([note for note in told.notes if "died before it was ready" in note]) == 1
 
@@ -411,7 +411,7 @@ def test_without_an_address_a_ray_is_started_whatever_a_killed_one_left_behind(t
     (tmp_path / "moments").mkdir()
     done = subprocess.run([sys.executable, "-c", NOTHING, tmp_path], capture_output=True, text=True, check=True)
     (note,) = done.stdout.splitlines()
-    assert note.startswith("starting a Ray on this machine for this run alone")
+    assert note.startswith("starting a Ray cluster on this machine for this run alone")
 
 
 NOTHING = """
@@ -484,12 +484,12 @@ def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
     """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
     from qkscope.run import execute
     from qkscope.run.engines.base import BaseEngine
-    from qkscope.run.engines.worker import pack, unpack
+    from qkscope.run.engines.worker import pack_plans, unpack_plans
 
     class Backwards(BaseEngine):
         def run(self, job, told, stop):
             for task in reversed(job.tasks):
-                plans = unpack(pack(job.plans))
+                plans = unpack_plans(pack_plans(job.plans))
                 Worker(plans, tmp_path / "nowhere", told, leniency=Leniency(), shared=False).run(task)
 
     monkeypatch.setattr(execute, "find_engine", lambda name: Backwards())

@@ -27,7 +27,7 @@ class Told(Events):
         self.reasons, self.remarks, self.notes, self.documents = [], [], [], 0
         self._stop_after = stop_after
 
-    def found(self, state):
+    def examined(self, state):
         self.reasons += state.unusable
         self.remarks += state.remarks
 
@@ -65,7 +65,7 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     run_study(study(context=128), out, told)
     assert told.documents == 0
     assert told.remarks == [
-        "sums over context 256 are there and hold the first 128 tokens, which the tables take",
+        "sums over context 256 are there and include the first 128 tokens, which the tables use",
         "their document groups have squares of their own over 256 and 256 tokens; errors at other windows hold "
         "covariances fixed",
     ]

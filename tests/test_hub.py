@@ -484,7 +484,7 @@ def test_equal_weights_in_a_series_are_all_named_before_a_download(world, tmp_pa
 @pytest.mark.parametrize(
     ("pattern", "environment", "message"),
     [
-        ("stage9-*", {}, "no branch of org/tiny is like 'stage9-*'; it has step-1"),
+        ("stage9-*", {}, "no branch of org/tiny matches 'stage9-*'; it has step-1"),
         ("*", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, and the cache holds no revision of org/tiny"),
         ("*", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the branches of org/tiny could not be listed"),
     ],

@@ -10,7 +10,7 @@ from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.moments.placing import place
+from qkscope.moments.placing import split_into_pieces
 
 FACTS = LayerFacts(layer=0, q_heads=4, kv_heads=2, head_dim=6)
 LAYOUT = Layout(bucket_edges(32, 8), groups=4)
@@ -323,7 +323,7 @@ def test_placing_puts_every_token_into_its_bucket_once(context, buckets, skip, r
     ]
     positions = np.array(given_positions)
     counted = np.zeros((3, layout.buckets))
-    for piece in place(layout, positions, groups):
+    for piece in split_into_pieces(layout, positions, groups):
         for offset, bucket in enumerate(range(piece.buckets.start, piece.buckets.stop)):
             counted[piece.group, bucket] += len(piece.steps[offset])
             t = piece.steps[offset] + layout.middles[bucket]

@@ -201,11 +201,11 @@ def test_a_forgery_that_changes_nothing_is_read(path):
         ('"rate": 1.0', '"rate": NaN', "a sampling rate"),
         ('"head_dim": 6', '"head_dim": 1000000', "head_dim should be a whole number"),
         ('"q_heads": 4', '"q_heads": 8', "should be F64 of shape"),
-        ('"layer": 2', '"layer": 0', "a layer is there twice"),
+        ('"layer": 2', '"layer": 0', "a layer is listed twice"),
         ('"name": "a"', '"n_layers": 1', "n_layers should be a whole number from 3"),
         ('"name": "a"', '"name": ["a"]', "name should be text"),
         ('"name": "a"', '"x": ' + "[" * 100_000, "its header is damaged"),
-        ('"name": "a"', '"x": "' + "a" * 9_000_000 + '"', "says more than 8 MiB"),
+        ('"name": "a"', '"x": "' + "a" * 9_000_000 + '"', "its description is larger than 8 MiB"),
     ],
 )
 def test_claims_that_cannot_be(path, old, new, message):
@@ -233,7 +233,7 @@ def offsets(name, begin, end):
         (lambda header: header["0.q.pivot"].update(shape=[6, 4]), "should be F64 of shape"),
         (lambda header: header["0.q.pivot"].update(shape=[10**12, 10**12]), "should be F64 of shape"),
         (lambda header: header.pop("0.q.pivot"), "'0.q.pivot' is missing"),
-        (lambda header: header.update(x=header["0.q.pivot"]), "'x' is foreign"),
+        (lambda header: header.update(x=header["0.q.pivot"]), "'x' is unexpected"),
     ],
 )
 def test_arrays_that_are_not_where_or_what_they_should_be(path, change, message):
@@ -252,7 +252,7 @@ def test_arrays_that_are_not_where_or_what_they_should_be(path, change, message)
         ("2.k.crossed.x", np.nan, "values that are not numbers"),
         ("2.k.groups.xx.scale", np.nan, "values that are not numbers"),
         ("2.k.pivot", np.nan, "pivot holds values that are not sums"),
-        ("documents", -1, "numbers that cannot count documents"),
+        ("documents", -1, "values that are not numbers of documents"),
     ],
 )
 def test_numbers_that_are_no_sums(path, name, value, message):

@@ -176,7 +176,7 @@ class Heard(Events):
     def __init__(self):
         self.reasons = []
 
-    def found(self, state):
+    def examined(self, state):
         self.reasons += state.unusable
 
 

@@ -32,7 +32,7 @@ class Told(Events):
         self.resumed_shards, self.reasons, self.documents = [], [], 0
         self._left = stop_after
 
-    def found(self, state):
+    def examined(self, state):
         self.reasons += state.unusable
         if state.done:
             documents = sum(len(shard.documents) for shard in state.done)

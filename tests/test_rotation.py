@@ -158,7 +158,7 @@ def test_measuring_a_rotation_runs_a_layers_projections_four_times():
     positions = probed_positions(4096)
     with evaluation(model):
         measured = measure_rotations(model.model, tokens(1, len(positions)), positions)
-    assert sorted(measured.found) == [0, 1, 2, 3]
+    assert sorted(measured.by_layer) == [0, 1, 2, 3]
     assert seen == [4] * 4  # the pass itself, at rest, a quarter turn, and the digits of all planes
 
 

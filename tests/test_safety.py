@@ -133,7 +133,7 @@ def test_code_beside_a_type_that_transformers_has_is_not_run_and_that_is_said(tm
     config = json.loads((tmp_path / "own/config.json").read_text())
     (tmp_path / "own/config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     source = find_source("own", None, tmp_path)
-    with pytest.warns(QkscopeWarning, match="brings Python code of its own, which is not run"):
+    with pytest.warns(QkscopeWarning, match="comes with Python code of its own, which is not run"):
         loaded = load_config(source)
     assert type(load_backbone(source, loaded)).__name__ == "LlamaModel"
     assert not own_code.exists()

@@ -129,7 +129,7 @@ def test_a_step_that_is_there_stays_and_tells_its_scalars_again(copy):
 def test_another_training_in_the_same_folder_is_noticed(copy):
     before = tables(copy)
     other = Probe(model_at(7), DOCUMENTS, copy, page=False)
-    with pytest.warns(QkscopeWarning, match="this training is not the one that was measured there"):
+    with pytest.warns(QkscopeWarning, match="this is not the training that was measured there"):
         other(20)
     other(100)  # said once
     assert tables(copy) == before

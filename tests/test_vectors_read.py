@@ -309,7 +309,7 @@ def test_a_given_group_size_decides(tmp_path):
         open_vectors(tmp_path, Reading(group_size=1))
     with pytest.warns(QkscopeWarning, match="1 key head without a query head here, not read, first l00h01k"):
         assert open_vectors(tmp_path, Reading(group_size={0: 3})).pairs == {0: {0: 0, 1: 0, 2: 0}}
-    with pytest.raises(VectorsError, match="nothing about layer 0"):
+    with pytest.raises(VectorsError, match="no entry for layer 0"):
         open_vectors(tmp_path, Reading(group_size={1: 3}))
     with pytest.raises(VectorsError, match="at least 1, not 0"):
         open_vectors(tmp_path, Reading(group_size=0))
@@ -394,7 +394,7 @@ def test_duplicates_are_named(tmp_path):
     columns = head(5)
     columns["example_id"][[30, 100]], columns["position"][[30, 100]] = 3, 7
     put(tmp_path, "l00h00q", table_of(columns))
-    with pytest.raises(VectorsError, match=r"data\.parquet, row 100: example_id 3, position 7 is there already"):
+    with pytest.raises(VectorsError, match=r"data\.parquet, row 100: example_id 3, position 7 is a repetition"):
         open_vectors(tmp_path)
     put(tmp_path, "l00h00q", table_of(head(5)))
     put(tmp_path, "l00h00q", table_of(head(5)).slice(10, 3), "more.parquet")
@@ -409,13 +409,13 @@ def test_torn_files(tmp_path):
     for torn in (whole[:-100], whole[:1000], b"", b"PAR1", b"not parquet at all"):
         path.write_bytes(torn)
         with pytest.raises(
-            VectorsError, match=r"l00h00q/data\.parquet: is not a whole parquet file \(.*write it again"
+            VectorsError, match=r"l00h00q/data\.parquet: is not a complete parquet file \(.*write it again"
         ):
             open_vectors(tmp_path)
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 0xFF  # inside the vectors; a page's checksum tells
     path.write_bytes(bytes(flipped))
-    with pytest.raises(VectorsError, match="is not a whole parquet file"):
+    with pytest.raises(VectorsError, match="is not a complete parquet file"):
         table_from_vectors(OWN, tmp_path, model="m")
 
 
@@ -442,7 +442,7 @@ def test_folders_that_are_no_dataset(tmp_path):
     with pytest.raises(VectorsError, match="l00h00q: has no parquet file"):
         open_vectors(tmp_path)
     (tmp_path / "l00h00q").rename(tmp_path / "l0h0q")
-    with pytest.raises(VectorsError, match=r"folder 'l0h0q' is not named as l03h11q is: rename it"):
+    with pytest.raises(VectorsError, match=r"folder 'l0h0q' is not named like l03h11q: rename it"):
         open_vectors(tmp_path)
     (tmp_path / "l0h0q").rmdir()
     put(tmp_path, "l00h00k", table_of(head(1)))
@@ -454,7 +454,7 @@ def test_settings_that_do_not_fit(tmp_path):
     dataset(tmp_path)
     for reading, message in (
         (Reading(context=32), "position 63 is outside the context of 32; give a longer"),
-        (Reading(skip_positions=64), "skip_positions 64 leaves nothing"),
+        (Reading(skip_positions=64), "skip_positions 64 would skip all"),
         (Reading(n_layers=1), "n_layers 1 was given, but there is a layer 1"),
         (Reading(groups=0), "at least one document group"),
         (Reading(buckets=0), "at least one bucket, not 0"),

@@ -320,10 +320,10 @@ def test_a_folder_that_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "v").mkdir()
     with writer(tmp_path / "v") as into:  # empty: fine
         into.observe(call(), [0, 1, 2])
-    with pytest.raises(VectorsError, match="v: is there already; give a new folder"):
+    with pytest.raises(VectorsError, match="v: already exists; give a new folder"):
         writer(tmp_path / "v")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(VectorsError, match="is there already"):
+    with pytest.raises(VectorsError, match="already exists"):
         writer(tmp_path / "file")
     with pytest.raises(VectorsError, match="cannot be written"):
         writer(tmp_path / "file" / "v")
@@ -355,7 +355,7 @@ def test_calls_that_cannot_be_kept(tmp_path):
         into.observe(call(rows=1), [8])
     with pytest.raises(VectorsError, match=r"has query heads 0 … 3, not \[4\]"):
         writer(tmp_path / "f", heads={0: [4]})
-    with pytest.raises(VectorsError, match="no layer and head was chosen"):
+    with pytest.raises(VectorsError, match="no head was chosen"):
         writer(tmp_path / "g", heads={1: [0]})
     wide = AttentionCall(0, torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 3, 8), None, "sdpa")
     with pytest.raises(VectorsError, match=r"shape \(1, 4, 3, 8\), expected LayerFacts"):

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 import shared
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
-from qkscope.run.appearing import Arrival, at_rest, look_for
+from qkscope.run.appearing import Arrival, find_arrivals, settled
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.status import read_status
-from qkscope.run.watch import Watch, WatchSettings
+from qkscope.run.watch import SeriesWatcher, WatchSettings
 from qkscope.study.complete import state_of
 from qkscope.study.schema import Series
 from saved import save_stub
@@ -71,7 +71,7 @@ def settings(**changes):
 
 def watch(tmp_path, how=ONCE, **changes):
     heard = Heard()
-    return Watch(settings(**changes), tmp_path, tmp_path / "out", how, heard, sleep=lambda seconds: None), heard
+    return SeriesWatcher(settings(**changes), tmp_path, tmp_path / "out", how, heard, sleep=lambda seconds: None), heard
 
 
 def appear(trained, run, *steps):
@@ -87,16 +87,16 @@ def models(tmp_path):
 def test_a_watch_makes_what_a_run_over_all_would_make_and_goes_on_after_deletions(trained, run, tmp_path, world):
     """Out of order, with a restart and with checkpoints that are gone: the bytes of a study over all three."""
     following, _ = watch(tmp_path)
-    assert following.look() == []
+    assert following.measure_new() == []
     appear(trained, run, 20)
-    assert following.look() == ["checkpoint-20"]
+    assert following.measure_new() == ["checkpoint-20"]
     shutil.rmtree(run / "checkpoint-20")
     appear(trained, run, 5)
     again, _ = watch(tmp_path)  # another process
-    assert again.look() == ["checkpoint-5"]
+    assert again.measure_new() == ["checkpoint-5"]
     appear(trained, run, 100)
-    assert again.look() == ["checkpoint-100"]
-    assert again.look() == []
+    assert again.measure_new() == ["checkpoint-100"]
+    assert again.measure_new() == []
     assert models(tmp_path) == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
     shutil.copytree(trained, run, dirs_exist_ok=True)
     whole = {key: value for key, value in settings().items() if key not in ("study", "documents", "groups")}
@@ -115,10 +115,10 @@ def test_what_is_not_whole_waits_and_is_said_once(trained, run, tmp_path):
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
     following, heard = watch(tmp_path)
-    assert following.look() == following.look() == []
+    assert following.measure_new() == following.measure_new() == []
     assert heard.told("waiting for checkpoint-5: model.safetensors is cut short") == heard.notes
     weights.write_bytes(whole)
-    assert following.look() == ["checkpoint-5"]
+    assert following.measure_new() == ["checkpoint-5"]
 
 
 @pytest.mark.slow
@@ -133,11 +133,11 @@ def test_a_page_and_figures_are_kept_current_if_asked(trained, run, tmp_path, sk
 def test_files_that_still_change_are_left_alone(tmp_path):
     folder = save_stub(tmp_path / "checkpoint-1")
     arrival = Arrival("checkpoint-1", folder, {}, state_of(folder))
-    assert at_rest([arrival], 1.0, lambda _: None) == [arrival]
-    assert at_rest([arrival], 1.0, lambda _: (folder / "config.json").write_text("{} ")) == []
-    assert at_rest([arrival], 1.0, lambda _: shutil.rmtree(folder)) == []
+    assert settled([arrival], 1.0, lambda _: None) == [arrival]
+    assert settled([arrival], 1.0, lambda _: (folder / "config.json").write_text("{} ")) == []
+    assert settled([arrival], 1.0, lambda _: shutil.rmtree(folder)) == []
     slept = []
-    assert at_rest([], 5.0, slept.append) == slept == []
+    assert settled([], 5.0, slept.append) == slept == []
 
 
 def test_folders_that_are_being_made_are_not_seen(tmp_path):
@@ -145,7 +145,7 @@ def test_folders_that_are_being_made_are_not_seen(tmp_path):
         save_stub(tmp_path / name)
     (tmp_path / "logs-4/config.json").unlink()
     (tmp_path / "logs-4/model.safetensors").unlink()
-    found = look_for([Series(folder="*")], tmp_path)
+    found = find_arrivals([Series(folder="*")], tmp_path)
     assert [each.name for each in found.whole] == ["checkpoint-3"]
     assert found.waiting == {}
 
@@ -157,13 +157,13 @@ def test_a_checkpoint_that_cannot_be_measured_is_left_out_and_tried_again_when_i
     right = config.read_text()
     config.write_text(right.replace('"smollm3"', '"no_such_model"'))
     following, heard = watch(tmp_path)
-    assert following.look() == ["checkpoint-20"]
+    assert following.measure_new() == ["checkpoint-20"]
     assert heard.told("checkpoint-5 cannot be measured, and is left out")
-    assert following.look() == []
+    assert following.measure_new() == []
     assert len(heard.told("cannot be measured")) == 1
     assert "checkpoint-5" in json.loads((tmp_path / "out/left_out.json").read_text())["checkpoints"]
     config.write_text(right + " ")
-    assert following.look() == ["checkpoint-5"]
+    assert following.measure_new() == ["checkpoint-5"]
     assert models(tmp_path) == ["checkpoint-5", "checkpoint-20"]
     assert not (tmp_path / "out/left_out.json").exists()
 
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_is_deleted_before_its_turn_is_no_error(trained, run, 
         raise FileNotFoundError(2, "gone")
 
     monkeypatch.setattr("qkscope.run.watch.make_plan", gone)
-    assert following.look() == []
+    assert following.measure_new() == []
     assert heard.told("checkpoint-5 was deleted before it was measured")
     assert not (tmp_path / "out/left_out.json").exists()
 
@@ -187,22 +187,22 @@ def test_equal_weights_are_said_before_the_checkpoint_runs(trained, run, tmp_pat
     appear(trained, run, 5)
     shutil.copytree(run / "checkpoint-5", run / "checkpoint-6")
     following, heard = watch(tmp_path)
-    assert following.look() == ["checkpoint-5", "checkpoint-6"]
+    assert following.measure_new() == ["checkpoint-5", "checkpoint-6"]
     assert heard.told("checkpoint-6 has the same weights as checkpoint-5")
 
 
 def test_other_documents_or_settings_are_refused_beside_what_is_measured(trained, run, tmp_path):
     appear(trained, run, 5)
-    watch(tmp_path)[0].look()
+    watch(tmp_path)[0].measure_new()
     before = (tmp_path / "out/qk.csv").read_bytes()
     appear(trained, run, 20)
     with pytest.raises(
         InputError, match=r"holds checkpoint 'checkpoint-5', which was measured with context 64 \(now 32"
     ):
-        watch(tmp_path, context=32)[0].look()
+        watch(tmp_path, context=32)[0].measure_new()
     (tmp_path / "docs/more.txt").write_text("x" * 3000)
     with pytest.raises(InputError, match="other documents"):
-        watch(tmp_path)[0].look()
+        watch(tmp_path)[0].measure_new()
     assert (tmp_path / "out/qk.csv").read_bytes() == before
 
 
@@ -212,10 +212,10 @@ def test_eviction_deletes_what_is_measured_but_never_the_newest(trained, run, tm
     (run / "checkpoint-100/config.json").write_text("{}")  # cannot be measured, and is the newest
     keep_two = WatchSettings(once=True, settle=0.0, page=False, evict=2)
     following, heard = watch(tmp_path, keep_two)
-    assert following.look() == ["checkpoint-5", "checkpoint-20"]
+    assert following.measure_new() == ["checkpoint-5", "checkpoint-20"]
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-100", "checkpoint-20"]
     assert len(heard.told("deleted", "checkpoint-5", "its moments are safe")) == 1
-    watch(tmp_path, keep_two)[0].look()
+    watch(tmp_path, keep_two)[0].measure_new()
     assert models(tmp_path) == ["checkpoint-5", "checkpoint-20"]
 
 

@@ -79,8 +79,8 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 def temporary_of(name: str) -> str | None:
     """The name that a temporary file would have got; None for any other file."""
-    found = TEMPORARY.fullmatch(name)
-    return found[1] if found else None
+    match = TEMPORARY.fullmatch(name)
+    return match[1] if match else None
 
 
 def is_abandoned(temporary: Path) -> bool:
@@ -113,7 +113,7 @@ def remove_file(path: Path) -> None:
         return
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be removed ({error.strerror or error}); make that possible and run again"
+            f"{path}: cannot be removed ({error.strerror or error}); make that possible, then run again"
         ) from error
 
 
@@ -143,22 +143,22 @@ def _of_whom(path: Path) -> str:
 
 def _advice(error: OSError, path: Path) -> dict[str, str]:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    python = "free some space" if full else "see to the folder, or choose another one"
-    command = "free some space" if full else "see to the folder (or give another --out)"
+    python = "free some space" if full else "check the folder, or choose another one"
+    command = "free some space" if full else "check the folder (or give another --out)"
     shared = ""
     if isinstance(error, PermissionError) and _of_whom(path if path.exists() else path.parent):
-        shared = "its owner can share it with the group: chmod -R g+w, and umask 002 for what comes; "
+        shared = "its owner can share it with the group: chmod -R g+w, and umask 002 for new files; "
     return {
         "python": f"{shared}{python}; what was finished before is kept",
         "command": f"{shared}what is finished is kept: {command} and run the same command again",
     }
 
 
-def as_path(given: Any, what: str) -> Path:
+def as_path(path: Any, what: str) -> Path:
     """The path that a caller gave; anything else is refused by what it should have been."""
-    if not isinstance(given, str | os.PathLike):
-        raise InputError(f"{what} should be a path, not {type(given).__name__}")
-    return Path(given)
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{what} should be a path, not {type(path).__name__}")
+    return Path(path)
 
 
 def write_bytes(path: Path, contents: bytes) -> None:

@@ -59,7 +59,7 @@ def opened(path: Path, largest: int, *, follow: bool = False) -> Iterator[Binary
         status = os.fstat(descriptor)
         require_plain(status)
         if status.st_size > largest:
-            raise Unreadable(f"is larger than {largest / 2**20:,.4g} MiB, which no such file is")
+            raise Unreadable(f"is larger than {largest / 2**20:,.4g} MiB, too large for such a file")
     except Unreadable:
         os.close(descriptor)
         raise
@@ -81,7 +81,7 @@ def read_bytes(path: Path, largest: int, *, follow: bool = False) -> bytes:
         except OSError as error:
             raise Unreadable(_why(path, error)) from None
     if len(contents) > largest:  # it grew while it was read
-        raise Unreadable(f"is larger than {largest / 2**20:,.4g} MiB, which no such file is")
+        raise Unreadable(f"is larger than {largest / 2**20:,.4g} MiB, too large for such a file")
     return contents
 
 
@@ -128,7 +128,7 @@ class _Lines(io.RawIOBase):
         last = data.rfind(b"\n")
         self._line = self._line + len(data) if last < 0 else len(data) - last - 1
         if self._line > LONGEST_LINE:
-            raise Unreadable(f"has a line of more than {LONGEST_LINE // 1024} KiB, which no table has")
+            raise Unreadable(f"has a line of more than {LONGEST_LINE // 1024} KiB, too long for a table")
         return len(data)
 
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 from qkscope.layers import LayerFacts
 
-Kind = Literal["checkpoints", "seeds", "models"]
-KINDS: tuple[Kind, ...] = ("checkpoints", "seeds", "models")
+StudyKind = Literal["checkpoints", "seeds", "models"]
+KINDS: tuple[StudyKind, ...] = ("checkpoints", "seeds", "models")
 CHECKPOINTS, SEEDS, MODELS = KINDS
 
-NOUNS: dict[Kind, str] = {"checkpoints": "checkpoint", "seeds": "seed", "models": "model"}
-_READ_AS: dict[Kind, str] = {
+NOUNS: dict[StudyKind, str] = {"checkpoints": "checkpoint", "seeds": "seed", "models": "model"}
+_READ_AS: dict[StudyKind, str] = {
     "checkpoints": "checkpoints of one training run, in this order",
     "seeds": "seeds of one architecture",
     "models": "different models",
@@ -61,14 +61,14 @@ def differ(architectures: Sequence[Architecture], *, with_type: bool = True) -> 
     return any(len({getattr(a, name) for a in architectures} - {None}) > 1 for name in fields)
 
 
-def kind_of(architectures: Sequence[Architecture], runs: Sequence[str | None] = ()) -> Kind:
+def kind_of(architectures: Sequence[Architecture], runs: Sequence[str | None] = ()) -> StudyKind:
     """How entries are read where nothing says it: models if they differ, seeds if they are of several runs."""
     if differ(architectures):
         return MODELS
     return SEEDS if len(set(runs)) > 1 else CHECKPOINTS
 
 
-def kind_sentence(kind: Kind, entries: int, stated: bool) -> str:
+def kind_sentence(kind: StudyKind, entries: int, stated: bool) -> str:
     """How a study's entries are read, why, and what decides."""
     if entries == 1:
         return "one entry: nothing is compared"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.ablate.choice import units_of
-from qkscope.ablate.measure import EditSource, Measurer, Text
+from qkscope.ablate.measure import AblatedText, EditSource, Measurer
 from qkscope.ablate.outcomes import against_controls
 from qkscope.ablate.passes import Ablation
 from qkscope.ablate.tables import ablation_table, about
@@ -46,7 +46,7 @@ def ablate_windows(
     with Ablation(model) as ablation:
         measurer = Measurer(ablation, source, settings, tokenizer)
         for document, window in enumerate(windows):
-            text = Text(document, group_of(document, groups), np.asarray(window, dtype=np.int64))
+            text = AblatedText(document, group_of(document, groups), np.asarray(window, dtype=np.int64))
             for edit in settings.edits:
                 same = {"model": MODEL, "document": document, "edit": edit}
                 named = {unit.name: about(unit) for unit in units}
@@ -55,5 +55,5 @@ def ablate_windows(
                 done += 1
                 if progress is not None:
                     progress(done, whole)
-    found = pd.DataFrame(rows)
-    return AblationAtHand(ablation_table(found), against_controls(found), found)
+    table = pd.DataFrame(rows)
+    return AblationAtHand(ablation_table(table), against_controls(table), table)

@@ -19,7 +19,7 @@ import pandas as pd
 from qkscope.errors import InputError
 
 Head = tuple[int, int]  # layer, query head
-Role = Literal["head", "chosen", "control"]
+UnitRole = Literal["head", "chosen", "control"]
 NAME = re.compile(r"L(\d{1,5})H(\d{1,5})")
 ALL = "all"
 MOST_NAMED = 4  # heads that a label lists
@@ -30,7 +30,7 @@ class Unit:
     """Heads that are edited at the same time."""
 
     name: str
-    role: Role
+    role: UnitRole
     heads: tuple[Head, ...]
     group: str = ""  # of chosen heads and their controls: what the choice is called
 
@@ -61,7 +61,7 @@ def head_name(head: Head) -> str:
 
 def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
     """The units of one checkpoint, from its rows of tables/heads.csv."""
-    chosen = chosen_heads(choice, heads)
+    chosen = resolve_heads(choice, heads)
     if not choice.together:
         return [Unit(head_name(head), "head", (head,)) for head in chosen]
     everyone = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
@@ -71,21 +71,21 @@ def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
     return [Unit(label, "chosen", tuple(chosen), label), *controls]
 
 
-def chosen_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:
+def resolve_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:
     """The heads that are asked for, by layer and head; an unknown one is refused with what there is."""
     everyone = {(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)}
-    found: set[Head] = set()
+    chosen: set[Head] = set()
     for name in choice.names:
-        found |= _named(name, heads, everyone)
+        chosen |= _named(name, heads, everyone)
     if choice.top is not None:
-        found |= _top(choice.top, choice.by, heads[_among(heads, found)] if choice.names else heads)
+        chosen |= _top(choice.top, choice.by, heads[_among(heads, chosen)] if choice.names else heads)
         if choice.names:  # the top n of those that were named
-            found &= _top(choice.top, choice.by, heads[_among(heads, found)])
+            chosen &= _top(choice.top, choice.by, heads[_among(heads, chosen)])
     if not choice.names and choice.top is None:
-        found = everyone
-    if not found:
+        chosen = everyone
+    if not chosen:
         raise InputError(f"no head is {' or '.join(choice.names)}: there is nothing to edit")
-    return sorted(found)
+    return sorted(chosen)
 
 
 def _among(heads: pd.DataFrame, some: set[Head]) -> list[bool]:
@@ -116,7 +116,7 @@ def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
     if by not in heads.columns or not pd.api.types.is_numeric_dtype(heads[by].dtype):
         near = get_close_matches(by, [str(name) for name in heads.columns], 3)
         raise InputError(
-            f"tables/heads.csv has no column of numbers {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
+            f"tables/heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
         )
     known = heads[heads[by].notna()]
     order = known[by].abs().sort_values(ascending=False, kind="stable").index[:count]

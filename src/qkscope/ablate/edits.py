@@ -39,7 +39,7 @@ Needs = Literal["before rotation", "after rotation"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class EditKind:
     """A kind of edit: its definition, and how it is made for the heads of a layer."""
 
     name: str
@@ -58,17 +58,17 @@ def edits_of(name: str, sums: LayerSums, tokens: int, seed: int = 0) -> dict[int
 # -- mean queries and keys at every position ----------------------------------------------------------------
 
 
-def rotated(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
+def turned_mean(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
     """A vector as RoPE turns it at positions 0 … tokens - 1: (tokens, d); where nothing turns it stays."""
-    found = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
+    turned = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
     if rotation is None:
-        return found
+        return turned
     first, second = np.array(rotation.pairs).T
     turn = np.arange(tokens)[:, None] * np.array(rotation.angles)
     cos, sin = rotation.scale * np.cos(turn), rotation.scale * np.sin(turn)
-    found[:, first] = mean[first] * cos - mean[second] * sin
-    found[:, second] = mean[second] * cos + mean[first] * sin
-    return found
+    turned[:, first] = mean[first] * cos - mean[second] * sin
+    turned[:, second] = mean[second] * cos + mean[first] * sin
+    return turned
 
 
 def before_means(sums: LayerSums, tokens: int) -> tuple[list[Array], list[Array]]:
@@ -80,8 +80,8 @@ def before_means(sums: LayerSums, tokens: int) -> tuple[list[Array], list[Array]
             "or the file is of an earlier version); capture again, or use the edit kernel_measured"
         )
     turned = facts.rotation if facts.rotary != "nope" else None
-    queries = [rotated(mean, turned, tokens) for mean in sums.q_before.mean]
-    keys = [rotated(mean, turned, tokens) for mean in sums.k_before.mean]
+    queries = [turned_mean(mean, turned, tokens) for mean in sums.q_before.mean]
+    keys = [turned_mean(mean, turned, tokens) for mean in sums.k_before.mean]
     return queries, [keys[which] for which in sums.distinct_keys[1]]
 
 
@@ -124,12 +124,12 @@ def _kernel_measured(sums: LayerSums, tokens: int, _: int) -> list[HeadEdit]:
 def _shuffle(sums: LayerSums, tokens: int, seed: int) -> list[HeadEdit]:
     """Every head has its own order of distances, which does not depend on what other heads are edited."""
     queries, keys = before_means(sums, tokens)
-    found = []
+    edits = []
     for head, q, k in zip(sums.heads, queries, keys, strict=True):
         kernel = kernel_of(q, k)
         order = np.random.default_rng([seed, sums.facts.layer, head]).permutation(tokens)
-        found.append(HeadEdit(by_distance=kernel[order] - kernel))
-    return found
+        edits.append(HeadEdit(by_distance=kernel[order] - kernel))
+    return edits
 
 
 def _query_mean(sums: LayerSums, tokens: int, _: int) -> list[HeadEdit]:
@@ -175,23 +175,23 @@ def _nothing(sums: LayerSums, _: int, __: int) -> list[HeadEdit]:
 _BEFORE: Needs = "before rotation"
 _AFTER: Needs = "after rotation"
 _ALL = (
-    Kind(
+    EditKind(
         "kernel",
         "Subtract the mean score at each distance that RoPE makes of the mean query and key.",
         _kernel,
         _BEFORE,
     ),
-    Kind(
+    EditKind(
         "kernel_measured", "Subtract the mean score of each pair of positions, as measured.", _kernel_measured, _AFTER
     ),
-    Kind("key_mean", "Subtract the mean key, as RoPE turns it, from every key.", _key_mean, _BEFORE),
-    Kind("query_mean", "Subtract the mean query, as RoPE turns it, from every query.", _query_mean, _BEFORE),
-    Kind("flatten", "Subtract the drift with position along axis a from queries and keys.", _flatten, _AFTER),
-    Kind(
+    EditKind("key_mean", "Subtract the mean key, as RoPE turns it, from every key.", _key_mean, _BEFORE),
+    EditKind("query_mean", "Subtract the mean query, as RoPE turns it, from every query.", _query_mean, _BEFORE),
+    EditKind("flatten", "Subtract the drift with position along axis a from queries and keys.", _flatten, _AFTER),
+    EditKind(
         "flatten_pc0", "Subtract the drift with position along component 0 from queries and keys.", _flatten_pc0, _AFTER
     ),
-    Kind("shuffle", "Give every distance the mean score of another distance.", _shuffle, _BEFORE),
-    Kind("zero", "The head puts out zeros: what it is worth at all.", _zero, None),
-    Kind("nothing", "Compute the head again without a change: what rounding alone does.", _nothing, None),
+    EditKind("shuffle", "Give every distance the mean score of another distance.", _shuffle, _BEFORE),
+    EditKind("zero", "The head puts out zeros: what it is worth at all.", _zero, None),
+    EditKind("nothing", "Compute the head again without a change: what rounding alone does.", _nothing, None),
 )
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}
+KINDS: Mapping[str, EditKind] = {kind.name: kind for kind in _ALL}

@@ -21,7 +21,7 @@ def keep(folder: Path, work: CheckpointAblation, shard: AblationShard, rows: lis
     write_text(path, json.dumps({"document": shard.documents[0], "edit": shard.edit, "rows": rows}) + "\n")
 
 
-def kept(folder: Path, work: CheckpointAblation, shard: AblationShard) -> list[list[Any]] | None:
+def read_part(folder: Path, work: CheckpointAblation, shard: AblationShard) -> list[list[Any]] | None:
     """A shard's outcomes from an earlier run of the same work; None where there are none that can be read."""
     try:
         part = parse_json(read_bytes(ablation_path(folder, work.name, work.fingerprint(shard)), MAX_PART))
@@ -40,4 +40,4 @@ def _is_row(row: Any, units: set[str]) -> bool:
 
 def left(folder: Path, work: CheckpointAblation) -> list[AblationShard]:
     """The shards that are not on disk yet."""
-    return [shard for shard in work.shards if kept(folder, work, shard) is None]
+    return [shard for shard in work.shards if read_part(folder, work, shard) is None]

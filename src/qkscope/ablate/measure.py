@@ -25,7 +25,7 @@ from qkscope.moments.moments import Moments
 if TYPE_CHECKING:
     from qkscope.ablate.passes import Ablation, Losses
 
-Rows = list[list[Any]]  # [unit, outcome, before, delta]
+OutcomeRows = list[list[Any]]  # [unit, outcome, before, delta]
 
 
 class EditSource:
@@ -50,10 +50,10 @@ class EditSource:
 
     def of(self, edit: str, heads: Sequence[Head], group: int) -> dict[int, dict[int, HeadEdit]]:
         """By layer and head, for a document of this group."""
-        found: dict[int, dict[int, HeadEdit]] = {}
+        by_layer: dict[int, dict[int, HeadEdit]] = {}
         for layer, head in heads:
-            found.setdefault(layer, {})[head] = self._of_layer(edit, layer, group)[head]
-        return found
+            by_layer.setdefault(layer, {})[head] = self._of_layer(edit, layer, group)[head]
+        return by_layer
 
     def _of_layer(self, edit: str, layer: int, group: int) -> dict[int, HeadEdit]:
         key = (edit, layer, group)
@@ -75,7 +75,7 @@ class EditSource:
 
 
 @dataclass(frozen=True)
-class Text:
+class AblatedText:
     """Token ids of a document (of a group), or of one with a needle at a depth whose answer has so many tokens."""
 
     document: int
@@ -96,7 +96,7 @@ class Measurer:
         self._looked: dict[Head, Any] = {}
         self._refused: dict[int, str] | None = None  # layers that cannot be edited, once they were looked at
 
-    def measure(self, text: Text, edit: str, units: Sequence[Unit]) -> Rows:
+    def measure(self, text: AblatedText, edit: str, units: Sequence[Unit]) -> OutcomeRows:
         """What the edit does to a document, unit by unit."""
         self._require_editable(text.ids, units)
         self._source.need(units)
@@ -107,12 +107,12 @@ class Measurer:
                 rows += [[unit.name, *outcome] for outcome in self._outcomes(variant, edit, unit)]
         return rows
 
-    def _with_needles(self, text: Text) -> Iterator[Text]:
+    def _with_needles(self, text: AblatedText) -> Iterator[AblatedText]:
         for depth in self._settings.needle:
             needle = needle_of(self._tokenizer, text.document, self._settings.seed)
-            yield Text(text.document, text.group, plant(text.ids, needle, depth), depth, len(needle.answer))
+            yield AblatedText(text.document, text.group, plant(text.ids, needle, depth), depth, len(needle.answer))
 
-    def _begin(self, text: Text, units: Sequence[Unit]) -> None:
+    def _begin(self, text: AblatedText, units: Sequence[Unit]) -> None:
         watched = tuple(heads_of(units)) if self._settings.attention and text.depth is None else ()
         if self._open != (text.document, text.depth, watched):
             self._open = None
@@ -120,7 +120,7 @@ class Measurer:
             self._looked = dict(self._ablation.attention)
             self._open = (text.document, text.depth, watched)
 
-    def _outcomes(self, text: Text, edit: str, unit: Unit) -> Iterator[tuple[str, float, float]]:
+    def _outcomes(self, text: AblatedText, edit: str, unit: Unit) -> Iterator[tuple[str, float, float]]:
         from qkscope.ablate.passes import repeats
 
         plain = text.depth is None
@@ -130,8 +130,8 @@ class Measurer:
             yield needle_outcome(self._before, after, text.depth, text.answer)
             return
         repeated = repeats(text.ids, self._settings.run)
-        found = outcomes_of(self._before, after, repeated, self._settings.parts)
-        yield from ((name, before, delta) for name, (before, delta) in found.items())
+        outcomes = outcomes_of(self._before, after, repeated, self._settings.parts)
+        yield from ((name, before, delta) for name, (before, delta) in outcomes.items())
         if watched:
             yield from self._attention(watched)
 

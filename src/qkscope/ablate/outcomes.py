@@ -48,8 +48,8 @@ def outcomes_of(before: Losses, after: Losses, repeated: NDArray[np.bool_], part
 
 def needle_outcome(before: Losses, after: Losses, depth: float, answer: int) -> tuple[str, float, float]:
     """-ln of the probability of the last `answer` tokens, all together, and how much it rises."""
-    found, edited = float(before[-answer:].sum()), float(after[-answer:].sum())
-    return f"{NEEDLE} {100 * depth:g} %", found, edited - found
+    unedited, edited = float(before[-answer:].sum()), float(after[-answer:].sum())
+    return f"{NEEDLE} {100 * depth:g} %", unedited, edited - unedited
 
 
 def over_documents(rows: pd.DataFrame) -> pd.DataFrame:
@@ -58,7 +58,7 @@ def over_documents(rows: pd.DataFrame) -> pd.DataFrame:
     Documents count alike. The error is that of a mean of independent documents.
     """
     groups = rows.groupby(list(KEY), sort=False)
-    found = groups.agg(
+    means = groups.agg(
         role=("role", "first"),
         group=("group", "first"),
         layer=("layer", "first"),
@@ -69,9 +69,9 @@ def over_documents(rows: pd.DataFrame) -> pd.DataFrame:
         delta=("delta", "mean"),
         spread=("delta", "std"),
     ).reset_index()
-    error = found["spread"] / np.sqrt(found["documents"])
-    found["delta_se"] = error.where(found["documents"] >= FEWEST_DOCUMENTS)
-    return found.drop(columns="spread")
+    error = means["spread"] / np.sqrt(means["documents"])
+    means["delta_se"] = error.where(means["documents"] >= FEWEST_DOCUMENTS)
+    return means.drop(columns="spread")
 
 
 def against_controls(rows: pd.DataFrame) -> pd.DataFrame:
@@ -82,15 +82,15 @@ def against_controls(rows: pd.DataFrame) -> pd.DataFrame:
     95 % interval that of Student's t with the degrees of freedom of Welch and Satterthwaite.
     """
     grouped = rows[rows["role"] != "head"].groupby(["model", "edit", "group", "outcome"], sort=False)
-    found = []
+    excesses = []
     for key, part in grouped:
         chosen = part[part["role"] == "chosen"].set_index("document")["delta"]
         controls = part[part["role"] == "control"].pivot_table("delta", "document", "unit", sort=False)
         if chosen.empty or controls.empty:
             continue
         about = dict(zip(("model", "edit", "group", "outcome"), key, strict=True))
-        found.append({**about, "heads": int(part["heads"].iloc[0]), **_excess(chosen, controls)})
-    return pd.DataFrame(found)
+        excesses.append({**about, "heads": int(part["heads"].iloc[0]), **_excess(chosen, controls)})
+    return pd.DataFrame(excesses)
 
 
 def _excess(chosen: pd.Series[float], controls: pd.DataFrame) -> dict[str, float]:

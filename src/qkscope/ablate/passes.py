@@ -35,7 +35,7 @@ class Ablation:
             raise InputError(f"{type(model).__name__} has no language-model head, so no loss; load it with its head")
         self._tap = EditTap(self._backbone)
         self._layers = decoder_layers(self._backbone)
-        self._kept: dict[int, Any] = {}  # layer: its output in the pass without edits
+        self._outputs: dict[int, Any] = {}  # layer: its output in the pass without edits
         self._ids: Tensor | None = None
 
     def __enter__(self) -> Ablation:
@@ -45,7 +45,7 @@ class Ablation:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._kept.clear()
+        self._outputs.clear()
         self._tap.__exit__(*error)
         self._held.__exit__(*error)
 
@@ -70,7 +70,7 @@ class Ablation:
     def begin(self, ids: NDArray[np.int64], watched: Collection[tuple[int, int]] = ()) -> Losses:
         """Take up a document: the loss of each token but the first, without edits; `watched` heads fill `attention`."""
         self._ids = self._tokens(ids)
-        self._kept.clear()
+        self._outputs.clear()
         with self._keeping():
             return self._pass({}, watched)
 
@@ -118,7 +118,7 @@ class Ablation:
             nonlocal room
             room -= sum(each.nbytes for each in _tensors(output))
             if room >= 0:
-                self._kept[layer] = output
+                self._outputs[layer] = output
 
         hooks = [
             module.register_forward_hook(lambda _m, _i, output, layer=layer: keep(layer, output))
@@ -133,12 +133,12 @@ class Ablation:
     @contextmanager
     def _beginning_at(self, first: int) -> Iterator[None]:
         """Layers before `first` return what they returned without edits; they are not computed."""
-        skipped = [layer for layer in self._layers if layer < first and layer in self._kept]
+        skipped = [layer for layer in self._layers if layer < first and layer in self._outputs]
         replaced: list[nn.Module] = []
         try:
             for layer in skipped:
                 module = self._layers[layer]
-                module.forward = _returning(self._kept[layer])
+                module.forward = _returning(self._outputs[layer])
                 replaced.append(module)
             yield
         finally:
@@ -168,10 +168,10 @@ def repeats(ids: NDArray[np.int64], length: int = 3) -> NDArray[np.bool_]:
     """Which tokens, of all but the first, end a run of `length` tokens that the document has had before."""
     tokens = [int(token) for token in ids]
     seen: set[tuple[int, ...]] = set()
-    found = np.zeros(max(len(tokens) - 1, 0), dtype=bool)
+    repeated = np.zeros(max(len(tokens) - 1, 0), dtype=bool)
     for end in range(length - 1, len(tokens)):
         run = tuple(tokens[end - length + 1 : end + 1])
         if end > 0:
-            found[end - 1] = run in seen
+            repeated[end - 1] = run in seen
         seen.add(run)
-    return found
+    return repeated

@@ -12,14 +12,14 @@ from typing import Any
 import pandas as pd
 
 from qkscope.ablate.edits import KINDS
-from qkscope.ablate.kept import kept, left
+from qkscope.ablate.kept import left, read_part
 from qkscope.ablate.tables import (
     ablation_table,
     course_table,
     document_rows,
     groups_table,
     heads_table,
-    joined,
+    join_ablations,
     kernel_spreads,
 )
 from qkscope.ablate.work import AblationSettings, CheckpointAblation, known_heads, plan_ablation
@@ -90,71 +90,73 @@ def ablate_study(
 
     What earlier ablations of the folder measured stays in the tables, unless `options.replace`.
     """
-    told = events or Events()
-    folder, plan = _planned(study, out, told, options)
+    events = events or Events()
+    folder, plan = _planned(study, out, events, options)
     heads = known_heads(folder, ablated=not options.replace)
     now = Request(settings, command, plan_ablation(plan, folder, settings, heads))
     with only_run(folder):
-        _run(now.works, folder, told, options)
-        before = [] if options.replace else _earlier(plan, folder, settings, heads, told)
+        _run(now.works, folder, events, options)
+        before = [] if options.replace else _earlier(plan, folder, settings, heads, events)
         _write([*before, now], plan, folder)
         if options.replace:
             _forget_others(now.works, plan, folder)
     for name in (ABLATION_CSV, ABLATION_JSON):
-        told.wrote(str(results_file(folder, name)))
+        events.wrote(str(results_file(folder, name)))
     return folder
 
 
 def _planned(
-    study: StudyFile | Path | str, out: Path | str | None, told: Events, options: AblationOptions
+    study: StudyFile | Path | str, out: Path | str | None, events: Events, options: AblationOptions
 ) -> tuple[Path, Plan]:
     find_engine(options.engine)  # refuses an unknown one before anything is read
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     here = options.engine == "local"
-    plan = make_plan(file, told, here=here, trust_remote_code=options.trust_remote_code, results=folder)
+    plan = make_plan(file, events, here=here, trust_remote_code=options.trust_remote_code, results=folder)
     return folder, with_tokens_kept(plan, folder)
 
 
 # -- running -----------------------------------------------------------------------------------------------
 
 
-def _run(works: Sequence[CheckpointAblation], folder: Path, told: Events, options: AblationOptions) -> None:
+def _run(works: Sequence[CheckpointAblation], folder: Path, events: Events, options: AblationOptions) -> None:
     """Hand the shards that are missing to an engine."""
     missing = [left(folder, work) for work in works]
     tasks = [Task(i, work.name, (shard,)) for i, work in enumerate(works) for shard in missing[i]]
     for work in works:
-        told.noted(f"{work.name}: {counted(len(work.units), 'unit')}, at most {counted(work.passes, 'pass', 'passes')}")
+        events.noted(
+            f"{work.name}: {counted(len(work.units), 'unit')}, at most {counted(work.passes, 'pass', 'passes')}"
+        )
     if not tasks:
         return
-    progress = _Progress(works, [len(shards) for shards in missing], told)
+    progress = _Progress(works, [len(shards) for shards in missing], events)
     with stoppable(progress.stopping) as stop:
         job = Job(works, tasks, folder, AblationWorker, options.placement)
-        find_engine(options.engine).run(job, progress.hear, stop)
+        find_engine(options.engine).run(job, progress.on_report, stop)
         if stop.asked and progress.left:
-            raise Stopped(f"stopped; {progress.text()}: run the same command to go on")
+            raise Stopped(f"stopped; {progress.text()}: run the same command to resume")
 
 
 class _Progress:
     """Lines about how far an ablation is."""
 
-    def __init__(self, works: Sequence[CheckpointAblation], missing: Sequence[int], told: Events) -> None:
-        self._works, self._missing, self._told = works, list(missing), told
+    def __init__(self, works: Sequence[CheckpointAblation], missing: Sequence[int], events: Events) -> None:
+        self._works, self._missing, self._events = works, list(missing), events
         self._all = sum(len(work.shards) for work in works)
         self.left = self._first = sum(missing)
         self._begun = self._said = time.monotonic()
 
-    def hear(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         """Something happened in a worker."""
         if isinstance(report, Noted):
-            self._told.noted(report.message)
+            self._events.noted(report.message)
         elif isinstance(report, Finished):
             self.left -= 1
             self._missing[report.checkpoint] -= 1
             now, work = time.monotonic(), self._works[report.checkpoint]
             if now - self._said >= LINE_SECONDS or not self._missing[report.checkpoint]:
                 self._said = now
-                self._told.noted(f"{work.name}: {self.text()}{self._ahead(now)}")
+                self._events.noted(f"{work.name}: {self.text()}{self._ahead(now)}")
 
     def _ahead(self, now: float) -> str:
         """How long the rest will take, if there is a rest."""
@@ -169,33 +171,35 @@ class _Progress:
 
     def stopping(self) -> None:
         """Said at the first Ctrl-C."""
-        self._told.noted(f"stopping when the shard in flight is finished ({self.text()}); Ctrl-C again stops at once")
+        self._events.noted(f"stopping when the shard in flight is finished ({self.text()}); Ctrl-C again stops at once")
 
 
 # -- earlier ablations -------------------------------------------------------------------------------------
 
 
-def _earlier(plan: Plan, folder: Path, settings: AblationSettings, heads: pd.DataFrame, told: Events) -> list[Request]:
+def _earlier(
+    plan: Plan, folder: Path, settings: AblationSettings, heads: pd.DataFrame, events: Events
+) -> list[Request]:
     """Other ablations that the folder's record names and whose outcomes are all there still."""
-    found = []
+    requests = []
     for stored in _recorded(folder):
         try:
             theirs = AblationSettings.from_json(stored.get("settings"))
             command = str(stored.get("command"))[:1000]
             works = [] if theirs == settings else plan_ablation(plan, folder, theirs, heads)
         except (QkscopeError, ValueError, TypeError) as error:
-            told.noted(f"an earlier ablation leaves {ABLATION_CSV}: {str(error)[:200]}")
+            events.noted(f"removed an earlier ablation from {ABLATION_CSV}: {str(error)[:200]}")
             continue
         if not works:
             continue
-        if all(kept(folder, work, shard) for work in works for shard in work.shards):
-            found.append(Request(theirs, command, works))
+        if all(read_part(folder, work, shard) for work in works for shard in work.shards):
+            requests.append(Request(theirs, command, works))
         else:
-            told.noted(
-                f"an earlier ablation ({theirs.heads.label}: {', '.join(theirs.edits)}) leaves {ABLATION_CSV}: "
+            events.noted(
+                f"removed an earlier ablation ({theirs.heads.label}: {', '.join(theirs.edits)}) from {ABLATION_CSV}: "
                 "moments, tables or versions have changed since; run it again"
             )
-    return found
+    return requests
 
 
 def _recorded(folder: Path) -> list[dict[str, Any]]:
@@ -214,11 +218,11 @@ def _recorded(folder: Path) -> list[dict[str, Any]]:
 def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
     rows = [document_rows(request.works, folder) for request in requests]
     context = {each.checkpoint.name: each.context for each in plan.checkpoints}
-    table = joined([ablation_table(each) for each in rows], list(context))
+    table = join_ablations([ablation_table(each) for each in rows], list(context))
     write_csv(table, results_file(folder, ABLATION_CSV))
     for file, make, key in ((GROUPS_FILE, groups_table, GROUPS_KEY), (COURSE_FILE, course_table, COURSE_KEY)):
-        found = joined([make(each) for each in rows], list(context), key)
-        _write_or_remove(None if found.empty else found, folder, file)
+        part = join_ablations([make(each) for each in rows], list(context), key)
+        _write_or_remove(None if part.empty else part, folder, file)
     _write_or_remove(heads_table(table, context, _spreads(requests, folder)), folder, HEADS_FILE)
     write_text(results_file(folder, ABLATION_JSON), json.dumps(_record(requests), indent=1) + "\n")
 
@@ -238,12 +242,12 @@ def _write_or_remove(table: pd.DataFrame | None, folder: Path, file: str) -> Non
 
 
 def _spreads(requests: Sequence[Request], folder: Path) -> dict[tuple[str, int, int], float]:
-    found: dict[tuple[str, int, int], float] = {}
+    spreads: dict[tuple[str, int, int], float] = {}
     for work in (work for request in requests for work in request.works):
         heads = [unit.heads[0] for unit in work.units if unit.role == "head"]
         if heads:
-            found |= kernel_spreads(folder, work, heads)
-    return found
+            spreads |= kernel_spreads(folder, work, heads)
+    return spreads
 
 
 def _record(requests: Sequence[Request]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from qkscope.ablate.choice import Head, Unit
 from qkscope.ablate.edits import before_means, kernel_of
-from qkscope.ablate.kept import kept
+from qkscope.ablate.kept import read_part
 from qkscope.ablate.outcomes import EVERY, FEWEST_DOCUMENTS, KEY, against_controls, over_documents
 from qkscope.ablate.work import CheckpointAblation
 from qkscope.errors import InputError
@@ -30,7 +30,7 @@ def document_rows(works: Sequence[CheckpointAblation], folder: Path) -> pd.DataF
         for shard in work.shards:
             units = {unit.name: about(unit) for unit in shard.units}
             same = {"model": work.name, "document": shard.documents[0], "edit": shard.edit}
-            for unit, outcome, before, delta in kept(folder, work, shard) or []:
+            for unit, outcome, before, delta in read_part(folder, work, shard) or []:
                 rows.append({**same, **units[unit], "outcome": outcome, "before": before, "delta": delta})
     return pd.DataFrame(rows)
 
@@ -56,7 +56,7 @@ def ablation_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def joined(tables: Sequence[pd.DataFrame], order: Sequence[str], key: Sequence[str] = KEY) -> pd.DataFrame:
+def join_ablations(tables: Sequence[pd.DataFrame], order: Sequence[str], key: Sequence[str] = KEY) -> pd.DataFrame:
     """Tables of several ablations as one: where two have a row, the later one's counts; checkpoints in study order."""
     known = [table for table in tables if not table.empty]
     if not known:
@@ -68,20 +68,20 @@ def joined(tables: Sequence[pd.DataFrame], order: Sequence[str], key: Sequence[s
 
 def groups_table(rows: pd.DataFrame) -> pd.DataFrame:
     """`ablation_groups.csv`: chosen heads against matched random ones."""
-    found = against_controls(rows)
-    return found if found.empty else found.assign(windows=OWN)
+    groups = against_controls(rows)
+    return groups if groups.empty else groups.assign(windows=OWN)
 
 
 def course_table(rows: pd.DataFrame) -> pd.DataFrame:
     """`ablation_course.csv`: the mean over heads that were edited alone, with its error over documents, and how many
     heads cost or gain beyond two errors of their own."""
     alone = rows[(rows["role"] == "head") & (rows["outcome"] == EVERY)]
-    found = []
+    course = []
     for (model, edit), part in alone.groupby(["model", "edit"], sort=False):
         means = part.groupby("document")["delta"].mean()
         heads = over_documents(part)
         error = means.std() / np.sqrt(len(means)) if len(means) >= FEWEST_DOCUMENTS else np.nan
-        found.append(
+        course.append(
             {
                 "model": model,
                 "edit": edit,
@@ -94,7 +94,7 @@ def course_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "gaining": (heads["delta"] < -ERRORS * heads["delta_se"]).sum() if error == error else np.nan,
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(course)
 
 
 def heads_table(
@@ -105,15 +105,15 @@ def heads_table(
     if alone.empty:
         return None
     wide = alone.set_index(["model", "layer", "head", "edit"])[["delta", "delta_se"]].unstack("edit")  # noqa: PD010
-    found = wide.index.to_frame(index=False)
-    found["window"] = found["model"].map(context)
+    by_head = wide.index.to_frame(index=False)
+    by_head["window"] = by_head["model"].map(context)
     for edit in EDITS:
         for name, of in ((f"loss_{edit}", "delta"), (f"loss_{edit}_se", "delta_se")):
-            found[name] = wide[of, edit].to_numpy(float) if (of, edit) in wide.columns else np.nan
-    who = zip(found["model"], found["layer"], found["head"], strict=True)
-    found[SPREAD] = [spread.get((str(model), int(layer), int(head)), np.nan) for model, layer, head in who]
+            by_head[name] = wide[of, edit].to_numpy(float) if (of, edit) in wide.columns else np.nan
+    who = zip(by_head["model"], by_head["layer"], by_head["head"], strict=True)
+    by_head[SPREAD] = [spread.get((str(model), int(layer), int(head)), np.nan) for model, layer, head in who]
     places = {name: place for place, name in enumerate(context)}
-    return found.sort_values("model", key=lambda names: names.map(places), kind="stable").reset_index(drop=True)
+    return by_head.sort_values("model", key=lambda names: names.map(places), kind="stable").reset_index(drop=True)
 
 
 def kernel_spreads(folder: Path, work: CheckpointAblation, heads: Sequence[Head]) -> dict[tuple[str, int, int], float]:
@@ -121,7 +121,7 @@ def kernel_spreads(folder: Path, work: CheckpointAblation, heads: Sequence[Head]
 
     That is what the edit `kernel` takes away. Heads whose moments have no sums from before rotation are left out.
     """
-    found: dict[tuple[str, int, int], float] = {}
+    spreads: dict[tuple[str, int, int], float] = {}
     moments = Moments.load(moments_path(folder, work.name))
     for layer in sorted({layer for layer, _ in heads}):
         sums = layer_sums(moments, layer, [head for of, head in heads if of == layer])
@@ -132,5 +132,5 @@ def kernel_spreads(folder: Path, work: CheckpointAblation, heads: Sequence[Head]
             continue
         for head, query, key in zip(sums.heads, queries, keys, strict=True):
             if scale is not None:
-                found[work.name, layer, head] = float(scale * kernel_of(query, key).std())
-    return found
+                spreads[work.name, layer, head] = float(scale * kernel_of(query, key).std())
+    return spreads

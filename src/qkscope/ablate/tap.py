@@ -153,13 +153,13 @@ class KernelCall:
 
     def _added(self, edit: HeadEdit, rows: slice, tokens: int, like: Tensor) -> Tensor | float:
         """What the edit adds to raw scores (rows, tokens)."""
-        found: Tensor | float = 0.0
+        added: Tensor | float = 0.0
         if edit.mean_pair is not None:
             query, key = (_tensor(part[:tokens], like) for part in edit.mean_pair)
-            found = found - query[rows] @ key.T
+            added = added - query[rows] @ key.T
         if edit.by_distance is not None:
-            found = found + _tensor(edit.by_distance, like)[_distances(rows, tokens, like).clamp_min(0)]
-        return found
+            added = added + _tensor(edit.by_distance, like)[_distances(rows, tokens, like).clamp_min(0)]
+        return added
 
     def _masked(self, scores: Tensor, head: int, rows: slice) -> Tensor:
         tokens = scores.shape[-1]

@@ -76,10 +76,10 @@ class AblationSettings:
             raise ValueError("an ablation's settings should have heads")
         choice: dict[str, Any] = {name: _frozen(value) for name, value in stored["heads"].items()}
         plain: dict[str, Any] = {name: _frozen(value) for name, value in stored.items() if name != "heads"}
-        found = cls(**plain, heads=HeadChoice(**choice))
-        if json.dumps(asdict(found)) != json.dumps(asdict(replace(found, **_typed(found)))):
+        settings = cls(**plain, heads=HeadChoice(**choice))
+        if json.dumps(asdict(settings)) != json.dumps(asdict(replace(settings, **_typed(settings)))):
             raise ValueError("an ablation's settings should be numbers and words")
-        return found
+        return settings
 
 
 def _frozen(value: Any) -> Any:
@@ -167,7 +167,7 @@ def plan_ablation(
     unknown = sorted(set(settings.only) - {each.checkpoint.name for each in plan.checkpoints})
     if unknown:
         raise InputError(f"there is no checkpoint {unknown[0]!r} in this study")
-    found = []
+    works = []
     for each in plan.checkpoints:
         name = each.checkpoint.name
         if settings.only and name not in settings.only:
@@ -180,8 +180,8 @@ def plan_ablation(
             tokens = min(settings.tokens or each.context, each.context)
             work = CheckpointAblation(each, units, spread_documents(each, settings.documents), tokens, settings)
             _require_possible(work)
-            found.append(work)
-    return found
+            works.append(work)
+    return works
 
 
 def _require_possible(work: CheckpointAblation) -> None:

@@ -20,7 +20,7 @@ from qkscope.run.engines.base import Advanced, Finished, Report, Task
 from qkscope.run.runner import Leniency
 
 if TYPE_CHECKING:
-    from qkscope.ablate.measure import Measurer, Text
+    from qkscope.ablate.measure import AblatedText, Measurer
 
 
 class AblationWorker:
@@ -30,13 +30,13 @@ class AblationWorker:
         self,
         works: Sequence[CheckpointAblation],
         folder: Path,
-        told: Callable[[Report], None],
+        on_report: Callable[[Report], None],
         *,
         leniency: Leniency,
         shared: bool = True,
         held: bool = False,
     ) -> None:
-        self._works, self._folder, self._told, self._shared = works, folder, told, shared
+        self._works, self._folder, self._on_report, self._shared = works, folder, on_report, shared
         self._loaded: int | None = None
         self._measurer: Measurer | None = None
         self._open = ExitStack()
@@ -45,7 +45,7 @@ class AblationWorker:
         """Run all shards of the task."""
         if not self._shared:
             raise InputError(
-                "an ablation needs a results folder that every worker sees (its moments); this one does not"
+                "an ablation needs a results folder that every worker sees, for its moments; this one does not"
             )
         with located(f"checkpoint {task.name!r}"):
             measurer = self._load(task.checkpoint)
@@ -53,8 +53,8 @@ class AblationWorker:
                 assert isinstance(shard, AblationShard)
                 work = self._works[task.checkpoint]
                 keep(self._folder, work, shard, measurer.measure(self._text(work, shard), shard.edit, shard.units))
-                self._told(Advanced(task.checkpoint, 0, len(shard.units) * work.variants * work.tokens))
-                self._told(Finished(task.checkpoint, shard.number))
+                self._on_report(Advanced(task.checkpoint, 0, len(shard.units) * work.variants * work.tokens))
+                self._on_report(Finished(task.checkpoint, shard.number))
 
     def close(self) -> None:
         """Take all hooks off the model and let it go."""
@@ -78,10 +78,10 @@ class AblationWorker:
             self._measurer, self._loaded = Measurer(ablation, source, work.settings, plan.tokenizer), checkpoint
         return self._measurer
 
-    def _text(self, work: CheckpointAblation, shard: AblationShard) -> Text:
-        from qkscope.ablate.measure import Text
+    def _text(self, work: CheckpointAblation, shard: AblationShard) -> AblatedText:
+        from qkscope.ablate.measure import AblatedText
 
         plan, (document,) = work.plan, shard.documents
         (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
         ids = np.asarray(window.ids[: work.tokens], dtype=np.int64)
-        return Text(document, group_of(document, plan.study.groups), ids)
+        return AblatedText(document, group_of(document, plan.study.groups), ids)

@@ -35,7 +35,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).is_file()
 
 
-def base_of(folder: Path) -> tuple[str | None, str | None]:
+def base_named_by(folder: Path) -> tuple[str | None, str | None]:
     """The model that an adapter in a folder names as its base, and its revision; refuses what cannot be merged."""
     named = named_base(folder)
     if not (folder / WEIGHTS).is_file():

@@ -32,8 +32,8 @@ def fetch_weights(source: ModelSource) -> list[Path]:
         _raise_exceptions_for_connection_errors=False,
     )
     names = ["model.safetensors"] if index is None else require_safe_index(Path(index))
-    found = (cached_file(source.location, name, revision=revision) for name in names)
-    return [Path(path) for path in found if path is not None]
+    files = (cached_file(source.location, name, revision=revision) for name in names)
+    return [Path(path) for path in files if path is not None]
 
 
 def read_through(paths: list[Path], enough: threading.Event) -> int:

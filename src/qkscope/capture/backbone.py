@@ -72,8 +72,8 @@ def require_all_heads(model: nn.Module) -> None:
     """Refuse a model of which this rank has some of the heads only, and would count them from 0."""
     if (ranks := head_ranks(model)) > 1:
         raise CaptureError(
-            f"the model is tensor-parallel over {ranks} ranks, each of which computes some of the heads only and "
-            "counts them from 0; load it without tp_plan, or measure it with qkscope.train, which puts them together"
+            f"the model is tensor-parallel over {ranks} ranks, each of which computes only some of the heads and "
+            "numbers them from 0; load it without tp_plan, or measure it with qkscope.train, which puts them together"
         )
 
 
@@ -179,7 +179,7 @@ def call_backbone(backbone: nn.Module, **arguments: Any) -> Tensor:
         hidden: Tensor = backbone(**arguments)[0]
         return hidden
     seen: list[Tensor] = []
-    handle = backbone.register_forward_hook(lambda module, given, output: seen.append(output[0]))
+    handle = backbone.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
     few_logits = {"logits_to_keep": 1} if "logits_to_keep" in forward_signature(whole).parameters else {}
     try:
         whole(**arguments, **few_logits)

@@ -108,8 +108,8 @@ def _on_meta(config: Any, trust_remote_code: bool) -> Any:
             copy = deepcopy(config)
             model = AutoModel.from_config(copy, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
     except Exception as error:  # sizes that do not fit each other, in whatever way this architecture notices
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"no model can be built from its config ({told[:200]})") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"no model can be built from its config ({reason[:200]})") from error
     return model.eval().requires_grad_(False)
 
 

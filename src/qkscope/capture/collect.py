@@ -50,8 +50,8 @@ class Batch:
         return sum(self.lengths)
 
 
-Keep = Callable[[int, Batch], NDArray[np.int64] | None]
-Watch = Callable[[AttentionCall, Batch], None]
+ChoosePositions = Callable[[int, Batch], NDArray[np.int64] | None]
+OnCall = Callable[[AttentionCall, Batch], None]
 
 
 def make_batch(
@@ -74,23 +74,24 @@ def collect_moments(
     provenance: Mapping[str, Any] | None = None,
     stage: Stage = "post_rope",
     last_layer: int | None = None,
-    keep: Keep | None = None,
-    watch: Watch | None = None,
+    choose_positions: ChoosePositions | None = None,
+    on_call: OnCall | None = None,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
     """Every head's moments over all batches, after or before rotation; `done` hears of each finished batch.
 
     Layers behind `last_layer` are left out, and not run.
-    `keep` gives the positions a layer sums of a batch, -1 for tokens that a sample leaves out (all by default);
-    `watch` is shown every attention call as well.
+    `choose_positions` gives the positions that a layer sums of a batch, -1 for tokens that a sample leaves out (by
+    default all are summed);
+    `on_call` is shown every attention call as well.
     """
-    found = probe or probe_model(model, context=layout.context)
-    layers = [facts for facts in found.layers if last_layer is None or facts.layer <= last_layer]
+    probed = probe or probe_model(model, context=layout.context)
+    layers = [facts for facts in probed.layers if last_layer is None or facts.layer <= last_layer]
     if stage == "pre_rope":
         prove_pre_rope(model, layers)
-    moments = Moments(layout, layers, {"n_layers": found.n_layers, **(provenance or {})})
+    moments = Moments(layout, layers, {"n_layers": probed.n_layers, **(provenance or {})})
     backbone = text_backbone(model)
-    collector = _Collector(moments, text_config(model), keep, watch)
+    collector = _Collector(moments, text_config(model), choose_positions, on_call)
     with evaluation(model), open_tap(backbone, collector.observe, stage) as tap:
         tap.last = frozenset(moments.layers) if can_stop_early(model) else None
         for batch in batches:
@@ -129,13 +130,15 @@ def _blamed_on(batch: Batch) -> Iterator[None]:
 def _batch_error(batch: Batch, error: Exception) -> BatchError:
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     if ran_out_of_memory(error):
-        found: BatchError = OutOfMemory(f"out of memory in a batch of {len(batch.names)} x {batch.ids.shape[1]} tokens")
+        failure: BatchError = OutOfMemory(
+            f"out of memory in a batch of {len(batch.names)} x {batch.ids.shape[1]} tokens"
+        )
     elif len(batch.names) == 1:
         return DocumentFailure.of(batch.documents[0], batch.names[0], f"the model fails on it ({what})")
     else:
-        found = BatchError(f"the model failed on a batch of documents ({', '.join(batch.names)}): {what}")
-    found.documents = tuple(batch.documents)
-    return found
+        failure = BatchError(f"the model failed on a batch of documents ({', '.join(batch.names)}): {what}")
+    failure.documents = tuple(batch.documents)
+    return failure
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -163,12 +166,14 @@ def try_alone(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
 class _Collector:
     """Hands each attention call of the current batch to the moments."""
 
-    def __init__(self, moments: Moments, config: Any, keep: Keep | None, watch: Watch | None) -> None:
+    def __init__(
+        self, moments: Moments, config: Any, choose_positions: ChoosePositions | None, on_call: OnCall | None
+    ) -> None:
         self.moments = moments
         self.locating = False  # only look for numbers that are not finite
         self._config = config
-        self._keep = keep
-        self._watch = watch
+        self._choose_positions = choose_positions
+        self._on_call = on_call
         self._batch: Batch | None = None
         self._positions: NDArray[np.int64] | None = None
         self.mask: torch.Tensor | None = None
@@ -190,19 +195,19 @@ class _Collector:
             raise CaptureError(
                 f"layer {call.layer} now calls with {kind[0]} attention (window {kind[1]}), but the probe saw {facts}"
             )
-        positions = self._positions if self._keep is None else self._keep(call.layer, batch)
-        given: dict[str, Any] = {"positions": positions, "groups": batch.groups}
+        positions = self._positions if self._choose_positions is None else self._choose_positions(call.layer, batch)
+        placed: dict[str, Any] = {"positions": positions, "groups": batch.groups}
         try:
             if self.locating:
-                bad = self.moments.locate(call.layer, call.query, call.key, **given)
+                bad = self.moments.locate(call.layer, call.query, call.key, **placed)
                 if bad is not None:
                     raise bad
                 return
-            self.moments.add(call.layer, call.query, call.key, **given)
+            self.moments.add(call.layer, call.query, call.key, **placed)
         except NonFiniteActivation as error:
             raise error.in_document(batch.documents[error.row], batch.names[error.row]) from None
-        if self._watch is not None:
-            self._watch(call, batch)
+        if self._on_call is not None:
+            self._on_call(call, batch)
 
 
 def _require_all_called(tap: Tap, layers: Sequence[LayerFacts]) -> None:

@@ -44,8 +44,8 @@ def _tell_unused_code(source: ModelSource, config: Any) -> None:
     brought = getattr(config, "auto_map", None)
     if brought and not source.trust_remote_code:
         warnings.warn(
-            f"{source} brings Python code of its own, which is not run: transformers' own {config.model_type!r} model "
-            "is used instead (the checkpoint's own runs if remote code is trusted)",
+            f"{source} comes with Python code of its own, which is not run: transformers' own {config.model_type!r} "
+            "model is used instead (the checkpoint's own runs if remote code is trusted)",
             QkscopeWarning,
             stacklevel=3,
         )
@@ -57,7 +57,7 @@ def _refuse_fetched_kernels(source: ModelSource, config: Any) -> None:
         if name.endswith("_implementation_internal") and "/" in str(value) and not source.trust_remote_code:
             raise ModelError(
                 f"{source}: its config asks for the kernel {str(value)[:80]!r}, which is code to be downloaded and is "
-                "not run unless you say so"
+                "not run unless you allow it"
             ).advised(python="pass trust_remote_code=True if you trust it", command="--trust-remote-code runs it")
         if isinstance(getattr(value, "model_type", None), str) and hasattr(value, "to_dict"):
             _refuse_fetched_kernels(source, value)
@@ -66,9 +66,9 @@ def _refuse_fetched_kernels(source: ModelSource, config: Any) -> None:
 def _require_sane(config: Any) -> None:
     """Refuse sizes that no model has before anything of that size is built."""
     for key, most in MOST.items():
-        found = find_value(config, key)
-        if isinstance(found, int | float) and not 0 <= found <= most:
-            raise ModelError(f"the config has {key} {found!r}, which no model has (at most {most})")
+        value = find_value(config, key)
+        if isinstance(value, int | float) and not 0 <= value <= most:
+            raise ModelError(f"the config has {key} {value!r}, which no model has (at most {most})")
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     _require_sane_rope({"rope_theta": getattr(text, "rope_theta", None)})
     _require_sane_rope(getattr(text, "rope_parameters", None))
@@ -92,11 +92,11 @@ def check_config(config: Any, context: int, expect: Mapping[str, Any] | None = N
     """Refuse a config that is not what the study expects, or whose maximum is below `context`."""
     _require_sane(config)
     for key, wanted in (expect or {}).items():
-        found = find_value(config, key)
-        if found is MISSING:
+        value = find_value(config, key)
+        if value is MISSING:
             raise ModelError(f"expect: the config has no {key!r}{_closest(config, key)}")
-        if not _same(found, wanted):
-            raise ModelError(f"expect: {key} should be {wanted!r} but the loaded config has {found!r}")
+        if not _same(value, wanted):
+            raise ModelError(f"expect: {key} should be {wanted!r} but the loaded config has {value!r}")
     longest = find_value(config, "max_position_embeddings")
     if isinstance(longest, int) and context > longest:
         raise ModelError(
@@ -113,9 +113,9 @@ def find_value(config: Any, key: str) -> Any:
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     for holder in (text, config):
-        found = _descend(holder, key.split("."))
-        if found is not MISSING:
-            return found
+        value = _descend(holder, key.split("."))
+        if value is not MISSING:
+            return value
     return _rope_value(getattr(text, "rope_parameters", None), key)
 
 
@@ -161,9 +161,9 @@ def _closest(config: Any, key: str) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(found, int | float) and isinstance(wanted, int | float):
-        return float(found) == float(wanted)
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        return all(key in found and _same(found[key], value) for key, value in wanted.items())
-    return bool(found == wanted)
+def _same(actual: Any, wanted: Any) -> bool:
+    if isinstance(actual, int | float) and isinstance(wanted, int | float):
+        return float(actual) == float(wanted)
+    if isinstance(actual, Mapping) and isinstance(wanted, Mapping):
+        return all(key in actual and _same(actual[key], value) for key, value in wanted.items())
+    return bool(actual == wanted)

@@ -92,14 +92,14 @@ class Content:
     @cached_property
     def _stated(self) -> dict[str, _Stated]:
         """Of the files that would be loaded: the Hub states their hashes; the cache names its files by them."""
-        found = _stated_by_hub(self.source) or _stated_by_cache(self.source)
-        if SINGLE in found:
-            return {SINGLE: found[SINGLE]}
-        shards = {name: int(named[1]) for name in found if (named := SHARD.fullmatch(name))}
+        stated = _stated_by_hub(self.source) or _stated_by_cache(self.source)
+        if SINGLE in stated:
+            return {SINGLE: stated[SINGLE]}
+        shards = {name: int(named[1]) for name in stated if (named := SHARD.fullmatch(name))}
         if not shards:
-            return found
+            return stated
         whole = set(shards.values()) == {len(shards)}  # the cache may hold some of them
-        return {name: found[name] for name in shards} if whole else {}
+        return {name: stated[name] for name in shards} if whole else {}
 
     @cached_property
     def _hashes(self) -> list[str]:

@@ -16,7 +16,7 @@ MAX_TOKENIZER = 256 * 2**20  # bytes in all; the largest vocabularies have 40 MB
 NO_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".md")
 NO_TOKENIZER_FILES = ("model.safetensors.index.json", "trainer_state.json", "generation_config.json")
 
-State = tuple[tuple[Path, int, int], ...]  # files with their sizes and times
+FileStates = tuple[tuple[Path, int, int], ...]  # files with their sizes and times
 
 
 def weights_fingerprint(source: ModelSource) -> str | None:
@@ -55,13 +55,13 @@ def tokenizer_files_fingerprint(source: ModelSource) -> str | None:
     return _whole(state) if sum(size for _, size, _ in state) <= MAX_TOKENIZER else None
 
 
-def _state(files: list[Path]) -> State:
-    found = ((path, path.stat()) for path in files)
-    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in found)
+def _state(files: list[Path]) -> FileStates:
+    states = ((path, path.stat()) for path in files)
+    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
 
 
 @lru_cache(maxsize=4096)
-def _sampled(state: State) -> str:
+def _sampled(state: FileStates) -> str:
     digest = hashlib.sha256()
     for path, size, _ in state:
         digest.update(f"{path.name} {size}\n".encode())
@@ -73,7 +73,7 @@ def _sampled(state: State) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _whole(state: State) -> str:
+def _whole(state: FileStates) -> str:
     digest = hashlib.sha256()
     for path, size, _ in state:
         digest.update(f"{path.name} {size}\n".encode())

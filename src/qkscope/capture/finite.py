@@ -53,10 +53,10 @@ def _in_memory(model: nn.Module) -> Iterator[_Bad]:
             suspects.append((name, tensor))  # split over ranks, or of eight bits: torch has no such reduction
         else:
             extremes[tensor.device].append((name, tensor, torch.stack(torch.aminmax(tensor))))
-    for found in extremes.values():
+    for of_device in extremes.values():
         # In float32, where any finite weight stays finite (float64 ones may be larger and are counted below).
-        finite = torch.isfinite(torch.stack([each.float() for _, _, each in found])).all(dim=1)
-        suspects += [(found[i][0], found[i][1]) for i in (~finite).nonzero().flatten().tolist()]
+        finite = torch.isfinite(torch.stack([each.float() for _, _, each in of_device])).all(dim=1)
+        suspects += [(of_device[i][0], of_device[i][1]) for i in (~finite).nonzero().flatten().tolist()]
     yield from _count_each(suspects)
 
 

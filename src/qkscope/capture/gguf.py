@@ -41,7 +41,7 @@ def parsed_once(gguf_file: str | None) -> Iterator[None]:
         parse = gguf.GGUFReader
 
         def reader(path: Any, mode: str = "r") -> Any:
-            return parse(path, mode) if mode != "r" else _kept(os.path.realpath(path), parse)
+            return parse(path, mode) if mode != "r" else _cached_reader(os.path.realpath(path), parse)
 
         gguf.GGUFReader = reader
         try:
@@ -65,7 +65,7 @@ def begin_as_stated(tokenizer: Any, path: str) -> None:
         tokenizer.add_bos_token = stated
 
 
-def _kept(path: str, parse: Any) -> Any:
+def _cached_reader(path: str, parse: Any) -> Any:
     """The reader of this file as it is now: a file that was replaced is parsed again."""
     state = os.stat(path)
     key = (path, state.st_mtime_ns, state.st_size)

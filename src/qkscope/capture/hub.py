@@ -29,7 +29,7 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
         return source
     try:
         _require_answer(source, filename)
-        found = cached_file(source.location, filename, revision=source.revision or "main")
+        file = cached_file(source.location, filename, revision=source.revision or "main")
     except ModelError:
         raise
     except Exception as error:
@@ -38,14 +38,14 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
         if adapted is None:
             raise explain(source, error) from error
         return adapted
-    if found is None and filename == "config.json":  # transformers' answer where a repository has none
+    if file is None and filename == "config.json":  # transformers' answer where a repository has none
         adapted = _adapted(source)
         if adapted is None:
             raise ModelError(f"{source} has no config.json: it is not a saved transformers model")
         return adapted
     if source.base is not None or source.base_revision is not None:
         raise no_adapter(source.location)
-    commit = extract_commit_hash(found, None)
+    commit = extract_commit_hash(file, None)
     return replace(source, revision=commit) if commit else source
 
 
@@ -94,10 +94,10 @@ def _adapted(source: ModelSource) -> ModelSource | None:
     base = source.base or _named_base(exact, config.parent)
     if not _holds(exact, WEIGHTS):
         raise ModelError(f"{exact} has an {ADAPTER} but no {WEIGHTS}; adapters are read from safetensors only")
-    found = pinned(base, "config.json")
-    if found.adapter or found.kind == "gguf":
-        raise ModelError(f"{exact}: its base model, {found}, is not a folder or repository of whole weights")
-    return replace(found, adapter=exact.location, adapter_revision=exact.revision)
+    whole = pinned(base, "config.json")
+    if whole.adapter or whole.kind == "gguf":
+        raise ModelError(f"{exact}: its base model, {whole}, is not a folder or repository of whole weights")
+    return replace(whole, adapter=exact.location, adapter_revision=exact.revision)
 
 
 def _named_base(adapter: ModelSource, folder: Path) -> ModelSource:
@@ -199,8 +199,8 @@ def _nor_folder(source: ModelSource) -> str:
 def needs_code(source: ModelSource) -> ModelError:
     """Why a checkpoint that transformers alone cannot load is refused, and what lifting that means."""
     return ModelError(
-        f"{source} needs remote code: Python that lies with the checkpoint and that transformers does not have. It is "
-        "not run unless you say so, which lets that code do anything you can do on this machine"
+        f"{source} needs remote code: Python that comes with the checkpoint and is not part of transformers. It is not "
+        "run unless you allow it; that code could then do anything you can do on this machine"
     ).advised(
         python="read it and pass trust_remote_code=True, or use a model that transformers has",
         command="read it and give --trust-remote-code, or use a model that transformers has",

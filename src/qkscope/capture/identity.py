@@ -24,7 +24,7 @@ def attention_hashes(backbone: Any) -> list[str]:
     """
     import torch
 
-    found = []
+    hashes = []
     for name, parameter in backbone.named_parameters():
         if not PROJECTION.search(name) or parameter.device.type == "meta" or parameter.ndim != 2:
             continue
@@ -35,5 +35,5 @@ def attention_hashes(backbone: Any) -> list[str]:
             if sample.numel() < 2 or bool((sample == sample[0]).all()):
                 continue  # never trained, or set to 0: equal in models that have nothing in common
             digest = hashlib.sha256(f"{tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
-        found.append(digest.hexdigest()[:16])
-    return found
+        hashes.append(digest.hexdigest()[:16])
+    return hashes

@@ -55,12 +55,12 @@ def _devices() -> str:
     """The devices that a study may name on this machine."""
     import torch
 
-    found = ["auto", "cpu"]
+    names = ["auto", "cpu"]
     if torch.cuda.is_available():
-        found += ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        names += ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
-        found.append("mps")
-    return f"it should be one of {', '.join(found)} (`auto` takes the GPUs, if there are any)"
+        names.append("mps")
+    return f"it should be one of {', '.join(names)} (`auto` takes the GPUs, if there are any)"
 
 
 def choose_dtype(dtype: str, device: str, config: Any) -> Any:
@@ -132,7 +132,7 @@ def _require_safe_hub_index(source: ModelSource) -> None:
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(
+        index = cached_file(
             source.location,
             INDEX,
             revision=source.revision or "main",
@@ -141,8 +141,8 @@ def _require_safe_hub_index(source: ModelSource) -> None:
         )
     except Exception as error:
         raise explain(source, error) from error
-    if found is not None:
-        require_safe_index(Path(found))
+    if index is not None:
+        require_safe_index(Path(index))
 
 
 def find_custom_code() -> None:

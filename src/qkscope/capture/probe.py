@@ -50,8 +50,8 @@ class ProbedModel:
     @property
     def gaps(self) -> tuple[int, ...]:
         """Layers without ordinary attention (linear attention, cross-attention without an image)."""
-        found = {facts.layer for facts in self.layers}
-        return tuple(layer for layer in range(self.n_layers) if layer not in found)
+        measured = {facts.layer for facts in self.layers}
+        return tuple(layer for layer in range(self.n_layers) if layer not in measured)
 
 
 def probe_model(model: nn.Module, context: int | None = None, *, some_heads: bool = False) -> ProbedModel:
@@ -194,7 +194,7 @@ def _probe_from(
     calls: dict[int, AttentionCall], rotary: dict[int, int | None], rotations: Rotations, config: Any
 ) -> ProbedModel:
     layers = tuple(
-        replace(_facts(calls[layer], rotary.get(layer), config), rotation=rotations.found.get(layer))
+        replace(_facts(calls[layer], rotary.get(layer), config), rotation=rotations.by_layer.get(layer))
         for layer in sorted(calls)
     )
     declared = getattr(config, "num_hidden_layers", None)

@@ -103,7 +103,7 @@ class ReplayTap(Tap):
         arguments: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                arguments[name] = {key: self._private(key, given) for key, given in value.items()}
+                arguments[name] = {key: self._private(key, argument) for key, argument in value.items()}
             else:
                 arguments[name] = self._private(name, value)
         arguments[POSITIONS] = embeddings
@@ -135,20 +135,20 @@ def half_turn(embeddings: Any) -> Any:
     return _like(embeddings, [torch.where(still, part, -part) for part in parts])
 
 
-def at_rest(embeddings: Any) -> Any:
+def no_turn(embeddings: Any) -> Any:
     """No rotation: every token gets what the model itself gives to position 0, which also keeps its scale."""
     parts, zeros = _rotation(embeddings)
     still = functools.reduce(torch.logical_or, (zero.all(dim=-1) for zero in zeros))  # (..., tokens)
     places = still.nonzero()
     if not len(places):
-        raise CaptureError("no token is at position 0, so it cannot be asked for queries and keys without rotation")
+        raise CaptureError("no token is at position 0, so its queries and keys without rotation cannot be computed")
     first = tuple(places[0].tolist())
     return _like(embeddings, [part[first].expand_as(part).clone() for part in parts])
 
 
 def quarter_turn(embeddings: Any, columns: Tensor) -> Any:
     """No rotation, except for a quarter turn by the columns (of cos and sin, or complex) that are marked."""
-    parts, _ = _rotation(at_rest(embeddings))
+    parts, _ = _rotation(no_turn(embeddings))
     if len(parts) == 1:
         return torch.where(columns, parts[0] * 1j, parts[0])
     sines = 0 if bool((parts[0] == 0).all()) else 1

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from qkscope.capture.angles import angles_of
 from qkscope.capture.backbone import call_backbone, forward_signature
-from qkscope.capture.replay import POSITIONS, ReplayTap, at_rest, cos_and_sin, quarter_turn
+from qkscope.capture.replay import POSITIONS, ReplayTap, cos_and_sin, no_turn, quarter_turn
 from qkscope.capture.tap import AttentionCall
 from qkscope.errors import CaptureError
 from qkscope.layers import Rotation
@@ -36,7 +36,7 @@ ROUNDINGS = 8  # how many roundings of its precision a turned coordinate may be 
 class Rotations:
     """Each layer's rotation (None where nothing rotates), or why it is not known."""
 
-    found: dict[int, Rotation | None]
+    by_layer: dict[int, Rotation | None]
     unknown: dict[int, str]
     failure: str | None = None  # why no layer's is known
 
@@ -59,7 +59,7 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
 
     def observe(call: AttentionCall) -> None:
         try:
-            measured.found[call.layer] = _MeasuredLayer(tap, call, positions).rotation(sources)
+            measured.by_layer[call.layer] = _MeasuredLayer(tap, call, positions).rotation(sources)
         except CaptureError as error:
             measured.unknown[call.layer] = str(error)
 
@@ -75,7 +75,7 @@ class _MeasuredLayer:
     def __init__(self, tap: ReplayTap, call: AttentionCall, positions: Tensor) -> None:
         self._tap, self._call, self._positions = tap, call, positions
         self._embeddings: Any = None
-        query, key = tap.replay(self._noting(at_rest))
+        query, key = tap.replay(self._noting(no_turn))
         self._cos, self._sin = cos_and_sin(self._embeddings)
         if len(self._cos) != len(positions):
             raise CaptureError("its position embeddings are not one row per token")
@@ -138,12 +138,12 @@ class _MeasuredLayer:
         overlap = rest.mT @ quarter
         squares = rest.square().sum(dim=0)[:, None]
         nearest = torch.cat([squares - 2 * overlap, squares + 2 * overlap]).argmin(dim=0)
-        found, signs = nearest % rest.shape[1], 1 - 2 * (nearest // rest.shape[1])
-        off = (rest[:, found] * signs - quarter).abs().amax(dim=0)
+        sources, signs = nearest % rest.shape[1], 1 - 2 * (nearest // rest.shape[1])
+        off = (rest[:, sources] * signs - quarter).abs().amax(dim=0)
         places = rotated.nonzero().flatten().tolist()
         if bool((off > self._close).any()):
             raise CaptureError(f"a quarter turn takes no coordinate to coordinate {places[int(off.argmax())]}")
-        partners = [places[each] for each in found.tolist()]
+        partners = [places[each] for each in sources.tolist()]
         follows = dict(zip(places, zip(partners, signs.tolist(), strict=True), strict=True))
         pairs = [(partner, place) for place, (partner, sign) in follows.items() if sign == 1]
         if any(follows[first] != (second, -1) for first, second in pairs) or 2 * len(pairs) != len(places):

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.capture.adapter import base_of, is_adapter, require_peft
+from qkscope.capture.adapter import base_named_by, is_adapter, require_peft
 from qkscope.capture.gguf import require_gguf_reader
 from qkscope.capture.weights import require_safe_weights, require_tokenizer
 from qkscope.errors import ModelError, located
 
-Role = Literal["model", "tokenizer"]
+SourceRole = Literal["model", "tokenizer"]
 
 HUB_ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)
 
@@ -72,7 +72,7 @@ def find_source(
     revision: str | None,
     folder: Path,
     *,
-    role: Role = "model",
+    role: SourceRole = "model",
     trust_remote_code: bool = False,
     base: tuple[str | None, str | None] = (None, None),
 ) -> ModelSource:
@@ -104,8 +104,8 @@ def find_source(
     if is_file:
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
     _require_hub_id(model, path, role)
-    found = ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
-    return _with_base(found, base, folder) if any(base) else found
+    source = ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
+    return _with_base(source, base, folder) if any(base) else source
 
 
 def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder: Path) -> ModelSource:
@@ -113,8 +113,8 @@ def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder:
     if base[0] is None:
         return replace(source, base_revision=base[1])
     with located("base"):
-        found = find_source(base[0], base[1], folder, trust_remote_code=source.trust_remote_code)
-    return replace(source, base=found)
+        base_source = find_source(base[0], base[1], folder, trust_remote_code=source.trust_remote_code)
+    return replace(source, base=base_source)
 
 
 def no_adapter(model: str) -> ModelError:
@@ -125,19 +125,19 @@ def no_adapter(model: str) -> ModelError:
 def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trust_remote_code: bool) -> ModelSource:
     """The source of an adapter's base model, with the adapter."""
     require_peft()
-    named = base_of(path)
+    named = base_named_by(path)
     model, revision = base[0] or named[0], base[1] or (named[1] if base[0] is None else None)
     if model is None:
         raise ModelError(f"{path} holds an adapter that names no base model; name it with `base:`")
     stated = base[0] is not None
     with located(f"base model of the adapter {path}{'' if stated else ' (`base:` in the study names another)'}"):
-        found = find_source(model, revision, folder, trust_remote_code=trust_remote_code)
-    if found.adapter or found.kind == "gguf":
-        raise ModelError(f"{path}: its base model, {found}, is not a folder or repository of whole weights")
-    return replace(found, adapter=str(path.resolve()))
+        source = find_source(model, revision, folder, trust_remote_code=trust_remote_code)
+    if source.adapter or source.kind == "gguf":
+        raise ModelError(f"{path}: its base model, {source}, is not a folder or repository of whole weights")
+    return replace(source, adapter=str(path.resolve()))
 
 
-def _revision_of_files(model: str, revision: str, path: Path, role: Role) -> str:
+def _revision_of_files(model: str, revision: str, path: Path, role: SourceRole) -> str:
     """Why files have no revision, and which folder was probably meant."""
     meant = [Path(model).parent / revision, Path(model) / revision]
     there = [each for each, at in zip(meant, (path.parent / revision, path / revision), strict=True) if at.is_dir()]
@@ -150,7 +150,7 @@ def _revision_of_files(model: str, revision: str, path: Path, role: Role) -> str
     )
 
 
-def _require_hub_id(model: str, path: Path, role: Role) -> None:
+def _require_hub_id(model: str, path: Path, role: SourceRole) -> None:
     """Refuse what is a mistyped path rather than the id of a repository: asking the Hub for it would only mislead."""
     missing = f"there is no {role} directory {path}{_closest(model, path)}"
     if model.startswith((".", "/", "~")) or model.count("/") > 1:

@@ -85,8 +85,8 @@ class Tap:
         self._seen.clear()
         if error is None and not self.calls and (parts := compiled_parts(self._backbone)):
             raise CaptureError(
-                f"no attention call arrived: {parts[0] or 'the model'} is compiled, and a graph that was compiled "
-                "before does not ask for its kernels; capture from the model before it is compiled, or with torch 2.6 "
+                f"no attention call arrived: {parts[0] or 'the model'} is compiled, and an already compiled graph "
+                "no longer looks up its kernels; capture from the model before it is compiled, or with torch 2.6 "
                 "or newer, which can run it uncompiled"
             )
 

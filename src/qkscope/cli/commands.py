@@ -90,7 +90,7 @@ def plan(options: argparse.Namespace) -> int:
     from qkscope.cli.estimate import cluster_of, estimate_lines
     from qkscope.cli.progress import progress
     from qkscope.run.execute import results_folder
-    from qkscope.run.shards import look
+    from qkscope.run.shards import examine
 
     with progress() as events:
         made = planned(options, events, here=False)  # the shards may run on other machines
@@ -101,7 +101,7 @@ def plan(options: argparse.Namespace) -> int:
     numbers = list(range(len(numbered)))
     if options.left:
         folder = results_folder(made.file, options.out)
-        states = [look(each, folder, overwrite=options.overwrite) for each in made.checkpoints]
+        states = [examine(each, folder, overwrite=options.overwrite) for each in made.checkpoints]
         missing = {(state.plan.checkpoint.name, shard.number) for state in states for shard in state.left}
         numbers = [k for k in numbers if (numbered[k][0].checkpoint.name, numbered[k][1].number) in missing]
     if options.count:

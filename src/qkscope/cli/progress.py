@@ -133,7 +133,7 @@ class PlainEvents(Events):
         for note in plan.notes():
             self._say(f"note: {note}")
 
-    def found(self, state: CheckpointState) -> None:
+    def examined(self, state: CheckpointState) -> None:
         """What an earlier run left: used again, gone on with, or to be made again and why."""
         plan = state.plan
         if state.whole:

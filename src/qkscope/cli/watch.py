@@ -57,7 +57,7 @@ def watch(options: argparse.Namespace) -> int:
     from qkscope.cli.commands import command_line, quiet_libraries
     from qkscope.cli.progress import progress
     from qkscope.run.execute import CaptureOptions
-    from qkscope.run.watch import Watch, WatchSettings
+    from qkscope.run.watch import SeriesWatcher, WatchSettings
 
     settings, folder = watched(options)
     if not options.every > 0 or not options.settle >= 0:
@@ -74,7 +74,7 @@ def watch(options: argparse.Namespace) -> int:
         capture=capture,
     )
     with progress() as events:
-        following = Watch(settings, folder, options.out, how, events, command_line())
+        following = SeriesWatcher(settings, folder, options.out, how, events, command_line())
         following.go()
     print(f"results: {following.out}/")
     return 0

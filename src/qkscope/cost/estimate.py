@@ -205,15 +205,15 @@ def _seconds(
     works: Sequence[CheckpointWork], cluster: Cluster, workers: int, network: Network, survey: int
 ) -> dict[str, float]:
     """Wall time by what it goes into: survey, then the workers' average and waiting, then tables."""
-    found = schedule(_items(works, cluster), workers)
+    makespan = schedule(_items(works, cluster), workers)
     seconds = dict.fromkeys(ADVICE, 0.0)
     for number, work in enumerate(works):
         for name, of_all in _computing(work, cluster).items():
             seconds[name] += of_all / workers
-        seconds["loading"] += found.loads[number] * _loading(work, cluster) / workers
-        seconds["downloads"] += found.loads[number] * _download(work, cluster) / workers
+        seconds["loading"] += makespan.loads[number] * _loading(work, cluster) / workers
+        seconds["downloads"] += makespan.loads[number] * _download(work, cluster) / workers
         seconds["saving"] += (_file(work, cluster) * len(work.shards) + _merging(work, cluster)) / workers
-    seconds["waiting"] = max(0.0, found.seconds - found.busy / workers)
+    seconds["waiting"] = max(0.0, makespan.seconds - makespan.busy / workers)
     # The link and the storage are shared: they may need longer than the workers themselves.
     _stretch(seconds, "downloads", network.weights / cluster.download)
     _stretch(seconds, "saving", network.storage / cluster.storage_bandwidth)

@@ -36,10 +36,10 @@ def schedule(items: Sequence[Item], workers: int) -> Makespan:
     best = _within(items, high, workers)
     for _ in range(STEPS):
         middle = (low + high) / 2
-        if (found := _within(items, middle, workers)) is None:
+        if (candidate := _within(items, middle, workers)) is None:
             low = middle
         else:
-            best, high = found, middle
+            best, high = candidate, middle
     assert best is not None  # one worker can do everything within the first `high`
     return best
 

@@ -62,26 +62,26 @@ def eigen_turns(work: CheckpointWork, cores: int) -> float:
 # -- lines -------------------------------------------------------------------------------------------------
 
 
-class Amount(NamedTuple):
+class TableAmount(NamedTuple):
     """Of tables: lines, numbers in them (without what says whose they are), and bytes."""
 
     lines: float
     numbers: float
     bytes: float
 
-    def times(self, count: float) -> Amount:
+    def times(self, count: float) -> TableAmount:
         """So often."""
-        return Amount(self.lines * count, self.numbers * count, self.bytes * count)
+        return TableAmount(self.lines * count, self.numbers * count, self.bytes * count)
 
-    def plus(self, other: Amount) -> Amount:
+    def plus(self, other: TableAmount) -> TableAmount:
         """Both."""
-        return Amount(self.lines + other.lines, self.numbers + other.numbers, self.bytes + other.bytes)
+        return TableAmount(self.lines + other.lines, self.numbers + other.numbers, self.bytes + other.bytes)
 
 
-NOTHING = Amount(0, 0, 0)
+NOTHING = TableAmount(0, 0, 0)
 
 
-def table_amounts(work: CheckpointWork) -> Amount:
+def table_amounts(work: CheckpointWork) -> TableAmount:
     """This checkpoint's part of all head tables."""
     total, every = NOTHING, sum(facts.q_heads for facts in work.layers)
     of_kind: Counter[tuple[int, Rotary]] = Counter()
@@ -111,7 +111,7 @@ class _Sample:
 
 
 @lru_cache(maxsize=64)
-def sampled_amounts(sample: _Sample, tables: tuple[HeadTable, ...]) -> tuple[Amount, Amount]:
+def sampled_amounts(sample: _Sample, tables: tuple[HeadTable, ...]) -> tuple[TableAmount, TableAmount]:
     """What one head has in the tables, and what one layer has beside its heads."""
     context = sample.layout.context
     settings = RowSettings(
@@ -126,7 +126,7 @@ def sampled_amounts(sample: _Sample, tables: tuple[HeadTable, ...]) -> tuple[Amo
         table = by_file.get(name)  # none for means over the heads of each layer
         digits = DETAIL_DIGITS if table is not None and table.detail else None
         header, _, lines = csv_text(rows, digits).partition("\n")
-        amount = Amount(len(rows), len(rows) * len(set(header.split(",")) - FACTS), len(lines))
+        amount = TableAmount(len(rows), len(rows) * len(set(header.split(",")) - FACTS), len(lines))
         if table is not None and table.per == "head":
             by_head = by_head.plus(amount)
         else:

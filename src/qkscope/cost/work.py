@@ -119,18 +119,18 @@ def _planned_weights(plan: CheckpointPlan) -> Weights:
     return replace(weights, stored=stored, remote=False)
 
 
-def described_weights(found: Blueprint, config: Any, source: str, dtype: str = "auto") -> Weights:
+def described_weights(blueprint: Blueprint, config: Any, source: str, dtype: str = "auto") -> Weights:
     """The weights of a Hub checkpoint, which are stored in the dtype that its config states."""
     own = BYTES.get(str(getattr(config, "dtype", None)).removeprefix("torch."), 4)
-    counts = found.weights
+    counts = blueprint.weights
     return Weights(
-        parameters=found.parameters,
+        parameters=blueprint.parameters,
         embedding=counts.embedding,
         active=counts.active,
         hidden=counts.hidden,
         inner=counts.inner,
         loaded_width=BYTES.get(dtype, own),
-        stored=(found.parameters + counts.head) * own,
+        stored=(blueprint.parameters + counts.head) * own,
         source=source,
         remote=True,
     )

@@ -28,7 +28,7 @@ LINE_MARGIN = 4096  # bytes that a held-out file has beyond its excerpt, so that
 
 
 @dataclass(frozen=True)
-class Source:
+class LibraryFile:
     """One file of the library."""
 
     path: str  # relative to the library, with forward slashes
@@ -49,7 +49,7 @@ class Source:
 class SourceText:
     """A held-out excerpt and the file it was cut from."""
 
-    source: Source
+    source: LibraryFile
     text: str
 
     @property
@@ -62,7 +62,7 @@ class SourceText:
 class DemoCorpus:
     """Training sources and held-out documents, with no file in both."""
 
-    training: tuple[Source, ...]
+    training: tuple[LibraryFile, ...]
     documents: tuple[SourceText, ...]
 
     def training_bytes(self, mix: Mix) -> bytes:
@@ -78,7 +78,7 @@ class DemoCorpus:
         return digest.hexdigest()[:16]
 
 
-def load_corpus(settings: DemoSettings, library: Path | None = None) -> DemoCorpus:
+def split_library(settings: DemoSettings, library: Path | None = None) -> DemoCorpus:
     """Read the library and split it: the same on every machine that has the same Python sources."""
     library = library or Path(sysconfig.get_paths()["stdlib"])
     sources = read_sources(library)
@@ -96,7 +96,7 @@ def load_corpus(settings: DemoSettings, library: Path | None = None) -> DemoCorp
     return DemoCorpus(tuple(source for source in sources if source.path not in held_out_paths), documents)
 
 
-def read_sources(library: Path) -> list[Source]:
+def read_sources(library: Path) -> list[LibraryFile]:
     """The library's sources sorted by name, each text once: a copy elsewhere must not leak a held-out file."""
     sources = []
     seen: set[str] = set()
@@ -107,7 +107,7 @@ def read_sources(library: Path) -> list[Source]:
             continue  # a few files show off other encodings
         if text.strip() and text not in seen:
             seen.add(text)
-            sources.append(Source(path.relative_to(library).as_posix(), text))
+            sources.append(LibraryFile(path.relative_to(library).as_posix(), text))
     return sources
 
 

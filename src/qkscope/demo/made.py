@@ -23,7 +23,7 @@ ADVICE = "move what is yours elsewhere, or choose another folder for the demo"
 
 def is_complete(folder: Path, made_from: str) -> bool:
     """Whether `folder` was made from these settings and sources, and still has all its files."""
-    record = read_record(folder)
+    record = read_made(folder)
     if record is None or record["made_from"] != made_from or record["files"] is None:
         return False
     return set(record["files"].items()) <= set(files_in(folder).items())
@@ -34,9 +34,9 @@ def publish(folder: Path, made_from: str, fill: Callable[[Path], None]) -> None:
     partial = partial_of(folder)
     discard(partial)
     partial.mkdir(parents=True)
-    write_record(partial, made_from, files=None)  # so that a later run knows whose leftovers these are
+    write_made(partial, made_from, files=None)  # so that a later run knows whose leftovers these are
     fill(partial)
-    write_record(partial, made_from, files=files_in(partial))
+    write_made(partial, made_from, files=files_in(partial))
     discard(folder)
     partial.rename(folder)
 
@@ -61,7 +61,7 @@ def refuse_foreign(folder: Path) -> None:
 
 def strangers_in(folder: Path) -> list[str]:
     """The files below `folder` that its record does not name; while it is being filled, all are the demo's."""
-    record = read_record(folder)
+    record = read_made(folder)
     if record is None:
         return list(files_in(folder))
     known = files_in(folder) if record["files"] is None else record["files"]
@@ -78,7 +78,7 @@ def discard(folder: Path) -> None:
 def discard_stale(parent: Path) -> None:
     """Remove what earlier runs left in `parent`; whatever is not wholly the demo's own stays."""
     for folder in sorted(parent.iterdir()) if parent.is_dir() else []:
-        if read_record(folder) is not None and not folder.is_symlink() and not strangers_in(folder):
+        if read_made(folder) is not None and not folder.is_symlink() and not strangers_in(folder):
             shutil.rmtree(folder)
 
 
@@ -91,7 +91,7 @@ def files_in(folder: Path) -> dict[str, int]:
     }
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def read_made(folder: Path) -> dict[str, Any] | None:
     """The folder's record, or None if the demo did not make it."""
     try:
         record = parse_json(read_bytes(folder / RECORD, LARGEST))
@@ -102,7 +102,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     return record if isinstance(record["files"], dict | None) else None
 
 
-def write_record(folder: Path, made_from: str, files: dict[str, int] | None) -> None:
+def write_made(folder: Path, made_from: str, files: dict[str, int] | None) -> None:
     """Say what made the folder; `files` is None until all are written."""
     record = {"made_by": MAKER, "made_from": made_from, "files": files}
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

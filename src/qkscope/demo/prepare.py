@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.demo import made
-from qkscope.demo.corpus import DemoCorpus, load_corpus, write_documents
+from qkscope.demo.corpus import DemoCorpus, split_library, write_documents
 from qkscope.demo.settings import DemoCheckpoint, DemoProgress, DemoSettings
 from qkscope.errors import InputError
 from qkscope.files import write_text
@@ -31,7 +31,7 @@ def prepare_demo(folder: Path, settings: DemoSettings, progress: Callable[[DemoP
     """Make or reuse the demo's checkpoints, documents and study file; the path of the study file."""
     study_file, documents, checkpoints = results_file(folder, STUDY_YAML), folder / "documents", folder / "checkpoints"
     plans = settings.checkpoints()
-    corpus = load_corpus(settings)
+    corpus = split_library(settings)
     made_from = hashlib.sha256(f"{settings.fingerprint} {corpus.digest}".encode()).hexdigest()[:16]
     trained = all(made.is_complete(checkpoints / plan.name, made_from) for plan in plans)
     # Look before anything is written, so that a refusal leaves everything as it was. A stray text among the
@@ -45,7 +45,7 @@ def prepare_demo(folder: Path, settings: DemoSettings, progress: Callable[[DemoP
     if not trained:
         made.discard_stale(checkpoints)
         train_checkpoints(checkpoints, settings, corpus, made_from, progress)
-    write_study(study_file, study_text(plans))
+    write_study(study_file, demo_study_text(plans))
     return study_file
 
 
@@ -84,7 +84,7 @@ def train_checkpoints(
     train(settings, corpus, save, progress)
 
 
-def study_text(plans: list[DemoCheckpoint]) -> str:
+def demo_study_text(plans: list[DemoCheckpoint]) -> str:
     """The study file's text; paths in it are relative to the file."""
     import yaml
 

@@ -45,11 +45,11 @@ class Encoder:
     def first(self, text: str, needed: int, name: str = "a text") -> list[int]:
         """`whole(text)[:needed]`, for which no more of the text than necessary is tokenized."""
         with self._explained(name):
-            found = self._from_prefixes(text, needed)
-            if found is None:
+            ids = self._from_prefixes(text, needed)
+            if ids is None:
                 self._announce(text, name)
-                found = self.whole(text)
-            return found[:needed]
+                ids = self.whole(text)
+            return ids[:needed]
 
     @cached_property
     def _cuts(self) -> Cuts | None:
@@ -76,8 +76,8 @@ class Encoder:
     def _announce(self, text: str, name: str) -> None:
         if len(text) >= LONG:
             warnings.warn(
-                f"{name} has {len(text) / 1e6:.0f} million characters and is tokenized whole, because its tokenizer or "
-                "its text has no place where the first tokens surely end; this can take minutes",
+                f"{name} has {len(text) / 1e6:.0f} million characters and is tokenized whole, because there is no "
+                "place where its first tokens are certain to end; this can take minutes",
                 QkscopeWarning,
                 stacklevel=2,
             )

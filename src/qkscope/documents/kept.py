@@ -41,8 +41,8 @@ class KeptTokens:
         """The first `count` ids of a document."""
         start, end = int(self.starts[index]), int(self.starts[index + 1])
         # Read rather than mapped: a mapping of a large file takes as much address space, which may be limited.
-        found = np.fromfile(self.path, ID, count=min(end - start, count), offset=start * ID.itemsize)
-        return found.astype(np.int64)
+        ids = np.fromfile(self.path, ID, count=min(end - start, count), offset=start * ID.itemsize)
+        return ids.astype(np.int64)
 
 
 class TokenWriter:

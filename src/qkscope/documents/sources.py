@@ -94,11 +94,11 @@ def _matching(pattern: str, folder: Path) -> list[Path]:
             else (folder, pattern)
         )
         named = [part for part in Path(relative).parts if part.startswith(".")]
-        found = [path for path in base.glob(relative) if not _hidden(path.relative_to(base), named)]
-        matched = [path for path in found if path.is_file()]
+        paths = [path for path in base.glob(relative) if not _hidden(path.relative_to(base), named)]
+        matched = [path for path in paths if path.is_file()]
     except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
         raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
-    if not matched and found:
+    if not matched and paths:
         raise DocumentError(
             f"documents.files: {pattern!r} is a folder; name its files, for instance {_within(pattern)!r} or, with "
             f"those in folders of it, {_within(pattern, '**')!r}"

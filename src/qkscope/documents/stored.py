@@ -39,8 +39,8 @@ LARGEST, LARGEST_INDEX = 2**44, 2**30  # bytes, far above any corpus: a document
 FRESH = 2_000_000_000  # nanoseconds: a file that was so new when it was read may have changed without a new time
 
 Hash = Annotated[str, Field(pattern="[0-9a-f]{64}", max_length=64)]
-Amount = Annotated[int, Field(ge=0, le=2**40)]
-Text = Annotated[str, Field(max_length=4096)]
+StoredCount = Annotated[int, Field(ge=0, le=2**40)]
+StoredText = Annotated[str, Field(max_length=4096)]
 
 
 class _StrictIndex(BaseModel):
@@ -48,29 +48,29 @@ class _StrictIndex(BaseModel):
 
 
 class _File(_StrictIndex):
-    name: Text
-    size: Amount
+    name: StoredText
+    size: StoredCount
     changed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class _Document(_StrictIndex):
-    name: Text
+    name: StoredText
     digest: Hash
-    tokens: Amount
-    kept: Amount  # ids in this file
+    tokens: StoredCount
+    kept: StoredCount  # ids in this file
     prefixes: dict[Annotated[str, Field(pattern="^[0-9]{1,12}$")], Hash]
-    file: Amount | None  # which of the files
-    start: Amount | None = None  # tokens of its first characters
+    file: StoredCount | None  # which of the files
+    start: StoredCount | None = None  # tokens of its first characters
 
 
 class _Index(_StrictIndex):
     format: int
     key: Hash
     begun: int  # when the documents began to be read, in nanoseconds
-    looked_for: Amount
+    looked_for: StoredCount
     files: list[_File]
     documents: list[_Document]
-    characters: Amount | None = None  # that `start` is about
+    characters: StoredCount | None = None  # that `start` is about
 
 
 def tokens_key(settings: Documents, tokenizer: str, contexts: Iterable[int], characters: int | None = None) -> str:
@@ -169,7 +169,7 @@ def _read(path: Path, key: str) -> tuple[_Index, int]:
         file.seek(size - END.size)
         digest, length, magic = END.unpack(file.read(END.size))
         if magic != MAGIC or length > min(size - END.size, LARGEST_INDEX):
-            raise Unreadable("is truncated, or no file of tokens")
+            raise Unreadable("is truncated, or is not a file of tokens")
         file.seek(size - END.size - length)
         contents = file.read(length)
     if hashlib.sha256(contents).digest() != digest:
@@ -177,7 +177,7 @@ def _read(path: Path, key: str) -> tuple[_Index, int]:
     try:
         index = _Index.model_validate(parse_json(contents))
     except ValidationError as error:
-        raise Unreadable(f"is no index of tokens ({error.errors(include_url=False)[0]['msg']})") from None
+        raise Unreadable(f"is not an index of tokens ({error.errors(include_url=False)[0]['msg']})") from None
     behind = END.size + length
     ids = sum(document.kept for document in index.documents)
     if index.format != FORMAT or index.key != key or ids * ID.itemsize + behind != size or not _coherent(index):

@@ -66,7 +66,7 @@ class Corpus:
         """Indices of documents with at least `context` tokens (and `min_tokens`); an error if there is none."""
         needed = max(context, self.settings.min_tokens or 0)
         if needed > self.looked_for:
-            raise ValueError(f"{needed} tokens are asked for, but the survey counted to {self.looked_for}")
+            raise ValueError(f"{needed} tokens are asked for, but the survey counted only to {self.looked_for}")
         indices = [i for i, document in enumerate(self.documents) if document.tokens >= needed]
         if not indices:
             longest = max(self.documents, key=lambda document: document.tokens)
@@ -183,11 +183,11 @@ def _start(encoder: Encoder, text: str, characters: int | None) -> int | None:
 
 def _prefix_digests(ids: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
     """Digests of the first ids, one for each of the growing lengths."""
-    digest, done, found = hashlib.sha256(), 0, {}
+    digest, done, digests = hashlib.sha256(), 0, {}
     for length in lengths:
         digest.update(np.asarray(ids[done:length], dtype=ID).tobytes())
-        done, found[length] = length, digest.hexdigest()
-    return found
+        done, digests[length] = length, digest.hexdigest()
+    return digests
 
 
 def _ids_digest(ids: NDArray[np.int64]) -> str:

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qkscope.kinds import CHECKPOINTS, Kind
+from qkscope.kinds import CHECKPOINTS, StudyKind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +142,7 @@ class StudyBuild:
     tables: tuple[StudyTable, ...]
     # By file; a table that does not apply is left out. None: another command writes the files.
     build: Callable[[StudySums], Mapping[str, pd.DataFrame]] | None
-    kinds: tuple[Kind, ...] = (CHECKPOINTS,)  # of the studies for which they are made
+    kinds: tuple[StudyKind, ...] = (CHECKPOINTS,)  # of the studies for which they are made
 
 
 @dataclass(frozen=True)

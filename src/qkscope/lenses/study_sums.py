@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.kinds import Kind
+from qkscope.kinds import StudyKind
 from qkscope.lenses.heads import choose_heads
 from qkscope.lenses.rows import RowSettings
 from qkscope.moments.rest import RestFile
@@ -46,7 +46,7 @@ class StudySums:
     """The entries of a study in order, and what its head tables say."""
 
     entries: tuple[EntrySums, ...]
-    kind: Kind
+    kind: StudyKind
     settings: RowSettings
     # The rows of each entry in turn of a head table (by its file), as they were written, at some windows.
     head_table: Callable[[str, Set[int]], Iterator[pd.DataFrame]]

@@ -107,7 +107,7 @@ def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
         (f"{layer}.{kind}", held) for layer in moments.layers for kind, held in moments.layer_moments(layer).items()
     ]
     if not all(held.is_crossed for _, held in parts):
-        raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture anew")
+        raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture them again")
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
         for (where, _), arrays in zip(parts, threads.map(lambda part: written(part[1]), parts), strict=True):
             for name, array in arrays.items():
@@ -128,7 +128,7 @@ def _assemble(header: Header, arrays: Arrays) -> Moments:
         layers[facts.layer] = of_kinds
     documents = arrays.get("documents")
     if documents is not None and not ((documents >= 0) & (documents <= 2**53)).all():
-        raise MomentsFileError(f"documents holds numbers that cannot count documents; {DAMAGED}")
+        raise MomentsFileError(f"documents holds values that are not numbers of documents; {DAMAGED}")
     return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
 
 

@@ -149,19 +149,21 @@ def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:
     if not all(isinstance(metadata.get(key), str) for key in ("about", "sha256")):
         raise MomentsFileError("its header is incomplete: capture it again")
     if len(metadata["about"]) > MAX_ABOUT:
-        raise MomentsFileError(f"says more than {MAX_ABOUT // 2**20} MiB about itself: it is damaged or foreign")
+        raise MomentsFileError(
+            f"its description is larger than {MAX_ABOUT // 2**20} MiB: it is damaged, or not qkscope's"
+        )
     return metadata
 
 
 def _header(about: Mapping[str, Any], metadata: Mapping[str, str]) -> Header:
     if set(about) != {"layout", "layers", "provenance"}:
-        raise ValueError("it should tell layout, layers and provenance")
+        raise ValueError("it should have layout, layers and provenance, and nothing else")
     stored = about["layers"]
     if not isinstance(stored, list) or not 0 < len(stored) <= MOST_LAYERS:
         raise ValueError(f"layers should be a list of 1 to {MOST_LAYERS}")
     layers = tuple(LayerFacts.from_json(layer) for layer in stored)
     if len({facts.layer for facts in layers}) != len(layers):
-        raise ValueError("a layer is there twice")
+        raise ValueError("a layer is listed twice")
     provenance, layout = _provenance(about["provenance"], layers), Layout.from_json(about["layout"])
     return Header(int(metadata["schema"]), layout, layers, provenance, metadata["about"], metadata["sha256"])
 
@@ -192,12 +194,12 @@ def _require_arrays(listed: Mapping[str, Any], expected: Expected, room: int) ->
     names = set(listed) - {"__metadata__"}
     if names != set(expected):
         odd = sorted(names ^ set(expected))[0]
-        raise ValueError(f"array {odd[:60]!r} is {'missing' if odd in expected else 'foreign'}")
+        raise ValueError(f"array {odd[:60]!r} is {'missing' if odd in expected else 'unexpected'}")
     places = []
     for name, (of, shape) in expected.items():
         entry = listed[name]
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise ValueError(f"array {name} is not described as safetensors does")
+            raise ValueError(f"array {name} is not described the way safetensors does it")
         if entry["dtype"] != of or entry["shape"] != list(shape) or any(isinstance(n, bool) for n in entry["shape"]):
             raise ValueError(f"array {name} should be {of} of shape {shape}")
         places.append((_offsets(entry["data_offsets"], name), BYTES[of] * prod(shape), name))

@@ -42,9 +42,9 @@ class Layout:
         if not 0 < self.rate <= 1:
             raise ValueError(f"a sampling rate is above 0 and at most 1, not {self.rate}")
         if not 0 <= self.skip_positions < self.context:
-            raise ValueError(f"skip_positions {self.skip_positions} leaves nothing of {self.context} positions")
+            raise ValueError(f"skip_positions {self.skip_positions} would skip all of {self.context} positions")
         if self.common is not None and self.common not in self.edges[1:]:
-            raise ValueError(f"the common window {self.common} is no edge of the buckets {self.edges}")
+            raise ValueError(f"the common window {self.common} is not an edge of the buckets {self.edges}")
         if self.unrotated_every < 0:
             raise ValueError("unrotated_every is a number of tokens, or 0")
 
@@ -117,7 +117,7 @@ class Layout:
         if skip > self.skip_positions and skip not in self.edges:
             raise ValueError(f"the first {skip} positions are not a sum of buckets; possible: {self.edges[:-1]}")
         if max(skip, self.skip_positions) >= window:
-            raise ValueError(f"leaving out {skip} positions leaves nothing of a window of {window}")
+            raise ValueError(f"leaving out {skip} positions would skip all of a window of {window}")
         return slice(self.edges.index(skip) if skip > self.skip_positions else 0, self.edges.index(window))
 
 

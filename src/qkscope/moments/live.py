@@ -55,12 +55,12 @@ class Scratch:
         """The inverse of a layer's rotation at these positions."""
         dtype, width = torch.float64 if like.dtype == torch.float64 else torch.float32, like.shape[-1]
         key = (rotation, width, like.device, dtype)
-        kept = self._rotations.get(key)
-        if kept is None or kept.spaced is not spaced:
+        cached = self._rotations.get(key)
+        if cached is None or cached.spaced is not spaced:
             if len(self._rotations) >= ROTATIONS:
                 self._rotations.clear()
-            kept = self._rotations[key] = Unrotation(rotation, width, spaced, like.device, dtype)
-        return kept
+            cached = self._rotations[key] = Unrotation(rotation, width, spaced, like.device, dtype)
+        return cached
 
 
 class LiveSums:

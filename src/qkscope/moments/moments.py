@@ -145,11 +145,11 @@ class Moments:
         from qkscope.moments.pivot import locate
 
         placed = self._place(queries.shape[0], queries.shape[2], positions, groups)
-        found = locate({"q": queries, "k": keys}, placed)
+        worst = locate({"q": queries, "k": keys}, placed)
         largest = float(np.sqrt(torch.finfo(torch.float32).max) / queries.shape[2])
-        if np.isfinite(found.value) and abs(found.value) < largest:
+        if np.isfinite(worst.value) and abs(worst.value) < largest:
             return None
-        return self._non_finite(layer, found, placed)
+        return self._non_finite(layer, worst, placed)
 
     def _start_layer(self, facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> LiveSums:
         from qkscope.moments.live import LiveSums
@@ -165,9 +165,9 @@ class Moments:
         # Every layer of a forward pass asks with the same unpadded batch; splitting it once is enough.
         if positions is None and self._placed is not None and self._placed[0] == asked:
             return self._placed[1]
-        given = np.arange(tokens) if positions is None else np.asarray(positions)
+        of_tokens = np.arange(tokens) if positions is None else np.asarray(positions)
         try:
-            placed = Placed(self.layout, np.broadcast_to(given, (rows, tokens)).astype(np.int64), tuple(of_rows))
+            placed = Placed(self.layout, np.broadcast_to(of_tokens, (rows, tokens)).astype(np.int64), tuple(of_rows))
         except ValueError as error:
             raise InputError(str(error)) from None
         if positions is None:
@@ -363,7 +363,7 @@ class Moments:
 
     def _require_whole(self) -> None:
         if self._broken:
-            raise InputError(f"these moments hold part of a batch only ({self._broken}); start again without it")
+            raise InputError(f"these moments hold only part of a batch ({self._broken}); start again without it")
 
 
 class NonFiniteActivation(ActivationError):

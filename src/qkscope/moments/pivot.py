@@ -46,10 +46,10 @@ def locate(vectors: Mapping[Kind, Tensor], placed: Placed) -> NonFinite:
         bad = (~torch.isfinite(shown)).nonzero()
         place = bad[0] if len(bad) else torch.stack(torch.unravel_index(shown.abs().argmax(), shown.shape))
         row, head, token, width = (int(i) for i in place)
-        found = NonFinite(kind, row, head, token, float(shown[row, head, token, width]))
+        candidate = NonFinite(kind, row, head, token, float(shown[row, head, token, width]))
         if len(bad):
-            return found
-        if largest is None or abs(found.value) > abs(largest.value):
-            largest = found
+            return candidate
+        if largest is None or abs(candidate.value) > abs(largest.value):
+            largest = candidate
     assert largest is not None  # there are two kinds
     return largest

@@ -22,7 +22,7 @@ PIECE_TOKENS = 2048  # tokens centred at once: bounds the host's own memory, wha
 # products, and the tokens over which float32 adds up.
 MOST_BLOCKS, SHORTEST_BLOCK = 8, 128
 
-Run = tuple[int, int, int, int]  # first bucket, the one behind the last, first token, tokens of a row in each
+BucketRun = tuple[int, int, int, int]  # first bucket, the one behind the last, first token, tokens of a row in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class Placed:
     @cached_property
     def pieces(self) -> list[Piece]:
         """The batch for the host."""
-        return place(self.layout, self.positions, self.groups)
+        return split_into_pieces(self.layout, self.positions, self.groups)
 
     @cached_property
     def wholes(self) -> list[Whole]:
@@ -104,7 +104,7 @@ class Placed:
             for group in sorted(set(of_group.tolist()))
         ]
 
-    def _runs_of(self, group: int) -> list[Run]:
+    def _runs_of(self, group: int) -> list[BucketRun]:
         """The buckets of a batch whose rows are all of this group and all whole; none of any other."""
         alone = all(each == group for each in self.groups) and all(_is_prefix(row) for row in self.positions)
         length = self.positions.shape[1]
@@ -134,8 +134,8 @@ class Spaced:
     def counts(self) -> NDArray[np.float64]:
         """How many there are, per group and bucket."""
         cells = self.groups * self.layout.buckets + self.buckets
-        found = np.bincount(cells, minlength=self.layout.groups * self.layout.buckets)
-        return found.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
+        counts = np.bincount(cells, minlength=self.layout.groups * self.layout.buckets)
+        return counts.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
 
     @cached_property
     def members(self) -> dict[int, NDArray[np.float32]]:
@@ -159,13 +159,13 @@ class Whole:
     tokens: NDArray[np.intp]
     weights: NDArray[np.float32]  # 0 where a block is filled up
     steps: NDArray[np.float32]  # positions from the bucket's middle, 0 where the weight is
-    runs: tuple[Run, ...] = ()
+    runs: tuple[BucketRun, ...] = ()
 
 
 def _whole(
     layout: Layout,
     group: int,
-    runs: Sequence[Run],
+    runs: Sequence[BucketRun],
     rows: NDArray[np.intp],
     tokens: NDArray[np.intp],
     positions: NDArray[np.int64],
@@ -208,7 +208,7 @@ class Piece:
     spans: tuple[tuple[int, slice], ...]  # of the layout, and which of the piece's buckets lie in each
 
 
-def place(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
+def split_into_pieces(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
     """Split a batch with `positions` (rows, tokens; PADDING where there is none) into pieces."""
     pieces: list[Piece] = []
     for group in sorted(set(groups)):
@@ -238,7 +238,7 @@ def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> 
             yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
 
 
-def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[Run]:
+def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[BucketRun]:
     """Consecutive buckets that are equally filled; a bucket wider than `widest` is cut."""
     run: list[int] | None = None
     for bucket, (left, right) in enumerate(pairwise(layout.edges)):
@@ -259,11 +259,11 @@ def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[R
 
 def _scattered_pieces(layout: Layout, row: int, positions: NDArray[np.int64], group: int) -> Iterator[Piece]:
     """Pieces of one row with padding or sampled positions: one gather per bucket."""
-    kept = np.flatnonzero(positions >= layout.skip_positions)
-    kept = kept[positions[kept] != PADDING]
-    buckets = np.searchsorted(layout.edges, positions[kept], side="right") - 1
+    included = np.flatnonzero(positions >= layout.skip_positions)
+    included = included[positions[included] != PADDING]
+    buckets = np.searchsorted(layout.edges, positions[included], side="right") - 1
     for bucket in np.unique(buckets):
-        tokens = kept[buckets == bucket]
+        tokens = included[buckets == bucket]
         for begin in range(0, len(tokens), PIECE_TOKENS):
             part = tokens[begin : begin + PIECE_TOKENS]
             yield _piece(layout, [row], part, slice(int(bucket), int(bucket) + 1), group, positions[part][None])

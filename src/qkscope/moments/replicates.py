@@ -108,10 +108,10 @@ def before_rotation(
     """What is known of the vectors before rotation; None where it was not summed. `cov` is theirs, if it is at hand."""
     if known is None:
         return None
-    kept = [group for group in range(known.n.shape[1]) if group != without]
+    included = [group for group in range(known.n.shape[1]) if group != without]
     heads = len(known.pivot)
-    n = np.broadcast_to(known.n[cells][:, kept].sum(axis=1), (heads, known.n[cells].shape[0]))
-    x = known.x[:, cells][:, :, kept].sum(axis=2, dtype=np.float64)
+    n = np.broadcast_to(known.n[cells][:, included].sum(axis=1), (heads, known.n[cells].shape[0]))
+    x = known.x[:, cells][:, :, included].sum(axis=2, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         bucket_mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
         mean = x.sum(axis=1) / n.sum(axis=1)[:, None]

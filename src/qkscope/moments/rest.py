@@ -57,17 +57,17 @@ class RestFile:
     def _arrays(self, layer: int) -> dict[Kind, dict[str, NDArray[Any]]]:
         from safetensors import SafetensorError, safe_open
 
-        found: dict[Kind, dict[str, NDArray[Any]]] = {"q": {}, "k": {}}
+        by_kind: dict[Kind, dict[str, NDArray[Any]]] = {"q": {}, "k": {}}
         try:
             with safe_open(self.path, framework="numpy") as file:
                 names = set(file.keys())
-                for kind, arrays in found.items():
+                for kind, arrays in by_kind.items():
                     prefix = f"{layer}.{kind}."
                     wanted = [n for n in names if n.startswith(f"{prefix}{UNROTATED}") or n == f"{prefix}counts"]
                     arrays.update({name.removeprefix(prefix): file.get_tensor(name) for name in wanted})
         except (SafetensorError, OSError, ValueError) as error:
             raise MomentsFileError(f"{self.path}: cannot be read ({error}); {DAMAGED}") from None
-        for kind, arrays in found.items():
+        for kind, arrays in by_kind.items():
             if "counts" not in arrays or any(np.isnan(array).any() for array in arrays.values()):
                 raise MomentsFileError(f"{self.path}: {layer}.{kind} holds values that are not numbers; {DAMAGED}")
-        return found
+        return by_kind

@@ -71,10 +71,10 @@ def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: 
     column = filled * (width + 2) * FLOAT32
     at_once = max(turn.size for turn in turns_of({"q": facts.q_heads, "k": facts.kv_heads}, column))
     cell = cell_size(width)
-    kept = at_once * column + heads * layout.buckets * cell * blocks * FLOAT32
+    columns = at_once * column + heads * layout.buckets * cell * blocks * FLOAT32
     index = 3 * FLOAT64 * filled
     gathered = at_once * filled * width * activation
     summed = heads * layout.buckets * cell * FLOAT64
     spaced = tokens // max(1, layout.unrotated_every) + 1 if layout.unrotated_every else 0
     turned = heads * spaced * width * (activation + 3 * FLOAT32) + spaced * FLOAT32 * (2 * width + layout.buckets)
-    return kept + index + max(gathered, 2 * summed, turned)
+    return columns + index + max(gathered, 2 * summed, turned)

@@ -85,7 +85,7 @@ class State:
         """The same sums as numpy arrays, each kind apart and squares as packed triangles."""
         if self.pivot is None:
             raise ValueError("nothing was added")
-        found: dict[Kind, KindMoments] = {}
+        by_kind: dict[Kind, KindMoments] = {}
         first = 0
         for kind, count in self.heads.items():
             heads = slice(first, first + count)
@@ -93,9 +93,9 @@ class State:
             crossed = self._crossed(heads)
             groups = _packed(_numpy(self.groups[heads], np.float32), self.width)
             buckets = self._buckets(heads, pivot, crossed)
-            found[kind] = KindMoments(buckets, crossed, groups, self.layout.spans, self._unrotated(heads))
+            by_kind[kind] = KindMoments(buckets, crossed, groups, self.layout.spans, self._unrotated(heads))
             first += count
-        return found
+        return by_kind
 
     def _buckets(self, heads: slice, pivot: Array, crossed: FirstMoments) -> SecondMoments:
         cells = _numpy(self.squares[heads])

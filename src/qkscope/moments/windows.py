@@ -17,9 +17,9 @@ Window = NDArray[np.int64]
 FROM_TEXT = "qkscope.token_windows(tokenizer, texts, context) makes windows from texts"
 
 
-def read_windows(given: Any, vocabulary: int | None = None) -> Iterator[Window]:
+def read_windows(windows: Any, vocabulary: int | None = None) -> Iterator[Window]:
     """Each window's token ids; the first that is none, or has an id outside the model's vocabulary, is an error."""
-    for number, window in enumerate(_rows(given)):
+    for number, window in enumerate(_rows(windows)):
         ids = _ids(window, f"window {number}")
         outside = (ids < 0) | (ids >= (np.iinfo(np.int64).max if vocabulary is None else vocabulary))
         if outside.any():
@@ -29,30 +29,30 @@ def read_windows(given: Any, vocabulary: int | None = None) -> Iterator[Window]:
         yield ids
 
 
-def _rows(given: Any) -> Iterable[Any]:
+def _rows(windows: Any) -> Iterable[Any]:
     """What can be gone through window by window."""
-    if _is_encoding(given):
-        return _encoded(given)
-    if isinstance(given, str | bytes):
+    if _is_encoding(windows):
+        return _encoded(windows)
+    if isinstance(windows, str | bytes):
         raise InputError(f"windows are token ids, not text; {FROM_TEXT}")
-    dimensions = getattr(given, "ndim", None)
+    dimensions = getattr(windows, "ndim", None)
     if isinstance(dimensions, int) and dimensions != 2:
         hint = "put it in a list, [ids], if it is one window" if dimensions == 1 else "give (windows, tokens)"
         raise InputError(f"windows have {dimensions} dimensions, not 2; {hint}")
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise InputError(f"windows should be lists of token ids, one for each document, not {type(given).__name__}")
-    return given
+    if isinstance(windows, Mapping) or not isinstance(windows, Iterable):
+        raise InputError(f"windows should be lists of token ids, one for each document, not {type(windows).__name__}")
+    return windows
 
 
-def _is_encoding(given: Any) -> bool:
+def _is_encoding(windows: Any) -> bool:
     """What a tokenizer returns: transformers' BatchEncoding, or a dict like it."""
-    return isinstance(given, Mapping) and "input_ids" in given
+    return isinstance(windows, Mapping) and "input_ids" in windows
 
 
-def _encoded(given: Any) -> Iterator[Window]:
+def _encoded(encoding: Any) -> Iterator[Window]:
     """The rows of a tokenizer's answer without their padding."""
-    rows = list(_rows(given["input_ids"]))
-    masks = list(given["attention_mask"]) if "attention_mask" in given else [None] * len(rows)
+    rows = list(_rows(encoding["input_ids"]))
+    masks = list(encoding["attention_mask"]) if "attention_mask" in encoding else [None] * len(rows)
     if len(masks) != len(rows):
         raise InputError(f"{len(rows)} rows of input_ids, but {len(masks)} of attention_mask")
     for number, (row, mask) in enumerate(zip(rows, masks, strict=True)):
@@ -60,11 +60,11 @@ def _encoded(given: Any) -> Iterator[Window]:
         if mask is None:
             yield ids
             continue
-        kept = _ids(mask, f"the attention_mask of window {number}") != 0
-        real = np.flatnonzero(kept)
-        if kept.shape != ids.shape or (len(real) and real[-1] - real[0] + 1 != len(real)):
-            raise InputError(f"window {number}: its attention_mask leaves out tokens between others; give it without")
-        yield ids[kept]
+        included = _ids(mask, f"the attention_mask of window {number}") != 0
+        real = np.flatnonzero(included)
+        if included.shape != ids.shape or (len(real) and real[-1] - real[0] + 1 != len(real)):
+            raise InputError(f"window {number}: its attention_mask leaves out tokens between others; give no mask")
+        yield ids[included]
 
 
 def _ids(window: Any, name: str) -> Window:

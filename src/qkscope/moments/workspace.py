@@ -100,10 +100,11 @@ class ProductPlan:
             yield
 
 
-Turn = list[tuple[Tensor, Tensor, Tensor, bool]]  # factors, where their product goes, and whether it starts anew
+# Of each: two factors, where their product goes, and whether it starts anew.
+BatchedProducts = list[tuple[Tensor, Tensor, Tensor, bool]]
 
 
-def _cut(cells: Tensor, lower: Tensor, corner: Tensor, shape: ProductShape) -> list[Turn]:
+def _cut(cells: Tensor, lower: Tensor, corner: Tensor, shape: ProductShape) -> list[BatchedProducts]:
     """The products block by block, in turns that are added up in float32."""
     tokens, width, half = cells.shape[1], shape.width, shape.width // 2
     a, rest, x = cells[..., :half], cells[..., half:], cells[..., :width]

@@ -10,7 +10,7 @@ from typing import Literal
 import pandas as pd
 
 from qkscope.errors import TableError
-from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, Kind, kind_of
+from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, StudyKind, kind_of
 from qkscope.results import schema
 from qkscope.results.provenance import CheckpointRecord, Provenance, one_line
 
@@ -44,7 +44,7 @@ class Entries:
     title: str
     checkpoints: tuple[Entry, ...]
     selected: tuple[str, ...]
-    kind: Kind = CHECKPOINTS  # what the entries are to each other
+    kind: StudyKind = CHECKPOINTS  # what the entries are to each other
     span: str = ACROSS_CHECKPOINTS
     sampled_heads: bool = True  # whether the heads are a sample, and not all heads of the model
     same_documents: bool = False  # whether all entries saw the same documents, so that errors can be paired
@@ -171,7 +171,7 @@ def _checkpoint(name: str, record: CheckpointRecord) -> Entry:
     )
 
 
-def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Provenance) -> Kind:
+def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Provenance) -> StudyKind:
     """What the entries are: what the provenance says, else what their architectures (or the table's heads) tell."""
     recorded = provenance.kind or (provenance.study.kind if provenance.study else None)
     if recorded is not None:
@@ -182,7 +182,7 @@ def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: 
     return MODELS if len(layouts) > 1 else CHECKPOINTS
 
 
-def span_of(checkpoints: Sequence[Entry], kind: Kind, provenance: Provenance) -> str:
+def span_of(checkpoints: Sequence[Entry], kind: StudyKind, provenance: Provenance) -> str:
     """What the entries span, as titles say it."""
     if kind != CHECKPOINTS:
         return {SEEDS: ACROSS_SEEDS, MODELS: ACROSS_MODELS}[kind]

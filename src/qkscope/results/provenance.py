@@ -27,7 +27,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler as MakeMode
 
 from qkscope.files import replacing
 from qkscope.foreign import is_finite
-from qkscope.kinds import Architecture, Kind
+from qkscope.kinds import Architecture, StudyKind
 from qkscope.results.folder import PROVENANCE_JSON, results_file
 
 SCHEMA = 1
@@ -185,7 +185,7 @@ class StudyRecord(Record):
 
     study: Text = None
     title: Text = None
-    kind: Recorded[Kind] = None
+    kind: Recorded[StudyKind] = None
     heads: Recorded[str | dict[str, Any]] = None
     figure_checkpoints: Recorded[list[Any]] = None
     axis: Recorded[Literal["entries", "step", "tokens"]] = None
@@ -217,7 +217,7 @@ class Provenance(Record):
     qkscope: Text = None
     command: Recorded[str] = None
     study: Recorded[StudyRecord] = None
-    kind: Recorded[Kind] = None
+    kind: Recorded[StudyKind] = None
     kind_stated: Recorded[bool] = None
     corpus: Recorded[CorpusRecord] = None
     checkpoints: Recorded[list[Recorded[CheckpointRecord]]] = None

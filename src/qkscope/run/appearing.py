@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import StudyError
-from qkscope.study.complete import State, state_of, why_incomplete
+from qkscope.study.complete import FolderState, state_of, why_incomplete
 from qkscope.study.schema import Series
 from qkscope.study.series import checkpoint_of, members_of, own_keys
 
@@ -25,20 +25,20 @@ class Arrival:
     name: str
     place: Path
     settings: dict[str, Any]  # as a study would name it
-    state: State
+    state: FolderState
 
 
 @dataclass
 class Arrivals:
-    """What is seen at one look."""
+    """The checkpoints that are there now."""
 
     whole: list[Arrival] = field(default_factory=list)  # in order
     waiting: dict[str, str] = field(default_factory=dict)  # folders that are not whole yet, and why
 
 
-def look_for(series: Sequence[Series], folder: Path) -> Arrivals:
+def find_arrivals(series: Sequence[Series], folder: Path) -> Arrivals:
     """All checkpoints of these series that are whole now; paths are relative to `folder`."""
-    found = Arrivals()
+    arrivals = Arrivals()
     for each in series:
         notes: list[str] = []
         own = own_keys(each)
@@ -48,9 +48,9 @@ def look_for(series: Sequence[Series], folder: Path) -> Arrivals:
             if place.name.lower().startswith(BEING_MADE) or state is None:
                 continue
             settings = {**checkpoint_of(member, own, each.prefix or ""), "model": str(place)}
-            found.whole.append(Arrival(settings["name"], place, settings, state))
-        found.waiting.update(_unfinished(each, folder))
-    return found
+            arrivals.whole.append(Arrival(settings["name"], place, settings, state))
+        arrivals.waiting.update(_unfinished(each, folder))
+    return arrivals
 
 
 def _unfinished(series: Series, folder: Path) -> dict[str, str]:
@@ -69,7 +69,7 @@ def _is_part(name: str) -> bool:
     return name in ("config.json", "adapter_config.json", "trainer_state.json") or name.endswith(".safetensors")
 
 
-def at_rest(arrivals: Sequence[Arrival], seconds: float, sleep: Callable[[float], None] = time.sleep) -> list[Arrival]:
+def settled(arrivals: Sequence[Arrival], seconds: float, sleep: Callable[[float], None] = time.sleep) -> list[Arrival]:
     """Those whose files stay as they are for so many seconds: a file may have its size before it has its contents."""
     if not arrivals:
         return []

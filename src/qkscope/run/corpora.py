@@ -67,10 +67,10 @@ class Corpora:
         same, exact = self._by_source[source]
         tokenizer = self._tokenizers[same]
         if same not in self._corpora:
-            self._corpora[same] = self._kept(same) or self._survey(same)
+            self._corpora[same] = self._stored(same) or self._survey(same)
         return tokenizer, exact, self._corpora[same]
 
-    def _kept(self, same: str) -> Corpus | None:
+    def _stored(self, same: str) -> Corpus | None:
         """What an earlier run tokenized, if the documents are still the same."""
         if self._results is None:
             return None

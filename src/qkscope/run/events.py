@@ -18,8 +18,8 @@ class Events:
     def planned(self, plan: Plan) -> None:
         """Everything that can be known before a forward pass is known."""
 
-    def found(self, state: CheckpointState) -> None:
-        """What is there of a checkpoint from earlier runs; told of all of them before anything is done again."""
+    def examined(self, state: CheckpointState) -> None:
+        """What earlier runs left of a checkpoint; called for all checkpoints before any work begins."""
 
     def reused(self, plan: CheckpointPlan) -> None:
         """The checkpoint's moments are on disk already and still hold."""

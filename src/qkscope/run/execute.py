@@ -33,9 +33,9 @@ from qkscope.run.shards import (
     CheckpointState,
     accept_whole,
     delivery_path,
+    examine,
+    examine_finished,
     is_only,
-    look,
-    look_finished,
     merge_shards,
     running_shard,
     usable_shard,
@@ -162,16 +162,16 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
     name = each.checkpoint.name
     with beside_others(folder), running_shard(folder, name, shard) as mine:
         if not mine:
-            raise InputError(f"shard {number} is being run by somebody else; wait for it, or stop it")
+            raise InputError(f"shard {number} is being run by another process; wait for it, or stop it")
         if not options.overwrite:
             require_nothing_lost([each], folder)
         plan = with_tokens_kept(plan, folder)
         each, _ = plan.numbered_shards()[number]
         keep_study(plan, folder, overwrite=options.overwrite)
         reasons: list[str] = []
-        whole = look_finished(each, folder, reasons, overwrite=options.overwrite)
+        whole = examine_finished(each, folder, reasons, overwrite=options.overwrite)
         if whole is not None:
-            events.found(whole)
+            events.examined(whole)
             return
         if usable_shard(each, shard, folder, reasons) is None:
             for reason in reasons:
@@ -194,7 +194,7 @@ def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, o
     """Run the shard; returns why its checkpoint is left out, if it cannot be measured and that is allowed."""
     reasons: list[str] = []
 
-    def told(report: Report) -> None:
+    def on_report(report: Report) -> None:
         if isinstance(report, Started):
             events.started(each)
         elif isinstance(report, Advanced):
@@ -206,7 +206,7 @@ def _run_one(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, o
 
     task = Task(0, each.checkpoint.name, (shard,))
     job = Job([each], [task], folder, Worker, leniency=options.leniency, held=True)
-    find_engine("local").run(job, told, Stop())
+    find_engine("local").run(job, on_report, Stop())
     return reasons[0] if reasons else None
 
 
@@ -245,15 +245,15 @@ class _Run:
         self._left: dict[int, set[int]] = {}  # numbers of shards that are missing, by checkpoint
         self._begun: dict[int, float] = {}
         self._shards = 0
-        self._kept = 0
+        self._shards_done = 0
 
     def go(self, stop: Stop) -> None:
-        states = [look(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
+        states = [examine(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
         tasks = [task for number, state in enumerate(states) for task in self._tasks(number, state)]
         self._shards = sum(len(state.plan.shards()) for state in states)
-        self._kept = self._shards - sum(len(task.shards) for task in tasks)
+        self._shards_done = self._shards - sum(len(task.shards) for task in tasks)
         for state in states:
-            self._events.found(state)
+            self._events.examined(state)
             if state.whole:
                 take_back(self._folder, state.plan.checkpoint.name)
         remove_unfinished(self._folder)
@@ -264,9 +264,9 @@ class _Run:
             if state.whole:
                 self._make_tables(state.plan)
         if tasks:
-            find_engine(self._options.engine).run(self._job(tasks), self._told, stop)
+            find_engine(self._options.engine).run(self._job(tasks), self._on_report, stop)
         if stop.asked and any(self._left.values()):
-            raise Stopped(f"stopped; {self._kept_text()}: run the same command to go on")
+            raise Stopped(f"stopped; {self._kept_text()}: run the same command to resume")
         self._require_any()
 
     def tell_stopping(self) -> None:
@@ -276,15 +276,15 @@ class _Run:
         )
 
     def _kept_text(self) -> str:
-        return f"{self._kept} of {counted(self._shards, 'shard')} {are(self._kept)} kept"
+        return f"{self._shards_done} of {counted(self._shards, 'shard')} {are(self._shards_done)} kept"
 
     def _tasks(self, number: int, state: CheckpointState) -> list[Task]:
         """What is left of a checkpoint; where vectors are wanted, all its shards in one go."""
         name, wanted = state.plan.checkpoint.name, self._options.vectors
-        kept = vectors_path(self._folder, name)
-        if wanted is not None and kept.is_dir():
+        sample = vectors_path(self._folder, name)
+        if wanted is not None and sample.is_dir():
             whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
-            _require_same_sample(kept, state.plan, wanted, whole)
+            _require_same_sample(sample, state.plan, wanted, whole)
         elif wanted is not None:
             self._left[number] = {shard.number for shard in state.plan.shards()}
             return [Task(number, name, tuple(state.plan.shards()), wanted)]
@@ -304,7 +304,7 @@ class _Run:
             leniency=options.leniency,
         )
 
-    def _told(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         if isinstance(report, Started):
             if report.checkpoint not in self._begun:
                 self._begun[report.checkpoint] = time.perf_counter()
@@ -324,7 +324,7 @@ class _Run:
         left = self._left.get(report.checkpoint, set())
         if report.shard in left:
             left.discard(report.shard)
-            self._kept += 1
+            self._shards_done += 1
             if not left:
                 self._complete(report.checkpoint, delivered=True)
 
@@ -370,11 +370,11 @@ def _cached(plan: CheckpointPlan) -> list[ModelSource]:
     return [plan.source.without_adapter, *([adapter] if adapter is not None else [])]
 
 
-def _require_same_sample(kept: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
+def _require_same_sample(sample: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
     """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
     sampler = wanted.sampler(plan.layout)
-    if not holds or stored_sample(kept) != (sampler.rate, sampler.seed, sampler.per_doubling):
-        raise InputError(f"{kept} holds vectors of another run or rate").advised(
+    if not holds or stored_sample(sample) != (sampler.rate, sampler.seed, sampler.per_doubling):
+        raise InputError(f"{sample} holds vectors of another run or rate").advised(
             python="remove it, or choose another `out`", command="remove it, or give another --out"
         )
 
@@ -388,6 +388,6 @@ def _evict(plan: CheckpointPlan, unused: list[ModelSource], events: Events) -> N
 
 
 def _tell_orphans(plan: Plan, folder: Path, events: Events) -> None:
-    found = orphans((each.checkpoint.name for each in plan.checkpoints), folder)
-    if found:
-        events.noted(orphan_line(found, folder))
+    unowned = orphans((each.checkpoint.name for each in plan.checkpoints), folder)
+    if unowned:
+        events.noted(orphan_line(unowned, folder))

@@ -61,7 +61,7 @@ WAY_OUT = (
 
 
 @dataclass(frozen=True)
-class Judgement:
+class MomentsJudgement:
     """What finished moments are to a plan."""
 
     standing: Standing
@@ -69,21 +69,21 @@ class Judgement:
     remarks: list[str] = field(default_factory=list)  # what differs, in words
 
 
-def judge(plan: CheckpointPlan, made: CheckpointRecord) -> Judgement:
+def judge_moments(plan: CheckpointPlan, made: CheckpointRecord) -> MomentsJudgement:
     """Compare what finished moments were made from with what the plan would make them from."""
     own = made.fingerprint or ""
     versions = _version_remarks(made)
     if own == plan.fingerprint():
-        return Judgement("same", own, versions)
+        return MomentsJudgement("same", own, versions)
     stored, planned = _stored_settings(made), plan.settings()
-    changes = differences(stored, planned)
+    changes = changed_settings(stored, planned)
     complete = set(planned) <= set(stored)
     if complete and set(changes) <= {*ROUNDING, *REACH}:
         shorter = _shorter(plan, stored)
         if shorter is not None:
             rounding = [changes[key] for key in ROUNDING if key in changes]
-            return Judgement("suffices", own, [*shorter, *rounding, *versions])
-    return Judgement("other", own, _named(changes))
+            return MomentsJudgement("suffices", own, [*shorter, *rounding, *versions])
+    return MomentsJudgement("other", own, _named(changes))
 
 
 def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | None:
@@ -100,7 +100,7 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
     remarks = []
     if context != plan.context:
         remarks.append(
-            f"sums over context {context} are there and hold the first {plan.context} tokens, which the tables take"
+            f"sums over context {context} are there and include the first {plan.context} tokens, which the tables use"
         )
     if not {plan.context, common} <= {context, stored["common_window"]}:
         remarks.append(
@@ -110,19 +110,19 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
     return remarks
 
 
-def differences(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, str]:
+def changed_settings(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, str]:
     """What differs, by key, in words; keys that one side does not know are left out."""
-    found = {}
+    changes = {}
     for key, word in WORDS.items():
         if key in stored and key in planned and stored[key] != planned[key]:
             was, now = stored[key], planned[key]
-            found[key] = f"other {word}" if key in HASHES or key == "edges" else f"{word} {was} (now {now})"
-    return found
+            changes[key] = f"other {word}" if key in HASHES or key == "edges" else f"{word} {was} (now {now})"
+    return changes
 
 
 def _named(changes: Mapping[str, str]) -> list[str]:
-    told = [words for key, words in changes.items() if not set(DERIVED.get(key, ())) & set(changes)]
-    return told or ["other weights, documents or settings"]
+    named = [words for key, words in changes.items() if not set(DERIVED.get(key, ())) & set(changes)]
+    return named or ["other weights, documents or settings"]
 
 
 def _stored_settings(made: CheckpointRecord) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _version_remarks(made: CheckpointRecord) -> list[str]:
 def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
     """Why a shard that is there is not one of the plan's, in words."""
     versions = _version_remarks(made)
-    changes = differences(_stored_settings(made), plan.settings())
+    changes = changed_settings(_stored_settings(made), plan.settings())
     if versions and not changes:
         return f"{versions[0]}, and shards of different versions are not added up"
     return f"made from {', '.join([*_named(changes), *versions])}"
@@ -160,30 +160,30 @@ def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
 # -- a results folder --------------------------------------------------------------------------------------
 
 
-def read_judgement(plan: CheckpointPlan, folder: Path) -> Judgement | None:
+def read_judgement(plan: CheckpointPlan, folder: Path) -> MomentsJudgement | None:
     """What lies there of a checkpoint, by its header alone; None where nothing whole does."""
     try:
-        return judge(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))
+        return judge_moments(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))
     except MomentsFileError:  # missing, or damaged: it is made again, and that is told when its sums are read
         return None
 
 
 def refusals(plans: Iterable[CheckpointPlan], folder: Path) -> list[str]:
     """Finished moments that the plan would have to replace, one line each."""
-    found = []
+    lines = []
     for plan in plans:
         judged = read_judgement(plan, folder)
         if judged is not None and judged.standing == "other":
             path = moments_path(folder, plan.checkpoint.name)
-            found.append(f"checkpoint {plan.checkpoint.name!r}: {path} was made with {', '.join(judged.remarks)}")
-    return found
+            lines.append(f"checkpoint {plan.checkpoint.name!r}: {path} was made with {', '.join(judged.remarks)}")
+    return lines
 
 
 def require_nothing_lost(plans: Iterable[CheckpointPlan], folder: Path) -> None:
     """Refuse to replace finished moments that were made from something else."""
-    found = refusals(plans, folder)
-    if found:
-        raise InputError("\n  ".join([*found, f"finished moments are replaced only on request: {WAY_OUT}"]))
+    lines = refusals(plans, folder)
+    if lines:
+        raise InputError("\n  ".join([*lines, f"finished moments are replaced only on request: {WAY_OUT}"]))
 
 
 def orphans(names: Iterable[str], folder: Path) -> list[str]:
@@ -198,9 +198,9 @@ def orphans(names: Iterable[str], folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in files + unfinished]
 
 
-def orphan_line(found: Sequence[str], folder: Path) -> str:
+def orphan_line(names: Sequence[str], folder: Path) -> str:
     """What to do about moments that no checkpoint of the study owns."""
-    shown = ", ".join(map(repr, found[:5])) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return (
         f"{folder} also holds sums of checkpoints that the study does not name: {shown}. They are neither used nor "
         "deleted: delete them yourself, or, if you renamed a checkpoint, rename its file likewise to use it"
@@ -211,5 +211,5 @@ def folder_notes(plans: Sequence[CheckpointPlan], folder: Path) -> list[str]:
     """What a run into this folder would find: what it would refuse to replace, and what nobody owns."""
     refused = refusals(plans, folder)
     notes = [f"{line}; a run will not replace it unasked: {WAY_OUT}" for line in refused]
-    found = orphans((plan.checkpoint.name for plan in plans), folder)
-    return [*notes, orphan_line(found, folder)] if found else notes
+    unowned = orphans((plan.checkpoint.name for plan in plans), folder)
+    return [*notes, orphan_line(unowned, folder)] if unowned else notes

@@ -25,7 +25,7 @@ INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectu
 MOST_NAMED = 20  # checkpoints in one message
 MOST_BLUEPRINTS = 64  # that are remembered: a watch, or a notebook, plans the same models again and again
 
-Noted = Callable[[str], None]
+OnNote = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Model:
     blueprint: Any  # capture.blueprint.Blueprint
 
 
-def open_models(file: StudyFile, noted: Noted, *, here: bool, trust_remote_code: bool) -> list[Model]:
+def open_models(file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code: bool) -> list[Model]:
     """All models of a study, in its order; the first thing that is wrong is an error that names its checkpoint."""
     from qkscope.capture.hub import adapters_tokenizer
     from qkscope.capture.load import choose_device
@@ -83,13 +83,13 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
     return model, tokenizer
 
 
-def _configured(study: Study, checkpoint: Checkpoint, found: ModelSource, noted: Noted) -> tuple[ModelSource, Any]:
+def _configured(study: Study, checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
     """The source at its commit and its config, checked: config and weights are then of one moment."""
     from qkscope.capture.config import check_config, find_value, load_config
     from qkscope.capture.hub import pinned
 
-    tell_slow(found, noted)
-    source = pinned(found, "config.json")
+    tell_slow(unpinned, noted)
+    source = pinned(unpinned, "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
     _require_layers(layer_choice(study), find_value(config, "num_hidden_layers"))
@@ -104,7 +104,7 @@ def _require_layers(choice: LayerChoice, count: Any) -> None:
         raise StudyError(f"layers: there is no layer {beyond[0]}; this model has layers 0 to {count - 1}")
 
 
-def tell_slow(source: ModelSource, noted: Noted) -> None:
+def tell_slow(source: ModelSource, noted: OnNote) -> None:
     """Say that a file is being read which takes seconds."""
     if source.gguf_file:
         path = Path(source.location) / source.gguf_file
@@ -131,7 +131,7 @@ def _blueprint(config: Any, trust_remote_code: bool) -> Any:
 # -- equal weights -----------------------------------------------------------------------------------------
 
 
-def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model], str], noted: Noted) -> list[str]:
+def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model], str], noted: OnNote) -> list[str]:
     """Refuse two checkpoints whose rows would be identical; returns notes about those that share weights otherwise."""
     groups, unknown = _same_weights(models, noted)
     notes = []
@@ -148,8 +148,8 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
         notes.append(f"checkpoints {names} have the same weights; they differ in {' and '.join(different)}")
     if unknown:
         notes.append(
-            f"whether {len(unknown)} checkpoints on the Hub have the same weights as others could not be found out: it "
-            "was not reached, or states no hashes of their files"
+            f"could not check whether {len(unknown)} checkpoints on the Hub have the same weights as others: the Hub "
+            "was not reached, or lists no hashes of their files"
         )
     return notes
 
@@ -164,8 +164,8 @@ def _settings(model: Model, tokenizer: str) -> dict[str, str]:
 
 def _described(config: Any) -> str:
     """A config as text, equal where nothing differs that changes a number."""
-    kept = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
-    return json.dumps(kept, sort_keys=True, default=str)
+    relevant = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
+    return json.dumps(relevant, sort_keys=True, default=str)
 
 
 def _identical(same: Sequence[Model]) -> str:
@@ -173,16 +173,16 @@ def _identical(same: Sequence[Model]) -> str:
     one, other = same[:2]
     where = str(one.source) if one.source == other.source else f"{one.source} and {other.source}"
     names = [repr(model.checkpoint.name) for model in same]
-    told = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
-    told = " and ".join(names) if len(names) == 2 else told
+    listed = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    listed = " and ".join(names) if len(names) == 2 else listed
     return (
-        f"checkpoints {told} have the same weights ({where}), context, config and tokenizer, so all their rows would "
+        f"checkpoints {listed} have the same weights ({where}), context, config and tokenizer, so all their rows would "
         "be identical; keep one of them (`exclude` leaves names out of a series), or point `model:` or `revision:` at "
         "the checkpoint you mean"
     )
 
 
-def _same_weights(models: Sequence[Model], noted: Noted) -> tuple[list[list[Model]], list[Model]]:
+def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Model]], list[Model]]:
     """Groups of two or more checkpoints with equal weights, and the checkpoints of which nothing is known."""
     from qkscope.capture.content import Content
 

@@ -17,7 +17,7 @@ from qkscope.capture.source import ModelSource
 from qkscope.documents.stored import store_corpus
 from qkscope.documents.tokens import Corpus
 from qkscope.errors import InputError, located
-from qkscope.kinds import MODELS, Architecture, Kind, differ, kind_of, kind_sentence
+from qkscope.kinds import MODELS, Architecture, StudyKind, differ, kind_of, kind_sentence
 from qkscope.lenses.heads import choose_heads, layer_choice
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout, capture_layout
@@ -163,7 +163,7 @@ class Plan:
         return sum(plan.sizes.file for plan in self.checkpoints)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> StudyKind:
         """What the checkpoints are to each other: what the study says, else what their architectures tell."""
         runs = [each.checkpoint.run for each in self.checkpoints]
         return self.study.kind or kind_of([each.architecture for each in self.checkpoints], runs)
@@ -258,7 +258,7 @@ def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
     return replace(corpus, kept=store_corpus(corpus, corpus.kept, tokens_path(folder, corpus.key)), stored=True)
 
 
-def _check_kind(kind: Kind | None, plans: list[CheckpointPlan]) -> None:
+def _check_kind(kind: StudyKind | None, plans: list[CheckpointPlan]) -> None:
     """Refuse a study that calls different architectures checkpoints of one run, or seeds: they share no heads."""
     first = plans[0]
     for other in plans[1:]:
@@ -298,7 +298,7 @@ def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]
             f"give it a longer context, or about {characters * context // window:,} characters at most"
         )
     if window <= study.skip_positions + 1:
-        raise InputError(f"{said} on average, which skip_positions {study.skip_positions} leaves nothing of")
+        raise InputError(f"{said} on average, all of which skip_positions {study.skip_positions} would skip")
     return window
 
 

@@ -26,7 +26,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voca
 
 
 @dataclass(frozen=True)
-class FoundHere:
+class Proposal:
     """What a study can be made of."""
 
     title: str
@@ -39,28 +39,29 @@ class FoundHere:
 
 def propose_study(target: str, home: Path, *, documents: str | None = None, revision: str | None = None) -> str:
     """A commented study file for `target`; its paths are relative to `home`, the folder that it will lie in."""
-    found = _in_folder(Path(target).expanduser(), home) if Path(target).expanduser().is_dir() else None
-    found = found or _on_hub(target, revision)
-    configs = [load_config(source) for source in found.sources]
+    proposal = _in_folder(Path(target).expanduser(), home) if Path(target).expanduser().is_dir() else None
+    proposal = proposal or _on_hub(target, revision)
+    configs = [load_config(source) for source in proposal.sources]
     return (
-        "\n".join([*_head(found, documents), *_facts(configs), *found.checkpoints.splitlines(), *_more(found)]) + "\n"
+        "\n".join([*_head(proposal, documents), *_facts(configs), *proposal.checkpoints.splitlines(), *_more(proposal)])
+        + "\n"
     )
 
 
-def _head(found: FoundHere, documents: str | None) -> list[str]:
+def _head(proposal: Proposal, documents: str | None) -> list[str]:
     lines = [
-        f"# Proposed by `qkscope init` from what is there: {found.about}.",
+        f"# Proposed by `qkscope init` from what is there: {proposal.about}.",
         "# `qkscope inspect` checks it and says what a run takes; all keys: docs/study-files.md.",
-        f"study: {safe_name(found.title)}",
-        f"title: {json.dumps(found.title, ensure_ascii=False)}",
+        f"study: {safe_name(proposal.title)}",
+        f"title: {json.dumps(proposal.title, ensure_ascii=False)}",
     ]
-    if found.seeds:
+    if proposal.seeds:
         lines.append("kind: seeds                  # several runs: heads of one index need not be the same heads")
-    if not found.tokenizer:
-        lines.append("tokenizer: FILL-IN           # the checkpoints bring none: a Hub id, or a folder")
+    if not proposal.tokenizer:
+        lines.append("tokenizer: FILL-IN           # the checkpoints have none: a Hub id, or a folder")
     files = json.dumps(documents or "texts/*.txt", ensure_ascii=False)
-    told = "" if documents else "   # FILL IN: text, .jsonl or .parquet; each document gives its first tokens"
-    return [*lines, "documents:", f"  files: {files}{told}"]
+    hint = "" if documents else "   # FILL IN: text, .jsonl or .parquet; each document gives its first tokens"
+    return [*lines, "documents:", f"  files: {files}{hint}"]
 
 
 def _facts(configs: Sequence[Any]) -> list[str]:
@@ -68,10 +69,10 @@ def _facts(configs: Sequence[Any]) -> list[str]:
     longest = [value for value in map(_longest, configs) if value is not None]
     most = min(longest) if longest else None
     context = FIRST_CONTEXT if most is None else min(FIRST_CONTEXT, most)
-    told = "the config does not say how long it may be" if most is None else f"at most {most}, the model's maximum"
+    limit = "the config does not say how long it may be" if most is None else f"at most {most}, the model's maximum"
     if len(set(longest)) > 1:
-        told += f" at the first checkpoint; {max(longest)} at another: `phases` can have contexts of their own"
-    lines = [f"context: {context}   # tokens per document; {told}"]
+        limit += f" at the first checkpoint; {max(longest)} at another: `phases` can have contexts of their own"
+    lines = [f"context: {context}   # tokens per document; {limit}"]
     bases = [find_value(config, "rope_theta") for config in configs]
     plain = [base for base in bases if isinstance(base, int | float)]
     if len(plain) == len(bases) and len(set(plain)) == 1:
@@ -83,13 +84,13 @@ def _facts(configs: Sequence[Any]) -> list[str]:
 
 
 def _longest(config: Any) -> int | None:
-    found = find_value(config, "max_position_embeddings")
-    return found if isinstance(found, int) and found >= 2 else None
+    longest = find_value(config, "max_position_embeddings")
+    return longest if isinstance(longest, int) and longest >= 2 else None
 
 
-def _more(found: FoundHere) -> list[str]:
+def _more(proposal: Proposal) -> list[str]:
     lines = ["# skip_positions: 1         # leave attention sinks out of the tables"]
-    if "folder:" in found.checkpoints or "revisions:" in found.checkpoints:
+    if "folder:" in proposal.checkpoints or "revisions:" in proposal.checkpoints:
         lines += [
             "# axis: step                # figures by step, and not one checkpoint beside the other",
             "# axis_scale: log",
@@ -100,12 +101,12 @@ def _more(found: FoundHere) -> list[str]:
 # -- a folder --------------------------------------------------------------------------------------------
 
 
-def _in_folder(target: Path, home: Path) -> FoundHere:
+def _in_folder(target: Path, home: Path) -> Proposal:
     title = target.resolve().name
     if why_incomplete(target) is None:
         where = _relative(target, home)
         line = f"checkpoints:\n  - {{name: {safe_name(title)}, model: {json.dumps(where)}}}"
-        return FoundHere(title, line, "one model", (_source(target),), _has_tokenizer(target))
+        return Proposal(title, line, "one model", (_source(target),), _has_tokenizer(target))
     for pattern in ("*", "*/*"):
         whole = [path for path in sorted(target.glob(pattern)) if numbers_in(path.name) and path.is_dir()]
         whole = [path for path in whole if not path.is_symlink() and why_incomplete(path) is None]
@@ -118,7 +119,7 @@ def _in_folder(target: Path, home: Path) -> FoundHere:
     )
 
 
-def _series(target: Path, whole: Sequence[Path], home: Path, *, runs: bool) -> FoundHere:
+def _series(target: Path, whole: Sequence[Path], home: Path, *, runs: bool) -> Proposal:
     pattern = commonest_pattern(path.name for path in whole)
     chosen = sorted((path for path in whole if like(path.name) == pattern), key=lambda path: numbers_in(path.name))
     several = runs and len({path.parent for path in chosen}) > 1
@@ -132,7 +133,7 @@ def _series(target: Path, whole: Sequence[Path], home: Path, *, runs: bool) -> F
     ]
     about = f"{len(chosen)} checkpoints in {target}, {chosen[0].name} to {chosen[-1].name}"
     sources = tuple(_source(path) for path in dict.fromkeys((chosen[0], chosen[-1])))
-    return FoundHere(target.resolve().name, "\n".join(lines), about, sources, _has_tokenizer(chosen[0]), several)
+    return Proposal(target.resolve().name, "\n".join(lines), about, sources, _has_tokenizer(chosen[0]), several)
 
 
 def _source(path: Path) -> ModelSource:
@@ -161,17 +162,17 @@ def commonest_pattern(names: Iterable[str]) -> str:
 # -- the Hub ---------------------------------------------------------------------------------------------
 
 
-def _on_hub(target: str, revision: str | None) -> FoundHere:
+def _on_hub(target: str, revision: str | None) -> Proposal:
     source = find_source(target, revision, Path.cwd())
     if source.kind == "gguf":
-        return FoundHere(Path(target).stem, f"checkpoints:\n  - {{name: {safe_name(Path(target).stem)}, model: "
+        return Proposal(Path(target).stem, f"checkpoints:\n  - {{name: {safe_name(Path(target).stem)}, model: "
                      f"{json.dumps(target)}}}", "one GGUF file", (source,), True)  # fmt: skip
     title = target.rpartition("/")[2]
     steps = [] if revision else [name for name in _branches(target) if step_in(name) is not None]
     if len(steps) < 2:
         named = f", revision: {json.dumps(revision)}" if revision else ""
         line = f"checkpoints:\n  - {{name: {safe_name(revision or title)}, model: {json.dumps(target)}{named}}}"
-        return FoundHere(title, line, "one model on the Hub", (pinned(source, "config.json"),), True)
+        return Proposal(title, line, "one model on the Hub", (pinned(source, "config.json"),), True)
     pattern = commonest_pattern(steps)
     chosen = sorted((name for name in steps if like(name) == pattern), key=numbers_in)
     rest = sorted({like(name) for name in steps} - {pattern})
@@ -180,7 +181,7 @@ def _on_hub(target: str, revision: str | None) -> FoundHere:
     lines += [f"  # other branches: {', '.join(rest)[:200]}"] if rest else []
     about = f"{len(chosen)} branches of {target}, {chosen[0]} to {chosen[-1]}"
     ends = tuple(pinned(find_source(target, name, Path.cwd()), "config.json") for name in (chosen[0], chosen[-1]))
-    return FoundHere(title, "\n".join(lines), about, ends, True)
+    return Proposal(title, "\n".join(lines), about, ends, True)
 
 
 def _branches(target: str) -> list[str]:

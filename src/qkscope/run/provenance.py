@@ -110,5 +110,5 @@ def _read(plan: CheckpointPlan) -> dict[str, Any]:
 
 
 def _config_value(plan: CheckpointPlan, key: str) -> Any:
-    found = find_value(plan.config, key)
-    return None if found is MISSING else found
+    value = find_value(plan.config, key)
+    return None if value is MISSING else value

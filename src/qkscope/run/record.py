@@ -22,7 +22,7 @@ SCHEMA = 1
 # Bounds of what a file may claim, far above any run: 64 MiB hold 400 000 shards.
 LARGEST, MOST, LONGEST = 64 * 1024 * 1024, 2**31, 200
 
-Amount = Annotated[int, Field(ge=0, le=MOST)]
+PlannedCount = Annotated[int, Field(ge=0, le=MOST)]
 Fingerprint = Annotated[str, Field(max_length=LONGEST)]
 
 
@@ -33,7 +33,7 @@ class _StrictRecord(BaseModel):
 class ShardRecord(_StrictRecord):
     """One shard: how much it is and what its file must say it was made from."""
 
-    documents: Amount
+    documents: PlannedCount
     fingerprint: Fingerprint
 
 
@@ -59,15 +59,15 @@ def keep_study(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
 
     A study with a series is kept as it was found: later, or elsewhere, the series would find something else.
     """
-    original, kept = plan.file.path, results_file(folder, STUDY_YAML)
-    if original is not None and not (kept.exists() and os.path.samefile(original, kept)):
+    original, copy = plan.file.path, results_file(folder, STUDY_YAML)
+    if original is not None and not (copy.exists() and os.path.samefile(original, copy)):
         if plan.file.expanded:
             about = f"The study of {original.name}, with the checkpoints that its series found; paths are from there."
-            write_text(kept, study_text(plan.study, about))
+            write_text(copy, study_text(plan.study, about))
         else:
             with located(str(original)):
                 contents = read_bytes(original, MAX_BYTES, follow=True)
-            write_bytes(kept, contents)
+            write_bytes(copy, contents)
     write_record(plan, folder, overwrite=overwrite)
 
 

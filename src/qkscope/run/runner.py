@@ -28,7 +28,7 @@ from qkscope.run.plan import CheckpointPlan, Shard
 from qkscope.vectors.sample import VectorSampler, log_uniform_rate, published_rate, sampled_positions
 
 if TYPE_CHECKING:
-    from qkscope.capture.collect import Batch, Keep
+    from qkscope.capture.collect import Batch, ChoosePositions
     from qkscope.capture.probe import ProbedModel
     from qkscope.capture.tap import AttentionCall
     from qkscope.moments.layout import Layout
@@ -67,8 +67,8 @@ class VectorSample:
 
 
 @dataclass(frozen=True)
-class Hearing:
-    """Who hears of the progress of a shard."""
+class ShardListener:
+    """Called as a shard advances."""
 
     advanced: Callable[[int, int], None] = lambda documents, tokens: None
     noted: Callable[[str], None] = lambda message: None
@@ -97,9 +97,9 @@ class Attempt:
 class ShardRunner:
     """Runs one shard after the other; loads a checkpoint only when it changes."""
 
-    def __init__(self, *, leniency: Leniency = Leniency(), hearing: Hearing = Hearing()) -> None:  # noqa: B008
+    def __init__(self, *, leniency: Leniency = Leniency(), listener: ShardListener = ShardListener()) -> None:  # noqa: B008
         self._leniency = leniency
-        self._hearing = hearing
+        self._listener = listener
         self._loaded: Loaded | None = None
         self._ahead = Ahead()
         self._batch_tokens: int | None = None  # smaller than the study's once memory ran out
@@ -167,21 +167,21 @@ class ShardRunner:
                 provenance={**loaded.about.to_json(), "shard": shard.number, "fingerprint": plan.fingerprint(shard)},
                 stage=plan.study.stage,
                 last_layer=plan.last_layer,
-                keep=None if plan.layout.rate == 1 else _keep(plan),
-                watch=None if writer is None else partial(_watch, writer),
+                choose_positions=None if plan.layout.rate == 1 else _sampled(plan),
+                on_call=None if writer is None else partial(_write_vectors, writer),
                 done=partial(self._advance, attempt),
             )
         except BatchError as error:
             again = self._avoid(error, loaded, plan, shard, attempt, writer is None)
         # Outside the handler, so that nothing keeps the failed batch's tensors alive.
-        self._hearing.advanced(-attempt.documents, -attempt.tokens)
-        self._hearing.noted(again)
+        self._listener.advanced(-attempt.documents, -attempt.tokens)
+        self._listener.noted(again)
         return None
 
     def _advance(self, attempt: Attempt, batch: Batch) -> None:
         attempt.documents += len(batch.names)
         attempt.tokens += batch.tokens
-        self._hearing.advanced(len(batch.names), batch.tokens)
+        self._listener.advanced(len(batch.names), batch.tokens)
 
     def _avoid(
         self, error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, restartable: bool
@@ -253,7 +253,7 @@ def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Sha
     raise error
 
 
-def _watch(writer: VectorWriter, call: AttentionCall, batch: Batch) -> None:
+def _write_vectors(writer: VectorWriter, call: AttentionCall, batch: Batch) -> None:
     writer.observe(call, batch.documents, batch.positions)
 
 
@@ -270,10 +270,10 @@ def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iter
         yield make_batch([window.ids for window in batch], of_groups, [window.name for window in batch], numbers)
 
 
-def _keep(plan: CheckpointPlan) -> Keep:
+def _sampled(plan: CheckpointPlan) -> ChoosePositions:
     """Which tokens the study's sample sums, layer by layer."""
 
-    def keep(layer: int, batch: Batch) -> Any:
+    def choose(layer: int, batch: Batch) -> Any:
         return sampled_positions(
             batch.documents,
             batch.ids.shape[1],
@@ -283,7 +283,7 @@ def _keep(plan: CheckpointPlan) -> Keep:
             positions=batch.positions,
         )
 
-    return keep
+    return choose
 
 
 def token_texts(plan: CheckpointPlan) -> Callable[[Any, Any], list[str]]:

@@ -14,7 +14,7 @@ from qkscope.results.folder import moments_path, running_path, shard_path
 from qkscope.results.lock import holding
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.remove import remove_empty_shards, remove_shards
-from qkscope.run.finished import judge, read_judgement, stale_shard
+from qkscope.run.finished import judge_moments, read_judgement, stale_shard
 from qkscope.run.plan import CheckpointPlan, Shard
 
 
@@ -44,24 +44,24 @@ class CheckpointState:
     remarks: list[str] = field(default_factory=list)  # how what is used differs from what would be made now
 
 
-def look(plan: CheckpointPlan, folder: Path, *, overwrite: bool = False) -> CheckpointState:
+def examine(plan: CheckpointPlan, folder: Path, *, overwrite: bool = False) -> CheckpointState:
     """Read what is there of a checkpoint: checksums and what each file was made from.
 
     With `overwrite`, finished moments that differ in any way from what would be made now are to be made again.
     """
     unusable: list[str] = []
-    whole = look_finished(plan, folder, unusable, overwrite=overwrite)
+    whole = examine_finished(plan, folder, unusable, overwrite=overwrite)
     if whole is not None:
         return whole
     done: list[Shard] = []
     left: list[Shard] = []
     for shard in plan.shards():
-        found = usable_shard(plan, shard, folder, unusable)
-        (left if found is None else done).append(shard)
+        moments = usable_shard(plan, shard, folder, unusable)
+        (left if moments is None else done).append(shard)
     return CheckpointState(plan, False, done, left, unusable)
 
 
-def look_finished(
+def examine_finished(
     plan: CheckpointPlan, folder: Path, reasons: list[str], *, overwrite: bool = False
 ) -> CheckpointState | None:
     """The state of a checkpoint whose finished moments are used; else why they are not."""
@@ -70,7 +70,7 @@ def look_finished(
     if moments is None:
         return None
     made = CheckpointRecord.read(moments.provenance)
-    judged = judge(plan, made)
+    judged = judge_moments(plan, made)
     if judged.standing == "other" or (overwrite and (judged.standing != "same" or judged.remarks)):
         reasons.append(f"{path}: {', '.join(judged.remarks)}")
         return None
@@ -80,13 +80,13 @@ def look_finished(
 
 def usable_shard(plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list[str] | None = None) -> Moments | None:
     """A shard's moments, if they are there, whole, and what the plan would make; else a reason."""
-    path, told = shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
-    moments = _loaded(path, told)
+    path, remarks = shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
+    moments = _loaded(path, remarks)
     if moments is None:
         return None
     made = CheckpointRecord.read(moments.provenance)
     if made.fingerprint != plan.fingerprint(shard):
-        told.append(f"{path}: {stale_shard(plan, made)}")
+        remarks.append(f"{path}: {stale_shard(plan, made)}")
         return None
     return moments
 

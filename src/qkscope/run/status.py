@@ -71,8 +71,8 @@ def read_status(folder: Path) -> Status:
     lock, table = lock_path(folder), results_file(folder, QK_CSV)
     reasons = read_left_out(folder)
     left_out = {each.name: reasons[each.name] for each in record.checkpoints if each.name in reasons}
-    found = orphans((each.name for each in record.checkpoints), folder)
-    notes = [orphan_line(found, folder)] if found else []
+    unowned = orphans((each.name for each in record.checkpoints), folder)
+    notes = [orphan_line(unowned, folder)] if unowned else []
     # `qkscope shard` commands share the folder's lock, where they are not seen; each holds its own shard alone.
     shards = ((each.name, number) for each in record.checkpoints for number in range(len(each.shards)))
     alive = is_held(lock) or any(is_held(running_path(folder, *shard)) for shard in shards)
@@ -83,12 +83,12 @@ def _checkpoint(folder: Path, record: PlannedCheckpoint) -> CheckpointStatus:
     documents = sum(shard.documents for shard in record.shards)
     whole = _made(moments_path(folder, record.name), record.fingerprint)
     if whole is not None:
-        found = [whole]
+        records = [whole]
         done, running, finished = len(record.shards), 0, documents
     else:
         states = [_shard(folder, record, number, shard) for number, shard in enumerate(record.shards)]
-        found = [made for made, _ in states if made is not None]
-        done, running = len(found), sum(held for _, held in states)
+        records = [made for made, _ in states if made is not None]
+        done, running = len(records), sum(held for _, held in states)
         finished = sum(
             shard.documents for shard, (made, _) in zip(record.shards, states, strict=True) if made is not None
         )
@@ -99,8 +99,8 @@ def _checkpoint(folder: Path, record: PlannedCheckpoint) -> CheckpointStatus:
         running=running,
         tokens=documents * record.context,
         tokens_done=finished * record.context,
-        seconds=sum(made.seconds or 0.0 for made in found),
-        skipped=sum(len(made.documents_skipped or []) for made in found),
+        seconds=sum(made.seconds or 0.0 for made in records),
+        skipped=sum(len(made.documents_skipped or []) for made in records),
     )
 
 
@@ -114,7 +114,7 @@ def _shard(
 def _made(path: Path, fingerprint: str) -> CheckpointRecord | None:
     """The provenance of a file that is there and made from what the plan says (its sums are not read)."""
     try:
-        found = CheckpointRecord.read(read_provenance(path))
+        record = CheckpointRecord.read(read_provenance(path))
     except MomentsFileError:
         return None
-    return found if found.fingerprint == fingerprint else None
+    return record if record.fingerprint == fingerprint else None

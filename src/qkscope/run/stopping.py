@@ -34,8 +34,8 @@ class Stop:
 
 
 @contextmanager
-def stoppable(told: Callable[[], None]) -> Iterator[Stop]:
-    """Listen for the two signals while the block runs; `told` is called at the first Ctrl-C."""
+def stoppable(on_interrupt: Callable[[], None]) -> Iterator[Stop]:
+    """Listen for the two signals while the block runs; `on_interrupt` is called at the first Ctrl-C."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield stop
@@ -45,7 +45,7 @@ def stoppable(told: Callable[[], None]) -> Iterator[Stop]:
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
-        told()
+        on_interrupt()
 
     def terminated(signum: int, frame: FrameType | None) -> None:
         raise Terminated

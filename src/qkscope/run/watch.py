@@ -28,14 +28,14 @@ from qkscope.results.folder import (
 from qkscope.results.left_out import leave_out
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.appearing import Arrival, at_rest, delete_checkpoint, folder_series, is_gone, look_for
+from qkscope.run.appearing import Arrival, delete_checkpoint, find_arrivals, folder_series, is_gone, settled
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, capture_more
-from qkscope.run.finished import ROUNDING, differences
+from qkscope.run.finished import ROUNDING, changed_settings
 from qkscope.run.plan import Plan, make_plan
 from qkscope.run.record import join_record
 from qkscope.run.runner import BAD_CHECKPOINT
-from qkscope.study.complete import State
+from qkscope.study.complete import FolderState
 from qkscope.study.load import series_in, study_of, study_text
 from qkscope.study.numbers import numbers_in
 from qkscope.study.schema import Study
@@ -52,17 +52,17 @@ ABOUT = "Written by qkscope watch: the checkpoints that were measured so far."
 class WatchSettings:
     """How a folder is followed."""
 
-    every: float = 30.0  # seconds between two looks
+    every: float = 30.0  # seconds between two searches
     settle: float = 5.0  # seconds for which a checkpoint's files must stay as they are
-    once: bool = False  # look once, measure what is there, and end
+    once: bool = False  # measure what is there, and end
     evict: int | None = None  # delete the folders of measured checkpoints, all but the newest so many
     page: bool = True
     figures: bool = False
     capture: CaptureOptions = field(default_factory=CaptureOptions)
 
 
-class Watch:
-    """One results folder, and the checkpoints that come into it."""
+class SeriesWatcher:
+    """Measures the checkpoints of a series as they appear, into one results folder."""
 
     def __init__(
         self,
@@ -82,36 +82,36 @@ class Watch:
         for each in (self.out, moments_folder(self.out)):
             require_writable(each)
         refuse_links(self.out)
-        self._failed: dict[str, State] = {}  # as they were when they could not be measured
-        self._told: dict[str, str] = {}
+        self._failed: dict[str, FolderState] = {}  # as they were when they could not be measured
+        self._reasons_noted: dict[str, str] = {}
         self._made = False  # whether this watch has brought tables and page up to date
 
     def go(self) -> None:
-        """Look, and look again, until somebody stops it; with `once`, look once."""
+        """Measure what appears until somebody stops it; with `once`, only what is there now."""
         self._events.noted(f"{counted(len(self.measured()), 'checkpoint')} measured so far in {self.out}")
         while True:
-            self.look()
+            self.measure_new()
             if self._how.once:
                 return
             self._sleep(self._how.every)
 
-    def look(self) -> list[str]:
+    def measure_new(self) -> list[str]:
         """Measure what has come; returns the names of checkpoints that were added."""
-        known, found = self.measured(), look_for(self._series, self._home)
-        self._tell_waiting(found.waiting)
-        new = [each for each in found.whole if each.name not in known and self._failed.get(each.name) != each.state]
-        added = [each.name for each in at_rest(new, self._how.settle, self._sleep) if self._measure(each)]
+        known, arrivals = self.measured(), find_arrivals(self._series, self._home)
+        self._tell_waiting(arrivals.waiting)
+        new = [each for each in arrivals.whole if each.name not in known and self._failed.get(each.name) != each.state]
+        added = [each.name for each in settled(new, self._how.settle, self._sleep) if self._measure(each)]
         known |= {each.name: each.settings for each in new if each.name in added}
         if known and (added or not self._made):
             self._write(known)
             self._made = True
         if self._how.evict is not None:
-            self._evict([each for each in found.whole if each.name in known], found.whole)
+            self._evict([each for each in arrivals.whole if each.name in known], arrivals.whole)
         return added
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """The checkpoints whose moments are in the results folder, as a study would name them."""
-        found = {}
+        checkpoints = {}
         for entry in entries(moments_folder(self.out)):
             name = entry.name.removesuffix(MOMENTS_SUFFIX)
             if entry.name.endswith(MOMENTS_SUFFIX) and entry.name[0] != ".":
@@ -121,8 +121,8 @@ class Watch:
                     self._events.noted(f"{error}; it is left out of the tables")
                     continue
                 stated = {key: getattr(record, of) for of, key in OF_A_RECORD.items()}
-                found[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
-        return found
+                checkpoints[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
+        return checkpoints
 
     def _measure(self, arrival: Arrival) -> bool:
         """Write the moments of one checkpoint; False where it could not be measured, which is told."""
@@ -158,12 +158,12 @@ class Watch:
                 self._events.noted(
                     f"{planned.checkpoint.name} has the same weights as {name}: their rows will be identical"
                 )
-            changes = differences(stored, now)
-            told = [words for key, words in changes.items() if key not in ("model", *ROUNDING)]
-            if told:
+            changes = changed_settings(stored, now)
+            changed = [words for key, words in changes.items() if key not in ("model", *ROUNDING)]
+            if changed:
                 raise InputError(
-                    f"{self.out} holds checkpoint {name!r}, which was measured with {', '.join(told)}: the two cannot "
-                    "stand beside each other"
+                    f"{self.out} holds checkpoint {name!r}, which was measured with {', '.join(changed)}: the results "
+                    "cannot be compared"
                 ).advised(python="choose another `out`", command="give another --out, or the settings it was made with")
 
     def _write(self, known: dict[str, dict[str, Any]]) -> None:
@@ -181,9 +181,9 @@ class Watch:
 
     def _tell_waiting(self, waiting: dict[str, str]) -> None:
         for name, why in waiting.items():
-            if self._told.get(name) != why:
+            if self._reasons_noted.get(name) != why:
                 self._events.noted(f"waiting for {name}: {why}")
-        self._told = waiting
+        self._reasons_noted = waiting
 
     def _evict(self, done: list[Arrival], whole: list[Arrival]) -> None:
         """Delete what is measured, but never the newest of a run, measured or not: a training may resume from them."""

@@ -27,7 +27,7 @@ def revisions_of(model: str) -> list[str]:
     except Exception as error:  # of the library that asks: no route, nobody there, an answer that is none
         raise StudyError(
             f"the branches of {model} could not be listed ({first_line(error)}); with HF_HUB_OFFLINE=1 those in the "
-            "cache are taken"
+            "cache are used"
         ) from error
     return list(dict.fromkeys(ref.name for ref in [*refs.branches, *refs.tags]))
 
@@ -36,7 +36,7 @@ def _cached(model: str) -> list[str]:
     from huggingface_hub import constants
 
     refs = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
-    found = [path.relative_to(refs).as_posix() for path in sorted(refs.rglob("*")) if path.is_file()]
-    if not found:
+    revisions = [path.relative_to(refs).as_posix() for path in sorted(refs.rglob("*")) if path.is_file()]
+    if not revisions:
         raise StudyError(f"HF_HUB_OFFLINE is set, and the cache holds no revision of {model}")
-    return found
+    return revisions

@@ -17,7 +17,7 @@ MAX_INDEX, MAX_HEADER, MAX_WEIGHTS = 256 * 2**20, 100_000_000, 2**50
 # A trainer of transformers writes its state last; what it writes before shows that there will be one.
 TRAINER_STATE, BEFORE_IT = "trainer_state.json", ("optimizer.pt", "scheduler.pt", "training_args.bin")
 
-State = tuple[tuple[str, int, int], ...]  # names, sizes and times of the files in a folder
+FolderState = tuple[tuple[str, int, int], ...]  # names, sizes and times of the files in a folder
 
 
 def why_incomplete(folder: Path) -> str | None:
@@ -30,16 +30,16 @@ def why_incomplete(folder: Path) -> str | None:
         return f"has no {CONFIG}"
     weights = _weights(folder, names)
     if weights is None:
-        return f"{INDEX} is not there, or not whole"
+        return f"{INDEX} is missing or incomplete"
     if not weights:
         return f"has no {SAFE} weights"
     for name in weights:
         if name not in names:
-            return f"{name} is not there"
+            return f"{name} is missing"
         if (reason := _cut_short(folder / name)) is not None:
             return f"{name} {reason}"
     if TRAINER_STATE not in names and names & set(BEFORE_IT):
-        return f"{TRAINER_STATE} is not there, which its trainer writes last"
+        return f"{TRAINER_STATE}, which its trainer writes last, is missing"
     return None
 
 
@@ -54,13 +54,13 @@ def _weights(folder: Path, names: set[str]) -> list[str] | None:
     return sorted(name for name in names if name.endswith(SAFE))
 
 
-def state_of(folder: Path) -> State | None:
+def state_of(folder: Path) -> FolderState | None:
     """Names, sizes and times of the files in a folder, to see whether they change; None where it is gone."""
     try:
-        found = [(entry.name, entry.stat()) for entry in folder.iterdir() if not entry.is_dir()]
+        statuses = [(entry.name, entry.stat()) for entry in folder.iterdir() if not entry.is_dir()]
     except OSError:  # it, or a file in it, went away
         return None
-    return tuple(sorted((name, status.st_size, status.st_mtime_ns) for name, status in found))
+    return tuple(sorted((name, status.st_size, status.st_mtime_ns) for name, status in statuses))
 
 
 def _listed(index: Path) -> list[str] | None:
@@ -84,9 +84,9 @@ def _cut_short(path: Path) -> str | None:
                 return "is cut short"
             header = parse_json(file.read(length))
     except Missing:
-        return "is not there"
+        return "is missing"
     except (Unreadable, OSError):
-        return "is not a safetensors file, or not whole"
+        return "is not a safetensors file, or is incomplete"
     ends = [
         entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__" and _has_offsets(entry)
     ]

@@ -30,7 +30,9 @@ def file_safe(name: str) -> str:
     if not NAME.fullmatch(name) or name.endswith("."):
         raise ValueError("a name starts with a letter or digit and has at most 100 letters, digits and . _ + @ -")
     if RESERVED.fullmatch(name):
-        raise ValueError("a name starts with something else than con, prn, aux, nul, com1 or lpt1: Windows keeps these")
+        raise ValueError(
+            "a name must not be con, prn, aux, nul, com1 or lpt1, also before a dot: Windows reserves these"
+        )
     return name
 
 
@@ -41,7 +43,7 @@ def plain_text(text: str) -> str:
     return text
 
 
-def place(text: str) -> str:
+def locatable(text: str) -> str:
     """A path, a glob, a Hub id or a revision: something an operating system can be asked for."""
     if not text.strip() or len(text) > LONGEST_PLACE or any(not character.isprintable() for character in text):
         raise ValueError(f"must be printable text on one line, of at most {LONGEST_PLACE} characters")

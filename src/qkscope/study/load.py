@@ -58,8 +58,10 @@ def study_of(settings: dict[str, Any], folder: Path, path: Path | None = None) -
     if not any(isinstance(entry, Series) for entry in read):
         return StudyFile(_validated(settings), folder, path)
     model = settings.get("model")
-    found = expand(read, folder, model if isinstance(model, str) else None)
-    return StudyFile(_validated({**settings, "checkpoints": found.checkpoints}), folder, path, tuple(found.notes), True)
+    expanded = expand(read, folder, model if isinstance(model, str) else None)
+    return StudyFile(
+        _validated({**settings, "checkpoints": expanded.checkpoints}), folder, path, tuple(expanded.notes), True
+    )
 
 
 def series_in(settings: dict[str, Any]) -> list[Any]:
@@ -150,8 +152,8 @@ class _StrictLoader(yaml.SafeLoader):
         self._depth, self._nodes = self._depth + 1, self._nodes + 1
         if self._depth > MAX_DEPTH or self._nodes > MAX_NODES:
             event = self.peek_event()  # type: ignore[no-untyped-call]
-            told = f"more than {MAX_DEPTH} levels deep, or more than {MAX_NODES} keys and values"
-            raise yaml.composer.ComposerError(None, None, told, event.start_mark)
+            problem = f"more than {MAX_DEPTH} levels deep, or more than {MAX_NODES} keys and values"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -159,8 +161,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         text = isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:str"
         if text and len(node.value) > MAX_NUMBER:
-            told = f"a number or date of {len(node.value)} characters"
-            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+            problem = f"a number or date of {len(node.value)} characters"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -193,7 +195,8 @@ def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[
         place = _place(location)
         if problem["type"] == "extra_forbidden" and str(location[-1]) == "trust_remote_code":
             lines.append(
-                f"{place!r} is not a key: {DECIDES}, because what a checkpoint brings along is then run on this machine"
+                f"{place!r} is not a key: {DECIDES}, because code that comes with a checkpoint is then run on this "
+                "machine"
             )
         elif problem["type"] == "extra_forbidden":
             lines.append(f"unknown key {place!r}{_suggestion(location, error.title)}")
@@ -201,12 +204,12 @@ def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[
             lines.append(f"missing key {place!r}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            given = "" if problem["type"] == "value_error" and not location else f" (got {_short(problem['input'])})"
+            value = "" if problem["type"] == "value_error" and not location else f" (got {_short(problem['input'])})"
             hint = number_hint(problem["input"])
-            lines.append(f"{place}: {message}{given}{f'; {hint}' if hint else ''}" if place else message)
-    told = list(dict.fromkeys(lines))
-    more = len(told) - MAX_PROBLEMS
-    return [*told[:MAX_PROBLEMS], f"and {more} more mistakes"] if more > 0 else told
+            lines.append(f"{place}: {message}{value}{f'; {hint}' if hint else ''}" if place else message)
+    distinct = list(dict.fromkeys(lines))
+    more = len(distinct) - MAX_PROBLEMS
+    return [*distinct[:MAX_PROBLEMS], f"and {more} more mistakes"] if more > 0 else distinct
 
 
 def _place(location: list[Any]) -> str:

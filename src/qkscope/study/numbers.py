@@ -17,15 +17,15 @@ LONGEST = 30  # digits of a number that means something
 
 def numbers_in(name: str) -> tuple[float, ...]:
     """All numbers of a name, in order: what natural order compares (step-20 before step-100)."""
-    return tuple(_value(*found.groups()) for found in re.finditer(NUMBER, name))
+    return tuple(_value(*match.groups()) for match in re.finditer(NUMBER, name))
 
 
 def step_in(name: str) -> int | float | None:
     """The training step that a name states: the number after `step` or a word like it, or the only number there is."""
     for words in STEP_WORDS:
-        found = re.findall(rf"(?i:{words})[-_]?{NUMBER}", name)
-        if found:
-            return whole(_value(*found[-1]))
+        matches = re.findall(rf"(?i:{words})[-_]?{NUMBER}", name)
+        if matches:
+            return whole(_value(*matches[-1]))
     numbers = numbers_in(name)
     return whole(numbers[0]) if len(numbers) == 1 else None
 
@@ -33,8 +33,8 @@ def step_in(name: str) -> int | float | None:
 def tokens_in(name: str) -> int | float | None:
     """The training tokens that a name states, as in `step1000-tokens4B`."""
     for pattern in TOKENS:
-        if found := pattern.search(name):
-            return whole(_value(*found.groups()))
+        if match := pattern.search(name):
+            return whole(_value(*match.groups()))
     return None
 
 

@@ -7,24 +7,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from qkscope.kinds import Kind
+from qkscope.kinds import StudyKind
 from qkscope.layers import Stage
-from qkscope.study.harmless import file_safe, overrides, place, plain_text
+from qkscope.study.harmless import file_safe, locatable, overrides, plain_text
 
 # The published study: 300 heads of full-attention layers. Tokens are sampled at 1 / bucket size, see `sampling`.
 PUBLISHED_PROTOCOL: dict[str, Any] = {"heads": {"sample": 300, "seed": 0}, "layers": "full", "buckets": 16}
 MOST_IN_DETAIL = 20  # checkpoints; 20 of a 3B model have about 50 MB in each table with a row per head and bucket
 
 Name = Annotated[str, AfterValidator(file_safe)]
-Text = Annotated[str, Field(max_length=200), AfterValidator(plain_text)]
-Place = Annotated[str, AfterValidator(place)]  # a path, a glob, a Hub id, a revision, a column
+ShortText = Annotated[str, Field(max_length=200), AfterValidator(plain_text)]
+Location = Annotated[str, AfterValidator(locatable)]  # a path, a glob, a Hub id, a revision, a column
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 # Token counts are bounded so that a slip (4096e6) is found before memory is asked for.
-Tokens = Annotated[int, Field(ge=2, le=2**24)]
+TokenCount = Annotated[int, Field(ge=2, le=2**24)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Tags = Annotated[dict[Text, Text], Field(max_length=32)]
+Tags = Annotated[dict[ShortText, ShortText], Field(max_length=32)]
 Overrides = Annotated[dict[str, Any], AfterValidator(overrides)]
-Amount = Annotated[int | float, Field(ge=0, le=1e18)]  # steps, or training tokens
+TrainingAmount = Annotated[int | float, Field(ge=0, le=1e18)]  # steps, or training tokens
 
 
 class _Strict(BaseModel):
@@ -34,7 +34,7 @@ class _Strict(BaseModel):
 class Phase(_Strict):
     """What the checkpoints of one training phase have in common."""
 
-    context: Tokens | None = None
+    context: TokenCount | None = None
     config: Overrides | None = None
     expect: Overrides | None = None
 
@@ -43,46 +43,46 @@ class Checkpoint(_Strict):
     """One row of the study: where the weights are and how long its context is."""
 
     name: Name
-    model: Place | None = None  # Hub id, local directory or .gguf file; the study's by default
-    revision: Place | None = None
-    tokenizer: Place | None = None  # the study's by default, else the model's own
-    tokenizer_revision: Place | None = None
-    label: Text | None = None  # short, for axes; the name by default
-    phase: Text | None = None
-    context: Tokens | None = None  # the phase's by default
+    model: Location | None = None  # Hub id, local directory or .gguf file; the study's by default
+    revision: Location | None = None
+    tokenizer: Location | None = None  # the study's by default, else the model's own
+    tokenizer_revision: Location | None = None
+    label: ShortText | None = None  # short, for axes; the name by default
+    phase: ShortText | None = None
+    context: TokenCount | None = None  # the phase's by default
     config: Overrides | None = None  # changes to the model's config, for instance RoPE scaling
     expect: Overrides | None = None  # config values that must be found before anything is run
-    family: Text | None = None  # of models: what figures colour by, and joins leave out together
+    family: ShortText | None = None  # of models: what figures colour by, and joins leave out together
     parameters: Positive | None = None  # their number; counted from the weights by default
     tags: Tags | None = None  # anything else to be kept with the entry, by name
-    step: Amount | None = None  # of training; a place on the x axis
-    tokens: Amount | None = None  # that it was trained on; likewise
-    run: Text | None = None  # which of several runs, or seeds, it is of
-    base: Place | None = None  # of an adapter: the model it belongs to; what the adapter names by default
-    base_revision: Place | None = None
+    step: TrainingAmount | None = None  # of training; a place on the x axis
+    tokens: TrainingAmount | None = None  # that it was trained on; likewise
+    run: ShortText | None = None  # which of several runs, or seeds, it is of
+    base: Location | None = None  # of an adapter: the model it belongs to; what the adapter names by default
+    base_revision: Location | None = None
 
 
 class Series(_Strict):
     """Several checkpoints at once: folders, or branches of a repository; what else is said holds for each of them."""
 
-    folder: Place | None = None  # a glob, relative to the study file
-    revisions: Place | None = None  # a pattern over the branches of `model`
-    exclude: list[Place] | None = None  # patterns of names that are not taken
+    folder: Location | None = None  # a glob, relative to the study file
+    revisions: Location | None = None  # a pattern over the branches of `model`
+    exclude: list[Location] | None = None  # patterns of names that are not taken
     every: Positive | None = None  # each of these four chooses; what any of them chooses is in
     first: Positive | None = None
     last: Positive | None = None
     log: Positive | None = None  # so many, evenly spaced along the logarithm of the step
     prefix: Annotated[str, Field(max_length=40), AfterValidator(file_safe)] | None = None  # of names and labels
-    model: Place | None = None
-    tokenizer: Place | None = None
-    tokenizer_revision: Place | None = None
-    phase: Text | None = None
-    context: Tokens | None = None
+    model: Location | None = None
+    tokenizer: Location | None = None
+    tokenizer_revision: Location | None = None
+    phase: ShortText | None = None
+    context: TokenCount | None = None
     config: Overrides | None = None
     expect: Overrides | None = None
-    run: Text | None = None
-    base: Place | None = None
-    base_revision: Place | None = None
+    run: ShortText | None = None
+    base: Location | None = None
+    base_revision: Location | None = None
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -96,14 +96,14 @@ class Series(_Strict):
 class Documents(_Strict):
     """Where the texts come from; each gives its first `context` tokens."""
 
-    files: Place | list[Place] | None = None  # globs, relative to the study file: text, .jsonl, .parquet
-    dataset: Place | None = None  # a Hub dataset, or a local folder that `datasets` can load
-    subset: Place | None = None
-    split: Place | None = None
-    revision: Place | None = None
-    text: Place = "text"  # the column that holds the text
+    files: Location | list[Location] | None = None  # globs, relative to the study file: text, .jsonl, .parquet
+    dataset: Location | None = None  # a Hub dataset, or a local folder that `datasets` can load
+    subset: Location | None = None
+    split: Location | None = None
+    revision: Location | None = None
+    text: Location = "text"  # the column that holds the text
     limit: Positive | None = None  # the first so many documents
-    min_tokens: Tokens | None = None  # leave out shorter documents everywhere, so all checkpoints see the same ones
+    min_tokens: TokenCount | None = None  # leave out shorter documents everywhere, so all checkpoints see the same ones
     special_tokens: Literal["default", "none", "bos"] = "default"  # what the tokenizer adds; none; or BOS alone
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class Documents(_Strict):
 class Characters(_Strict):
     """A window said in characters of text: in tokens it is another one under each tokenizer."""
 
-    characters: Tokens
+    characters: TokenCount
 
 
 class Heads(_Strict):
@@ -134,17 +134,17 @@ class Study(_Strict):
     """A whole study file."""
 
     study: Name
-    title: Text | None = None  # figure titles start with it; the study's name by default
-    kind: Kind | None = None  # what the checkpoints are to each other; by default their architectures tell
-    model: Place | None = None
-    tokenizer: Place | None = None
-    tokenizer_revision: Place | None = None
-    context: Tokens | None = None  # for checkpoints that, like their phase, say none
+    title: ShortText | None = None  # figure titles start with it; the study's name by default
+    kind: StudyKind | None = None  # what the checkpoints are to each other; by default their architectures tell
+    model: Location | None = None
+    tokenizer: Location | None = None
+    tokenizer_revision: Location | None = None
+    context: TokenCount | None = None  # for checkpoints that, like their phase, say none
     config: Overrides | None = None  # for all checkpoints; phases and checkpoints add to it
     expect: Overrides | None = None  # likewise
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float32 on CPU, the checkpoint's own on GPU
-    device: Place = "auto"  # GPUs if there are any (layers spread over them), else the CPU
-    phases: dict[Text, Phase] = {}
+    device: Location = "auto"  # GPUs if there are any (layers spread over them), else the CPU
+    phases: dict[ShortText, Phase] = {}
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1, max_length=10_000)]
     documents: Documents
     same_documents: bool = True  # for checkpoints of one tokenizer: those that fill the longest of their contexts
@@ -158,7 +158,7 @@ class Study(_Strict):
     buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context
     groups: Annotated[int, Field(ge=1, le=256)] = 8  # enough for a jackknife error bar
     skip_positions: Annotated[int, Field(ge=0)] = 0  # attention sinks sit at position 0
-    common_window: Tokens | Characters | None = None  # the shortest context by default
+    common_window: TokenCount | Characters | None = None  # the shortest context by default
     batch_tokens: Positive = 8192  # tokens per forward pass; documents are never split
     shard_tokens: Positive = 2**22  # what a run that is killed loses at most; a shard is a whole number of documents
     detail: bool | None = None  # tables with many rows per head; by default up to MOST_IN_DETAIL checkpoints have them
@@ -268,10 +268,12 @@ class Study(_Strict):
             )
         context = resolved.context
         if context is None:
-            raise ValueError(f"checkpoint {checkpoint.name!r} has no context, nor has its phase or the study")
+            raise ValueError(
+                f"checkpoint {checkpoint.name!r} has no context, and neither its phase nor the study sets one"
+            )
         if self.skip_positions >= context - 1:
             raise ValueError(
-                f"skip_positions {self.skip_positions} leaves nothing of checkpoint {checkpoint.name!r}, "
+                f"skip_positions {self.skip_positions} would skip all of checkpoint {checkpoint.name!r}, "
                 f"whose context is {context}"
             )
 

@@ -65,24 +65,24 @@ def is_series(entry: object) -> bool:
 
 def expand(entries: Sequence[Any | Series], folder: Path, model: str | None) -> Expanded:
     """Each series replaced by the checkpoints that it finds; paths are relative to `folder`."""
-    found = Expanded()
+    expanded = Expanded()
     made: list[int] = []  # which of them a series made
     for entry in entries:
         if not isinstance(entry, Series):
-            found.checkpoints.append(entry)
+            expanded.checkpoints.append(entry)
             continue
         notes: list[str] = []
         there = members_of(entry, folder, model, notes)
         if not there:
-            told = f"; {'; '.join(notes)}" if notes else ""
-            raise StudyError(f"{entry.folder or entry.revisions!r} finds no checkpoint, looking from {folder}{told}")
-        found.notes += notes
+            remarks = f"; {'; '.join(notes)}" if notes else ""
+            raise StudyError(f"{entry.folder or entry.revisions!r} finds no checkpoint, looking from {folder}{remarks}")
+        expanded.notes += notes
         members = chosen(there, entry)
         own = own_keys(entry)
-        made += range(len(found.checkpoints), len(found.checkpoints) + len(members))
-        found.checkpoints += [checkpoint_of(member, own, entry.prefix or "") for member in members]
-    make_labels_differ(found.checkpoints, made)
-    return found
+        made += range(len(expanded.checkpoints), len(expanded.checkpoints) + len(members))
+        expanded.checkpoints += [checkpoint_of(member, own, entry.prefix or "") for member in members]
+    make_labels_differ(expanded.checkpoints, made)
+    return expanded
 
 
 def own_keys(series: Series) -> dict[str, Any]:
@@ -93,16 +93,16 @@ def own_keys(series: Series) -> dict[str, Any]:
 def members_of(series: Series, folder: Path, model: str | None, notes: list[str]) -> list[Member]:
     """All checkpoints that a series' pattern finds, in order; those that are not whole are left out and told."""
     if series.revisions is not None:
-        found = _branches(series.revisions, series.model or model, folder)
+        members = _branches(series.revisions, series.model or model, folder)
     else:
-        found = _folders(series.folder or "", folder, notes)
+        members = _folders(series.folder or "", folder, notes)
     unwanted = series.exclude or []
-    found = [member for member in found if not any(fnmatch.fnmatchcase(member.name, each) for each in unwanted)]
-    unplaced = [member.name for member in found if not numbers_in(member.name)]
+    members = [member for member in members if not any(fnmatch.fnmatchcase(member.name, each) for each in unwanted)]
+    unplaced = [member.name for member in members if not numbers_in(member.name)]
     if unplaced:
         shown = ", ".join(map(repr, unplaced[:LISTED]))
-        notes.append(f"left out of the series, for having no number and so no place in it: {shown}; name it by itself")
-    return sorted((member for member in found if numbers_in(member.name)), key=lambda member: member.order)
+        notes.append(f"left out of the series, with no number to order it by: {shown}; list it separately")
+    return sorted((member for member in members if numbers_in(member.name)), key=lambda member: member.order)
 
 
 def chosen(members: Sequence[Member], series: Series) -> list[Member]:
@@ -147,7 +147,7 @@ def _folders(pattern: str, folder: Path, notes: list[str]) -> list[Member]:
     try:
         places = glob.glob(os.path.expanduser(pattern), root_dir=folder)
     except (OSError, ValueError, re.error) as error:
-        raise StudyError(f"{pattern!r}: cannot be looked for ({error})") from None
+        raise StudyError(f"{pattern!r}: cannot be searched for ({error})") from None
     if len(places) > MOST:
         raise StudyError(f"{pattern!r}: finds {len(places)} files and folders, more than the {MOST} of a study")
     folders = [place.rstrip("/") for place in sorted(places) if (folder / place).is_dir()]
@@ -159,7 +159,7 @@ def _folders(pattern: str, folder: Path, notes: list[str]) -> list[Member]:
     if incomplete:
         shown = "; ".join(f"{place} {why}" for place, why in list(incomplete.items())[:LISTED])
         more = f"; and {len(incomplete) - LISTED} more" if len(incomplete) > LISTED else ""
-        notes.append(f"left out of the series, for not being whole: {shown}{more}")
+        notes.append(f"left out of the series as incomplete: {shown}{more}")
     return _in_runs([place for place in folders if place not in incomplete])
 
 
@@ -187,11 +187,11 @@ def _branches(pattern: str, model: str | None, folder: Path) -> list[Member]:
             f"`revisions` are of a repository on the Hub, but {model!r} is a path; write `folder:` instead"
         )
     names = revisions_of(model)
-    found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-    if not found:
+    matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if not matching:
         shown = ", ".join(names[: 2 * LISTED])
-        raise StudyError(f"no branch of {model} is like {pattern!r}; it has {shown}{', ...' if names[6:] else ''}")
-    return [_member(name, {"revision": name}) for name in found]
+        raise StudyError(f"no branch of {model} matches {pattern!r}; it has {shown}{', ...' if names[6:] else ''}")
+    return [_member(name, {"revision": name}) for name in matching]
 
 
 def _member(name: str, where: dict[str, str], run: str | None = None) -> Member:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qkscope.errors import InputError, located
-from qkscope.kinds import Kind, kind_of, kind_sentence
+from qkscope.kinds import StudyKind, kind_of, kind_sentence
 from qkscope.lenses.registry import head_tables
 from qkscope.lenses.rows import COMPONENTS
 from qkscope.moments.file import read_provenance
@@ -81,7 +81,7 @@ def analyze_folder(
     common_window: int | None = None,
     skip_positions: int | None = None,
     detail: bool | None = None,
-    kind: Kind | None = None,
+    kind: StudyKind | None = None,
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
     study = load_study(results_file(folder, STUDY_YAML)).study
@@ -107,7 +107,7 @@ def analyze_files(
     common_window: int | None = None,
     skip_positions: int | None = None,
     detail: bool | None = None,
-    kind: Kind | None = None,
+    kind: StudyKind | None = None,
 ) -> Path:
     """Analyze moments files from anywhere; they are named by their own provenance and ordered by its numbers."""
     missing = [path for path in paths if not path.exists()]
@@ -178,7 +178,7 @@ def write_tables(
     command: str,
     study: Study | None = None,
     left_out: Mapping[str, str] | None = None,
-    kind: Kind | None = None,
+    kind: StudyKind | None = None,
     made: TableParts | None = None,
 ) -> Path:
     """Make each checkpoint's lines, as far as `made` does not have them, and write tables and provenance into `out`."""
@@ -217,7 +217,7 @@ def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str,
     return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
 
 
-def _kind(origins: list[CheckpointRecord], stated: Kind | None, events: Listener, told: bool) -> dict[str, Any]:
+def _kind(origins: list[CheckpointRecord], stated: StudyKind | None, events: Listener, told: bool) -> dict[str, Any]:
     """What the entries are to each other, for the provenance; said aloud where no plan said it."""
     kind = stated or kind_of([origin.architecture for origin in origins], [origin.run for origin in origins])
     if told and len(origins) > 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.errors import InputError, located
-from qkscope.kinds import Kind
+from qkscope.kinds import StudyKind
 from qkscope.lenses.registry import tables_from_vectors
 from qkscope.lenses.rows import COMPONENTS
 from qkscope.lenses.vector_rows import table_from_vectors
@@ -67,7 +67,7 @@ def analyze_vectors(
     *,
     components: int | None = None,
     window: int | None = None,
-    kind: Kind | None = None,
+    kind: StudyKind | None = None,
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> Path:
     """Write `qk.csv`, and other tables that lenses make of raw vectors alone, with their provenance.
@@ -100,7 +100,7 @@ def _write_tables(
     command: str,
     components: int,
     window: int | None,
-    kind: Kind | None,
+    kind: StudyKind | None,
     reading: Reading,
 ) -> Path:
     tables: dict[str, list[pd.DataFrame]] = {table.file: [] for table in tables_from_vectors()}

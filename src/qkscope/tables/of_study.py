@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.errors import located
-from qkscope.kinds import Kind
+from qkscope.kinds import StudyKind
 from qkscope.lenses.base import StudyBuild
 from qkscope.lenses.registry import study_builds
 from qkscope.lenses.rows import RowSettings
@@ -22,7 +22,7 @@ PIECE = 10_000  # rows that are read at a time
 
 
 def write_study_tables(
-    out: Path, files: Mapping[str, Path], parts: Sequence[TablePart], settings: RowSettings, kind: Kind
+    out: Path, files: Mapping[str, Path], parts: Sequence[TablePart], settings: RowSettings, kind: StudyKind
 ) -> list[Path]:
     """Write what the lenses say of the study as a whole; tables of an earlier run that no longer apply are removed."""
     builds, written = study_builds(), []

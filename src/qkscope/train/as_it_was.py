@@ -55,17 +55,19 @@ def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContex
 def _modules_kept(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     # Those of scripted modules are no dict, and cannot be put back by hand.
-    kept = [_Kept(module) for module in model.modules() if isinstance(module._buffers, dict) and module._buffers]
+    buffers = [
+        _ModuleBuffers(module) for module in model.modules() if isinstance(module._buffers, dict) and module._buffers
+    ]
     try:
         yield
     finally:
         for module in training:
             module.training = True
-        for each in kept:
+        for each in buffers:
             each.put_back()
 
 
-class _Kept:
+class _ModuleBuffers:
     """A module's buffers, by identity and by value, and its plain attributes."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -86,8 +88,8 @@ class _Kept:
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         # Inference tensors count no versions, and nothing outside of inference mode can change them.
-        found = [(name, tensor) for name, tensor in self._buffers.items() if tensor is not None]
-        return [(name, tensor) for name, tensor in found if not tensor.is_inference()]
+        named = [(name, tensor) for name, tensor in self._buffers.items() if tensor is not None]
+        return [(name, tensor) for name, tensor in named if not tensor.is_inference()]
 
 
 @contextmanager

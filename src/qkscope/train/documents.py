@@ -68,13 +68,13 @@ class ProbeDocuments:
 
 
 def probe_documents(
-    given: Any, tokenizer: Any, wanted: Wanted, *, vocabulary: int | None, positions: int | None
+    documents: Any, tokenizer: Any, wanted: Wanted, *, vocabulary: int | None, positions: int | None
 ) -> ProbeDocuments:
     """Read what a caller gave; `vocabulary` and `positions` are the model's."""
     longest = min(wanted.context or LONGEST, positions or LONGEST)
     if wanted.context is not None and wanted.context > longest:
         raise InputError(f"context {wanted.context} is more than the model's {positions} positions")
-    source, rows = _rows(given, wanted)
+    source, rows = _rows(documents, wanted)
     if not rows:
         raise DocumentError(f"there are no probe documents in {source}")
     if isinstance(rows[0], str):
@@ -82,12 +82,12 @@ def probe_documents(
     else:
         windows = [ids[:longest] for ids in read_windows(_as_windows(rows), vocabulary)]
     context = wanted.context or _reached_by_half([len(ids) for ids in windows])
-    kept = tuple(ids[:context] for ids in windows if len(ids) >= context)
-    if not kept or context < 2:
+    long_enough = tuple(ids[:context] for ids in windows if len(ids) >= context)
+    if not long_enough or context < 2:
         most = max(len(ids) for ids in windows)
         raise DocumentError(f"no probe document has {max(context, 2)} tokens (the longest has {most}); give a context")
     special = wanted.special_tokens if isinstance(rows[0], str) else None
-    return ProbeDocuments(kept, source, special, len(windows) - len(kept))
+    return ProbeDocuments(long_enough, source, special, len(windows) - len(long_enough))
 
 
 def _reached_by_half(lengths: Sequence[int]) -> int:
@@ -95,44 +95,44 @@ def _reached_by_half(lengths: Sequence[int]) -> int:
     return sorted(lengths, reverse=True)[(len(lengths) - 1) // 2]
 
 
-def _rows(given: Any, wanted: Wanted) -> tuple[str, list[Any]]:
+def _rows(documents: Any, wanted: Wanted) -> tuple[str, list[Any]]:
     """What it is called, and its documents: texts, or token ids."""
-    if isinstance(given, str | PathLike):
-        if not fspath(given).strip():
-            raise InputError("documents are an empty path; give that of a file, or texts in a list")
-        settings = Documents(files=fspath(given), text=wanted.text, limit=wanted.limit)
-        return fspath(given), [document.text for document in read_documents(settings, Path.cwd())]
-    if isinstance(given, Mapping):
-        if "input_ids" not in given:
-            raise InputError(f"documents are a mapping without input_ids (there is: {_listed(given)})")
-        return "token ids", list(read_windows(given))
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, Iterable):
-        given = [given[number] for number in range(min(len(given), wanted.limit))]  # torch's datasets
-    if not isinstance(given, Iterable):
+    if isinstance(documents, str | PathLike):
+        if not fspath(documents).strip():
+            raise InputError("documents is an empty path; give the path of a file, or texts in a list")
+        settings = Documents(files=fspath(documents), text=wanted.text, limit=wanted.limit)
+        return fspath(documents), [document.text for document in read_documents(settings, Path.cwd())]
+    if isinstance(documents, Mapping):
+        if "input_ids" not in documents:
+            raise InputError(f"documents are a mapping without input_ids (there is: {_listed(documents)})")
+        return "token ids", list(read_windows(documents))
+    if hasattr(documents, "__getitem__") and hasattr(documents, "__len__") and not isinstance(documents, Iterable):
+        documents = [documents[number] for number in range(min(len(documents), wanted.limit))]  # torch's datasets
+    if not isinstance(documents, Iterable):
         raise InputError(
-            "documents should be texts, token ids, a dataset or the path of a file, not " + type(given).__name__
+            "documents should be texts, token ids, a dataset or the path of a file, not " + type(documents).__name__
         )
-    of_rows = hasattr(given, "column_names") or isinstance(_first(given), Mapping)
+    of_rows = hasattr(documents, "column_names") or isinstance(_first(documents), Mapping)
     if of_rows:
-        return _of_dataset(given, wanted)
-    rows = list(given)
+        return _of_dataset(documents, wanted)
+    rows = list(documents)
     return (counted(len(rows), "text") if rows and isinstance(rows[0], str) else "token ids"), rows
 
 
-def _first(given: Any) -> Any:
+def _first(items: Any) -> Any:
     """The first item of something that can be gone through again; None for an iterator, which could not."""
-    return next(iter(given), None) if isinstance(given, Sequence) or hasattr(given, "__getitem__") else None
+    return next(iter(items), None) if isinstance(items, Sequence) or hasattr(items, "__getitem__") else None
 
 
-def _of_dataset(given: Any, wanted: Wanted) -> tuple[str, list[Any]]:
+def _of_dataset(dataset: Any, wanted: Wanted) -> tuple[str, list[Any]]:
     """The first rows of a dataset: their token ids, without padding, or their texts."""
-    rows = list(islice(given, wanted.limit))
+    rows = list(islice(dataset, wanted.limit))
     columns = list(rows[0]) if rows else []
     source = f"the first {counted(len(rows), 'row')} of a dataset"
     if packed := [name for name in PACKED if name in columns]:
         raise DocumentError(
-            f"rows with {packed[0]} hold several documents each, whose positions start anew; give documents that are "
-            "not packed"
+            f"rows with {packed[0]} hold several documents each, whose positions start again at 0; give documents that "
+            "are not packed"
         )
     if "input_ids" in columns:
         masked = {"attention_mask": [row["attention_mask"] for row in rows]} if "attention_mask" in columns else {}
@@ -161,8 +161,8 @@ def _encoded(texts: list[Any], tokenizer: Any, wanted: Wanted, longest: int) -> 
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"probe document {number} is {type(text).__name__}, not text")
-    found = [encoder.first(text, longest, f"probe document {number}") for number, text in enumerate(texts)]
-    return [np.asarray(ids, dtype=np.int64) for ids in found]
+    windows = [encoder.first(text, longest, f"probe document {number}") for number, text in enumerate(texts)]
+    return [np.asarray(ids, dtype=np.int64) for ids in windows]
 
 
 def _listed(names: Iterable[object]) -> str:

@@ -64,10 +64,10 @@ class TrainingFolder:
         self.settings = settings
         require_writable(self.path)
         refuse_links(self.path)
-        found = read_training(self.path)
-        if found is None and results_file(self.path, QK_CSV).exists():
+        record = read_training(self.path)
+        if record is None and results_file(self.path, QK_CSV).exists():
             raise InputError(f"{self.path} holds the results of something else; {ANEW}")
-        self._record = found or TrainingRecord()
+        self._record = record or TrainingRecord()
         self._writer = secrets.token_hex(8)
         self._warned = False
         self._page_is_of: int | None = None  # steps that the page shows
@@ -83,8 +83,8 @@ class TrainingFolder:
 
     def scalars(self, step: int) -> dict[str, float] | None:
         """What was found at a step; None where it was not measured."""
-        found = self._record.find(step)
-        return None if found is None else dict(found.scalars)
+        record = self._record.find(step)
+        return None if record is None else dict(record.scalars)
 
     def add(self, step: int, moments: Moments, tokens: int | None = None) -> dict[str, float]:
         """Add a step's lines to every table; returns its scalars. A step that is there stays as it is.
@@ -103,12 +103,12 @@ class TrainingFolder:
                 moments.save(moments_path(self.path, step_name(step)))
             self._write_provenance(part.origin)
             lines = {table: self._append(table, part) for table in part.headers}
-            found = scalars_of(step_name(step), self._rows(part, QK_CSV), self._rows(part, REPLICATES_CSV))
+            scalars = scalars_of(step_name(step), self._rows(part, QK_CSV), self._rows(part, REPLICATES_CSV))
             self._record.headers = part.headers
-            self._record.steps.append(StepRecord(step=step, lines=lines, scalars=found))
+            self._record.steps.append(StepRecord(step=step, lines=lines, scalars=scalars))
             write_training(self.path, self._record)
             remove_parts(self.path)
-        return found
+        return scalars
 
     def apart(self, step: int, moments: Moments) -> float:
         """How far r_q or r_k of any head, measured now, is from what the tables say of that step."""
@@ -178,9 +178,9 @@ class TrainingFolder:
     def _rows_settings(self, moments_context: int) -> RowSettings:
         from qkscope.tables.makers import AnalysisSettings
 
-        given = self.settings
+        settings = self.settings
         return AnalysisSettings(
-            moments_context, given.components, skip=given.skip_positions, detail=given.detail
+            moments_context, settings.components, skip=settings.skip_positions, detail=settings.detail
         ).rows()
 
     def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:

@@ -100,9 +100,9 @@ class HeadsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if self.probe is None or self.probe.last_step == state.global_step:
             return
         with training_goes_on(state.global_step, strict=strict):
-            found = self.probe(state.global_step, self._tokens(state))
-            if found and state.is_world_process_zero and self._trainer is not None:
-                self._log({f"eval_{name}": value for name, value in found.items()}, state, control)
+            scalars = self.probe(state.global_step, self._tokens(state))
+            if scalars and state.is_world_process_zero and self._trainer is not None:
+                self._log({f"eval_{name}": value for name, value in scalars.items()}, state, control)
 
     def _tokens(self, state: Any) -> int | None:
         """What the model was trained on so far, where the trainer counts it (`include_num_input_tokens_seen`)."""

@@ -91,10 +91,10 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
             return
         with training_goes_on(step, strict=strict):
             with trainer.precision_plugin.forward_context():
-                found = self.probe(step)
-            if found and trainer.is_global_zero:
+                scalars = self.probe(step)
+            if scalars and trainer.is_global_zero:
                 for logger in trainer.loggers:
-                    logger.log_metrics(found, step=step)
+                    logger.log_metrics(scalars, step=step)
 
     def _require_events(self, trainer: Any) -> None:
         """Refuse to wait for something that never happens."""
@@ -108,10 +108,10 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
 
     def _find(self, pl_module: Any) -> nn.Module:
         if self._name is not None:
-            found: nn.Module | None = getattr(pl_module, self._name, None)
-            if found is None:
+            named: nn.Module | None = getattr(pl_module, self._name, None)
+            if named is None:
                 raise InputError(f"{type(pl_module).__name__} has no attribute {self._name!r}")
-            return found
+            return named
         for module in pl_module.modules():
             if hasattr(module, "get_decoder") and hasattr(module, "config"):
                 inner: nn.Module = module

@@ -58,39 +58,39 @@ def _sums(model: nn.Module, wanted: Measurement) -> Moments:
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
 
-    found = probe_model(model, context=wanted.layout.context, some_heads=wanted.ranks.heads)
+    probed = probe_model(model, context=wanted.layout.context, some_heads=wanted.ranks.heads)
     parameter, config = next(model.parameters()), text_config(model)
-    _require_even(found.layers, config, wanted.ranks)
+    _require_even(probed.layers, config, wanted.ranks)
     documents = wanted.documents
     values = {
         "context": wanted.layout.context,
         "model_type": getattr(config, "model_type", None),
-        "n_layers": found.n_layers,
-        "layers_without_attention": list(found.gaps),
+        "n_layers": probed.n_layers,
+        "layers_without_attention": list(probed.gaps),
         "max_position_embeddings": getattr(config, "max_position_embeddings", None),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "autocast": _autocast(parameter),
         "device": str(parameter.device),
-        "kernel": getattr(config, "_attn_implementation", None) or ", ".join(found.kernels),
-        "kernel_functions": list(found.kernels),
+        "kernel": getattr(config, "_attn_implementation", None) or ", ".join(probed.kernels),
+        "kernel_functions": list(probed.kernels),
         "stage": wanted.stage,
         "corpus": documents.record(),
         "documents": len(documents.windows),
         "documents_too_short": documents.too_short,
         "tokens": len(documents.windows) * documents.context,
         "ranks": wanted.ranks.size,
-        "layers": [facts.outline() for facts in found.layers],
+        "layers": [facts.outline() for facts in probed.layers],
         "environment": environment(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return collect_moments(
         model,
-        batches(wanted),
+        probe_batches(wanted),
         wanted.layout,
-        probe=found,
+        probe=probed,
         provenance=CheckpointRecord.of(values).to_json(),
         stage=wanted.stage,
-        keep=_kept_positions,
+        choose_positions=_kept_positions,
     )
 
 
@@ -100,8 +100,8 @@ def _require_even(layers: Sequence[LayerFacts], config: Any, ranks: Ranks) -> No
     held = max((facts.kv_heads for facts in layers), default=0) * ranks.size
     if ranks.heads and isinstance(stated, int) and held != stated:
         raise CaptureError(
-            f"the {stated} key heads of a tensor-parallel model are {held} over its {ranks.size} ranks: some are there "
-            "twice; measure saved checkpoints"
+            f"the {stated} key heads of a tensor-parallel model are {held} over its {ranks.size} ranks: some are "
+            "duplicated; measure saved checkpoints"
         )
 
 
@@ -113,7 +113,7 @@ def _autocast(parameter: torch.Tensor) -> str | None:
     return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
 
 
-def batches(wanted: Measurement) -> Iterator[Batch]:
+def probe_batches(wanted: Measurement) -> Iterator[Batch]:
     """This rank's documents, in passes of so many rows; document i is in group i mod groups, whoever runs it."""
     from qkscope.capture.collect import make_batch
 

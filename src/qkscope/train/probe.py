@@ -130,18 +130,20 @@ class Probe:
     def __init__(
         self, model: nn.Module, documents: Any, out: Path | str = "qkscope-training", **options: Unpack[ProbeOptions]
     ) -> None:
-        self.settings = given = ProbeSettings.of(options)
+        self.settings = settings = ProbeSettings.of(options)
         self._model = model
-        self._ranks = Ranks.all(head_ranks(model)) if given.all_ranks else Ranks()
+        self._ranks = Ranks.all(head_ranks(model)) if settings.all_ranks else Ranks()
         vocabulary, positions = model_limits(model)
         self.documents: ProbeDocuments = probe_documents(
-            documents, given.tokenizer, given.wanted, vocabulary=vocabulary, positions=positions
+            documents, settings.tokenizer, settings.wanted, vocabulary=vocabulary, positions=positions
         )
         context, ranks = self.documents.context, self._ranks
-        rows = max(1, given.batch_tokens // context)
-        self._measurement = Measurement(self.documents, given.layout(context), given.stage, rows, given.autocast, ranks)
+        rows = max(1, settings.batch_tokens // context)
+        self._measurement = Measurement(
+            self.documents, settings.layout(context), settings.stage, rows, settings.autocast, ranks
+        )
         ranks.share(len(self.documents.windows))  # refuses too few, now
-        self._cost = Cost(given.at_most, given.clock)
+        self._cost = Cost(settings.at_most, settings.clock)
         self._measured: set[int] = set()
         self._compared = False
         self.last_step: int | None = None  # at which it was called
@@ -173,17 +175,19 @@ class Probe:
             if decision == "compare":
                 self._compare(step, self.folder.apart(step, moments))
                 return self._known(step)
-            found = self.folder.add(step, moments, tokens)
+            scalars = self.folder.add(step, moments, tokens)
         self._refresh()
-        return {**found, **self._costs()}
+        return {**scalars, **self._costs()}
 
     def _open(self, out: Path) -> None:
         """The folder, with tables in detail as its steps have them, or where few steps will come."""
-        given = self.settings
-        few = given.expected is not None and given.expected <= MOST_IN_DETAIL
-        wanted = FolderSettings(given.title, given.components, given.skip_positions, few, given.keep_moments)
+        settings = self.settings
+        few = settings.expected is not None and settings.expected <= MOST_IN_DETAIL
+        wanted = FolderSettings(
+            settings.title, settings.components, settings.skip_positions, few, settings.keep_moments
+        )
         self.folder = TrainingFolder(out, wanted)
-        detail = given.detail if given.detail is not None else self.folder.recorded("detail")
+        detail = settings.detail if settings.detail is not None else self.folder.recorded("detail")
         if detail is not None:
             self.folder.settings = replace(wanted, detail=bool(detail))
 
@@ -208,9 +212,9 @@ class Probe:
         """A training that goes on in a folder should be where it was: the first step that is there already tells."""
         if not apart <= SAME:
             warnings.warn(
-                f"step {step} is in {self.folder and self.folder.path} already, but r_q or r_k of a head is off by "
-                f"{apart:.2g} now: this training is not the one that was measured there. Steps that are there stay; to "
-                "measure them anew, give another folder",
+                f"step {step} is in {self.folder and self.folder.path} already, but r_q or r_k of a head now differs "
+                f"by {apart:.2g}: this is not the training that was measured there. Steps that are there are kept; to "
+                "measure them again, give another folder",
                 QkscopeWarning,
                 stacklevel=3,
             )
@@ -222,8 +226,8 @@ class Probe:
 
     def _costs(self) -> dict[str, float]:
         share = self._cost.share
-        told = {f"{PREFIX}seconds": self._cost.last["measure"]}
-        return told if share == float("inf") else {**told, f"{PREFIX}cost_share": share}
+        costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
+        return costs if share == float("inf") else {**costs, f"{PREFIX}cost_share": share}
 
 
 def _catch_up(model: nn.Module) -> None:

@@ -68,16 +68,16 @@ class Ranks:
             return decide()
         import torch.distributed as dist
 
-        told: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         if self.first:
             try:
-                told[0] = decide()
+                outcome[0] = decide()
             except QkscopeError as error:
-                told[1] = error
-        dist.broadcast_object_list(told, src=0)
-        if told[1] is not None:
-            raise told[1]
-        value: Value = told[0]
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        value: Value = outcome[0]
         return value
 
     def together(self, work: Callable[[], Value], same: Callable[[Value], object]) -> Value:
@@ -91,13 +91,13 @@ class Ranks:
             value = work()
         except Exception as error:
             failure = error
-        told: list[Any] = [None] * self.size
-        dist.all_gather_object(told, (None if failure else same(value), _as_text(failure)))  # type: ignore[arg-type]
+        reports: list[Any] = [None] * self.size
+        dist.all_gather_object(reports, (None if failure else same(value), _as_text(failure)))  # type: ignore[arg-type]
         if failure is not None:
             raise failure
-        if failed := [(rank, text) for rank, (_, text) in enumerate(told) if text is not None]:
+        if failed := [(rank, text) for rank, (_, text) in enumerate(reports) if text is not None]:
             raise CaptureError(f"rank {failed[0][0]} could not be measured: {failed[0][1]}")
-        if any(each != told[0] for each in told):
+        if any(each != reports[0] for each in reports):
             raise CaptureError("ranks were given different documents, or their models have different layers")
         return value  # type: ignore[return-value]
 

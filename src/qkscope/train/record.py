@@ -22,7 +22,7 @@ SCHEMA = 1
 LARGEST = 256 * 1024 * 1024  # bytes; 10 000 steps have 40 MB
 ANEW = "give another folder, or remove this one"
 
-Place = Annotated[int, Field(ge=0, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _OfTraining(BaseModel):
@@ -32,8 +32,8 @@ class _OfTraining(BaseModel):
 class StepRecord(_OfTraining):
     """One step that was measured."""
 
-    step: Place
-    lines: dict[str, tuple[Place, Place]]  # by table: its first byte in the file, and the one behind its last
+    step: Natural
+    lines: dict[str, tuple[Natural, Natural]]  # by table: its first byte in the file, and the one behind its last
     scalars: dict[str, float]
 
 
@@ -63,7 +63,7 @@ def read_training(folder: Path) -> TrainingRecord | None:
     path = results_file(folder, TRAINING_JSON)
     try:
         stored = parse_json(read_bytes(path, LARGEST))
-        found = TrainingRecord.model_validate(stored, strict=False)
+        record = TrainingRecord.model_validate(stored, strict=False)
     except Missing:
         return None
     except Unreadable as error:
@@ -72,9 +72,9 @@ def read_training(folder: Path) -> TrainingRecord | None:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:200]
         raise InputError(f"{path}: does not list steps ({where}: {first['msg']}); {ANEW}") from None
-    if found.schema_ != SCHEMA:
-        raise InputError(f"{path}: has schema {found.schema_}, this qkscope reads {SCHEMA}; {ANEW}")
-    return found
+    if record.schema_ != SCHEMA:
+        raise InputError(f"{path}: has schema {record.schema_}, this qkscope reads {SCHEMA}; {ANEW}")
+    return record
 
 
 def write_training(folder: Path, record: TrainingRecord) -> None:

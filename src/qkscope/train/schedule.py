@@ -35,7 +35,7 @@ def training_goes_on(step: int, *, strict: bool) -> Iterator[None]:
         if strict:
             raise
         warnings.warn(
-            f"step {step} could not be measured, and the training goes on without ({type(error).__name__}: {error})",
+            f"step {step} could not be measured, and the training goes on without it ({type(error).__name__}: {error})",
             QkscopeWarning,
             stacklevel=4,
         )

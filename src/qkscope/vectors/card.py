@@ -26,7 +26,7 @@ datasets.load_dataset("path/of/this/folder", "{first}", split="train")
 """
 
 
-def dataset_card(names: Iterable[HeadName], sampler: VectorSampler) -> str:
+def vectors_card(names: Iterable[HeadName], sampler: VectorSampler) -> str:
     """README.md with one Hub configuration per head folder."""
     heads = sorted(names)
     lines = ["---", "configs:"]

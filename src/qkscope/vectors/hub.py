@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qkscope.vectors.errors import VectorsError, first_line
+from qkscope.errors import first_line
+from qkscope.vectors.errors import VectorsError
 
 
 def download_vectors(repo_id: str, revision: str | None = None) -> Path:
@@ -16,7 +17,7 @@ def download_vectors(repo_id: str, revision: str | None = None) -> Path:
 
     where = f"dataset {repo_id}" + (f", revision {revision}" if revision else "")
     try:
-        found = Path(snapshot_download(repo_id, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"]))
+        folder = Path(snapshot_download(repo_id, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"]))
     except errors.GatedRepoError:
         reason = "its owner asks for consent first: accept on its page, then set HF_TOKEN"
     except errors.RepositoryNotFoundError:
@@ -28,7 +29,7 @@ def download_vectors(repo_id: str, revision: str | None = None) -> Path:
     except (errors.HFValidationError, OSError) as error:
         reason = first_line(error)
     else:
-        if not any(found.rglob("*.parquet")):
+        if not any(folder.rglob("*.parquet")):
             raise VectorsError(f"{where}: has no parquet files at that revision; give the revision of a model")
-        return found
+        return folder
     raise VectorsError(f"{where} cannot be downloaded: {reason}")

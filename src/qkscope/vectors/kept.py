@@ -34,21 +34,21 @@ def kept_layer(
 
     Of more than `most`, the first documents that fit are taken. Heads that were not kept are left out.
     """
-    found = find_vectors(folder)
+    folders = find_vectors(folder)
     wanted: dict[Kind, list[int]] = {
-        "q": [head for head in heads if HeadName(layer, head, "q") in found.files],
-        "k": [head for head in keys if HeadName(layer, head, "k") in found.files],
+        "q": [head for head in heads if HeadName(layer, head, "q") in folders.files],
+        "k": [head for head in keys if HeadName(layer, head, "k") in folders.files],
     }
     if not wanted["q"] or not wanted["k"]:
         return None
-    parts = {kind: {head: _read(found, HeadName(layer, head, kind)) for head in of} for kind, of in wanted.items()}
+    parts = {kind: {head: _read(folders, HeadName(layer, head, kind)) for head in of} for kind, of in wanted.items()}
     document, position, _ = parts["q"][wanted["q"][0]]
     for kind, of_kind in parts.items():
         for head, (documents, positions, _) in of_kind.items():
             if not (np.array_equal(documents, document) and np.array_equal(positions, position)):
                 name = HeadName(layer, head, kind).folder
                 raise VectorsError(
-                    f"{found.root / name}: has other tokens than the rest of its layer; capture it again"
+                    f"{folders.root / name}: has other tokens than the rest of its layer; capture it again"
                 )
     inside = np.flatnonzero((position >= low) & (position < high))
     if not len(inside):  # a sparse sample can miss a short window
@@ -62,9 +62,9 @@ def kept_layer(
     )
 
 
-def _read(found: VectorFolders, name: HeadName) -> tuple[Integers, Integers, NDArray[np.float32]]:
+def _read(folders: VectorFolders, name: HeadName) -> tuple[Integers, Integers, NDArray[np.float32]]:
     """One head's rows, in order of document and position."""
-    batches = list(vector_batches(scan_head(name, found.files[name])))
+    batches = list(vector_batches(scan_head(name, folders.files[name])))
     document, position = (np.concatenate([getattr(b, each) for b in batches]) for each in ("example_id", "position"))
     order = np.lexsort((position, document))
     vectors = np.concatenate([batch.vectors for batch in batches]).astype(np.float32, copy=False)

@@ -50,13 +50,13 @@ class HeadName:
 
 def parse_head(name: str) -> HeadName | None:
     """The head a folder holds; None for any other folder. A name that nearly fits is refused, not skipped."""
-    found = _STRICT.fullmatch(name)
-    if found:
-        head = HeadName(int(found[1]), int(found[2]), "q" if found[3] == "q" else "k")
+    match = _STRICT.fullmatch(name)
+    if match:
+        head = HeadName(int(match[1]), int(match[2]), "q" if match[3] == "q" else "k")
         if head.folder == name:
             return head
     if _LOOSE.fullmatch(name):
-        raise VectorsError(f"folder {name!r} is not named as l03h11q is: rename it, so that its head is certain")
+        raise VectorsError(f"folder {name!r} is not named like l03h11q: rename it, so that its head is certain")
     return None
 
 
@@ -87,14 +87,14 @@ def find_vectors(folder: Path | str) -> VectorFolders:
     if len(roots) > 1:
         names = ", ".join(str(each.relative_to(root)) for each in roots[:5])
         raise VectorsError(f"{root}: holds {len(roots)} datasets ({names}); give the folder of one of them")
-    found: dict[HeadName, tuple[Path, ...]] = {}
+    files: dict[HeadName, tuple[Path, ...]] = {}
     for path in _subfolders(roots[0]):
         head = _parse_at(path)
         if head is not None:
-            found[head] = _parquet_files(path)
-    if not any(head.kind == "q" for head in found):
+            files[head] = _parquet_files(path)
+    if not any(head.kind == "q" for head in files):
         raise VectorsError(f"{roots[0]}: has key heads only (l..h..k); add the query heads (l..h..q)")
-    return VectorFolders(roots[0], dict(sorted(found.items())))
+    return VectorFolders(roots[0], dict(sorted(files.items())))
 
 
 def _dataset_roots(folder: Path, depth: int) -> list[Path]:
@@ -148,14 +148,14 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
     if raw is None:
         return None
     try:
-        told: dict[str, Any] = json.loads(raw)
+        stored: dict[str, Any] = json.loads(raw)
         facts = FileFacts(
-            LayerFacts.from_json(told["layer"]),
-            whole_number(told["n_layers"], "n_layers", MAX_NUMBER + 1),
-            whole_number(told["context"], "context", 2**31),
-            float(told["rate"]),
-            whole_number(told["seed"], "seed", 2**63, -(2**63)),
-            whole_number(told.get("per_doubling", 0), "per_doubling", 2**31),
+            LayerFacts.from_json(stored["layer"]),
+            whole_number(stored["n_layers"], "n_layers", MAX_NUMBER + 1),
+            whole_number(stored["context"], "context", 2**31),
+            float(stored["rate"]),
+            whole_number(stored["seed"], "seed", 2**63, -(2**63)),
+            whole_number(stored.get("per_doubling", 0), "per_doubling", 2**31),
         )
         heads = facts.layer.q_heads if head.kind == "q" else facts.layer.kv_heads
         fits = facts.layer.layer == head.layer < facts.n_layers and head.head < heads and facts.context > 0

@@ -111,7 +111,7 @@ def size_of_layer(size: GroupSize, layer: int) -> int:
     """A layer's group size, checked."""
     group = size if isinstance(size, int) else size.get(layer)
     if group is None:
-        raise VectorsError(f"group_size says nothing about layer {layer}")
+        raise VectorsError(f"group_size has no entry for layer {layer}")
     if group < 1:
         raise VectorsError(f"group_size should be at least 1, not {group}")
     return group

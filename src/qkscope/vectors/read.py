@@ -70,18 +70,21 @@ class VectorSet:
 
 def moments_from_vectors(folder: Path | str, reading: Reading = Reading()) -> Moments:  # noqa: B008 - frozen
     """Every present head's moments; absent heads of a layer have zero tokens."""
-    found = open_vectors(folder, reading)
-    layers = {facts.layer: moments for facts, moments in layers_from_vectors(found)}
-    return Moments.from_layers(found.layout, found.layers.values(), layers, found.provenance)
+    vectors = open_vectors(folder, reading)
+    layers = {facts.layer: moments for facts, moments in layers_from_vectors(vectors)}
+    return Moments.from_layers(vectors.layout, vectors.layers.values(), layers, vectors.provenance)
 
 
-def layers_from_vectors(found: VectorSet) -> Iterator[tuple[LayerFacts, LayerMoments]]:
+def layers_from_vectors(vectors: VectorSet) -> Iterator[tuple[LayerFacts, LayerMoments]]:
     """One layer after the other, for whoever does not need them all at once."""
-    for layer, facts in found.layers.items():
-        heads: dict[Kind, list[int]] = {"q": sorted(found.pairs[layer]), "k": sorted(set(found.pairs[layer].values()))}
+    for layer, facts in vectors.layers.items():
+        heads: dict[Kind, list[int]] = {
+            "q": sorted(vectors.pairs[layer]),
+            "k": sorted(set(vectors.pairs[layer].values())),
+        }
         of_kinds: dict[Kind, KindMoments] = {}
         for kind in KINDS:
-            sums = {head: _sum_head(found.scans[HeadName(layer, head, kind)], found.layout) for head in heads[kind]}
+            sums = {head: _sum_head(vectors.scans[HeadName(layer, head, kind)], vectors.layout) for head in heads[kind]}
             of_kinds[kind] = _stacked(sums, facts.q_heads if kind == "q" else facts.kv_heads)
         yield facts, of_kinds
 
@@ -107,20 +110,20 @@ def open_vectors(folder: Path | str, reading: Reading = Reading()) -> VectorSet:
 
 def _group_size(folders: VectorFolders, scans: Mapping[HeadName, HeadScan], reading: Reading) -> tuple[GroupSize, str]:
     """Given, written in the files, or inferred, and a note that says which."""
-    told: dict[int, int] = {}
+    stated: dict[int, int] = {}
     for name, scan in scans.items():
         if scan.facts is not None:
             size = scan.facts.layer.q_heads // scan.facts.layer.kv_heads
-            if told.setdefault(name.layer, size) != size:
+            if stated.setdefault(name.layer, size) != size:
                 raise VectorsError(f"{folders.root}: heads of layer {name.layer} were written by different captures")
-    given = reading.group_size
-    for layer, size in told.items():
-        if given is not None and size_of_layer(given, layer) != size:
-            raise VectorsError(f"{folders.root}: group_size {given} was given, but layer {layer}'s files say {size}")
-    if given is not None:
-        return given, f"group size {given}, as given"
+    wanted = reading.group_size
+    for layer, size in stated.items():
+        if wanted is not None and size_of_layer(wanted, layer) != size:
+            raise VectorsError(f"{folders.root}: group_size {wanted} was given, but layer {layer}'s files say {size}")
+    if wanted is not None:
+        return wanted, f"group size {wanted}, as given"
     if all(scan.facts is not None for scan in scans.values()):
-        return told, "group size from the files"
+        return stated, "group size from the files"
     size = infer_group_size(folders)
     return size, f"group size {size}, inferred from the heads that are there"
 

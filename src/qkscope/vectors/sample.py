@@ -59,11 +59,11 @@ def sampled_positions(
     """
     _check(rate, seed, per_doubling)
     shape = (len(documents), tokens)
-    given = np.broadcast_to(np.arange(tokens) if positions is None else positions, shape)
+    all_positions = np.broadcast_to(np.arange(tokens) if positions is None else positions, shape)
     kept = np.full(shape, PADDING, dtype=np.int64)
     for row, document in enumerate(documents):
-        keep = _kept(given[row], _generator(seed, layer, document), rate, per_doubling)
-        kept[row, keep] = given[row, keep]
+        keep = _chosen(all_positions[row], _generator(seed, layer, document), rate, per_doubling)
+        kept[row, keep] = all_positions[row, keep]
     return kept
 
 
@@ -108,7 +108,7 @@ class VectorSampler:
         return np.asarray(np.searchsorted(self.layout.edges, positions, side="right") - 1, dtype=np.int64)
 
 
-def _kept(positions: Integers, generator: np.random.Generator, rate: float, per_doubling: int) -> NDArray[np.bool_]:
+def _chosen(positions: Integers, generator: np.random.Generator, rate: float, per_doubling: int) -> NDArray[np.bool_]:
     longest = int(positions.max(initial=PADDING))
     chance = log_uniform(longest + 1, per_doubling) if per_doubling else np.full(longest + 1, rate)
     draws = generator.random(longest + 1)  # a shorter document takes the first of the same draws

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.errors import QkscopeError
-from qkscope.vectors.errors import VectorsError, first_line
+from qkscope.errors import QkscopeError, first_line
+from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import COLUMNS, FileFacts, HeadName, facts_from_metadata
 
 BATCH_ROWS = 8192  # 4 MiB of float32 at width 128
@@ -57,9 +57,9 @@ def scan_head(name: HeadName, files: tuple[Path, ...]) -> HeadScan:
     rows, longest, rising, last = 0, -1, True, None
     for path in files:
         about.add(_width_and_facts(path, name))
-        for start, example_id, position, found in _integer_batches(path):
+        for start, example_id, position, of_batch in _integer_batches(path):
             _require_positions(path, start, position)
-            windows |= found
+            windows |= of_batch
             rising, last = rising and _continues(last, example_id, position), (example_id[-1], position[-1])
             rows, longest = rows + len(position), max(longest, int(position.max()))
     where = files[0].parent
@@ -98,7 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise
     except (pa.ArrowException, OSError) as error:
         raise VectorsError(
-            f"{path}: is not a whole parquet file ({first_line(error)}); download or write it again"
+            f"{path}: is not a complete parquet file ({first_line(error)}); download or write it again"
         ) from None
 
 
@@ -163,15 +163,15 @@ def _integers(path: Path, start: int, batch: Any, column: str) -> Integers:
 
 def _windows(path: Path, column: Any) -> set[int | None]:
     """The distinct sliding windows; pandas writes a nullable integer as a float with NaN."""
-    found: set[int | None] = set()
+    windows: set[int | None] = set()
     for value in column.unique().to_pylist():
         if value is None or value != value:
-            found.add(None)
+            windows.add(None)
         elif value > 0 and int(value) == value:
-            found.add(int(value))
+            windows.add(int(value))
         else:
             raise VectorsError(f"{path}: sliding_window {value} is not a number of tokens")
-    return found
+    return windows
 
 
 def _require_positions(path: Path, start: int, position: Integers) -> None:
@@ -198,8 +198,8 @@ def _require_one(where: Path, about: set[tuple[int, FileFacts | None]], windows:
     if widths[0] < 1:
         raise VectorsError(f"{where}: its first vector is empty or null")
     if len(windows) > 1:
-        told = ", ".join(sorted("null" if window is None else str(window) for window in windows))
-        raise VectorsError(f"{where}: its rows have different sliding windows ({told}); a layer has one")
+        listed = ", ".join(sorted("null" if window is None else str(window) for window in windows))
+        raise VectorsError(f"{where}: its rows have different sliding windows ({listed}); a layer has one")
 
 
 def _require_unique(files: Sequence[Path]) -> None:
@@ -211,10 +211,10 @@ def _require_unique(files: Sequence[Path]) -> None:
     if not same.any():
         return
     double = int(order[1:][same].min())
-    told = f"example_id {example_id[double]}, position {position[double]}"
+    token = f"example_id {example_id[double]}, position {position[double]}"
     for path, start, ids, _ in parts:
         if double < len(ids):
-            raise VectorsError(f"{path}, row {start + double}: {told} is there already; a token counts once")
+            raise VectorsError(f"{path}, row {start + double}: {token} is a repetition; a token counts once")
         double -= len(ids)
 
 

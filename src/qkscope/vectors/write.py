@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from qkscope.errors import ActivationError
 from qkscope.layers import LayerFacts
-from qkscope.vectors.card import dataset_card
+from qkscope.vectors.card import vectors_card
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import DATA_FILE, FileFacts, HeadName, Kind, arrow_schema
 from qkscope.vectors.sample import Integers, VectorSampler
@@ -71,12 +71,12 @@ class VectorWriter:
         self._layers = {facts.layer: self._chosen(facts, n_layers, heads) for facts in layers}
         self._layers = {layer: each for layer, each in self._layers.items() if each.heads["q"]}
         if not self._layers:
-            raise VectorsError(f"{self.folder}: no layer and head was chosen to keep vectors of")
+            raise VectorsError(f"{self.folder}: no head was chosen whose vectors are to be kept")
         self._staging = self.folder.parent / f".{self.folder.name}.partial.tmp"
         self._closed = self._discarded = False
         with self._writing():
             if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-                raise VectorsError(f"{self.folder}: is there already; give a new folder, or remove it first")
+                raise VectorsError(f"{self.folder}: already exists; give a new folder, or remove it first")
             if self._staging.is_symlink():
                 raise VectorsError(f"{self._staging}: is a symbolic link, and nothing is written there: remove it")
             shutil.rmtree(self._staging, ignore_errors=True)  # what a killed run left
@@ -136,7 +136,7 @@ class VectorWriter:
             with self._writing():
                 for layer in self._layers.values():
                     self._write_layer(layer)
-                card = dataset_card((name for layer in self._layers.values() for name in layer.names()), self.sampler)
+                card = vectors_card((name for layer in self._layers.values() for name in layer.names()), self.sampler)
                 (self._staging / "README.md").write_text(card, encoding="utf-8")
                 shutil.rmtree(self._spool)
                 if self.folder.exists():

@@ -13,8 +13,8 @@ _NOT_ENGINES = {"base", "schedule", "worker"}
 
 def engine_names() -> list[str]:
     """The engines there are: `local` first, then the others by name."""
-    found = {module.name for module in pkgutil.iter_modules(__path__)} - _NOT_ENGINES
-    return sorted(found, key=lambda name: (name != "local", name))
+    names = {module.name for module in pkgutil.iter_modules(__path__)} - _NOT_ENGINES
+    return sorted(names, key=lambda name: (name != "local", name))
 
 
 def find_engine(name: str) -> BaseEngine:

@@ -102,14 +102,14 @@ class Noted:
 
 
 Report = Started | Advanced | Finished | LeftOut | Noted
-Told = Callable[[Report], None]
+OnReport = Callable[[Report], None]
 
 
 class BaseEngine(ABC):
     """Runs tasks somewhere."""
 
     @abstractmethod
-    def run(self, job: Job, told: Told, stop: Stop) -> None:
+    def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
         """Run every task of the job and tell of each finished shard.
 
         Returns early, with running tasks finished, once `stop.asked`. A task that fails ends the run with its error,

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import QkscopeError, QkscopeWarning
-from qkscope.run.engines.base import BaseEngine, BaseWorker, Job, LeftOut, Noted, Report, Started, Task, Told
+from qkscope.run.engines.base import BaseEngine, BaseWorker, Job, LeftOut, Noted, OnReport, Report, Started, Task
 from qkscope.run.engines.schedule import Schedule
-from qkscope.run.engines.worker import pack, unpack
+from qkscope.run.engines.worker import pack_plans, unpack_plans
 from qkscope.run.runner import Leniency
 from qkscope.run.stopping import Stop
 
@@ -37,23 +37,23 @@ class WorkerError(QkscopeError):
 class LocalEngine(BaseEngine):
     """In this process with one worker, else in worker processes."""
 
-    def run(self, job: Job, told: Told, stop: Stop) -> None:
+    def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
         """Run every task of the job."""
         if (job.placement.workers or 1) > 1:
-            _Pool(job, told, stop).run()
+            _Pool(job, on_report, stop).run()
             return
         schedule = Schedule(job.tasks)
 
-        def heard(report: Report) -> None:
+        def relay(report: Report) -> None:
             if isinstance(report, LeftOut):
                 schedule.drop(report.checkpoint)
-            told(report)
+            on_report(report)
 
-        worker = job.worker(job.plans, job.folder, heard, leniency=job.leniency, held=job.held)
+        worker = job.worker(job.plans, job.folder, relay, leniency=job.leniency, held=job.held)
         loaded = None
         try:
             while not stop.asked and (task := schedule.take(loaded)) is not None:
-                told(Started(task.checkpoint))
+                on_report(Started(task.checkpoint))
                 worker.run(task, schedule.following(task))
                 schedule.finish(task)
                 loaded = task.checkpoint
@@ -75,11 +75,11 @@ class _WorkerProcess:
 class _Pool:
     """Hands tasks to worker processes and listens to them all."""
 
-    def __init__(self, job: Job, told: Told, stop: Stop) -> None:
-        self._job, self._told, self._stop = job, told, stop
+    def __init__(self, job: Job, on_report: OnReport, stop: Stop) -> None:
+        self._job, self._on_report, self._stop = job, on_report, stop
         self._schedule = Schedule(job.tasks)
         self._size = min(job.placement.workers or 1, len(job.tasks))
-        self._packed = pack(job.plans)
+        self._packed = pack_plans(job.plans)
         from qkscope.capture.devices import visible_gpus
 
         self._gpus = visible_gpus()
@@ -105,7 +105,7 @@ class _Pool:
             for member in self._members:
                 if member.task is None and (task := self._schedule.take(member.loaded, member.number)) is not None:
                     member.task, member.loaded = task, task.checkpoint
-                    self._told(Started(task.checkpoint))
+                    self._on_report(Started(task.checkpoint))
                     with suppress(OSError):  # it died while idle: `_listen` will see it
                         member.connection.send((task, self._schedule.following(task, member.number)))
         return any(member.task for member in self._members)
@@ -126,7 +126,7 @@ class _Pool:
         else:
             if isinstance(message, LeftOut):
                 self._schedule.drop(message.checkpoint)
-            self._told(message)
+            self._on_report(message)
 
     def _replace(self, member: _WorkerProcess) -> None:
         task = member.task
@@ -136,7 +136,9 @@ class _Pool:
         self._members[self._members.index(member)] = self._start(member.number)
         try:
             code = member.process.exitcode
-            self._told(Noted(self._schedule.lose(task, f"worker process {member.process.pid} died ({_ended(code)})")))
+            self._on_report(
+                Noted(self._schedule.lose(task, f"worker process {member.process.pid} died ({_ended(code)})"))
+            )
         except QkscopeError as error:
             self._failure = self._failure or error
 
@@ -232,10 +234,10 @@ def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
 
     take_share(setting.threads, setting.gpus)
     _send_warnings(connection)
-    worker = setting.worker(unpack(packed), setting.folder, connection.send, leniency=setting.leniency)
-    while (given := connection.recv()) is not None:
+    worker = setting.worker(unpack_plans(packed), setting.folder, connection.send, leniency=setting.leniency)
+    while (message := connection.recv()) is not None:
         try:
-            worker.run(*given)
+            worker.run(*message)
         except Exception as error:
             connection.send(_Failed.of(error))
         else:

@@ -26,14 +26,14 @@ from qkscope.run.engines.base import (
     Job,
     LeftOut,
     Noted,
+    OnReport,
     Placement,
     Report,
     Started,
     Task,
-    Told,
 )
 from qkscope.run.engines.schedule import Schedule
-from qkscope.run.engines.worker import pack, unpack
+from qkscope.run.engines.worker import pack_plans, unpack_plans
 from qkscope.run.runner import Leniency
 from qkscope.run.stopping import Stop
 
@@ -46,14 +46,14 @@ PATIENCE = 120.0  # seconds without any worker before the user is told; importin
 class RayEngine(BaseEngine):
     """Shards as tasks of Ray actors."""
 
-    def run(self, job: Job, told: Told, stop: Stop) -> None:
+    def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
         """Run every task of the job."""
-        with _connected(job.placement.address, told) as ray, _marked(job.folder) as marker:
-            _Crew(ray, job, told, stop, marker).run()
+        with _connected(job.placement.address, on_report) as ray, _marked(job.folder) as marker:
+            _Crew(ray, job, on_report, stop, marker).run()
 
 
 @contextmanager
-def _connected(address: str | None, told: Told) -> Iterator[Any]:
+def _connected(address: str | None, on_report: OnReport) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     try:
         import ray
@@ -64,55 +64,58 @@ def _connected(address: str | None, told: Told) -> Iterator[Any]:
         return
     named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else None  # Ray itself prefers it to `auto`
     if address is None and not named:
-        _start_own(ray, told)
+        _start_own(ray, on_report)
     else:
-        _join(ray, named or str(address), f"RAY_ADDRESS {named}" if named else f"Ray address {address}", told)
+        _join(ray, named or str(address), f"RAY_ADDRESS {named}" if named else f"Ray address {address}", on_report)
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _join(ray: Any, address: str, called: str, told: Told) -> None:
+def _join(ray: Any, address: str, called: str, on_report: OnReport) -> None:
     try:
         place = _require_answer(address)
-        told(Noted(f"connecting to the Ray cluster at {place}; if that takes minutes, it is no Ray, or not well"))
+        slow = "if this takes minutes, the address is not a Ray cluster or the cluster is unhealthy"
+        on_report(Noted(f"connecting to the Ray cluster at {place}; {slow}"))
         ray.init(address=address, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:  # OSError: nobody listens, and Ray's own ConnectionError
         way_out = "Unset it" if called.startswith("RAY_ADDRESS") else "Leave it out"
         raise InputError(
-            f"{called}: no Ray cluster answers there ({error}). {way_out}, and a Ray is started on this machine for "
-            "the run; or start the cluster with `ray start --head`"
+            f"{called}: no Ray cluster answers there ({error}). {way_out}, and a Ray cluster is started on this "
+            "machine for the run; or start the cluster with `ray start --head`"
         ) from None
 
 
-def _start_own(ray: Any, told: Told) -> None:
+def _start_own(ray: Any, on_report: OnReport) -> None:
     """Without an address a Ray of this run's own is started. Who meant one that runs already should know."""
     running = None
     with suppress(OSError, ValueError, RuntimeError):  # there is none
         running = _require_answer("auto")
-    told(
+    on_report(
         Noted(
-            "starting a Ray on this machine for this run alone"
+            "starting a Ray cluster on this machine for this run alone"
             + (f"; --ray-address auto would use the one at {running}" if running else "")
         )
     )
     try:
         ray.init(address="local", log_to_driver=False, include_dashboard=False)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"a Ray could not be started on this machine ({error}); --engine local needs none") from None
+        raise InputError(
+            f"Ray could not be started on this machine ({error}); --engine local does not need it"
+        ) from None
 
 
 def _require_answer(address: str) -> str:
     """Where an address leads, if somebody listens there; Ray itself would try for many minutes, without a word."""
-    place = _found() if address == "auto" else address
+    place = _bootstrap_address() if address == "auto" else address
     host, colon, port = place.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():  # else Ray says what is wrong with it
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
     return place
 
 
-def _found() -> str:
+def _bootstrap_address() -> str:
     """The cluster that `auto` stands for; after `ray start` that is noted in a file, which a killed cluster leaves."""
     from ray._private import services
 
@@ -147,13 +150,13 @@ class _RayWorker:
 class _Crew:
     """Hands tasks to actors and listens to them all."""
 
-    def __init__(self, ray: Any, job: Job, told: Told, stop: Stop, marker: Path) -> None:
-        self._ray, self._job, self._told, self._stop = ray, job, told, stop
+    def __init__(self, ray: Any, job: Job, on_report: OnReport, stop: Stop, marker: Path) -> None:
+        self._ray, self._job, self._on_report, self._stop = ray, job, on_report, stop
         self._schedule = Schedule(job.tasks)
         asked = job.placement
         self._gpus = _gpus_per_worker(ray, asked)
         self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
-        self._plans = ray.put(pack(job.plans))  # once per node, however many workers it has
+        self._plans = ray.put(pack_plans(job.plans))  # once per node, however many workers it has
         self._arguments = (self._plans, str(marker), job.worker, job.leniency, max(1, int(self._cpus)))
         self._members: list[_RayWorker] = []
         self._failure: QkscopeError | None = None
@@ -198,7 +201,7 @@ class _Crew:
                     member.task = self._schedule.take(member.loaded, number)
                     if member.task is not None:
                         member.loaded = member.task.checkpoint
-                        self._told(Started(member.task.checkpoint))
+                        self._on_report(Started(member.task.checkpoint))
                         following = self._schedule.following(member.task, number)
                         member.pending = member.actor.run.remote(member.task, following)
             if self._schedule.waiting:
@@ -218,7 +221,7 @@ class _Crew:
             for report in reports:
                 if isinstance(report, LeftOut):
                     self._schedule.drop(report.checkpoint)
-                self._told(report)
+                self._on_report(report)
             self._free(member)
 
     def _free(self, member: _RayWorker) -> None:
@@ -237,8 +240,8 @@ class _Crew:
         if member.task is None:
             return
         try:
-            told = self._schedule.lose(member.task, f"its worker or node died ({type(how).__name__})")
-            self._told(Noted(told))
+            message = self._schedule.lose(member.task, f"its worker or node died ({type(how).__name__})")
+            self._on_report(Noted(message))
         except QkscopeError as error:
             self._failure = self._failure or error
 
@@ -247,11 +250,11 @@ class _Crew:
         self._failed_starts += 1
         reason = " ".join(str(how).split())[:600]
         if self._failed_starts == 1:
-            self._told(Noted(f"a Ray worker died before it was ready, another is started: {reason}"))
+            self._on_report(Noted(f"a Ray worker died before it was ready; starting another: {reason}"))
         if self._failed_starts >= FAILED_STARTS * max(1, len(self._members)):
             self._failure = self._failure or QkscopeError(
-                f"{self._failed_starts} Ray workers one after the other died before they were ready; what is finished "
-                f"is kept: see to the cluster and run the same command again. The last said: {reason}"
+                f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is kept: "
+                f"check the cluster and run the same command again. The last error: {reason}"
             )
 
     def _complain(self, heard: bool) -> None:
@@ -261,7 +264,7 @@ class _Crew:
             return
         before, self._alone = self._alone, self._alone + POLL
         if before < PATIENCE <= self._alone:
-            self._told(
+            self._on_report(
                 Noted(
                     f"no worker could start for {PATIENCE:.0f} s: each needs {self._cpus:g} CPUs and {self._gpus:g} "
                     f"GPUs, the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
@@ -286,9 +289,9 @@ def _own(error: Any) -> QkscopeError:
     cause = error.cause
     if isinstance(cause, QkscopeError):
         kind = next(each for each in type(cause).__mro__ if each.__module__.startswith("qkscope"))
-        found: QkscopeError = kind(_message(cause))
-        found.advice = tuple(getattr(cause, "advice", ()))
-        return found
+        ours: QkscopeError = kind(_message(cause))
+        ours.advice = tuple(getattr(cause, "advice", ()))
+        return ours
     return QkscopeError(f"a Ray worker failed: {error}")
 
 
@@ -311,7 +314,7 @@ class _Actor:
         self._shared = Path(marker).is_file()
         folder = Path(marker).parents[1]
         self._worker = worker(
-            unpack(packed),
+            unpack_plans(packed),
             folder,
             self._reports.append,
             leniency=leniency,
@@ -330,5 +333,5 @@ class _Actor:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", QkscopeWarning)
             self._worker.run(task, following)
-        told = [Noted(str(each.message)) for each in caught if issubclass(each.category, QkscopeWarning)]
-        return [*told, *self._reports]
+        notes = [Noted(str(each.message)) for each in caught if issubclass(each.category, QkscopeWarning)]
+        return [*notes, *self._reports]

@@ -84,8 +84,9 @@ class Schedule:
         what = f"checkpoint {task.name!r}, shard {task.shards[0].number}"
         if self._lost[task] >= ATTEMPTS:
             raise WorkerLost(
-                f"{what}: {self._lost[task]} workers died over it, the last: {how}; the system may have killed them "
-                "for memory: try fewer workers or a smaller batch_tokens, or a document of it crashes the process"
+                f"{what}: {self._lost[task]} workers died on it, the last: {how}; the system may have killed them for "
+                "lack of memory (try fewer workers or a smaller batch_tokens), or one of its documents crashes the "
+                "process"
             )
         if task.checkpoint in self._dropped:
             return f"{what}: {how}; its checkpoint is left out anyway"

@@ -14,7 +14,7 @@ from qkscope.moments.moments import Moments
 from qkscope.results.folder import vectors_path
 from qkscope.run.engines.base import Advanced, Finished, LeftOut, Noted, Report, Task
 from qkscope.run.plan import CheckpointPlan, Shard
-from qkscope.run.runner import BAD_CHECKPOINT, Hearing, Leniency, ShardRunner
+from qkscope.run.runner import BAD_CHECKPOINT, Leniency, ShardListener, ShardRunner
 from qkscope.run.shards import deliver, delivery_path, running_shard
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Runs tasks one after the other with one `ShardRunner`; `told` hears of everything."""
+    """Runs tasks one after the other with one `ShardRunner`; `on_report` hears of everything."""
 
     def __init__(
         self,
         plans: Sequence[CheckpointPlan],
         folder: Path,
-        told: Callable[[Report], None],
+        on_report: Callable[[Report], None],
         *,
         leniency: Leniency,
         shared: bool = True,  # whether the run sees this folder too
@@ -36,15 +36,15 @@ class Worker:
     ) -> None:
         self._plans = plans
         self._folder = folder
-        self._told = told
+        self._on_report = on_report
         self._leniency = leniency
         self._shared, self._lock = shared, shared and not held
         self._checkpoint = 0
-        hearing = Hearing(
-            advanced=lambda documents, tokens: told(Advanced(self._checkpoint, documents, tokens)),
-            noted=lambda message: told(Noted(f"{self._plans[self._checkpoint].checkpoint.name}: {message}")),
+        listener = ShardListener(
+            advanced=lambda documents, tokens: on_report(Advanced(self._checkpoint, documents, tokens)),
+            noted=lambda message: on_report(Noted(f"{self._plans[self._checkpoint].checkpoint.name}: {message}")),
         )
-        self._runner = ShardRunner(leniency=leniency, hearing=hearing)
+        self._runner = ShardRunner(leniency=leniency, listener=listener)
 
     def run(self, task: Task, following: int | None = None) -> None:
         """Run all shards of the task; without a shared folder their moments are told as bytes.
@@ -59,7 +59,7 @@ class Worker:
             except BAD_CHECKPOINT as error:
                 if not self._leniency.checkpoints:
                     raise _advised(error) from error
-                self._told(LeftOut(task.checkpoint, str(error.args[0])))
+                self._on_report(LeftOut(task.checkpoint, str(error.args[0])))
 
     def close(self) -> None:
         """Nothing is open between tasks."""
@@ -85,7 +85,7 @@ class Worker:
             with tempfile.TemporaryDirectory() as scratch:
                 deliver(plan, moments, Path(scratch) / "shard.safetensors")
                 contents = (Path(scratch) / "shard.safetensors").read_bytes()
-        self._told(Finished(task.checkpoint, shard.number, contents))
+        self._on_report(Finished(task.checkpoint, shard.number, contents))
 
 
 def _advised(error: QkscopeError) -> QkscopeError:
@@ -95,12 +95,12 @@ def _advised(error: QkscopeError) -> QkscopeError:
     )
 
 
-def pack(plans: Sequence[Any]) -> bytes:
+def pack_plans(plans: Sequence[Any]) -> bytes:
     """Plans for another process of this run; tokenizers that checkpoints share are packed once."""
     return pickle.dumps(list(plans))
 
 
-def unpack(packed: bytes) -> list[Any]:
+def unpack_plans(packed: bytes) -> list[Any]:
     """Plans from the process that started this one."""
     from qkscope.capture.load import find_custom_code
 
