@@ -108,11 +108,12 @@ def chromium():
 
     While it is open, this thread counts as inside an event loop: a test that wants `asyncio.run` needs its own thread.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     from browser import ARGUMENTS, find_chromium
 
     executable = find_chromium()
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
         yield browser

@@ -1,5 +1,7 @@
 """A capture runs no further than the last wanted layer's queries and keys, and its sums are those of a whole pass."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -79,10 +81,11 @@ def test_later_layers_are_left_out_where_a_pass_cannot_be_left(monkeypatch):
 def test_the_model_is_as_it_was():
     model = tiny("llama").train()
     before = AttentionInterface.get_interface
-    expected = model(tokens(1, 48)).logits
+    expected, whole = model(tokens(1, 48)).logits, pickle.dumps(model)
     collect_moments(model, batches(tokens(2, 48)), LAYOUT)
     assert AttentionInterface.get_interface is before
-    assert all(module.training and not module._forward_hooks for module in model.modules())
+    assert all(module.training for module in model.modules())
+    assert pickle.dumps(model) == whole  # its modes, buffers and hooks are those that it had
     assert torch.equal(model(tokens(1, 48)).logits, expected)
 
 

@@ -189,7 +189,7 @@ def test_workers_that_die_over_one_shard_again_and_again(long_study, tmp_path, q
 def test_workers_end_with_a_run_that_is_killed(long_study, tmp_path, start):
     long_study()
     process = start("run", "study.yaml", "--out", "out", "--workers", "2")
-    while not list((tmp_path / "out/moments").glob(".shards/*/*.running")):
+    while not list((tmp_path / "out/moments").glob(".shards/*/*.running")):  # all that another process can see of it
         assert process.poll() is None
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -358,6 +358,7 @@ def test_a_ray_node_that_dies_in_the_middle_of_a_task(long_study, tmp_path, clus
     made, (second,) = cluster(2)
 
     def kill_when_both_work():
+        # Workers of Ray tell of a shard when it is finished; that one is in flight only its marker says.
         while len(list((tmp_path / "out/moments").glob(".shards/*/*.running"))) < 2:
             time.sleep(0.01)
         made.remove_node(second, allow_graceful=False)

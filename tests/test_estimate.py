@@ -309,7 +309,7 @@ def test_tables_solve_as_many_eigenproblems_as_the_estimate_says(monkeypatch, co
 def test_tables_take_as_many_cores_as_the_estimate_says(monkeypatch):
     """Three layers on three cores: each waits until all three are being worked on."""
     monkeypatch.setattr(rows, "cpu_count", lambda: 3)
-    together = threading.Barrier(3, timeout=60)
+    together = threading.Barrier(3)
     rows.over_layers(lambda layer: together.wait(), range(3))
     layers = tuple(LayerFacts(number, 2, 1, 4) for number in range(3))
     slow = {"storage_bandwidth": 1e30, "checksum": 1e30, "table_numbers": 1e30, "host_flops": 10.0}

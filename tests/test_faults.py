@@ -43,7 +43,10 @@ def wait_for_line(process, beginning):
 
 
 def wait_for_a_shard(process, folder):
-    """Until a shard is in flight, which its marker says."""
+    """Until a shard is in flight, which its marker says: a run into a pipe tells of no single shard.
+
+    No time is too long, for a run that ends without one is noticed.
+    """
     while not list((folder / "out/moments").glob(".shards/*/*.running")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
@@ -67,29 +70,42 @@ class Told(Events):
 
 # Runs are forked off a process that has imported everything, so that twenty of them take seconds, not minutes.
 KILLED = """
-import os, random, signal, threading, time
+import os, random, signal, sys, threading
 from tqdm import tqdm
+from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 
+class Counted(Events):
+    # Ends this process at the n-th thing that happens, as a kill from outside would.
+    happened, last = 0, None
+
+    def happens(self, *_):
+        self.happened += 1
+        if self.happened == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    planned = started = advanced = finished = wrote = happens
+
+counted = Counted()
+# Also just before a file gets its name: what is told of it comes later.
+sys.addaudithook(lambda name, given: counted.happens() if name == "os.rename" else None)
+
 tqdm.set_lock(threading.RLock())  # its own is shared by forks: whoever is killed with it would stop all that follow
-run_study("study.yaml", "whole")
-begun = time.monotonic()
-run_study("study.yaml", "again")
-takes = time.monotonic() - begun
+run_study("study.yaml", "whole", counted)
+whole = counted.happened
 
 draw, kills, runs = random.Random(0), 0, 0
 while True:
+    last = draw.randint(1, whole // 2) if kills < 20 else None
     pid = os.fork()
     if pid == 0:
-        run_study("study.yaml", f"out{runs}")
+        counted.happened, counted.last = 0, last
+        run_study("study.yaml", f"out{runs}", counted)
         os._exit(0)
-    if kills < 20:
-        time.sleep(draw.uniform(0.0, takes / 2))
-        os.kill(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
     if os.WIFSIGNALED(status):
         kills += 1
-    elif status == 0:  # through, perhaps before its kill
+    elif status == 0:  # through: less was left to do than would have happened up to its kill
         runs += 1
         if kills == 20:
             break

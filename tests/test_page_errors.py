@@ -15,7 +15,7 @@ from qkscope.page.errors import add_errors
 from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
-from test_page_browser import over_cell, unfold
+from test_page_browser import drawn, middle, over_cell, swept, unfold
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,7 @@ def test_means_have_their_error_until_a_filter_chooses_heads(visit, known):
         signal = page.locator("#view-signal")
         signal.scroll_into_view_if_needed()
         signal.locator("svg text", has_text="± 1 SE over documents").wait_for()
-        box = signal.locator("svg").bounding_box()
-        page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + box["height"] / 2)
+        page.mouse.move(*middle(swept(drawn(page, "view-signal")), lambda _, lines: lines[:1] == ["Late"]))
         assert float(table["r_q"].iloc[-1]) == pytest.approx(0.3775)  # of 0.71, 0.5, 0.1 and 0.2
         error = float(table["r_q_se"].iloc[-1])
         assert f"mean r_q 0.378 ± {error:.3f}, SD over heads" in page.locator(".tooltip").inner_text()
@@ -152,19 +151,13 @@ def test_replicates_are_not_a_lens_of_their_own(visit, known):
 def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
     tables = build_tables(load_results(known)).own
     with visit(known / "report.html") as page:
-        depth = page.locator("#view-depth-rq")
-        depth.scroll_into_view_if_needed()
-        depth.locator("svg text", has_text="layer").first.wait_for()
-        box = depth.locator("svg").bounding_box()
-        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 20)  # layer 0 of the first checkpoint
+        depth = swept(drawn(page, "view-depth-rq"))
+        page.mouse.move(*middle(depth, lambda _, lines: lines[:2] == ["Early", "layer 0"]))
         error = float(tables.table("depth_rq")["layer_0_se"].iloc[0])
         assert f"± {error:.2g}" in page.locator(".tooltip").inner_text()
         unfold(page)
-        stack = page.locator("#view-stack")
-        stack.scroll_into_view_if_needed()
-        stack.locator("svg path[stroke-width='1.2']").first.wait_for(state="attached")
         # Two categories of each checkpoint change with the documents: position-dominated and mixed.
-        assert stack.locator("svg path[stroke-width='1.2']").count() == 4
+        assert drawn(page, "view-stack").locator("[data-part=error]").count() == 4
         rows = dict(
             row.split("\t", 1) for row in page.locator("#measures table tbody tr").all_inner_texts() if "\t" in row
         )

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from test_page_browser import dots, set_slider, state, unfold, until
+from test_page_browser import dots, drawn, middle, set_slider, state, swept, unfold
 
 pytestmark = pytest.mark.slow
 
@@ -12,15 +12,9 @@ def said(page):
     return page.locator("#live").text_content()
 
 
-DRAWN = """(() => { const node = document.querySelector("#view-%s .surface");
-    return node.tagName === "CANVAS" ? node.width > 300 || node.height > 150 : node.childElementCount > 4; })()"""
-
-
 def into(page, view):
     """The drawing of a view, in sight, drawn and focused."""
-    surface = page.locator(f"#view-{view} .surface")
-    surface.scroll_into_view_if_needed()
-    until(page, DRAWN % view)
+    surface = drawn(page, f"view-{view}")
     surface.focus()
     return surface
 
@@ -113,7 +107,7 @@ def test_the_portrait_can_be_looked_at_closely(visit, grown_page):
         page.get_by_role("button", name="Zoom into the portrait").click()
         page.get_by_role("button", name="Zoom out of the portrait").click()
         assert state(page)["zoom"] is None
-        page.mouse.move(*[page.locator("#view-portrait canvas").bounding_box()[side] + 150 for side in ("x", "y")])
+        drawn(page, "view-portrait").hover()
         page.keyboard.down("Control")
         page.mouse.wheel(0, -100)
         page.keyboard.up("Control")
@@ -148,14 +142,15 @@ def test_a_head_is_shown_at_both_windows(visit, grown_page):
 def test_by_finger(visit, grown_page):
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
     with visit(grown_page / "report.html", **phone) as page:
-        box = into(page, "map").bounding_box()
-        page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
+        page.touchscreen.tap(*middle(swept(into(page, "map")), lambda head, lines: head == 12))
         assert page.locator("#head").is_visible()
+        assert state(page)["head"] == 12
         page.locator("#close-head").tap()
         assert not page.locator("#head").is_visible()
-        box = into(page, "signal").bounding_box()
-        page.touchscreen.tap(box["x"] + 60, box["y"] + 200)
-        assert state(page)["checkpoint"] < 9  # a curve moves the slider
+        labels = page.evaluate("JSON.parse(document.getElementById('about').textContent).checkpoints")
+        third = middle(swept(into(page, "signal")), lambda _, lines: lines[:1] == [labels[2]["label"]])
+        page.touchscreen.tap(*third)
+        assert state(page)["checkpoint"] == 2  # a curve moves the slider
         page.locator("#view-portrait").scroll_into_view_if_needed()
         page.get_by_role("button", name="Zoom into the portrait").tap()
         assert state(page)["zoom"] is not None

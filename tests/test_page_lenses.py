@@ -23,7 +23,7 @@ from qkscope.page.pack import Pack, unpack, unsqueeze
 from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
-from test_page_browser import downloaded, over_cell, set_slider, state, tool
+from test_page_browser import downloaded, drawn, middle, over_cell, set_slider, state, swept, tool
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
 CONTEXTS = {"one": 64, "two": 64, "three": 256}
@@ -293,14 +293,9 @@ def test_a_column_name_stands_for_one_column_and_a_head_has_one_row(tables):
 
 
 def view_of(page, place):
-    node = page.locator(f"#view-lens-tilt-{place}")
     page.locator("#lens-tilt").evaluate("node => { node.open = true; }")
-    node.evaluate("node => node.scrollIntoView({block: 'center'})")
-    page.wait_for_function(  # drawn: only then the label says more than the title
-        "id => document.querySelector(`${id} .surface`).getAttribute('aria-label').includes(': ')",
-        arg=f"#view-lens-tilt-{place}",
-    )
-    return node
+    drawn(page, f"view-lens-tilt-{place}")
+    return page.locator(f"#view-lens-tilt-{place}")
 
 
 def hover_cell(page, place, layer, number):
@@ -309,17 +304,10 @@ def hover_cell(page, place, layer, number):
     return page.locator(".tooltip").inner_text().split("\n")
 
 
-def hover_column(page, place, index, checkpoints=3):
-    """Move over a checkpoint of a curve or of bars, from the right end of its frame."""
-    surface = view_of(page, place).locator("svg")
-    surface.scroll_into_view_if_needed()  # views are drawn when they come into sight
-    surface.locator("path").first.wait_for(state="attached")
-    box = surface.bounding_box()
-    boxes = "nodes => nodes.map((n) => n.getBBox()).map((b) => [b.x, b.width, b.height])"
-    lines = surface.locator("path").evaluate_all(boxes)
-    left, width = next((x, wide) for x, wide, tall in lines if tall == 0 and wide > 50)  # a line of the axis
-    scale = box["width"] / surface.evaluate("node => node.viewBox.baseVal.width")
-    page.mouse.move(box["x"] + (left + (index + 0.5) * width / checkpoints) * scale, box["y"] + box["height"] / 2)
+def hover_column(page, place, label):
+    """Move over a checkpoint of a curve or of bars."""
+    found = swept(view_of(page, place).locator("svg.surface"))
+    page.mouse.move(*middle(found, lambda _, lines: lines[:1] == [label]))
     return page.locator(".tooltip").inner_text().split("\n")
 
 
@@ -407,7 +395,7 @@ def test_means_by_checkpoint_follow_the_filters(visit, report, tables, place):
                 page.locator("#filters summary").click()
                 page.get_by_label("First layer").fill("1")
                 page.get_by_label("First layer").press("Tab")
-            said = hover_column(page, place, 1)
+            said = hover_column(page, place, "Two")
             assert said[0] == "Two"
             # No replicates of means here: the error of a mean is at most the mean of its heads' errors.
             mean, error = said[1].split(" ± at most ")
@@ -430,7 +418,7 @@ def test_means_of_all_heads_have_the_error_that_documents_give(visit, tmp_path, 
         rows.append({**who, "table": "tilt", "column": "tilt", "mean": mean, **without})
     pd.DataFrame(rows).to_csv(tmp_path / "layer_means.csv", index=False)
     with visit(write_study(tmp_path, (LENS,), {"tilt.csv": {"own": tables["tilt.csv"]["own"]}})) as page:
-        said = hover_column(page, 0, 1)
+        said = hover_column(page, 0, "Two")
         assert number_and_error(said[1], "mean tilt ")[1] == pytest.approx(np.sqrt(3) * 0.02, rel=0.02)
         assert "± 1 SE over documents" in view_of(page, 0).locator("svg").text_content()
 
@@ -456,18 +444,18 @@ def test_the_scatter_by_pointer_and_by_keyboard(visit, report, tables):
         assert state(page)["head"] == key
         page.keyboard.press("Escape")
         assert state(page)["head"] is None
-        # Both columns' limits are the axes' ends: share from 0 to 1 across, tilt from -1 to 1 up.
-        box = canvas.bounding_box()
-        left = page.evaluate(
-            """() => {
-              const pen = document.createElement("canvas").getContext("2d");
-              pen.font = getComputedStyle(document.body).font.replace(/^.*?px/, "400 11.5px");
-              return 32 + Math.max(...["−1.0", "−0.5", "0.5", "1.0"].map((t) => pen.measureText(t).width));
-            }"""
-        )
-        x = box["x"] + left + 8 + row["share"] * (box["width"] - 14 - 8 - left - 8)
-        y = box["y"] + 14 + 8 + (1 - row["tilt"]) / 2 * (box["height"] - 44 - 14 - 16)
-        page.mouse.move(x, y)
+        # Where the other marks are says where this one is: share across, tilt up.
+        found = swept(canvas, step=4)
+        others = sorted({key for _, _, key, _ in found} - {None, 1})
+        assert len(others) == LAYERS * HEADS - 2  # this one, and one that is undefined
+        places = [middle(found, lambda key, _, other=other: key == other) for other in others]
+        values = [head(table, "three", key // HEADS, key % HEADS)[["share", "tilt"]] for key in others]
+        place = []
+        for name, known, at in zip(("share", "tilt"), np.array(values, float).T, np.array(places).T, strict=True):
+            way = np.polyfit(known, at, 1)
+            assert np.abs(np.polyval(way, known) - at).max() < 4  # the step of the sweep
+            place.append(float(np.polyval(way, row[name])))
+        page.mouse.move(*place)
         said = page.locator(".tooltip").inner_text().split("\n")
         assert said[0] == "Layer 0, head 1"
         assert number(said[1], "share ") == row["share"]
@@ -533,13 +521,16 @@ def test_the_files_of_lens_views(visit, report, tables):
         pd.testing.assert_frame_equal(heads, last[["model", "layer", "head", "window", "share", "tilt", "tilt_se"]])
         for place in range(5):
             assert saved(place, "PNG")[:8] == b"\x89PNG\r\n\x1a\n"
-            assert len(list(ElementTree.fromstring(saved(place, "SVG")).iter())) > 30
+            drawing = ElementTree.fromstring(saved(place, "SVG"))
+            assert len(list(drawing.iter())) > 30
+            if place == 3:  # both columns' limits are the axes' ends: share from 0 to 1, tilt from -1 to 1
+                assert {"0", "1.0", "−1.0"} <= {node.text for node in drawing.iter()}
 
 
 def test_different_models_are_not_joined(visit, tmp_path, tables):
     def long_lines(path):
         with visit(path) as page:
-            return view_of(page, 0).locator("svg path[stroke-width='2']").count()
+            return view_of(page, 0).locator("svg [data-part=curve]").count()
 
     kinds = {m: {"model_type": m, "model": m} for m in MODELS}
     (tmp_path / "same").mkdir()
@@ -574,22 +565,21 @@ def test_intervals_follow_the_slider_and_say_where_nothing_was_measured(visit, t
         page.locator("#lens-sides").evaluate("node => { node.open = true; }")
         view.evaluate("node => node.scrollIntoView({block: 'center'})")
 
-        def drawn(words):
+        def says(words):
             page.wait_for_function(
                 "([place, words]) => document.querySelector(place).getAttribute('aria-label').includes(words)",
                 arg=["#view-lens-sides-interval-0 .surface", words],
             )
 
-        drawn("at Three: left: all 1.500, no interval.")
+        says("at Three: left: all 1.500, no interval.")
         set_slider(page, 1)
-        drawn("at Two: not measured.")
+        says("at Two: not measured.")
         assert "Not measured at Two." in view.inner_text()
         set_slider(page, 0)
-        drawn("left: all 0.5000 (0.2500 to 0.7500); right: all −0.1250 (−0.5000 to 0.2500)")
+        says("left: all 0.5000 (0.2500 to 0.7500); right: all −0.1250 (−0.5000 to 0.2500)")
         assert view.locator("svg circle, svg path").count() > 3
         assert "Lines are 95 % intervals" in view.inner_text()
-        box = view.locator("svg").bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8 + 12)
+        view.locator("svg text", has_text="left: all").hover()
         assert page.locator(".tooltip").inner_text().split("\n") == [
             "left: all",
             "gap (per token): 0.5000 (0.2500 to 0.7500)",

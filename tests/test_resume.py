@@ -169,7 +169,7 @@ def test_of_two_shards_that_finish_together_one_merges(world, tmp_path):
     with holding(merging_path(out, "one")) as taken:
         assert taken
         last.start()
-        while not shard_path(out, "one", 1).exists():
+        while not shard_path(out, "one", 1).exists():  # nothing is told between this and the lock that is taken
             assert last.is_alive()
             time.sleep(0.01)
     last.join()

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkscope.errors import InputError
@@ -288,7 +289,7 @@ class Live(Launches):
         for tensor in found if isinstance(found, list | tuple) else [found]:
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
+                key, size = StorageWeakRef(storage), storage.nbytes()  # on "meta" addresses are all 0
                 if func.is_view and not self._users[key]:
                     continue  # of something that was there before
                 self.held += 0 if self._users[key] else size
@@ -299,7 +300,9 @@ class Live(Launches):
 
     def _gone(self, key, size):
         self._users[key] -= 1
-        self.held -= 0 if self._users[key] else size
+        if not self._users[key]:
+            del self._users[key]
+            self.held -= size
 
 
 def big_layer(queries, keys, width):

@@ -1,6 +1,7 @@
 """The tap: it fires, it comes off, it refuses what it cannot tell apart."""
 
 import inspect
+import pickle
 import threading
 
 import pandas as pd
@@ -32,15 +33,18 @@ def test_counts_calls_and_tokens_per_layer():
 def test_everything_is_put_back_after_an_exception():
     model = tiny("llama").train()
     backbone = text_backbone(model)
+    expected, before = run_backbone(backbone, tokens()), pickle.dumps(model)
 
     def fail(call):
         raise RuntimeError("observer failed")
 
-    with pytest.raises(RuntimeError, match="observer failed"), evaluation(backbone), Tap(backbone, fail):
+    with pytest.raises(RuntimeError, match="observer failed"), evaluation(backbone), Tap(backbone, fail) as tap:
         run_backbone(backbone, tokens())
     assert AttentionInterface.get_interface is ORIGINAL
-    assert not backbone._forward_pre_hooks
     assert all(module.training for module in model.modules())
+    assert torch.equal(run_backbone(backbone, tokens()), expected)
+    assert tap.forwards == 1
+    assert pickle.dumps(model) == before  # its modes, buffers and hooks are those that it had
 
 
 def test_two_models_can_be_tapped_at_once_and_closed_in_any_order():

@@ -112,6 +112,7 @@ function attachPointer(view, lines) {
   const { app, surface } = view;
   const headAt = (cell) => (cell ? (app.data.byName.get(`L${cell.layer}H${cell.head}`) ?? null) : null);
   let start = null;
+  let dragged = false; // the click that follows a drag chooses nothing
   surface.addEventListener("pointerdown", (event) => {
     if (event.button === 0 && (event.pointerType !== "touch" || view.boxing)) start = cellAt(view, event);
   });
@@ -127,14 +128,16 @@ function attachPointer(view, lines) {
     }
     point(view, headAt(cell), event, lines);
   });
-  surface.addEventListener("pointerup", (event) => {
-    if (app.draggingCells) {
+  surface.addEventListener("pointerup", () => {
+    dragged = Boolean(app.draggingCells);
+    if (dragged) {
       app.store.set({ brush: { kind: "cells", ...app.draggingCells } });
       app.draggingCells = null;
       view.stopBoxing?.();
-    } else if (event.button === 0) choose(view, headAt(cellAt(view, event)));
+    }
     start = null;
   });
+  surface.addEventListener("click", (event) => dragged || choose(view, headAt(cellAt(view, event))));
   surface.addEventListener("pointerleave", () => app.store.set({ hover: null }));
 }
 

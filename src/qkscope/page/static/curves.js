@@ -47,7 +47,7 @@ export function drawCurve(g, x, y, values, { colour, mark = "circle", dash = [],
     else if (value !== undefined) runs.push((run = []));
   });
   for (const points of runs) {
-    if (connected && points.length > 1) g.pen.line(points, { stroke: colour, width: 2, dash });
+    if (connected && points.length > 1) g.pen.line(points, { stroke: colour, width: 2, dash, part: "curve" });
     const r = values.length > 60 ? 1.6 : 3.8;
     const style = hollow ? { fill: g.theme.paper, stroke: colour, width: 1.5 } : { fill: colour, stroke: g.theme.paper, width: 0.8 };
     for (const [px, py] of points) g.pen.mark(mark, px, py, r, style);

@@ -67,6 +67,7 @@ function attachPointer(view) {
     return nearest(seen, app.selection.mask(app.store.state.checkpoint), view.place(event));
   };
   let start = null;
+  let dragged = false; // the click that follows a drag chooses nothing
   surface.addEventListener("pointerdown", (event) => {
     if (event.button === 0 && (event.pointerType !== "touch" || view.boxing)) start = view.place(event);
   });
@@ -83,16 +84,18 @@ function attachPointer(view) {
     }
     point(view, headAt(event), event, headLines);
   });
-  surface.addEventListener("pointerup", (event) => {
+  surface.addEventListener("pointerup", () => {
     const { checkpoint, component, choice } = app.store.state;
-    if (app.dragging) {
+    dragged = Boolean(app.dragging);
+    if (dragged) {
       app.store.set({ brush: { kind: "box", checkpoint, component, choice, ...app.dragging } });
       app.dragging = null;
       view.stopBoxing?.();
       app.announce(`Box: ${app.selection.title()}`);
-    } else if (event.button === 0) choose(view, headAt(event));
+    }
     start = null;
   });
+  surface.addEventListener("click", (event) => dragged || choose(view, headAt(event)));
   surface.addEventListener("pointerleave", () => app.store.set({ hover: null }));
 }
 

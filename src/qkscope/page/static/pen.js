@@ -153,8 +153,9 @@ export class SvgPen extends Pen {
     this.root = root;
   }
 
-  #add(tag, attributes, { fill = "none", stroke = "none", width = 1, dash = [], alpha = 1 }) {
+  #add(tag, attributes, { fill = "none", stroke = "none", width = 1, dash = [], alpha = 1, part }) {
     const all = { ...attributes, fill };
+    if (part) all["data-part"] = part;
     if (stroke !== "none") Object.assign(all, { stroke, "stroke-width": width, "stroke-linejoin": "round" });
     if (stroke !== "none" && dash.length) all["stroke-dasharray"] = dash.join(" ");
     if (alpha !== 1) all.opacity = alpha;

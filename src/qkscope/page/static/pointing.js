@@ -41,7 +41,8 @@ export function point(view, head, event, lines) {
   else app.tooltip.show(lines(app, head, app.store.state.checkpoint), event.clientX, event.clientY);
 }
 
-// A head is chosen; empty space chooses nothing and drops nothing.
+// A head is chosen; empty space chooses nothing and drops nothing. Called at a click, not before it: on a phone the click
+// that ends a tap would fall on the drawer that has opened under the finger.
 export function choose(view, head) {
   if (head !== null) view.app.store.set({ head });
 }

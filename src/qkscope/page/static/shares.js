@@ -42,7 +42,7 @@ function drawShareError(g, checkpoint, code, [x, y], [low, high]) {
   const error = g.app.summaries.error(checkpoint, g.app.data.categories[code].name);
   const end = high > 1 - 1e-9 ? low : high;
   if (!(error > 0)) return;
-  g.pen.line([[x, y(Math.max(0, end - error))], [x, y(Math.min(1, end + error))]], { stroke: g.theme.ink, width: 1.2 });
+  g.pen.line([[x, y(Math.max(0, end - error))], [x, y(Math.min(1, end + error))]], { stroke: g.theme.ink, width: 1.2, part: "error" });
 }
 
 function drawStack(g) {

@@ -128,6 +128,7 @@ export class View {
   // Draw in the next frame; what is only near waits until nothing else is to be done, what is far until it is near.
   refresh() {
     this.stale = true;
+    delete this.surface.dataset.drawn;
     if (!this.seen || this.waiting === "frame") return;
     const act = (how) => () => {
       if (this.waiting === how) this.waiting = false;
@@ -149,6 +150,7 @@ export class View {
     if (this.width < 40) return;
     this.paint();
     this.stale = false;
+    if (!spec.details || this.details) this.surface.dataset.drawn = "yes";
     if (spec.label) this.surface.setAttribute("aria-label", spec.label(app));
   }
 
