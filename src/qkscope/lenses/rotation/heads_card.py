@@ -117,8 +117,8 @@ def planes_card(given: CardInput) -> Card:
             given,
             f"Each panel is one head {at_or_in(given.study)} {listed([label(c) for c in shown])}, seen along a "
             "(across) and b (up). An ellipse is one standard deviation of the queries (blue, circles) or keys (red, "
-            "squares) of one position bucket, darker with position; a line joins their means. What drifts along a moves to "
-            "the right with position; a head that turns shows a curve, which no slope describes.",
+            "squares) of one position bucket, darker with position; a line joins their means. What drifts along a "
+            "moves to the right with position; a head that turns shows a curve, which no slope describes.",
         ),
         *(bullet(text) for text in told),
         f"The heads are chosen by a rule: {RULE}. Any head of a moments file can be drawn with "
