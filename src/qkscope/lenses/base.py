@@ -208,7 +208,7 @@ class View:
     """
 
     kind: ViewKind
-    title: str
+    title: str  # `{noun}` in it stands for what an entry is called: checkpoint, seed, model
     columns: tuple[str, ...]
     about: str = ""  # one sentence below the title
     figure: str | None = None  # whose card it opens
@@ -277,6 +277,7 @@ class Lens:
     name: str  # a plain word: file names, anchors
     title: str
     question: str  # what a reader asks; the heading of its section on the page
+    question_across: str = ""  # the same of seeds and models, where `question` is about stages of a run
     tables: tuple[HeadTable, ...] = ()
     of_study: tuple[StudyBuild, ...] = ()  # tables that need all entries of a study
     from_vectors: tuple[HeadTable, ...] = ()  # of its tables, those that datasets of raw vectors are enough for

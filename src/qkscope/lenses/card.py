@@ -10,6 +10,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.errors import has_errors
+from qkscope.lenses.told import at_or_in
 from qkscope.results import schema
 from qkscope.results.read import Entries, Entry, Results
 from qkscope.stats.findings import (
@@ -298,7 +299,8 @@ def undefined_sentence(given: CardInput) -> str:
         return ""
     worst = counts.iloc[int(counts["undefined"].to_numpy().argmax())]
     name, most = shortened(given.study.labels[str(worst["model"])]), int(worst["undefined"])
-    where = f"at {name}" if most == total else f"over all {given.noun}s, the most at {name} ({most})"
+    word = at_or_in(given.study)
+    where = f"{word} {name}" if most == total else f"over all {given.noun}s, the most {word} {name} ({most})"
     has, they = ("has", "it is") if total == 1 else ("have", "they are")
     return (
         f"{counted(total, 'head')} {has} no defined correlation {where}; {they} counted as undefined and left out of "

@@ -110,9 +110,15 @@ def examples(at: AtWindow) -> list[Mapping[str, Any]]:
 
 
 def main_part(at: AtWindow) -> tuple[Part, str]:
-    """The heads that a study is mostly about: those of rotary layers where there are others, else all."""
+    """The heads that a study is mostly about: those of rotary layers where there are others, else all.
+
+    Of seeds and models with several kinds of rotary layers, those of the one kind that each has.
+    """
     kinds = kinds_in_order(at.heads["layer_kind"])
     rotary = [kind for kind in kinds if kind.startswith("rotary")]
+    if len(rotary) > 1 and not at.study.one_run:
+        present = [set(at.of_entry(name)["layer_kind"]) for name in at.names]
+        rotary = [kind for kind in rotary if all(kind in of_entry for of_entry in present)]
     if len(kinds) > 1 and len(rotary) == 1:
         return Part(layer_kind=rotary[0]), f"in {rotary[0]} layers"
     return EVERY_HEAD, "over all heads"
@@ -176,13 +182,13 @@ def label(at: AtWindow, name: str) -> str:
     return at.study.labels[name]
 
 
-def _move(finding: Finding, change: Change) -> str:
-    """`0.09 → 0.75 (+0.66 ± 0.01)`."""
+def _move(at: AtWindow, finding: Finding, change: Change) -> str:
+    """`0.09 → 0.75 (+0.66 ± 0.01)`; between seeds or models, where nothing goes anywhere, `0.09 against 0.75 (…)`."""
     one, other = finding.quantity.said(change.before, change.after)
     scale, unit = (100.0, " points") if finding.quantity.share else (1.0, "")
     known = "" if math.isfinite(change.error) else ", error not known"
     difference = plus_minus(scale * change.difference, scale * change.error, signed=True)
-    return f"{one} → {other} ({difference}{unit}{known})"
+    return f"{one} {'→' if at.study.one_run else 'against'} {other} ({difference}{unit}{known})"
 
 
 def _follow_text(tables: StudyTables, finding: Finding) -> str:
@@ -195,7 +201,7 @@ def _follow_text(tables: StudyTables, finding: Finding) -> str:
     who = f"In {where} layers {subject}" if where else subject.capitalize()
     if not at.study.one_run:
         names = f"{label(at, finding.before)} and {label(at, finding.after)}"
-        clause = f"{finding.quantity.what.capitalize()} differs most between {names}"
+        clause = f"{_capital(finding.quantity.what)} differs most between {names}:"
     elif own.direction == 0:
         clause = (
             f"{who} do not come to follow position more or less closely beyond the error: mean {finding.quantity.name}"
@@ -203,7 +209,7 @@ def _follow_text(tables: StudyTables, finding: Finding) -> str:
     else:
         way = "come to follow position" if own.direction > 0 else "follow position less closely"
         clause = f"{who} {way}: mean {finding.quantity.name}"
-    said = f"{clause} {_move(finding, own)}."
+    said = f"{clause} {_move(at, finding, own)}."
     return f"{said} {_others_text(at, finding)}{_common_text(tables, finding)}".strip()
 
 
@@ -213,26 +219,37 @@ def _level_text(at: AtWindow, finding: Finding) -> str:
     error = at.panel.error(finding.quantity.name, finding.after, finding.quantity.part)
     known = "" if math.isfinite(error) else ", error not known"
     said = share_plus_minus(mean, error) if finding.quantity.share else plus_minus(mean, error)
-    what = finding.quantity.what[0].upper() + finding.quantity.what[1:]
-    return f"{what} is {said}{known}. {_others_text(at, finding)}".strip()
+    every = f" in every {at.study.noun}" if not at.study.one_run and len(at.names) > 1 else ""
+    return f"{_capital(finding.quantity.what)} is {said}{every}{known}. {_others_text(at, finding)}".strip()
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _others_text(at: AtWindow, finding: Finding) -> str:
-    """The kinds of layers that a finding leaves out, at its last entry."""
-    chosen = finding.quantity.part.layer_kind
-    if chosen is None:
+    """The kinds of layers that a finding leaves out, at its last entry; or those that it takes together."""
+    kinds, chosen = kinds_in_order(at.heads["layer_kind"]), finding.quantity.part.layer_kind
+    if chosen is None and finding.quantity.share:
         return ""
-    said = []
-    for kind in kinds_in_order(at.heads["layer_kind"]):
-        heads = at.heads[(at.heads["model"] == finding.after) & (at.heads["layer_kind"] == kind)]
-        if kind == chosen or heads.empty:
-            continue
-        part = Part(layer_kind=kind)
-        mean, error = (f(finding.quantity.name, finding.after, part) for f in (at.panel.mean, at.panel.error))
-        near = abs(mean) + (2 * error if math.isfinite(error) else 0) < LOW
-        level = f"are near 0 ({plus_minus(mean, error)})" if near else f"have {plus_minus(mean, error)}"
-        said.append(f"The {counted(len(heads), 'head')} of {kind} layers {level}.")
-    return " ".join(said)
+    if chosen is None:
+        return f"That takes all kinds of layers together ({'; '.join(kinds)})." if len(kinds) > 1 else ""
+    ends = [finding.after] if at.study.one_run else list(dict.fromkeys([finding.before, finding.after]))
+    said = [_kind_text(at, finding, name, kind) for name in ends for kind in kinds if kind != chosen]
+    return " ".join(text for text in said if text)
+
+
+def _kind_text(at: AtWindow, finding: Finding, name: str, kind: str) -> str:
+    """What one kind of layer has in one entry; nothing where there is none."""
+    heads, part = at.of_entry(name), Part(layer_kind=kind)
+    count = int((heads["layer_kind"] == kind).sum())
+    if not count:
+        return ""
+    mean, error = (f(finding.quantity.name, name, part) for f in (at.panel.mean, at.panel.error))
+    near = abs(mean) + (2 * error if math.isfinite(error) else 0) < LOW
+    level = f"are near 0 ({plus_minus(mean, error)})" if near else f"have {plus_minus(mean, error)}"
+    where = "The" if at.study.one_run else f"In {label(at, name)} the"
+    return f"{where} {counted(count, 'head')} of {kind} layers {level}."
 
 
 def _common_text(tables: StudyTables, finding: Finding) -> str:
@@ -240,7 +257,7 @@ def _common_text(tables: StudyTables, finding: Finding) -> str:
     if finding.common is None or finding.judgement in ("survives", "within", "unknown"):
         return ""
     window = tables.common.window_of(finding.after) if tables.common else math.nan
-    return f" Over the same {tokens(window)}: {_move(finding, finding.common)}."
+    return f" Over the same {tokens(window)}: {_move(tables.own, finding, finding.common)}."
 
 
 def _window_text(tables: StudyTables, finding: Finding) -> str:
@@ -253,10 +270,10 @@ def _window_text(tables: StudyTables, finding: Finding) -> str:
     what, verbs = finding.quantity.what, {1: "rise", -1: "fall", 0: "stay"}
     if not finding.quantity.share:
         verbs = {1: "rises", -1: "falls", 0: "stays"}
-    first = f"{step}, at up to {longer}, {what} {verbs[own.direction]}: {_move(finding, own)}."
+    first = f"{step}, at up to {longer}, {what} {verbs[own.direction]}: {_move(at, finding, own)}."
     if own.direction == 0:
-        first = f"{step}, at up to {longer}, {what} {verbs[0]} within error: {_move(finding, own)}."
-    second = f"Over the same {same}: {_move(finding, common)}"
+        first = f"{step}, at up to {longer}, {what} {verbs[0]} within error: {_move(at, finding, own)}."
+    second = f"Over the same {same}: {_move(at, finding, common)}"
     why = {
         "reverses": ", so the change depends on the longer window.",
         "vanishes": ", which is within its error: what changed is the window.",
@@ -337,7 +354,10 @@ def _plain_text(tables: StudyTables, finding: Finding) -> str:
         return _follow_text(tables, finding)
     at = tables.own
     start = f"From {label(at, finding.before)} to {label(at, finding.after)} {finding.quantity.what} goes"
-    return f"{start} {_move(finding, finding.own)}.{_common_text(tables, finding)}"
+    if not at.study.one_run:
+        names = f"{label(at, finding.before)} and {label(at, finding.after)}"
+        start = f"{_capital(finding.quantity.what)} differs most between {names}:"
+    return f"{start} {_move(at, finding, finding.own)}.{_common_text(tables, finding)}"
 
 
 def _named(tables: StudyTables) -> list[tuple[str, AtWindow]]:

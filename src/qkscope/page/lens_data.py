@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from qkscope.kinds import CHECKPOINTS, NOUNS, Kind
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, View
 from qkscope.page.arrays import Floats, Grid, Places, column
@@ -22,6 +23,7 @@ from qkscope.page.pack import Pack, error_precision, precision
 from qkscope.results.schema import QK_FILES
 
 CHOICES = ("own", "common")  # as the page calls each checkpoint's own context and the common window
+NOUN = "{noun}"  # in titles, what an entry is called
 ERROR = "_se"  # a column of this ending is the standard error of the column before it
 MOST_SERIES = 4  # lines or bars that can be told apart
 ROOM = 12_000_000  # bytes before compression; a study that needs more keeps fewer checkpoints
@@ -40,15 +42,16 @@ def add_lenses(
     *,
     large: bool = False,
     kept: Sequence[int] | None = None,
+    kind: Kind = CHECKPOINTS,
 ) -> list[dict[str, Any]]:
     """Put the columns of all lenses into the pack; returns what the page must know to show them.
 
     `tables` has, for each head table that there is, its rows by choice ("own", "common"); `shown` says which figures
     have a card on the page; a `large` study gives up digits; arrays have a line for each of the `kept` checkpoints (by
-    default all). Raises ValueError where a lens declares what cannot be drawn.
+    default all); texts fit what the entries are (`kind`). Raises ValueError where a lens declares what cannot be drawn.
     """
     lines = list(range(len(grid.names))) if kept is None else list(kept)
-    described = [_lens(pack, grid, lens, tables, shown, large, lines) for lens in lenses]
+    described = [_lens(pack, grid, lens, tables, shown, large, lines, kind) for lens in lenses]
     return [lens for lens in described if lens["columns"] or lens["intervals"]]
 
 
@@ -103,6 +106,7 @@ def _lens(
     shown: Mapping[str, bool],
     large: bool,
     lines: Sequence[int],
+    kind: Kind,
 ) -> dict[str, Any]:
     homes = _homes(lens)
     for view in lens.views:
@@ -113,10 +117,10 @@ def _lens(
     return {
         "name": lens.name,
         "title": lens.title,
-        "question": lens.question,
+        "question": lens.question if kind == CHECKPOINTS else lens.question_across or lens.question,
         "columns": columns,
         "views": [
-            _view(f"lens-{lens.name}-{place}", view, shown)
+            _view(f"lens-{lens.name}-{place}", view, shown, kind)
             for place, view in enumerate(lens.views)
             if all(name in columns for name in view.columns)
         ],
@@ -266,11 +270,11 @@ def _column(table: HeadTable, declared: Column) -> dict[str, Any]:
     }
 
 
-def _view(key: str, view: View, shown: Mapping[str, bool]) -> dict[str, Any]:
+def _view(key: str, view: View, shown: Mapping[str, bool], kind: Kind) -> dict[str, Any]:
     return {
         "id": key,
         "kind": view.kind,
-        "title": view.title,
+        "title": view.title.replace(NOUN, NOUNS[kind]),
         "about": view.about,
         "columns": list(view.columns),
         "card": view.figure if view.figure is not None and shown.get(view.figure, False) else None,

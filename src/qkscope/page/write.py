@@ -70,7 +70,9 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "commands": _commands(results, out),
         "data": data,
     }
-    long: dict[str, Any] = {"lenses": add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept)}
+    kind = tables.own.study.kind
+    shown_lenses = add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept, kind=kind)
+    long: dict[str, Any] = {"lenses": shown_lenses}
     long |= _own_views(tables, taken=(*about, *long))
     let_go()
     add_mean_errors(pack, grid, registered(), tables)

@@ -183,6 +183,7 @@ CLAIMS = (
     Claim(
         "rope_structure", "Position in queries early in training is the structure of RoPE.",
         "of mean r_q, RoPE alone gives more than half", ("rope_excess",), mostly_rope, (ROPE,), told="first",
+        said_elsewhere="Position in queries is the structure of RoPE.",
     ),
     Claim(
         "nope_less", "NoPE layers have lower r_q.", "mean r_q is higher in rotary layers", ("layer_kinds",), nope_less,
@@ -198,7 +199,7 @@ def claims_at(at: AtWindow) -> pd.DataFrame:
 def claim_rows(claim: Claim, at: AtWindow) -> pd.DataFrame:
     """One claim: a row per entry, or one about training."""
     entries = at.study.checkpoints if claim.about == "entry" else at.study.checkpoints[-1:]
-    return pd.DataFrame([_row(claim, entry, _asked(claim, at, entry)) for entry in entries], columns=list(COLUMNS))
+    return pd.DataFrame([_row(claim, at, entry) for entry in entries], columns=list(COLUMNS))
 
 
 def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Found:
@@ -208,10 +209,11 @@ def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Found:
     return claim.test(at, entry)
 
 
-def _row(claim: Claim, entry: Entry, found: Found) -> dict[str, Any]:
+def _row(claim: Claim, at: AtWindow, entry: Entry) -> dict[str, Any]:
+    found = _asked(claim, at, entry)
     return {
         "claim": claim.name,
-        "said": claim.said,
+        "said": claim.sentence(one_run=at.study.one_run),
         "statistic": claim.statistic,
         "model": entry.name,
         "value": found.value,

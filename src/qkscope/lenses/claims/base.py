@@ -68,6 +68,11 @@ class Claim:
     needs: tuple[str, ...] = ()  # files of head tables
     about: Literal["entry", "training"] = "entry"  # asked of every entry, or once of a training run
     told: Literal["first", "last"] = "last"  # which entry of a run its cards speak of
+    said_elsewhere: str = ""  # what it says of seeds and models, where `said` is about stages of a run
+
+    def sentence(self, *, one_run: bool) -> str:
+        """What it says of the entries at hand."""
+        return self.said if one_run else self.said_elsewhere or self.said
 
 
 def unasked(why: str) -> Found:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from qkscope.lenses.card import CardInput
 from qkscope.lenses.claims.base import Claim, Ruling
+from qkscope.lenses.told import MOST_TOLD, at_or_in
 from qkscope.stats.noise import STANDARD_ERRORS
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import listed, plus_minus, shortened
@@ -22,7 +23,6 @@ RULE = (
     "What the published account says of such a figure, what would follow if it were so, and a statistic of this study "
     "that is then above 0: supported or contradicted where it is more than two errors above or below 0."
 )
-MOST_TOLD = 4  # models or seeds that are told one by one
 
 
 def held(given: CardInput, figure: str) -> list[Block]:
@@ -35,7 +35,7 @@ def held(given: CardInput, figure: str) -> list[Block]:
     chosen = [claim for claim in every if claim.about == "entry" or given.study.one_run]
     stages = "" if len(chosen) == len(every) else f" What is said of stages of a run cannot be asked of {given.noun}s."
     blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{stages}".strip())]
-    for said, parts in itertools.groupby(chosen, key=lambda claim: claim.said):
+    for said, parts in itertools.groupby(chosen, key=lambda claim: claim.sentence(one_run=given.study.one_run)):
         blocks.append(bullet(Strong(said), " ", " ".join(_told(given, claim) for claim in parts)))
     return blocks if every else []
 
@@ -47,11 +47,25 @@ def ruling_of(given: CardInput, name: str) -> str:
     claim = next(each for each in CLAIMS if each.name == name)
     if not given.at.has(NAME):
         return ""
-    row = _chosen(given, claim, _rows(given.table(NAME), claim))
+    rows = _rows(given.table(NAME), claim)
+    if claim.about == "entry" and not given.study.one_run:
+        return _rulings(given, claim, rows)
+    row = _chosen(given, claim, rows)
     if row["verdict"] == Ruling.UNASKED:
         return ""
     judged = f"{row['verdict']}{_place(given, claim, row)}, judged by whether {claim.statistic}"
-    return f"{claim.said.removesuffix('.')}: {judged} ({_size(row)})."
+    said = claim.sentence(one_run=given.study.one_run).removesuffix(".")
+    return f"{said}: {judged} ({_size(row)})."
+
+
+def _rulings(given: CardInput, claim: Claim, rows: pd.DataFrame) -> str:
+    """The same of each seed or model that it can be asked of."""
+    asked = [row for _, row in rows.head(MOST_TOLD).iterrows() if row["verdict"] != Ruling.UNASKED]
+    if not asked:
+        return ""
+    said = claim.sentence(one_run=False).removesuffix(".")
+    told = "; ".join(f"{row['verdict']}{_place(given, claim, row)} ({_size(row)})" for row in asked)
+    return f"{said}: judged by whether {claim.statistic}, {told}."
 
 
 def _rows(table: pd.DataFrame, claim: Claim) -> pd.DataFrame:
@@ -66,8 +80,8 @@ def _told(given: CardInput, claim: Claim) -> str:
     """One statistic: its verdict, the numbers, what the other window says, and how often it is so."""
     rows = _rows(given.table(NAME), claim)
     if claim.about == "entry" and not given.study.one_run and len(rows) > 1:
-        told = [_at_entry(given, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
-        return " ".join([*told, _counts(given, rows)]).strip()
+        told = [_judged(given, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
+        return " ".join([f"{_then(claim)}{told[0]}", *told[1:], _counts(given, rows)]).strip()
     row = _chosen(given, claim, rows)
     said = [_at_entry(given, claim, row), _elsewhere(given, claim, row)]
     return " ".join(text for text in (*said, _counts(given, rows)) if text)
@@ -76,15 +90,22 @@ def _told(given: CardInput, claim: Claim) -> str:
 def _place(given: CardInput, claim: Claim, row: pd.Series) -> str:
     if claim.about == "training":
         return ""
-    return f" {'at' if given.study.one_run else 'in'} {shortened(given.study.labels[str(row['model'])])}"
+    return f" {at_or_in(given.study)} {shortened(given.study.labels[str(row['model'])])}"
+
+
+def _then(claim: Claim) -> str:
+    return f"If so, {claim.statistic}. " if claim.statistic else ""
 
 
 def _at_entry(given: CardInput, claim: Claim, row: pd.Series) -> str:
-    then = f"If so, {claim.statistic}. " if claim.statistic else ""
+    return f"{_then(claim)}{_judged(given, claim, row)}"
+
+
+def _judged(given: CardInput, claim: Claim, row: pd.Series) -> str:
     verdict = str(row["verdict"]).capitalize()
     if row["verdict"] == Ruling.UNASKED:
-        return f"{then}{verdict}{_place(given, claim, row) or ' here'}: {row['why']}."
-    return f"{then}{verdict}{_place(given, claim, row)}: {row['found']} ({_errors(row)})."
+        return f"{verdict}{_place(given, claim, row) or ' here'}: {row['why']}."
+    return f"{verdict}{_place(given, claim, row)}: {row['found']} ({_errors(row)})."
 
 
 def _size(row: pd.Series) -> str:
@@ -126,8 +147,8 @@ def _counts(given: CardInput, rows: pd.DataFrame) -> str:
     """At how many entries each verdict falls, where there are several."""
     if len(rows) < 2:
         return ""
-    counts = rows["verdict"].value_counts()
-    ways = [f"{verdict.value} at {counts[verdict.value]}" for verdict in Ruling if verdict.value in counts]
+    counts, word = rows["verdict"].value_counts(), at_or_in(given.study)
+    ways = [f"{verdict.value} {word} {counts[verdict.value]}" for verdict in Ruling if verdict.value in counts]
     if len(ways) == 1:
-        return f"It is the same at all {len(rows)} {given.noun}s."
+        return f"It is the same {word} all {len(rows)} {given.noun}s."
     return f"Of {len(rows)} {given.noun}s it is {listed(ways)}."

@@ -13,6 +13,7 @@ from qkscope.lenses.card import (
 )
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.position.card import sign_sentence
+from qkscope.lenses.told import at_or_in
 from qkscope.stats.findings import Step
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
@@ -61,7 +62,7 @@ def _unsure(given: CardInput) -> list[str]:
     name = shortened(given.study.labels[str(most["model"])])
     return [
         f"Heads whose r_q is within two errors of 0 are left out of both shares, because their sign is not known: at "
-        f"most {counted(int(heads.max()), 'head')} of {int(most['heads'])}, at {name}."
+        f"most {counted(int(heads.max()), 'head')} of {int(most['heads'])}, {at_or_in(given.study)} {name}."
     ]
 
 
@@ -90,7 +91,7 @@ def _takeaway(given: CardInput) -> list[str]:
     size, mean = shown(number, float(widest["r_k_abs"]), float(widest["r_k"]))
     name = shortened(given.study.labels[str(widest["model"])])
     said = [
-        f"The sign matters most at {name}: mean |r_k| is {size} and mean r_k only {mean}."
+        f"The sign matters most {at_or_in(given.study)} {name}: mean |r_k| is {size} and mean r_k only {mean}."
         if float(widest["r_k_abs"]) - float(widest["r_k"]) >= 0.005
         else "Hardly any key runs against its queries, so mean r_k and mean |r_k| tell the same story."
     ]

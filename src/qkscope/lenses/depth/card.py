@@ -11,6 +11,7 @@ from qkscope.lenses.claims.words import held
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
 from qkscope.lenses.depth_axis import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_by_name
+from qkscope.lenses.told import MOST_TOLD, at_or_in, opening_place, place
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
 from qkscope.text import counted
@@ -116,8 +117,8 @@ def _range_sentence(given: CardInput, known: list[DepthProfile]) -> str:
     axis = depth_axis(given.at)
     shown_rows = [known[0], known[-1]] if given.study.one_run else known[:12]
     first, *others = shown_rows if len(known) > 1 else known
-    start = f"At {label(first.checkpoint)} the {_cell(axis)}s reach {_reach(axis, first)}"
-    text = sentence("; ".join([start, *(f"at {label(p.checkpoint)} {_reach(axis, p)}" for p in others)]))
+    start = f"{opening_place(given.study, first.checkpoint)} the {_cell(axis)}s reach {_reach(axis, first)}"
+    text = sentence("; ".join([start, *(f"{place(given.study, p.checkpoint)} {_reach(axis, p)}" for p in others)]))
     return f"{text} {_spread_sentence(given, known)}".strip()
 
 
@@ -140,23 +141,20 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
         return ""
     early = [p for p in known if p.early_to_late.direction < 0]
     late = [p for p in known if p.early_to_late.direction > 0]
-    last = known[-1].early_to_late
-    values = "{} against {}".format(*shown(number, last.before, last.after)) + f" at {label(known[-1].checkpoint)}"
-    of = f"of {counted(len(known), given.noun)}"
+    of, where_ = f"of {counted(len(known), given.noun)}", at_or_in(given.study)
     if len(early) > len(known) / 2:
         return (
-            f"Early layers (depth up to 0.3) have higher {kind.name} than late ones (above 0.7) at {len(early)} {of}: "
-            f"{values}."
+            f"Early layers (depth up to 0.3) have higher {kind.name} than late ones (above 0.7) {where_} "
+            f"{len(early)} {of}: {_ends(given, known)}."
         )
     if len(late) > len(known) / 2:
-        values = "{} against {}".format(*shown(number, last.after, last.before)) + f" at {label(known[-1].checkpoint)}"
         return (
-            f"Late layers (depth above 0.7) have higher {kind.name} than early ones (up to 0.3) at {len(late)} {of}: "
-            f"{values}."
+            f"Late layers (depth above 0.7) have higher {kind.name} than early ones (up to 0.3) {where_} "
+            f"{len(late)} {of}: {_ends(given, known, late=True)}."
         )
     if early or late:
         ahead = [
-            f"{who} are ahead at {len(rows_ahead)}"
+            f"{who} are ahead {where_} {len(rows_ahead)}"
             for who, rows_ahead in (
                 ("early layers (depth up to 0.3)", early),
                 ("late layers (depth above 0.7)", late),
@@ -166,9 +164,19 @@ def _gradient_sentence(given: CardInput, known: list[DepthProfile], kind: _Kind)
         none = "There is no lasting gradient" if given.study.one_run else f"No gradient is common to all {given.noun}s"
         return f"{none}: {listed(ahead)} {of}, the rest is within noise."
     return (
-        "Early layers (depth up to 0.3) and late ones (above 0.7) do not differ by more than their noise at any "
-        f"{given.noun}."
+        "Early layers (depth up to 0.3) and late ones (above 0.7) do not differ by more than their noise "
+        f"{where_} any {given.noun}."
     )
+
+
+def _ends(given: CardInput, known: list[DepthProfile], *, late: bool = False) -> str:
+    """Early against late layers, or the other way round: at the last row of a run, in each seed or model."""
+    told = []
+    for profile in known[-1:] if given.study.one_run else known[:MOST_TOLD]:
+        change = profile.early_to_late
+        ends = (change.after, change.before) if late else (change.before, change.after)
+        told.append("{} against {}".format(*shown(number, *ends)) + f" {place(given.study, profile.checkpoint)}")
+    return listed(told)
 
 
 def _most_telling_step(given: CardInput, kind: _Kind) -> Step | None:
@@ -212,7 +220,7 @@ def _kinds_sentence(given: CardInput, kind: _Kind) -> str:
         kinds = by_name[checkpoint.name]
         means = [given.panel.mean(kind.quantity, checkpoint.name, Part(layer_kind=each)) for each in kinds]
         parts = [f"{number(mean)} ({shortened(each)})" for each, mean in zip(kinds, means, strict=True)]
-        texts.append(f"at {label(checkpoint)} {listed(parts)}")
+        texts.append(f"{place(given.study, checkpoint)} {listed(parts)}")
     return f"Rows average over kinds of layers: mean {kind.name} is {'; '.join(texts)}."
 
 

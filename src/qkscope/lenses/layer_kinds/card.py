@@ -4,6 +4,7 @@ import itertools
 
 from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, table_file
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.told import MOST_TOLD, at_or_in, place
 from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
 from qkscope.text import counted
@@ -110,8 +111,8 @@ def _gap(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: 
     behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
     first, second = (shortened(kind) for kind in pair)
     of = f"of {counted(len(here), given.noun)}"
-    alone = f"at {label(here[0])}"
-    every, any_of = (f"at every {given.noun}", f"at any {given.noun}") if len(here) > 1 else (alone, alone)
+    alone, word = place(given.study, here[0]), at_or_in(given.study)
+    every, any_of = (f"{word} every {given.noun}", f"{word} any {given.noun}") if len(here) > 1 else (alone, alone)
     if ahead == len(here):
         text = f"{name} is higher in {first} than in {second} layers {every}"
     elif behind == len(here):
@@ -119,10 +120,13 @@ def _gap(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: 
     elif not ahead and not behind:
         text = f"{name} does not differ between {first} and {second} layers beyond noise {any_of}"
     else:
-        sides = [f"in {side} layers at {n}" for side, n in ((first, ahead), (second, behind)) if n]
-        rest = " and no different beyond noise at the others" if ahead + behind < len(here) else ""
+        sides = [f"in {side} layers {word} {n}" for side, n in ((first, ahead), (second, behind)) if n]
+        rest = f" and no different beyond noise {word} the others" if ahead + behind < len(here) else ""
         text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
-    last = gaps[-1]
-    before, after = shown(fmt, last.before, last.after) if last.direction else (fmt(last.before), fmt(last.after))
-    values = f"{before} ({first}) and {after} ({second})" + (f" at {label(here[-1])}" if len(here) > 1 else "")
-    return sentence(f"{text}: {values}")
+    told = list(zip(here, gaps, strict=True))
+    values = []
+    for entry, gap in told[-1:] if given.study.one_run else told[:MOST_TOLD]:
+        before, after = shown(fmt, gap.before, gap.after) if gap.direction else (fmt(gap.before), fmt(gap.after))
+        where = f" {place(given.study, entry)}" if len(here) > 1 else ""
+        values.append(f"{before} ({first}) and {after} ({second}){where}")
+    return sentence(f"{text}: {'; '.join(values)}")

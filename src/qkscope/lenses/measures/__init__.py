@@ -22,12 +22,12 @@ LENS = Lens(
     views=(
         View(
             "curve",
-            "Position in queries, by checkpoint",
+            "Position in queries, by {noun}",
             ("decode_q", "shape_q", "share_q"),
             "Means over heads.",
             figure="measures",
         ),
-        View("curve", "Position in keys, by checkpoint", ("decode_k", "shape_k", "share_k"), "Means over heads."),
+        View("curve", "Position in keys, by {noun}", ("decode_k", "shape_k", "share_k"), "Means over heads."),
         View("heatmap", "What a read-out recovers of position, from every head's queries", ("decode_q",)),
         View("heatmap", "Share of every head's queries that follows position", ("shape_q",)),
         View("scatter", "Queries against keys, share that follows position", ("shape_q", "shape_k")),

@@ -3,11 +3,13 @@
 from qkscope.lenses.card import Card, CardInput, bands, error_span, opening, rows
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.measures.table import FILE
+from qkscope.lenses.told import of_each
+from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import curve_course, jumps, percent, ranking
+from qkscope.words.phrases import curve_course, jumps, label, percent, ranking
 
 KINDS = (("q", "queries"), ("k", "keys"))
 
@@ -25,7 +27,7 @@ def measures_card(given: CardInput) -> Card:
             "position. None of them depends on a choice of component.",
         ),
         *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(given, panel, kind, name)) for kind, name in KINDS),
-        _best(given),
+        " ".join(of_each(given.study, lambda entry: _best(given, entry))),
         *held(given, "measures"),
     ]
     steps = [("Aggregation", f"mean and standard deviation of each measure over the heads of each {given.noun}.")]
@@ -57,14 +59,13 @@ def _course(given: CardInput, panel: HeadPanel, column: str, name: str) -> str:
     return ranking(largest_contrast(panel, given.checkpoints, column), name, percent, given.noun)
 
 
-def _best(given: CardInput) -> str:
+def _best(given: CardInput, entry: Entry) -> str:
     """Where the component that follows position best is not component 0."""
-    last = given.checkpoints[-1]
     table = given.at.table(FILE)
-    leading = table.loc[table["model"] == last.name, "best_is_pc0"].dropna()
+    leading = table.loc[table["model"] == entry.name, "best_is_pc0"].dropna()
     if leading.empty:
         return ""
     others = int((leading == 0).sum())
-    place = "At the last checkpoint" if given.study.one_run else f"In {last.label}"
+    place = "At the last checkpoint" if given.study.one_run else f"In {label(entry)}"
     of = counted(len(leading), "head")
     return f"{place} another component than PC0 has the largest absolute r_q in {others} of {of}."

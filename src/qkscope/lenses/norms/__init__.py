@@ -10,6 +10,7 @@ LENS = Lens(
     name="norms",
     title="Norms and scores",
     question="Does anything grow that should not: lengths of queries and keys, scores, or too few dimensions?",
+    question_across="How long are queries and keys, how large are scores, and how many dimensions do they use?",
     tables=(TABLE, BUCKETS),
     summaries=(Summary(NAME, norms_at),),
     figures=(

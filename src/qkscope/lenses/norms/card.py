@@ -7,6 +7,7 @@ from qkscope.lenses.card import Card, CardInput, bands, opening, rows
 from qkscope.lenses.norms.summary import NAME
 from qkscope.lenses.norms.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
+from qkscope.lenses.told import of_each, opening_place, place, told_entries
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
@@ -25,8 +26,8 @@ def norms_card(given: CardInput) -> Card:
     """Whether anything grows that training teams watch."""
     panel = given.at.panel_of(FILE)
     table = {str(row["model"]): row for row in cast("list[dict[str, Any]]", given.table(NAME).to_dict("records"))}
-    last = given.checkpoints[-1]
     verdict = growth(given, panel)
+    means, largest = _marks(given)
     shows: list[Block | str] = [
         opening(
             given,
@@ -35,15 +36,15 @@ def norms_card(given: CardInput) -> Card:
             "use, as exp of the entropy of their eigenvalues and as participation ratio; and how large a raw score is, "
             "in the head that has most: the level that on average at most one key per query can exceed and, where "
             "vectors were kept, the largest of the sampled pairs. "
-            f"Lines are means over heads with {bands(given)} of ± 1 standard deviation over heads, thin bars ± 1 "
-            "standard error over documents, dotted lines the head with the largest value, whose thin bars are its own "
+            f"{means} are means over heads with {bands(given)} of ± 1 standard deviation over heads, thin bars ± 1 "
+            f"standard error over documents, {largest} the head with the largest value, whose thin bars are its own "
             "error.",
         ),
-        paragraph(Strong("Growth."), " ", verdict),
-        paragraph(Strong("Lengths."), " ", joined(_lengths(given, panel, table, last))),
-        paragraph(Strong("Scores."), " ", joined(_scores(given, panel, table, last))),
+        paragraph(Strong("Growth." if given.study.one_run else "Differences."), " ", verdict),
+        paragraph(Strong("Lengths."), " ", joined(_lengths(given, panel, table))),
+        paragraph(Strong("Scores."), " ", joined(_scores(given, panel, table))),
         paragraph(Strong("Rank."), " ", tell(given, panel, "effective_rank", "The mean effective rank", significant)),
-        paragraph(Strong("Largest score."), " ", joined(_largest(given, table, last))),
+        paragraph(Strong("Largest score."), " ", joined(_largest(given, table))),
         errors_said(given.table(FILE), "covariances over the window are those of the documents that are left"),
     ]
     steps = [
@@ -52,7 +53,12 @@ def norms_card(given: CardInput) -> Card:
         ("Aggregation", f"means over the heads of each {given.noun}."),
     ]
     headline = f"Norms and Scores {given.study.span.title()}"
-    return Card(headline, shows, FILE, steps, [verdict, *_largest(given, table, last)[:1]])
+    return Card(headline, shows, FILE, steps, [verdict, *_levels(given, table)])
+
+
+def _marks(given: CardInput) -> tuple[str, str]:
+    """How means and largest values are drawn: no line joins what has no order."""
+    return ("Lines", "dotted lines") if given.study.one_run else ("Large marks", "triangles")
 
 
 def growth(given: CardInput, panel: HeadPanel) -> str:
@@ -85,54 +91,70 @@ def _verb(subjects: list[str], verb: str) -> str:
     return verb if len(subjects) > 1 else f"{verb}s"
 
 
-def _lengths(given: CardInput, panel: HeadPanel, table: dict[str, Any], last: Entry) -> list[str]:
+def _lengths(given: CardInput, panel: HeadPanel, table: dict[str, Any]) -> list[str]:
     said = [
         tell(given, panel, f"rms_{kind}", f"The mean length of {name}", significant, steps=True)
         for kind, name in (("q", "queries"), ("k", "keys"))
     ]
-    row = table[last.name]
+    return [*said, *of_each(given.study, lambda entry: _parts(given, table[entry.name], entry))]
+
+
+def _parts(given: CardInput, row: dict[str, Any], entry: Entry) -> str:
+    """How much of the squared length is the mean, and which heads have the longest vectors."""
     parts = [share_plus_minus(row[f"mean_part_{kind}"], row[f"mean_part_{kind}_se"]) for kind in "qk"]
-    said.append(
-        f"At {label(last)}, {parts[0]} of the mean squared length of queries and {parts[1]} of that of keys is "
-        f"their mean, the same for every token. The longest queries are in {_whose(row, 'rms_q')}, the longest keys in "
-        f"{_whose(row, 'rms_k')}."
+    return (
+        f"{opening_place(given.study, entry)}, {parts[0]} of the mean squared length of queries and {parts[1]} of that "
+        f"of keys is their mean, the same for every token. The longest queries are in {_whose(row, 'rms_q')}, the "
+        f"longest keys in {_whose(row, 'rms_k')}."
     )
-    return said
 
 
-def _scores(given: CardInput, panel: HeadPanel, table: dict[str, Any], last: Entry) -> list[str]:
-    row = table[last.name]
+def _scores(given: CardInput, panel: HeadPanel, table: dict[str, Any]) -> list[str]:
     said = [tell(given, panel, "score_std", "The mean standard deviation of a score", significant, steps=True)]
+    return [*said, *of_each(given.study, lambda entry: _softmax(given, table[entry.name], entry))]
+
+
+def _softmax(given: CardInput, row: dict[str, Any], entry: Entry) -> str:
+    """How large scores are as softmax sees them, and in which head they are largest."""
     if not math.isnan(row["logit_std"]):
         softmax = plus_minus(row["logit_std"], row["logit_std_se"])
-        said.append(f"Times the model's own scale, softmax sees {softmax} at {label(last)}, mean over heads.")
+        where = place(given.study, entry)
+        said = f"Times the model's own scale, softmax sees {softmax} {where}, mean over heads."
     else:
-        said.append(f"What {label(last)} multiplies scores by is not recorded.")
-    said.append(f"The largest is that of {_whose(row, 'score_std')}.")
-    return said
+        said = f"What {label(entry)} multiplies scores by is not recorded."
+    return f"{said} The largest is that of {_whose(row, 'score_std')}."
 
 
-def _largest(given: CardInput, table: dict[str, Any], last: Entry) -> list[str]:
+def _levels(given: CardInput, table: dict[str, Any]) -> list[str]:
+    return of_each(given.study, lambda entry: _level(given, table[entry.name], entry))
+
+
+def _largest(given: CardInput, table: dict[str, Any]) -> list[str]:
     """What bounds the largest score, and what a sample of pairs has."""
-    row = table[last.name]
+    sampled = any(not math.isnan(table[entry.name]["score_max_sampled_max"]) for entry in told_entries(given.study))
+    limit = "A sample's largest value is a lower limit of the true one, and has no error."
+    return [*_levels(given, table), *([limit] if sampled else [])]
+
+
+def _level(given: CardInput, row: dict[str, Any], entry: Entry) -> str:
+    """What bounds the largest score of one entry, and what its sample has."""
     value = plus_minus(row["score_level_max"], row["score_level_max_se"])
     level = (
-        f"At {label(last)} at most one in {int(row['window']):,} pairs of a query and a key, on average one key per "
-        f"query, can have a raw score larger in size than {value} in any head ({_place(row, 'score_level')} has the "
-        "largest; this level grows with the square root of the window)"
+        f"{opening_place(given.study, entry)} at most one in {int(row['window']):,} pairs of a query and a key, on "
+        f"average one key per query, can have a raw score larger in size than {value} in any head "
+        f"({_place(row, 'score_level')} has the largest; this level grows with the square root of the window)"
     )
     if math.isnan(row["score_max_sampled_max"]):
-        return [
+        return (
             f"{level}. Sums hold no maxima, and no vectors were kept (qkscope run --vectors), so that how large scores "
             "really become is not known."
-        ]
+        )
     scaled = f" ({significant(row['score_max_sampled_max'] * row['score_scale'])} as softmax sees it)"
-    return [
+    return (
         f"{level}; the largest of {counted(int(row['pairs_sampled']), 'sampled pair')} that attention can form, over "
         f"all heads, is {significant(row['score_max_sampled_max'])}{'' if math.isnan(row['score_scale']) else scaled}, "
-        f"in {_place(row, 'score_max_sampled')}.",
-        "A sample's largest value is a lower limit of the true one, and has no error.",
-    ]
+        f"in {_place(row, 'score_max_sampled')}."
+    )
 
 
 def _whose(row: dict[str, Any], name: str) -> str:

@@ -25,7 +25,7 @@ LENS = Lens(
     views=(
         View(
             "curve",
-            "r with shifted positions, by checkpoint",
+            "r with shifted positions, by {noun}",
             ("null_r_q", "null_r_k"),
             "Root mean square over all shifts, mean over heads; compare with the position signal.",
             figure="null",

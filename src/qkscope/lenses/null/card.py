@@ -9,12 +9,11 @@ from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, row
 from qkscope.lenses.null.shifts import FEWEST_BLOCKS
 from qkscope.lenses.null.summary import NAME, PARTS
 from qkscope.lenses.null.table import FILE, KINDS
+from qkscope.lenses.told import MOST_TOLD, opening_place, place
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import label, listed, percent, plus_minus, share_plus_minus
-
-MOST = 6  # entries that are told one by one
 
 Means = Mapping[str, Mapping[str, float]]  # by checkpoint
 
@@ -44,7 +43,8 @@ def null_card(given: CardInput) -> Card:
         ("Aggregation", f"means, standard deviations and shares over the heads of each {given.noun}."),
     ]
     headline = f"Measured against Shifted Positions {given.study.span.title()}"
-    return Card(headline, shows, FILE, steps, [_beyond(given, means, kind) for kind, _ in KINDS])
+    told = [_beyond(given, means, kind, entry) for entry in _told_of(given, means) for kind, _ in KINDS]
+    return Card(headline, shows, FILE, steps, told)
 
 
 def _with_null(given: CardInput, means: Means) -> list[Entry]:
@@ -55,23 +55,28 @@ def _with_null(given: CardInput, means: Means) -> list[Entry]:
 def _told(given: CardInput, means: Means, kind: str) -> str:
     """Measured and shifted at the ends of a run, or at each of a few entries."""
     there = _with_null(given, means)
-    chosen = [there[0], *there[1:][-1:]] if given.study.one_run else there[:MOST]
+    chosen = [there[0], *there[1:][-1:]] if given.study.one_run else there[:MOST_TOLD]
     said = []
     for entry in chosen:
         row = means[entry.name]
         measured, null = (plus_minus(row[name], row[error_name(name)]) for name in (f"r_{kind}_abs", f"null_r_{kind}"))
-        said.append(f"{measured} measured and {null} shifted at {label(entry)}")
+        said.append(f"{measured} measured and {null} shifted {place(given.study, entry)}")
     return f"Mean |r_{kind}| is {listed(said)}."
 
 
-def _beyond(given: CardInput, means: Means, kind: str) -> str:
-    """How many heads of the last entry exceed every shift, and how many would by chance."""
-    entry = _with_null(given, means)[-1]
+def _told_of(given: CardInput, means: Means) -> list[Entry]:
+    """Of those with a null, the last of a run, or each of a few seeds or models."""
+    there = _with_null(given, means)
+    return there[-1:] if given.study.one_run else there[:MOST_TOLD]
+
+
+def _beyond(given: CardInput, means: Means, kind: str, entry: Entry) -> str:
+    """How many heads of an entry exceed every shift, and how many would by chance."""
     row = means[entry.name]
     shifts = int(row["null_shifts"])
     share = share_plus_minus(row[f"beyond_null_{kind}"], row[error_name(f"beyond_null_{kind}")])
     return (
-        f"At {label(entry)}, {share} of heads have an |r_{kind}| larger than under each "
+        f"{opening_place(given.study, entry)}, {share} of heads have an |r_{kind}| larger than under each "
         f"of {counted(shifts, 'shift')} of positions; without position, {percent(1 / (1 + shifts))} would."
     )
 
@@ -81,7 +86,7 @@ def _missing(given: CardInput, means: Means) -> str:
     without = [label(c) for c in given.checkpoints if c.name not in there]
     if not without:
         return ""
-    few = [*without[:MOST], f"{len(without) - MOST} more"] if len(without) > MOST else without
+    few = [*without[:MOST_TOLD], f"{len(without) - MOST_TOLD} more"] if len(without) > MOST_TOLD else without
     return (
         f"There is no null for {listed(few)}: the window has fewer than {FEWEST_BLOCKS} position buckets of equal "
         "length, too few to shift."

@@ -32,7 +32,7 @@ LENS = Lens(
     views=(
         View(
             "curve",
-            "Plasticity, by checkpoint",
+            "Plasticity, by {noun}",
             ("ap", "ap_content", "ap_same_position"),
             "Means over heads. From ap to ap_content is lost to position, from there to 1 to a fixed preference.",
             figure="plasticity",

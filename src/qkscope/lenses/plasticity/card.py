@@ -15,8 +15,8 @@ from qkscope.lenses.plasticity.words import (
     course_of,
     held_fixed,
     known_entries,
-    last_known,
     place_of,
+    told_known,
     too_few_buckets,
     widths_said,
 )
@@ -32,7 +32,7 @@ HALF = 0.5
 
 def plasticity_card(given: CardInput) -> Card:
     """What queries decide, what position takes, what a fixed preference among keys takes."""
-    entry = last_known(given, "ap")
+    entries = told_known(given, "ap")
     shows: list[Block | str] = [
         opening(
             given,
@@ -45,12 +45,13 @@ def plasticity_card(given: CardInput) -> Card:
         widths_said(given, "ap"),
     ]
     takeaway = [course_of(given, "ap", "Mean plasticity"), widths_said(given, "ap")]
-    if entry is not None:
-        takeaway += [_loss(given, entry), _turned(given, entry)]
+    if entries:
+        losses = [_loss(given, entry) for entry in entries]
+        takeaway += [*losses, _turned(given, entries)]
         shows += [
-            paragraph(Strong("Position or preference."), " ", joined([_loss(given, entry), _holds(given, entry)])),
-            paragraph(Strong("At one position."), " ", *_same_position(given, entry)),
-            _kinds(given, entry, "ap", "mean plasticity"),
+            paragraph(Strong("Position or preference."), " ", joined([*losses, _holds(given, entries)])),
+            paragraph(Strong("At one position."), " ", _same_position(given, entries)),
+            joined([_kinds(given, entry, "ap", "mean plasticity") for entry in entries]),
         ]
     compared: list[tuple[str, str, Format]] = [
         ("ap", "mean plasticity", number),
@@ -72,19 +73,26 @@ def _loss(given: CardInput, entry: Entry) -> str:
     )
 
 
-def _holds(given: CardInput, entry: Entry) -> str:
+def _holds(given: CardInput, entries: Sequence[Entry]) -> str:
     """A usual reading of low plasticity, tested."""
+    verdicts = [_verdict(given, entry) for entry in entries]
+    if len(entries) > 1:
+        verdicts = [f"{label(entry)}: {verdict}" for entry, verdict in zip(entries, verdicts, strict=True)]
+    return f"Does it hold here that plasticity is lost because position wins? {' '.join(verdicts)}"
+
+
+def _verdict(given: CardInput, entry: Entry) -> str:
     panel = given.at.panel_of(FILE)
     share, error = (f("loss_not_position", entry.name) for f in (panel.mean, panel.error))
-    verdict = "That cannot be told: neither part is larger beyond its error."
     if abs(share - HALF) > 2 * error:
-        verdict = "Not for the larger part of it." if share > HALF else "For the larger part of it, yes."
-    return f"Does it hold here that plasticity is lost because position wins? {verdict}"
+        return "Not for the larger part of it." if share > HALF else "For the larger part of it, yes."
+    return "That cannot be told: neither part is larger beyond its error."
 
 
-def _turned(given: CardInput, entry: Entry) -> str:
+def _turned(given: CardInput, entries: Sequence[Entry]) -> str:
     """For a takeaway: plasticity without queries that disagree because they are at different places of a bucket."""
-    if not _differs(given, entry):
+    entry = next((each for each in entries if _differs(given, each)), None)
+    if entry is None:
         return ""
     if len(comparable_entries(given, "ap_same_position")) > 1:
         return course_of(given, "ap_same_position", "For two queries at exactly one position, mean plasticity")
@@ -101,8 +109,17 @@ def _alone(given: CardInput, entry: Entry) -> str:
     return mean_of(given.at.panel_of(FILE), "ap_same_position", entry)
 
 
-def _same_position(given: CardInput, entry: Entry) -> list[str]:
-    if entry not in known_entries(given, "ap_same_position"):
+def _same_position(given: CardInput, entries: Sequence[Entry]) -> str:
+    """Plasticity at one exact position in each entry that is told, and how entries compare."""
+    known = known_entries(given, "ap_same_position")
+    said = [text for entry in entries for text in _at_one_place(given, entry, entry in known)]
+    if any(entry in known for entry in entries) and len(comparable_entries(given, "ap_same_position")) > 1:
+        said.append(course_of(given, "ap_same_position", "Over all entries, it"))
+    return joined(said)
+
+
+def _at_one_place(given: CardInput, entry: Entry, known: bool) -> list[str]:
+    if not known:
         return [
             f"{place_of(given, entry)} not known for all heads: sums before rotation, or the rotation, are missing."
         ]
@@ -114,9 +131,7 @@ def _same_position(given: CardInput, entry: Entry) -> list[str]:
             "The rest is queries of one position bucket that disagree because they are at different places of it, "
             "where RoPE has turned them differently."
         )
-    if len(comparable_entries(given, "ap_same_position")) > 1:
-        said.append(course_of(given, "ap_same_position", "Over all entries, it"))
-    return [joined(said)]
+    return said
 
 
 def _kinds(given: CardInput, entry: Entry, column: str, name: str) -> str:
@@ -156,7 +171,7 @@ def _agreement(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) 
 
 def drops_card(given: CardInput) -> Card:
     """How plasticity falls from the first to the last fifth of the window, and how much of that is distance."""
-    entry = last_known(given, "ap_drop")
+    entries = told_known(given, "ap_drop")
     shows: list[Block | str] = [
         opening(
             given,
@@ -170,10 +185,11 @@ def drops_card(given: CardInput) -> Card:
         widths_said(given, "ap_drop"),
     ]
     takeaway = [course_of(given, "ap_drop", "The mean drop of plasticity along the window")]
-    if entry is not None:
-        takeaway.append(_drop(given, entry))
-        shows.append(paragraph(Strong("Drop or distance."), " ", joined([_drop(given, entry), _real(given, entry)])))
-        shows.append(_kinds(given, entry, "ap_drop", "the mean drop"))
+    if entries:
+        takeaway += [_drop(given, entry) for entry in entries]
+        told = [text for entry in entries for text in (_drop(given, entry), _real(given, entry))]
+        shows.append(paragraph(Strong("Drop or distance."), " ", joined(told)))
+        shows.append(joined([_kinds(given, entry, "ap_drop", "the mean drop") for entry in entries]))
     shows += [*_agreement(given, [("ap_drop", "the mean drop", number)]), held_fixed(given)]
     headline = f"Plasticity Along the Window {given.study.span.title()}"
     return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)

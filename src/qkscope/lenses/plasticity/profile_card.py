@@ -33,7 +33,8 @@ def profile_card(given: CardInput) -> Card:
         "later queries have keys before them that lie further apart; the figure of drops tells the two apart.",
         held_fixed(given),
     ]
-    takeaway = [f"{label(chosen[-1])}: {_course(given, chosen[-1].name)}"] if chosen else []
+    told = chosen[-1:] if given.study.one_run else chosen
+    takeaway = [f"{label(entry)}: {_course(given, entry.name)}" for entry in told]
     headline = "Plasticity by Query Position"
     steps = [("Selection", f"{listed([label(entry) for entry in chosen])}."), ESTIMATOR]
     return Card(headline, shows, PROFILE_FILE, steps, takeaway)
@@ -74,7 +75,8 @@ def map_card(given: CardInput) -> Card:
         too_few_buckets(given, "ap"),
         "Every cell of every layer has its error over documents in the table; the sentences above carry none.",
     ]
-    takeaway = [f"{label(chosen[-1])}: {_ends(given, chosen[-1].name)}"] if chosen else []
+    told = chosen[-1:] if given.study.one_run else chosen
+    takeaway = [f"{label(entry)}: {_ends(given, entry.name)}" for entry in told]
     headline = "Plasticity by Distance of Keys and Query"
     steps = [("Selection", f"{listed([label(entry) for entry in chosen])}."), ESTIMATOR]
     return Card(headline, shows, MAP_FILE, steps, takeaway, "cells of a sixteenth of the window")

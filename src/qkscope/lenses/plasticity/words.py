@@ -9,6 +9,7 @@ from qkscope.lenses.plasticity.grid import FEWEST, FEWEST_FOR_ENDS
 from qkscope.lenses.plasticity.summaries import ENDS, bucket_widths, compared_names, mean_where_all
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.tell import errors_said
+from qkscope.lenses.told import MOST_TOLD, opening_place
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.text import counted
@@ -39,7 +40,7 @@ def held_fixed(given: CardInput) -> str:
 
 def place_of(given: CardInput, entry: Entry) -> str:
     """`At S1-40K` of a run, `In Gemma` of models."""
-    return f"At {label(entry)}" if given.study.one_run else f"In {label(entry)}"
+    return opening_place(given.study, entry)
 
 
 def course_of(given: CardInput, column: str, name: str) -> str:
@@ -83,10 +84,10 @@ def _few(names: list[str]) -> list[str]:
     return names if len(names) <= LISTED else [*names[:LISTED], f"{len(names) - LISTED} more"]
 
 
-def last_known(given: CardInput, column: str) -> Entry | None:
-    """The entry that stands for the study: the last that has a value and can be compared."""
+def told_known(given: CardInput, column: str) -> list[Entry]:
+    """The entries that are told one by one: the last of a run that has a value and can be compared, or a few others."""
     known = comparable_entries(given, column)
-    return known[-1] if known else None
+    return known[-1:] if given.study.one_run else known[:MOST_TOLD]
 
 
 def too_few_buckets(given: CardInput, column: str) -> str:

@@ -9,10 +9,22 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, CardInput, opening
 from qkscope.lenses.profile.choice import MOST_BENT, HeadProfile, profiles_of, without_sink
 from qkscope.lenses.profile.table import BEND_FILE, FEWEST_BUCKETS, PROFILE_FILE
+from qkscope.lenses.told import of_each
+from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.text import counted
 from qkscope.words.blocks import Block, bullet
-from qkscope.words.phrases import curve_course, label, listed, number, percent, ranking, sentence, share_plus_minus
+from qkscope.words.phrases import (
+    curve_course,
+    label,
+    listed,
+    number,
+    percent,
+    ranking,
+    sentence,
+    share_plus_minus,
+    shortened,
+)
 
 KINDS = (("q", "queries"), ("k", "keys"))
 MUCH, CURVED = 0.25, 0.5  # a line is the wrong shape where position is a quarter of the variance, and half of it bent
@@ -20,22 +32,24 @@ MUCH, CURVED = 0.25, 0.5  # a line is the wrong shape where position is a quarte
 
 def profile_card(given: CardInput) -> Card:
     """Profiles of a few heads of the last entry, and how bent profiles are on average."""
-    last = given.checkpoints[-1]
     heads = profiles_of(given.at)
+    entries = [entry for entry in given.checkpoints if entry.name in {head.model for head in heads}]
+    names = listed([label(entry) for entry in entries])
+    shapes = of_each(given.study, lambda entry: _shape_in(given, entry))
     courses = [] if given.at.common else [_course(given, kind, name) for kind, name in KINDS]
     shows: list[Block | str] = [
         opening(
             given,
             f"Mean projection of the queries (blue circles) and keys (red squares) of each position bucket in "
-            f"{counted(len(heads), 'head')} of {label(last)}, with bands of ± 1 standard deviation over tokens: along "
+            f"{counted(len(heads), 'head')} of {names}, with bands of ± 1 standard deviation over tokens: along "
             "PC0 above, and below along the drift axis, the direction whose projection has the largest covariance with "
             "position. r_q and r_k summarise the upper row by how well a line fits it. Position 0 is in the table and "
             "not drawn. Thin bars, where errors are known, are ± 1 standard error of a mean over documents.",
         ),
         _few_places(given, heads),
-        *(bullet(_told(head)) for head in heads),
+        *(bullet(_told(given, head)) for head in heads),
         *courses,
-        wrong_shape(_bends(given, last.name)),
+        " ".join(shapes),
     ]
     steps = [
         (
@@ -50,19 +64,23 @@ def profile_card(given: CardInput) -> Card:
             "are compared over their own contexts only, which have equally many.",
         ),
     ]
-    takeaway = [wrong_shape(_bends(given, last.name)), *courses]
-    return Card(f"Queries and Keys by Position in {label(last)}", shows, PROFILE_FILE, steps, takeaway)
+    of = f"in {names}" if len(entries) == 1 else given.study.span.title()
+    return Card(f"Queries and Keys by Position {of}", shows, PROFILE_FILE, steps, [*shapes, *courses])
+
+
+def _shape_in(given: CardInput, entry: Entry) -> str:
+    """In how many heads of an entry a line is the wrong shape; of seeds and models with its name."""
+    said = wrong_shape(_bends(given, entry.name))
+    return said if given.study.one_run else f"{label(entry)}: {said[0].lower()}{said[1:]}"
 
 
 def _few_places(given: CardInput, heads: list[HeadProfile]) -> str:
     """That buckets are made for the own context, so that a shorter window has few."""
     if not given.at.common or not heads:
         return ""
-    count = len(without_sink(heads[0].rows))
-    return (
-        f"Buckets are laid out for the own context: of the common window {label(given.checkpoints[-1])} has "
-        f"{counted(count, 'bucket')} beside position 0."
-    )
+    counts = {head.model: counted(len(without_sink(head.rows)), "bucket") for head in heads}
+    has = listed([f"{shortened(given.study.labels[model])} has {count}" for model, count in counts.items()])
+    return f"Buckets are laid out for the own context: of the common window {has} beside position 0."
 
 
 def _bends(given: CardInput, model: str) -> pd.DataFrame:
@@ -70,8 +88,11 @@ def _bends(given: CardInput, model: str) -> pd.DataFrame:
     return table[table["model"] == model]
 
 
-def _told(head: HeadProfile) -> str:
+def _told(given: CardInput, head: HeadProfile) -> str:
     numbers = head.numbers
+    name = f"Layer {head.layer} head {head.head}"
+    if not given.study.one_run:
+        name = f"{shortened(given.study.labels[head.model])}, layer {head.layer} head {head.head}"
     bends = [
         f"{name} {_share(numbers, f'bend_{kind}')}"
         for kind, name in KINDS
@@ -80,7 +101,7 @@ def _told(head: HeadProfile) -> str:
     why = "the most bent head" if head.why == MOST_BENT else f"the {head.why} head whose PC0 explains the most variance"
     bent = f"; what no line explains of the variance between buckets: {listed(bends)}" if bends else ""
     correlations = f"r_q {number(float(numbers['r_q']))} and r_k {number(float(numbers['r_k']))}"
-    return f"Layer {head.layer} head {head.head}, {why}: {correlations}{bent}."
+    return f"{name}, {why}: {correlations}{bent}."
 
 
 def _share(row: pd.Series, column: str) -> str:

@@ -10,15 +10,18 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES, UNDEFINED
 from qkscope.lenses.profile.table import BEND_FILE, PROFILE_FILE
+from qkscope.lenses.told import told_entries
 
 MOST_BENT = "most bent"
 FEWEST_BUCKETS = 3  # beside position 0, of a drawing at the common window
+MOST_COLUMNS = 6  # of seeds and models together
 
 
 @dataclass(frozen=True)
 class HeadProfile:
-    """A head of the last entry: its rows of `profile.csv`, its numbers, and why it was chosen."""
+    """A head of an entry: its rows of `profile.csv`, its numbers, and why it was chosen."""
 
+    model: str
     layer: int
     head: int
     why: str  # its category, or that it is the most bent
@@ -32,8 +35,16 @@ class HeadProfile:
 
 
 def profiles_of(at: AtWindow) -> list[HeadProfile]:
-    """The chosen heads of the last entry, in the order of the categories."""
-    model = at.names[-1]
+    """The chosen heads of the last checkpoint of a run, in the order of the categories; of seeds and models a few."""
+    if at.study.one_run:
+        return _profiles_in(at, at.names[-1])
+    models = [entry.name for entry in told_entries(at.study) if _has_shape(at, entry.name)]
+    each = max(1, MOST_COLUMNS // max(1, len(models)))
+    found = [_profiles_in(at, model) for model in models]
+    return [head for heads in found for head in (heads if len(heads) <= each else [*heads[: each - 1], heads[-1]])]
+
+
+def _profiles_in(at: AtWindow, model: str) -> list[HeadProfile]:
     profiles, bends = (_of_model(at.table(file), model) for file in (PROFILE_FILE, BEND_FILE))
     own = [name for name in bends.columns if name.startswith(("bend", "between"))]
     heads = _of_model(at.heads, model).merge(bends[["layer", "head", *own]], on=["layer", "head"], how="inner")
@@ -50,8 +61,12 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
 
 
 def shape_shows(at: AtWindow) -> bool:
-    """Whether the last entry has buckets enough for a shape; two, as at a short common window, are always a line."""
-    rows = _of_model(at.table(PROFILE_FILE), at.names[-1])
+    """Whether an entry has buckets enough for a shape; two, as at a short common window, are always a line."""
+    return any(_has_shape(at, entry.name) for entry in told_entries(at.study))
+
+
+def _has_shape(at: AtWindow, model: str) -> bool:
+    rows = _of_model(at.table(PROFILE_FILE), model)
     return not at.common or len(without_sink(rows.drop_duplicates("bucket"))) >= FEWEST_BUCKETS
 
 
@@ -73,7 +88,7 @@ def _of_model(table: pd.DataFrame, model: str) -> pd.DataFrame:
 def _profile(numbers: pd.Series, profiles: pd.DataFrame, why: str) -> HeadProfile:
     layer, head = int(numbers["layer"]), int(numbers["head"])
     rows = profiles[(profiles["layer"] == layer) & (profiles["head"] == head)].sort_values("bucket")
-    return HeadProfile(layer, head, why, numbers, rows)
+    return HeadProfile(str(numbers["model"]), layer, head, why, numbers, rows)
 
 
 def without_sink(rows: pd.DataFrame) -> pd.DataFrame:

@@ -20,15 +20,19 @@ ROWS = (("pc0", "along PC0"), ("a", "along the drift axis"))
 def draw_profile(at: AtWindow) -> Figure:
     """Small multiples: a column per head, PC0 above and the drift axis below; bands are ± 1 standard deviation."""
     heads = profiles_of(at)
-    model = at.names[-1]
-    headline = f"Queries and Keys by Position in {style.plain(at.study.labels[model])}"
-    figure = canvas(at, max(8.4, 1.0 + 2.3 * len(heads)), 5.4, headline, [model])
-    grid = figure.subplots(2, len(heads), sharex=True, squeeze=False)
+    models = list(dict.fromkeys(head.model for head in heads))
+    names = {model: style.plain(at.study.labels[model]) for model in models}
+    headline = f"Queries and Keys by Position in {names[models[0]]}"
+    if len(models) > 1:
+        headline = f"Queries and Keys by Position {style.span_title(at.study)}"
+    figure = canvas(at, max(8.4, 1.0 + 2.3 * len(heads)), 5.4, headline, models)
+    grid = figure.subplots(2, len(heads), sharex="all" if len(models) == 1 else "col", squeeze=False)
     known = False
     for column, head in zip(grid.T, heads, strict=True):
         for axes, (axis, _) in zip(column, ROWS, strict=True):
             known |= _draw_axis(axes, head, axis)
-        column[0].set_title(f"{head.name}, {head.why}", fontsize=9, loc="left", pad=14)
+        whose = "" if len(models) == 1 else f"{names[head.model]}\n"
+        column[0].set_title(f"{whose}{head.name}, {head.why}", fontsize=9, loc="left", pad=14)
         column[0].text(
             0.0, 1.01, _numbers(head), transform=column[0].transAxes, fontsize=7, color=style.GREY, va="bottom"
         )

@@ -51,7 +51,7 @@ LENS = Lens(
         ),
     ),
     views=(
-        View("curve", "What RoPE alone predicts, by checkpoint", ("r_q_rope", "r_k_rope"), "Means over heads.",
+        View("curve", "What RoPE alone predicts, by {noun}", ("r_q_rope", "r_k_rope"), "Means over heads.",
              figure="rope_excess"),
         View("curve", "What is measured beyond that", ("r_q_excess", "r_k_excess"), "Means over heads."),
         View("scatter", "Excess of r_q against its prediction", ("r_q_rope", "r_q_excess"), "At 0: RoPE alone.",

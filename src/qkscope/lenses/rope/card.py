@@ -1,6 +1,7 @@
 """Cards of the figures that set measurements against what RoPE alone predicts."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
 from qkscope.lenses.rope.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
+from qkscope.lenses.told import of_each, opening_place, place, told_entries
 from qkscope.results.read import Entry
 from qkscope.stats.noise import EVERY_HEAD, Part
 from qkscope.text import counted
@@ -38,7 +40,7 @@ def rope_alone_card(given: CardInput) -> Card:
     """Every head: measured against predicted."""
     entries = {c.name: c for c in given.checkpoints}
     names = [name for name in shown_entries(given.study) if name in entries]
-    last = entries[names[-1]]
+    told = [entries[name] for name in (names[-1:] if given.study.one_run else names)]
     bars = f" Up to {FEW} heads have thin lines of ± 1 standard error of the difference." if _few(given) else ""
     shows: list[Block | str] = [
         opening(
@@ -52,8 +54,8 @@ def rope_alone_card(given: CardInput) -> Card:
             paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(given, name, headed=True)))
             for name in names
         ),
-        paragraph(Strong("Where it fails."), " ", joined(_largest(given, last))),
-        _flipped(given, last),
+        paragraph(Strong("Where it fails."), " ", joined([text for each in told for text in _largest(given, each)])),
+        _flipped(given, told),
         _left_out(given),
         errors_said(given.table(FILE), HELD),
         paragraph(
@@ -69,7 +71,7 @@ def rope_alone_card(given: CardInput) -> Card:
         ("Null", "this is the null of position without learning of position in hidden states."),
     ]  # fmt: skip
     headline = f"Measured against RoPE Alone {given.study.span.title()}"
-    takeaway = [*_agreement(given, last.name)[:2], _dominated(given, last.name)]
+    takeaway = [text for e in told for text in (*_agreement(given, e.name)[:2], _dominated(given, e.name))]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -147,13 +149,14 @@ def _row(given: CardInput, model: str, kind: str) -> pd.Series | None:
 
 def _agreement(given: CardInput, model: str, *, headed: bool = False) -> list[str]:
     """How well each kind of layer is predicted at one entry, which a heading may have named."""
-    said, place = [], "" if headed else f"At {label(_entry(given, model))}, "
+    said, start = [], "" if headed else f"{opening_place(given.study, _entry(given, model))}, "
     for kind in _kinds(given):
         row = _row(given, model, kind)
         if row is None:
             continue
         if not np.isfinite(row["corr_r_q"]) and row["r_q_rope"] == 0.0 and row["r_k_rope"] == 0.0:
-            said.append(_still(row, kind))
+            still = _still(row, kind)
+            said.append(still if headed or given.study.one_run else f"{start}{still[0].lower()}{still[1:]}")
             continue
         heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY else "head")
         parts = [
@@ -164,7 +167,7 @@ def _agreement(given: CardInput, model: str, *, headed: bool = False) -> list[st
                        if np.isfinite(row[f"corr_{name}"])])  # fmt: skip
         across = f" Over heads, prediction and measurement correlate {over}." if over else ""
         said.append(
-            f"{place}{heads}: {'; '.join(parts)}.{across} The predicted PC0 has a median "
+            f"{start}{heads}: {'; '.join(parts)}.{across} The predicted PC0 has a median "
             f"|cosine| of {row['median_pc0_cos']:.2f} with the measured one."
         )
     return said
@@ -213,7 +216,7 @@ def _largest(given: CardInput, last: Entry) -> list[str]:
             f"layer {int(row['layer'])} head {int(row['head'])} ({plus_minus(row[column], row[error_name(column)])})"
             for _, row in most.iterrows()
         ])  # fmt: skip
-        text = f"At {label(last)} the excess of {name} is beyond two errors in {len(beyond)} of "
+        text = f"{opening_place(given.study, last)} the excess of {name} is beyond two errors in {len(beyond)} of "
         said.append(f"{text}{counted(len(known), 'head')}{f', most in {named}' if named else ''}.")
     drift = here[["drift_rest_q", "drift_rest_k"]].mean()
     if drift.notna().all():
@@ -222,38 +225,45 @@ def _largest(given: CardInput, last: Entry) -> list[str]:
             f"{percent(float(drift.iloc[0]))} of the variance of queries and {percent(float(drift.iloc[1]))} of that "
             "of keys, means over heads (upper limits: few tokens in a bucket add to them)."
         )
-    return said or [f"There are no errors at {label(last)}, so no head can be said to differ."]
+    return said or [f"There are no errors {place(given.study, last)}, so no head can be said to differ."]
 
 
-def _flipped(given: CardInput, last: Entry) -> str:
-    table = beside_measured(given.at)
-    known = table.loc[(table["model"] == last.name) & table["pc0_agrees"].notna(), "pc0_agrees"]
-    against = int((known == 0).sum())
-    if not len(known) or not against:
-        return ""
-    return f"{SIGNS} At {label(last)} that is so in {against} of {counted(len(known), 'head')} that rotate."
+def _flipped(given: CardInput, entries: Sequence[Entry]) -> str:
+    """In how many heads signs differ only because components point against each other."""
+    table, said = beside_measured(given.at), []
+    for entry in entries:
+        known = table.loc[(table["model"] == entry.name) & table["pc0_agrees"].notna(), "pc0_agrees"]
+        against, where = int((known == 0).sum()), opening_place(given.study, entry)
+        if against:
+            said.append(f"{where} that is so in {against} of {counted(len(known), 'head')} that rotate.")
+    return joined([SIGNS, *said]) if said else ""
 
 
 def _excess_course(given: CardInput, measure: str, kind: str, part: Part) -> str:
     """How the excess of one kind of layer goes over the entries."""
     panel, column = given.at.panel_of(FILE), f"{measure}_excess"
-    name, last = f"The mean excess of {measure}", given.checkpoints[-1]
+    name = f"The mean excess of {measure}"
     if kind == EVERY or not given.study.one_run:
         said = tell(given, panel, column, name, number) if kind == EVERY else ""
     else:
         shape = panel.series(column, [c.name for c in given.checkpoints], part)
         said = course(shape, at_labels(given.checkpoints), name, number)
-    ends = plus_minus(panel.mean(column, last.name, part), panel.error(column, last.name, part))
-    return f"{said} {'It' if said else name} is {ends} at {label(last)}.".strip()
+    there = [c for c in told_entries(given.study) if math.isfinite(panel.mean(column, c.name, part))]
+    ends = [
+        f"{plus_minus(panel.mean(column, c.name, part), panel.error(column, c.name, part))} {place(given.study, c)}"
+        for c in there or given.checkpoints[-1:]
+    ]
+    return f"{said} {'It' if said else name} is {listed(ends)}.".strip()
 
 
 def _told(given: CardInput, kind: str) -> str:
     """Of the change that was measured, how much is predicted."""
     first, last = given.checkpoints[0], given.checkpoints[-1]
     one, two = _row(given, first.name, kind), _row(given, last.name, kind)
+    if given.study.one_run and two is None:
+        return ""
     if not given.study.one_run or first is last or one is None or two is None:
-        row = _row(given, last.name, kind)
-        return "" if row is None else joined(_agreement(given, last.name)[:1])
+        return joined(of_each(given.study, lambda entry: joined(_agreement(given, entry.name)[:1])))
     panel, part = given.at.panel_of(FILE), EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
     parts = []
     for name, _ in NAMES:

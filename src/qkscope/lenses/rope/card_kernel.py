@@ -7,10 +7,11 @@ from qkscope.lenses.rope import kernel, planes
 from qkscope.lenses.rope.card import HELD
 from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
 from qkscope.lenses.tell import errors_said, joined
+from qkscope.lenses.told import opening_place, place
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, percent, plus_minus, tokens
+from qkscope.words.phrases import label, listed, percent, plus_minus, shortened, tokens
 
 MEANING = (
     "A head's kernel is its mean score against the distance from the query back to the key: the mean query and key "
@@ -24,7 +25,10 @@ NAMED = 3  # planes of a head
 def rope_kernel_card(given: CardInput) -> Card:
     """Kernels of a few heads, and of all."""
     heads = chosen_heads(given.at)
-    entry = next(c for c in given.checkpoints if c.name == heads[0].model)
+    entries = [c for c in given.checkpoints if c.name in {each.model for each in heads}]
+    all_heads = [text for entry in entries for text in _all_heads(given, entry)]
+    every = [text for entry in entries for text in (*_all_heads(given, entry), _beyond(given, entry))]
+    checks = [_check(given, entry) for entry in entries]
     shows: list[Block | str] = [
         opening(
             given,
@@ -32,12 +36,13 @@ def rope_kernel_card(given: CardInput) -> Card:
             "scores, averaged over a quarter of each distance (thin: over a hundredth). Dots are mean scores measured "
             "between position buckets, circles the kernel averaged over the same pairs. Below: the share of each plane "
             "in the kernel's variance over the window, at the plane's wavelength. Right: every head of "
-            f"{label(entry)}, about its mean over the window, in standard deviations of its scores.",
+            f"{listed([label(entry) for entry in entries])}, about its mean over the window, in standard deviations of "
+            "its scores.",
         ),
         MEANING,
-        *(paragraph(Strong(f"Layer {each.layer}, head {each.head}."), " ", _head(each)) for each in heads),
-        paragraph(Strong("All heads."), " ", joined([*_all_heads(given, entry), _beyond(given, entry)])),
-        paragraph(Strong("Check."), " ", _check(given, entry)),
+        *(paragraph(Strong(_name(given, each)), " ", _head(each)) for each in heads),
+        paragraph(Strong("All heads."), " ", joined(every)),
+        paragraph(Strong("Check."), " ", joined(checks)),
         errors_said(given.table(kernel.FILE), HELD) + " Shares of planes, counts of heads and spreads of scores are "
         "stated without errors.",
     ]
@@ -47,7 +52,14 @@ def rope_kernel_card(given: CardInput) -> Card:
         ("Check", "products of the mean query and the mean key of each pair of position buckets, by distance."),
     ]  # fmt: skip
     headline = "Positional Kernels"
-    return Card(headline, shows, kernel.FILE, steps, [*_all_heads(given, entry), _check(given, entry)])
+    return Card(headline, shows, kernel.FILE, steps, [*all_heads, *checks])
+
+
+def _name(given: CardInput, each: HeadKernel) -> str:
+    """Which head it is; of seeds and models also whose."""
+    of = "" if given.study.one_run else f"{shortened(given.study.labels[each.model])}, "
+    name = f"{of}layer {each.layer}, head {each.head}."
+    return f"{name[0].upper()}{name[1:]}" if given.study.one_run else name
 
 
 def _head(each: HeadKernel) -> str:
@@ -81,8 +93,8 @@ def _all_heads(given: CardInput, entry: Entry) -> list[str]:
     near = int((best <= window / 16).sum())
     share = percent(float(slow.sum() / count))
     return [
-        f"At {label(entry)} planes that do not turn once within the window carry {share} of a kernel's variance, the "
-        f"mean over {counted(count, 'head')} that rotate.",
+        f"{opening_place(given.study, entry)} planes that do not turn once within the window carry {share} of a "
+        f"kernel's variance, the mean over {counted(count, 'head')} that rotate.",
         f"The mean score is highest within the nearest {tokens(window / 16)} (a sixteenth) in {near} of them.",
     ]
 
@@ -116,7 +128,7 @@ def _check(given: CardInput, entry: Entry) -> str:
     whole = float((both["measured"] ** 2).sum())
     share = 1.0 - float(((both["averaged"] - both["measured"]) ** 2).sum()) / whole if whole > 0 else 0.0
     return (
-        f"Over {len(here):,} pairs of head and distance at {label(entry)}, the kernel is off by "
+        f"Over {len(here):,} pairs of head and distance {place(given.study, entry)}, the kernel is off by "
         f"{np.sqrt(np.nanmean(gap**2)):.2g} standard deviations of a score, root mean square; of how a head's measured "
         f"scores differ between distances it explains {percent(share) if share > 0 else 'nothing'}."
     )

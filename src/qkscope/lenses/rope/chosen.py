@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.rope import kernel, planes
+from qkscope.lenses.told import told_entries
 from qkscope.results.read import Entries
 
 Array = NDArray[np.float64]
 MOST_PANELS = 4  # entries side by side
 FEW = 80  # heads up to which each dot gets its error bar
-HEADS = 3  # whose kernel has a panel of its own
+HEADS = 3  # of one entry, whose kernel has a panel of its own
 
 
 def shown_entries(study: Entries) -> list[str]:
@@ -62,7 +63,7 @@ class HeadKernel:
 def chosen_heads(at: AtWindow) -> list[HeadKernel]:
     """The heads whose kernel moves most, in spreads of their scores: of the last checkpoint, or of each model."""
     found: list[HeadKernel] = []
-    entries = [at.names[-1]] if at.study.one_run or len(at.names) == 1 else list(at.names[-HEADS:])
+    entries = [entry.name for entry in told_entries(at.study)]
     for model in entries:
         ranked = strengths(at, model)
         taken: set[int] = set()
@@ -70,7 +71,7 @@ def chosen_heads(at: AtWindow) -> list[HeadKernel]:
             if len(taken) < (HEADS if len(entries) == 1 else 1) and layer not in taken:
                 taken.add(int(layer))
                 found.append(_head(at, model, int(layer), int(head)))
-    return found[:HEADS]
+    return found
 
 
 def strengths(at: AtWindow, model: str) -> pd.Series:

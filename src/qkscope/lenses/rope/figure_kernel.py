@@ -13,21 +13,22 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rope import kernel
-from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
+from qkscope.lenses.rope.chosen import HEADS, HeadKernel, chosen_heads
 
 Array = NDArray[np.float64]
 FINE = 800  # points of a curve
 SHARP, SMOOTH = 0.01, 0.25  # over which share of the distance a kernel is averaged
 CURVE, PLANES = style.PURPLE, "#4c1d95"
 LABELLED_LAYERS = 12
+MORE = 2.6  # inches for each head beyond the usual three
 
 
 def draw_rope_kernel(at: AtWindow) -> Figure:
-    """A few heads' kernels with their planes, and every head of one entry against distance."""
+    """A few heads' kernels with their planes, and every head of their entries against distance."""
     heads = chosen_heads(at)
-    model = heads[0].model
-    note_of = [each.model for each in heads]
-    figure = canvas(at, 12.0, 6.6, "Which Distances Do Heads Prefer?", list(dict.fromkeys(note_of)))
+    models = list(dict.fromkeys(each.model for each in heads))
+    width = 12.0 + MORE * max(0, len(heads) - HEADS)
+    figure = canvas(at, width, 6.6, "Which Distances Do Heads Prefer?", models)
     outer = figure.add_gridspec(2, len(heads) + 1, height_ratios=[2.6, 1.0], width_ratios=[*[1.0] * len(heads), 1.5])
     first: Axes | None = None
     for column, each in enumerate(heads):
@@ -39,7 +40,10 @@ def draw_rope_kernel(at: AtWindow) -> Figure:
         if column == 0:
             top.set_ylabel("mean score, as softmax sees it")
             bottom.set_ylabel("share of kernel")
-    _draw_heatmap(figure, figure.add_subplot(outer[:, len(heads)]), at, model)
+    place = outer[:, len(heads)]
+    places = [place] if len(models) == 1 else list(place.subgridspec(len(models), 1))
+    for model, of_model in zip(models, places, strict=True):
+        _draw_heatmap(figure, figure.add_subplot(of_model), at, model)
     style.header_legend(figure, _keys(), 3)
     return style.finish(figure)
 

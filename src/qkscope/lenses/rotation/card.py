@@ -5,6 +5,7 @@ from qkscope.lenses.claims.words import held
 from qkscope.lenses.rotation.chosen import STABLE
 from qkscope.lenses.rotation.table import FILE
 from qkscope.lenses.tell import beyond_zero, errors_said, joined, mean_of, share_of, tell
+from qkscope.lenses.told import of_each, opening_place, place
 from qkscope.results.read import Entry
 from qkscope.stats.findings import context_changes
 from qkscope.stats.noise import Change, HeadPanel
@@ -21,7 +22,9 @@ BARS = (
 
 def drift_card(given: CardInput) -> Card:
     """How closely queries and keys follow position along a, and what the plane of a and b holds."""
-    panel, last = given.at.panel_of(FILE), given.checkpoints[-1]
+    panel = given.at.panel_of(FILE)
+    missed = of_each(given.study, lambda entry: joined(_missed(given, panel, entry)))
+    keys_more = joined(of_each(given.study, lambda entry: _keys_more(given, panel, entry)))
     shows: list[Block | str] = [
         opening(
             given,
@@ -41,8 +44,8 @@ def drift_card(given: CardInput) -> Card:
             " ",
             tell(given, panel, "slope_ratio_log2", "The slope of keys over that of queries", ratio),
         ),
-        paragraph(Strong("What the axes miss."), " ", joined(_missed(given, panel, last))),
-        paragraph(Strong("Does it hold here?"), " ", _keys_more(panel, last)),
+        paragraph(Strong("What the axes miss."), " ", joined(missed)),
+        paragraph(Strong("Does it hold here?"), " ", keys_more),
         errors_said(given.table(FILE), AXES),
     ]
     steps = [
@@ -50,7 +53,7 @@ def drift_card(given: CardInput) -> Card:
         ("Aggregation", f"means over the heads of each {given.noun}, |r| and slopes without sign."),
     ]
     headline = f"Drift along a, Separation along b {given.study.span.title()}"
-    takeaway = [*_drift(given, panel), _keys_more(panel, last)]
+    takeaway = [*_drift(given, panel), keys_more]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -77,8 +80,8 @@ def _missed(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
     """How much of each drift is elsewhere, whether drifts agree, and in how many heads a is no one direction."""
     table = given.at.table(FILE)
     said = [
-        f"At {label(last)} axis a misses {share_of(panel, 'off_axis_q', last)} of the queries' drift and "
-        f"{share_of(panel, 'off_axis_k', last)} of the keys', and {share_of(panel, 'offset_on_a', last)} of the "
+        f"{opening_place(given.study, last)} axis a misses {share_of(panel, 'off_axis_q', last)} of the queries' drift "
+        f"and {share_of(panel, 'off_axis_k', last)} of the keys', and {share_of(panel, 'offset_on_a', last)} of the "
         "squared distance between mean query and mean key lies along it. The cosine between both drifts is "
         f"{mean_of(panel, 'drift_cos', last)}, the mean over heads."
     ]
@@ -93,7 +96,7 @@ def _missed(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
     return said
 
 
-def _keys_more(panel: HeadPanel, last: Entry) -> str:
+def _keys_more(given: CardInput, panel: HeadPanel, last: Entry) -> str:
     """The published sentence, on axis a and on each kind's own direction."""
     on_axis, own = beyond_zero(panel, "r_a_gap", last), beyond_zero(panel, "r_own_gap", last)
     words = {1: "holds", -1: "is the other way round", 0: "is not decided: the difference is within two errors of 0"}
@@ -102,9 +105,9 @@ def _keys_more(panel: HeadPanel, last: Entry) -> str:
         for names in (("r_k_a_abs", "r_q_a_abs"), ("r_k_own", "r_q_own"))
     )
     return (
-        f"Keys follow position more closely than queries: along a this {words[on_axis]} at {label(last)} ({keys} "
-        f"against {queries}, difference {mean_of(panel, 'r_a_gap', last)}); each along its own drift it {words[own]} "
-        f"({own_keys} against {own_queries}, difference {mean_of(panel, 'r_own_gap', last)})."
+        f"Keys follow position more closely than queries: along a this {words[on_axis]} {place(given.study, last)} "
+        f"({keys} against {queries}, difference {mean_of(panel, 'r_a_gap', last)}); each along its own drift it "
+        f"{words[own]} ({own_keys} against {own_queries}, difference {mean_of(panel, 'r_own_gap', last)})."
     )
 
 
@@ -124,7 +127,9 @@ OVER: tuple[tuple[str, str], ...] = (
 
 def bias_card(given: CardInput) -> Card:
     """What position adds to a score, per token and over the window, along a and in all directions."""
-    panel, last = given.at.panel_of(FILE), given.checkpoints[-1]
+    panel = given.at.panel_of(FILE)
+    totals = of_each(given.study, lambda entry: joined(_totals(given, panel, entry)))
+    signs = of_each(given.study, lambda entry: _sign(given, panel, entry))
     hidden = hidden_by_slopes(given)
     shows: list[Block | str] = [
         opening(
@@ -137,7 +142,7 @@ def bias_card(given: CardInput) -> Card:
         paragraph(Strong("Per token."), " ", joined([tell(given, panel, q, name, significant) for q, name in PARTS])),
         paragraph(Strong("Over the window."), " ", joined([tell(given, panel, q, n, significant) for q, n in OVER])),
         paragraph(Strong("What a slope per token hides."), " ", joined(hidden)),
-        paragraph(Strong("Along a, and in all."), " ", joined(_totals(given, panel, last))),
+        paragraph(Strong("Along a, and in all."), " ", joined(totals)),
         errors_said(given.table(FILE), AXES),
         *held(given, "rotation_bias"),
     ]
@@ -150,7 +155,7 @@ def bias_card(given: CardInput) -> Card:
         ("Aggregation", f"means over the heads of each {given.noun}; slopes without sign, biases with theirs."),
     ]
     headline = f"What Position Adds to a Score {given.study.span.title()}"
-    takeaway = [*hidden[:1], tell(given, panel, *OVER[2], significant), _sign(panel, last)]
+    takeaway = [*hidden[:1], tell(given, panel, *OVER[2], significant), *signs]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -202,11 +207,11 @@ def _totals(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
     """How much of the bias lies along a, and how its sign is spread over heads."""
     along, total = (panel.mean(name, last.name) for name in ("bias_strength_window", "bias_window"))
     said = [
-        f"At {label(last)} the bias over the window is {mean_of(panel, 'bias_strength_window', last)} along a and "
-        f"{mean_of(panel, 'bias_window', last)} in all directions"
-        + (f": axis a has {percent(along / total)} of it." if total and 0 <= along / total <= 1 else ".")
+        f"{opening_place(given.study, last)} the bias over the window is "
+        f"{mean_of(panel, 'bias_strength_window', last)} along a and {mean_of(panel, 'bias_window', last)} in all "
+        "directions" + (f": axis a has {percent(along / total)} of it." if total and 0 <= along / total <= 1 else ".")
     ]
-    said.append(_sign(panel, last))
+    said.append(_sign(given, panel, last))
     table = given.at.table(FILE)
     opposed = table.loc[table["model"] == last.name, "interaction_total"].dropna()
     if len(opposed):
@@ -217,11 +222,11 @@ def _totals(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
     return said
 
 
-def _sign(panel: HeadPanel, last: Entry) -> str:
+def _sign(given: CardInput, panel: HeadPanel, last: Entry) -> str:
     way = beyond_zero(panel, "bias_effect", last)
     direction = {1: "later keys score higher", -1: "earlier keys score higher", 0: "neither late nor early keys win"}
     return (
         f"On average over heads {direction[way]}: from the first to the last key the score gains "
-        f"{mean_of(panel, 'bias_effect', last)} standard deviations at {label(last)}; "
+        f"{mean_of(panel, 'bias_effect', last)} standard deviations {place(given.study, last)}; "
         f"{share_of(panel, 'bias_total_positive', last)} of heads favour later keys."
     )

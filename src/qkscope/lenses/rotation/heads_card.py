@@ -12,7 +12,8 @@ from qkscope.lenses.rotation.chosen import RULE, chosen_heads
 from qkscope.lenses.rotation.planes import FILE as PLANES
 from qkscope.lenses.rotation.summaries import map_axis, relations
 from qkscope.lenses.rotation.table import FILE
-from qkscope.lenses.tell import errors_said, share_of
+from qkscope.lenses.tell import errors_said, joined, share_of
+from qkscope.lenses.told import at_or_in, of_each, opening_place
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
@@ -39,8 +40,9 @@ def heads_card(given: CardInput) -> Card:
     steps = [("Correlation", "Pearson's r over heads; its interval by a delete-one-layer jackknife on Fisher's scale.")]
     which = "at Selected Checkpoints" if given.study.one_run else f"of Selected {given.noun.title()}s"
     headline = f"Bias of Every Head {which}"
-    last = chosen[-1] if chosen else given.checkpoints[-1]
-    return Card(headline, shows, FILE, steps, [f"At {label(last)}, {_entry(panel, relation, last)}"])
+    told = chosen[-1:] or given.checkpoints[-1:] if given.study.one_run else chosen
+    takeaway = [f"{opening_place(given.study, entry)}, {_entry(panel, relation, entry)}" for entry in told]
+    return Card(headline, shows, FILE, steps, takeaway)
 
 
 def _entry(panel: HeadPanel, relation: Mapping[str, Mapping[str, float]], entry: Entry) -> str:
@@ -69,7 +71,7 @@ def _families(given: CardInput) -> str:
 
 def depth_card(given: CardInput) -> Card:
     """Where in depth keys drift, and where scores are biased."""
-    last = given.checkpoints[-1]
+    strongest = joined(of_each(given.study, lambda entry: _strongest(given, entry)))
     cells = "layers" if map_axis(given.at).layers is not None else "ten bins of normalised depth"
     shows: list[Block | str] = [
         opening(
@@ -78,13 +80,13 @@ def depth_card(given: CardInput) -> Card:
             "Below: the mean bias along a per 1,000 tokens; purple above 0 (later keys score higher), orange below. "
             "Hatched cells have no heads.",
         ),
-        paragraph(Strong("Strongest."), " ", _strongest(given, last)),
+        paragraph(Strong("Strongest."), " ", strongest),
         errors_said(given.table(FILE), "both axes are found anew each time"),
         *held(given, "rotation_depth_map"),
     ]
     steps = [("Aggregation", f"means over the heads of each {given.noun} and cell.")]
     headline = f"Drift and Bias by Depth {given.study.span.title()}"
-    return Card(headline, shows, FILE, steps, [ruling_of(given, "early_drift"), _strongest(given, last)])
+    return Card(headline, shows, FILE, steps, [ruling_of(given, "early_drift"), strongest])
 
 
 def _strongest(given: CardInput, last: Entry) -> str:
@@ -98,7 +100,7 @@ def _strongest(given: CardInput, last: Entry) -> str:
             row = here.loc[known.index[cell]]
             value = plus_minus(float(row[quantity]), float(row[f"{quantity}_se"]))
             said.append(f"{name} in {axis.words(int(known.index[cell]))} ({value})")
-    return f"At {label(last)} the largest means are {listed(said)}." if said else ""
+    return f"{opening_place(given.study, last)} the largest means are {listed(said)}." if said else ""
 
 
 # --- planes ---------------------------------------------------------------------------------------------
@@ -109,14 +111,14 @@ def planes_card(given: CardInput) -> Card:
     heads = cast("list[dict[str, Any]]", chosen_heads(given.at).to_dict("records"))
     entries = {c.name: c for c in given.checkpoints}
     shown = [entries[name] for name in dict.fromkeys(head["model"] for head in heads)]
-    told = [_head(given, head) for head in heads if head["model"] == shown[-1].name]
+    told = [_head(given, head) for head in heads if head["model"] == shown[-1].name or not given.study.one_run]
     shows: list[Block | str] = [
         opening(
             given,
-            f"Each panel is one head at {listed([label(c) for c in shown])}, seen along a (across) and b (up). An "
-            "ellipse is one standard deviation of the queries (blue, circles) or keys (red, squares) of one position "
-            "bucket, darker with position; a line joins their means. What drifts along a moves to the right with "
-            "position; a head that turns shows a curve, which no slope describes.",
+            f"Each panel is one head {at_or_in(given.study)} {listed([label(c) for c in shown])}, seen along a "
+            "(across) and b (up). An ellipse is one standard deviation of the queries (blue, circles) or keys (red, "
+            "squares) of one position bucket, darker with position; a line joins their means. What drifts along a "
+            "moves to the right with position; a head that turns shows a curve, which no slope describes.",
         ),
         *(bullet(text) for text in told),
         f"The heads are chosen by a rule: {RULE}. Any head of a moments file can be drawn with "
@@ -126,7 +128,14 @@ def planes_card(given: CardInput) -> Card:
     ]
     steps = [("Selection", f"{RULE}."), ("Ellipses", "means and 2 × 2 covariances of each bucket, from sums.")]
     headline = "Queries and Keys in the Plane of a and b"
-    return Card(headline, shows, PLANES, steps, [*told[-1:], *told[:1]] if len(told) > 1 else told)
+    return Card(headline, shows, PLANES, steps, _ends_told(given, heads, told))
+
+
+def _ends_told(given: CardInput, heads: Sequence[dict[str, Any]], told: list[str]) -> list[str]:
+    """For a takeaway: of those told the first and the last; of seeds and models the last of each, which drifts most."""
+    if given.study.one_run:
+        return [*told[-1:], *told[:1]] if len(told) > 1 else told
+    return list({head["model"]: text for head, text in zip(heads, told, strict=True)}.values())
 
 
 def _head(given: CardInput, head: dict[str, Any]) -> str:
@@ -140,10 +149,10 @@ def _head(given: CardInput, head: dict[str, Any]) -> str:
     ].iloc[0]
     effect = plus_minus(float(row["bias_effect"]), float(row.get("bias_effect_se", math.nan)))
     label_ = shortened(given.study.labels[head["model"]])
-    return (
-        f"Layer {head['layer']:.0f}, head {head['head']:.0f} at {label_}: bias_effect {effect}; along a, "
-        f"{listed(moved)} between its first and its last bucket."
-    )
+    name = f"Layer {head['layer']:.0f}, head {head['head']:.0f} at {label_}"
+    if not given.study.one_run:
+        name = f"{label_}, layer {head['layer']:.0f}, head {head['head']:.0f}"
+    return f"{name}: bias_effect {effect}; along a, {listed(moved)} between its first and its last bucket."
 
 
 def _ends(rows: pd.DataFrame, kind: str) -> str:

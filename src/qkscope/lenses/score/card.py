@@ -28,6 +28,7 @@ from qkscope.lenses.score.phrases import (
 )
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, EVERY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
+from qkscope.lenses.told import of_each, opening_place
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import HeadPanel, Part
@@ -37,6 +38,7 @@ from qkscope.words.phrases import (
     curve_course,
     jumps,
     label,
+    listed,
     number,
     percent,
     ranking,
@@ -50,7 +52,6 @@ from qkscope.words.phrases import (
 def score_split(given: CardInput) -> Card:
     """One stacked bar per entry."""
     panel, shares = given.at.panel_of(FILE), shares_shown(given.at)
-    last = given.checkpoints[-1]
     names = dict(zip(shares, PART_NAMES.values(), strict=True))
     shows: list[Block | str] = [
         opening(
@@ -61,8 +62,8 @@ def score_split(given: CardInput) -> Card:
         ),
         line_note(given),
         *(paragraph(Strong(_short(name)), " ", _course(given, panel, share, name)) for share, name in names.items()),
-        paragraph(Strong("Late or early."), " ", *_leaning(given, panel, last)),
-        _kinds(given, last),
+        paragraph(Strong("Late or early."), " ", _leaning(given, panel)),
+        " ".join(of_each(given.study, lambda entry: _kinds(given, entry))),
         _sizes(given, panel),
         *window_agreement(given, _compared(given), FILE),
         *held(given, "score_split"),
@@ -72,15 +73,19 @@ def score_split(given: CardInput) -> Card:
         ("Errors", FIXED),
     ]
     takeaway = [
-        sentence(
-            f"{_place(given, last)} position explains {_share(given, last, 0)} of the variance of scores on average"
-        ),
-        sentence(f"There {lean_of(shares_row(given, last.name))}"),
+        *of_each(given.study, lambda entry: _brief(given, entry)),
         _course(given, panel, shares[0], names[shares[0]], brief=True) if len(given.checkpoints) > 1 else "",
         context_takeaway(given, [quantity for quantity, _, _ in _compared(given)[:1]], FILE),
     ]
     headline = f"What Scores Are Made Of {given.study.span.title()}"
     return Card(headline, shows, FILE, steps, takeaway)
+
+
+def _brief(given: CardInput, entry: Entry) -> str:
+    """Of one entry, for a takeaway: how much of its scores is position, and which keys win."""
+    share = f"position explains {_share(given, entry, 0)} of the variance of scores on average"
+    lean = sentence(f"There {lean_of(shares_row(given, entry.name))}")
+    return f"{sentence(f'{opening_place(given.study, entry)} {share}')} {lean}"
 
 
 def _short(name: str) -> str:
@@ -90,10 +95,6 @@ def _short(name: str) -> str:
 def _apart(given: CardInput) -> str:
     kinds = kinds_shown(given.table(BY_KIND))
     return "" if kinds == [EVERY_KIND] else f", in a panel for each kind of layer ({'; '.join(map(shortened, kinds))})"
-
-
-def _place(given: CardInput, entry: Entry) -> str:
-    return f"At {label(entry)}" if given.study.one_run else f"In {label(entry)}"
 
 
 def _share(given: CardInput, entry: Entry, part: int, kind: str = EVERY_KIND) -> str:
@@ -112,12 +113,18 @@ def _course(
     return " ".join([curve_course(curve, name, fmt), *steps])
 
 
-def _leaning(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
-    row = shares_row(given, last.name)
-    said = [sentence(f"{_place(given, last)}, on average over heads, {lean_of(row)}"), wins_sentence(row)]
+def _leaning(given: CardInput, panel: HeadPanel) -> str:
+    said = of_each(given.study, lambda entry: _lean(given, entry))
     if len(given.checkpoints) > 1:
         said.append(_course(given, panel, ADVANTAGE, "The mean advantage of late keys", number, brief=True))
-    return [" ".join(text for text in said if text)]
+    return " ".join(text for text in said if text)
+
+
+def _lean(given: CardInput, entry: Entry) -> str:
+    """Which keys win in one entry, and in how many of its heads."""
+    row = shares_row(given, entry.name)
+    lean = sentence(f"{opening_place(given.study, entry)}, on average over heads, {lean_of(row)}")
+    return f"{lean} {wins_sentence(row)}".strip()
 
 
 def _kinds(given: CardInput, last: Entry) -> str:
@@ -141,7 +148,7 @@ def _kinds(given: CardInput, last: Entry) -> str:
             if gap.direction
             else f"Position does not differ beyond noise between {shortened(one)} and {shortened(other)} layers."
         )
-    return " ".join([sentence(f"{_place(given, last)}, {'; '.join(told)}"), *compared])
+    return " ".join([sentence(f"{opening_place(given.study, last)}, {'; '.join(told)}"), *compared])
 
 
 def _sizes(given: CardInput, panel: HeadPanel) -> str:
@@ -176,7 +183,7 @@ def score_depth(given: CardInput) -> Card:
         opening(
             given,
             f"The split of scores by depth, one bar for each {what}, the mean over its heads, for "
-            f"{' and '.join(label(entry) for entry in chosen)}. {MEANING}"
+            f"{listed([label(entry) for entry in chosen])}. {MEANING}"
             + error_bars(given, BY_DEPTH, shares_shown(given.at)),
         ),
         line_note(given),
@@ -184,8 +191,8 @@ def score_depth(given: CardInput) -> Card:
         *held(given, "score_depth"),
     ]
     steps = [("Aggregation", f"mean of each share over the heads of each ({given.noun}, {what})."), ("Errors", FIXED)]
-    last = chosen[-1]
-    takeaway = [_extremes(given, last), ruling_of(given, "early_scores")]
+    told = chosen[-1:] if given.study.one_run else chosen
+    takeaway = [*(_extremes(given, entry) for entry in told), ruling_of(given, "early_scores")]
     headline = "What Scores Are Made Of, by Depth"
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -205,7 +212,8 @@ def _extremes(given: CardInput, entry: Entry) -> str:
         return f"{_words(axis.columns, cell['cell'])} ({value})"
 
     return sentence(
-        f"{_place(given, entry)} the share of position is largest at {told(high)} and smallest at {told(low)}"
+        f"{opening_place(given.study, entry)} the share of position is largest at {told(high)} and smallest "
+        f"at {told(low)}"
     )
 
 

@@ -13,37 +13,58 @@ from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.phrases import FIXED, MEANING, lean, line_note, shares_row, wins_sentence
 from qkscope.lenses.score.summaries import shares_shown, with_kind
 from qkscope.lenses.score.table import ADVANTAGE, FILE
+from qkscope.lenses.told import told_entries
+from qkscope.results.read import Entry
 from qkscope.text import counted
-from qkscope.words.blocks import Block, bullet
-from qkscope.words.phrases import label, listed, sentence, share_plus_minus, significant
+from qkscope.words.blocks import Block, Strong, bullet, paragraph
+from qkscope.words.phrases import label, listed, sentence, share_plus_minus, shortened, significant
 
 PARTS = ("position", "query-position", "preference", "the query part")
 MOST_NAMED = 3
 
 
 def score_heads(given: CardInput) -> Card:
-    """Every head of the last entry."""
-    last = given.checkpoints[-1]
-    heads = with_kind(given.at, last.name)
-    shares = shares_shown(given.at)
+    """Every head of the last checkpoint, or of each seed or model."""
+    entries, shares = told_entries(given.study), shares_shown(given.at)
+    names = listed([label(entry) for entry in entries])
     shows: list[Block | str] = [
         opening(
             given,
-            f"Every head of {label(last)}, one bar each, the heads with the largest share of position first and kinds "
+            f"Every head of {names}, one bar each, the heads with the largest share of position first and kinds "
             f"of layers apart where there are several. {MEANING} Under each bar stands by how many standard "
             "deviations of scores late keys win (below 0: early keys), with ± 1 standard error over "
             "documents where it is known.",
         ),
         line_note(given),
-        _largest(heads, shares),
-        _leaders(heads, shares[0], "Most position"),
-        _leaders(heads, shares[-1], "Most that depends on the query"),
-        wins_sentence(shares_row(given, last.name)),
+        *(text for entry in entries for text in _entry(given, entry)),
         *held(given, "score_heads"),
     ]
     steps = [("Order", f"by {shares[0]}, falling."), ("Errors", FIXED)]
-    takeaway = [_largest(heads, shares), wins_sentence(shares_row(given, last.name))]
-    return Card(f"Every Head of {label(last)}: What Its Scores Are Made Of", shows, FILE, steps, takeaway)
+    takeaway = [text for entry in entries for text in _brief(given, entry)]
+    headline = f"Every Head of {names}: What Its Scores Are Made Of"
+    if len(entries) > 1:
+        headline = f"What Scores Are Made Of in Every Head {given.study.span.title()}"
+    return Card(headline, shows, FILE, steps, takeaway)
+
+
+def _entry(given: CardInput, entry: Entry) -> list[Block | str]:
+    """What there is to say of one entry's heads; of seeds and models in a paragraph with its name."""
+    heads, shares = with_kind(given.at, entry.name), shares_shown(given.at)
+    said = [
+        _largest(heads, shares),
+        _leaders(heads, shares[0], "Most position"),
+        _leaders(heads, shares[-1], "Most that depends on the query"),
+        wins_sentence(shares_row(given, entry.name)),
+    ]
+    if given.study.one_run:
+        return [*said]
+    return [paragraph(Strong(f"{label(entry)}."), " ", " ".join(text for text in said if text))]
+
+
+def _brief(given: CardInput, entry: Entry) -> list[str]:
+    largest = _largest(with_kind(given.at, entry.name), shares_shown(given.at))
+    start = "" if given.study.one_run else f"{label(entry)}: "
+    return [f"{start}{largest}", wins_sentence(shares_row(given, entry.name))]
 
 
 def _largest(heads: pd.DataFrame, shares: Sequence[str]) -> str:
@@ -76,21 +97,21 @@ def _share(row: "pd.Series", column: str) -> str:
 
 
 def score_map(given: CardInput) -> Card:
-    """Maps of three heads of the last entry."""
+    """Maps of a few heads of the last checkpoint, or of each seed or model."""
     maps = maps_of(given.at)
     position, _, preference, query = shares_shown(given.at)
-    last = given.checkpoints[-1]
+    of = listed([label(entry) for entry in given.checkpoints if entry.name in {each.model for each in maps}])
     shows: list[Block | str] = [
         opening(
             given,
-            f"Mean scores of {counted(len(maps), 'head')} of {label(last)}: query position up, key position across, "
+            f"Mean scores of {counted(len(maps), 'head')} of {of}: query position up, key position across, "
             "from the mean of the row (softmax sees no more than that) in standard deviations of the head's scores. "
             "All panels share one scale of colours. The narrow column at the left, where there is one, holds keys at "
             "position 0. A query's own bucket is shown whole, although an early query of it does not see the later "
             "keys; what no query of a row sees is blank.",
         ),
         line_note(given),
-        *(bullet(_told(each)) for each in maps),
+        *(bullet(_told(given, each)) for each in maps),
         _map_errors(maps),
     ]
     steps = [
@@ -101,7 +122,8 @@ def score_map(given: CardInput) -> Card:
         ),
         ("Mean scores", "product of the mean query of a bucket and the mean key of a sixteenth of the window."),
     ]
-    takeaway = [sentence(_told(each)) for each in maps[:1]]
+    firsts = {each.model: each for each in reversed(maps)}  # of each entry the first
+    takeaway = [sentence(_told(given, firsts[each.model])) for each in maps if firsts[each.model] is each]
     return Card("Mean Scores by Position", shows, MAP_FILE, steps, takeaway)
 
 
@@ -117,11 +139,14 @@ def _map_errors(maps: Sequence[HeadMap]) -> str:
     )
 
 
-def _told(of: HeadMap) -> str:
+def _told(given: CardInput, of: HeadMap) -> str:
     numbers = of.numbers
+    head = f"Layer {of.layer} head {of.head}"
+    if not given.study.one_run:
+        head = f"{shortened(given.study.labels[of.model])}, layer {of.layer} head {of.head}"
     error = float(numbers.get(error_name(ADVANTAGE), np.nan))
     part = "the query part" if of.part == "query" else of.part
     return (
-        f"Layer {of.layer} head {of.head} ({of.why}): {_share(numbers, of.column)} of the variance of its "
+        f"{head} ({of.why}): {_share(numbers, of.column)} of the variance of its "
         f"scores is {part}. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
     )

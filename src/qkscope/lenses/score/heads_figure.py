@@ -1,4 +1,7 @@
-"""What scores are made of, head by head, at the last entry: one bar per head, those with the most position first."""
+"""What scores are made of, head by head: one bar for each, those with the most position first.
+
+Of a run these are the heads of the last checkpoint, of seeds and models those of each.
+"""
 
 from collections.abc import Sequence
 
@@ -15,27 +18,37 @@ from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.summaries import shares_shown, with_kind
 from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.lenses.told import told_entries
 
 NAMED_HEADS = 64  # up to here every bar has the name of its head
 MOST_KINDS = 3
 
 
 def draw_score_heads(at: AtWindow) -> Figure:
-    """Bars of all heads of the last entry and, below each, how far late keys win; kinds of layers apart."""
-    model = at.names[-1]
-    heads, shares = with_kind(at, model), shares_shown(at)
-    kinds = kinds_in_order(heads["layer_kind"])
-    groups = [heads[heads["layer_kind"] == kind] for kind in kinds[:MOST_KINDS]] if len(kinds) > 1 else [heads]
-    headline = f"Every Head of {style.plain(at.study.labels[model])}: What Its Scores Are Made Of"
-    figure = canvas(at, 12.0, 1.1 + 3.4 * len(groups), headline, [model])
+    """Bars of all heads and, below each, how far late keys win; entries and kinds of layers apart."""
+    models, shares = [entry.name for entry in told_entries(at.study)], shares_shown(at)
+    of = {model: style.plain(at.study.labels[model]) for model in models}
+    groups = [group for model in models for group in _groups(at, model, "" if len(models) == 1 else f"{of[model]}: ")]
+    headline = f"Every Head of {of[models[0]]}: What Its Scores Are Made Of"
+    if len(models) > 1:
+        headline = f"What Scores Are Made Of in Every Head {style.span_title(at.study)}"
+    figure = canvas(at, 12.0, 1.1 + 3.4 * len(groups), headline, models)
     grid = figure.subplots(2 * len(groups), 1, squeeze=False, height_ratios=[2, 1] * len(groups))[:, 0]
-    for i, group in enumerate(groups):
+    for i, (name, group) in enumerate(groups):
         rows = group.sort_values([shares[0], "layer", "head"], ascending=[False, True, True]).reset_index(drop=True)
-        kind = style.plain(kinds[i]) + " layers, " if len(groups) > 1 else ""
-        _draw_group(grid[2 * i], grid[2 * i + 1], rows, f"{kind}{len(rows):,} heads, most position first", shares)
+        _draw_group(grid[2 * i], grid[2 * i + 1], rows, f"{name}{len(rows):,} heads, most position first", shares)
     errors = error_name(shares[0])
-    legend_beside(grid[0], errors in heads.columns and bool(heads[errors].notna().any()))
+    legend_beside(grid[0], any(errors in group.columns and group[errors].notna().any() for _, group in groups))
     return style.finish(figure)
+
+
+def _groups(at: AtWindow, model: str, whose: str) -> list[tuple[str, pd.DataFrame]]:
+    """An entry's heads, apart for each kind of layer where it has several, and what their panel is called."""
+    heads = with_kind(at, model)
+    kinds = kinds_in_order(heads["layer_kind"])
+    if len(kinds) < 2:
+        return [(whose, heads)]
+    return [(f"{whose}{style.plain(kind)} layers, ", heads[heads["layer_kind"] == kind]) for kind in kinds[:MOST_KINDS]]
 
 
 def _draw_group(bars: Axes, late: Axes, rows: pd.DataFrame, title: str, shares: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
 from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, SHARES
+from qkscope.lenses.told import told_entries
 from qkscope.stats.jackknife import ERRORS
 
 Array = npt.NDArray[np.float64]
@@ -24,12 +25,14 @@ CHOICES = (
     ("most that depends on the query", QUERY, "query"),
 )
 EARLY = CHOICES[1][0]
+FEW = 2  # heads of each of several entries
 
 
 @dataclass(frozen=True)
 class HeadMap:
     """A head's mean scores by query bucket and part of the keys, from each row's mean, in standard deviations."""
 
+    model: str
     layer: int
     head: int
     why: str  # it was chosen
@@ -44,8 +47,14 @@ class HeadMap:
 
 
 def maps_of(at: AtWindow) -> list[HeadMap]:
-    """The chosen heads of the last entry."""
-    model = at.names[-1]
+    """The chosen heads of the last checkpoint of a run; of seeds and models the first two of each."""
+    if at.study.one_run:
+        return _maps_in(at, at.names[-1])
+    entries = [entry.name for entry in told_entries(at.study) if not at.common or _buckets(at, entry.name) > 1]
+    return [each for name in entries for each in _maps_in(at, name)[:FEW]]
+
+
+def _maps_in(at: AtWindow, model: str) -> list[HeadMap]:
     rows, heads = at.table(MAP_FILE), at.table(FILE)
     rows, heads = rows[rows["model"] == model], heads[heads["model"] == model]
     found: dict[tuple[int, int], HeadMap] = {}
@@ -64,10 +73,14 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
 
 
 def several_rows(at: AtWindow) -> bool:
-    """Whether the last entry's queries are told apart by position: at a short common window it may have one bucket."""
+    """Whether queries of an entry are told apart by position: at a short common window it may have one bucket."""
+    return not at.common or any(_buckets(at, entry.name) > 1 for entry in told_entries(at.study))
+
+
+def _buckets(at: AtWindow, model: str) -> int:
+    """How many position buckets an entry's queries have beside position 0."""
     rows = at.table(MAP_FILE)
-    ends = rows[(rows["model"] == at.names[-1]) & (rows["end"] > 1)]["end"]
-    return not at.common or len(set(ends)) > 1
+    return int(rows.loc[(rows["model"] == model) & (rows["end"] > 1), "end"].nunique())
 
 
 def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
@@ -88,4 +101,5 @@ def _map(rows: pd.DataFrame, numbers: pd.Series, chosen_for: tuple[str, str, str
         mean = np.where(weight > 0, weight * scores, 0.0).sum(axis=1) / weight.sum(axis=1)
         scores = (scores - mean[:, None]) / float(numbers["score_sd"])
     place, errors = (int(numbers["layer"]), int(numbers["head"])), errors / float(numbers["score_sd"])
-    return HeadMap(*place, *chosen_for, numbers, edges, cells, scores[:, 0], scores[:, 1:], errors)
+    first, rest = scores[:, 0], scores[:, 1:]
+    return HeadMap(str(numbers["model"]), *place, *chosen_for, numbers, edges, cells, first, rest, errors)

@@ -22,21 +22,32 @@ SINK_WIDTH = 0.05  # of the axis: position 0 is one token wide, and would not be
 def draw_score_map(at: AtWindow) -> Figure:
     """One panel per chosen head: keys across, queries up, colours from each row's mean in standard deviations."""
     maps = maps_of(at)
-    model = at.names[-1]
-    headline = f"Mean Scores by Position in {len(maps)} Heads of {style.plain(at.study.labels[model])}"
-    figure = canvas(at, 1.6 + 3.2 * len(maps), 4.4, headline, [model])
-    panels = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
+    models = list(dict.fromkeys(each.model for each in maps))
+    of = style.plain(at.study.labels[models[0]]) if len(models) == 1 else f"{len(models)} {at.study.noun.title()}s"
+    headline = f"Mean Scores by Position in {len(maps)} Heads of {of}"
+    grid = _grid(maps, models)
+    wide, high = max(map(len, grid)), len(grid)
+    figure = canvas(at, 1.6 + 3.2 * wide, 1.0 + 3.4 * high, headline, models)
+    cells = figure.subplots(high, wide, sharey=high == 1, squeeze=False)
     largest = max((float(np.nanmax(np.abs(each.scores))) for each in maps), default=1.0)
     scale = Normalize(-largest, largest)
-    for axes, each in zip(panels, maps, strict=True):
-        _draw_map(axes, each, scale)
-    panels[0].set_ylabel("query position")
-    bar = figure.colorbar(panels[0].collections[0], ax=list(panels), shrink=0.85, pad=0.01, aspect=22)
+    for row, heads in zip(cells, grid, strict=True):
+        for axes, each in zip(row, heads, strict=False):
+            _draw_map(axes, each, scale, "" if high == 1 else f"{style.plain(at.study.labels[each.model])}, ")
+        for axes in row[len(heads) :]:
+            axes.set_visible(False)
+        row[0].set_ylabel("query position")
+    bar = figure.colorbar(cells[0, 0].collections[0], ax=list(cells.flat), shrink=0.85, pad=0.01, aspect=22)
     bar.set_label("mean score, from its row's mean\n(standard deviations of scores)")
     return style.finish(figure)
 
 
-def _draw_map(axes: Axes, of: HeadMap, scale: Normalize) -> None:
+def _grid(maps: list[HeadMap], models: list[str]) -> list[list[HeadMap]]:
+    """Heads of one entry in a row, those of several entries one entry below the other."""
+    return [[each for each in maps if each.model == model] for model in models]
+
+
+def _draw_map(axes: Axes, of: HeadMap, scale: Normalize, whose: str) -> None:
     length = of.edges[-1]
     sink = SINK_WIDTH * length
     options: dict[str, Any] = {"cmap": COLOURS, "norm": scale, "linewidth": 0, "rasterized": True}
@@ -51,7 +62,7 @@ def _draw_map(axes: Axes, of: HeadMap, scale: Normalize) -> None:
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xlabel("key position")
     share = float(of.numbers[of.column])
-    axes.set_title(f"L{of.layer} H{of.head}: {100 * share:.0f}% {of.part}", fontsize=9.5, loc="left", pad=14)
+    axes.set_title(f"{whose}L{of.layer} H{of.head}: {100 * share:.0f}% {of.part}", fontsize=9.5, loc="left", pad=14)
     axes.text(1.0, 1.01, _lean(of), transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color=style.GREY)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from qkscope.lenses.card import Card, CardInput, error_bars, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
+from qkscope.lenses.told import MOST_TOLD, at_or_in
 from qkscope.lenses.windows.table import enough_words, is_shown, over_windows, smallest_enough
 from qkscope.results import schema
 from qkscope.results.read import Entry
@@ -118,7 +119,7 @@ def _effects(given: CardInput, effects: list[WindowEffect]) -> list[str]:
     """The last checkpoint of a run stands for it; of seeds and models each is told."""
     if not effects:
         return [f"Each {given.noun} was measured at one window only, so nothing can be said about the window."]
-    return [_effect(each) for each in (effects[-1:] if given.study.one_run else effects[:6])]
+    return [_effect(each) for each in (effects[-1:] if given.study.one_run else effects[:MOST_TOLD])]
 
 
 def _effect(effect: WindowEffect) -> str:
@@ -132,13 +133,13 @@ def _effect(effect: WindowEffect) -> str:
 def _counted(given: CardInput, effects: list[WindowEffect]) -> list[str]:
     if len(effects) < 2:
         return []
-    said = []
+    said, word = [], at_or_in(given.study)
     for quantity, name, _ in QUANTITIES:
         trends = Counter(effect.shapes[quantity].trend for effect in effects)
         if len(trends) == 1:
-            said.append(sentence(f"{name} {_COUNTED[next(iter(trends))]} at every {given.noun}"))
+            said.append(sentence(f"{name} {_COUNTED[next(iter(trends))]} {word} every {given.noun}"))
         else:
-            ways = listed([f"{_COUNTED[trend]} at {n}" for trend, n in trends.most_common()])
+            ways = listed([f"{_COUNTED[trend]} {word} {n}" for trend, n in trends.most_common()])
             said.append(sentence(f"{name} {ways} of {counted(len(effects), given.noun)}"))
     return [" ".join(said)]
 
@@ -147,7 +148,7 @@ def _takeaway(given: CardInput, effects: list[WindowEffect]) -> list[str]:
     if not effects:
         return [f"There is one window per {given.noun}, so its effect cannot be read from this figure."]
     if not given.study.one_run:
-        return [_share_sentence(effect) for effect in effects[:4]]
+        return [_share_sentence(effect) for effect in effects[:MOST_TOLD]]
     return [_share_sentence(effects[-1]), _against_training(given, effects[-1])]
 
 

@@ -53,7 +53,7 @@ class LensColumn {
   // A value, its error and its unit.
   text(state, checkpoint, head) {
     if (!this.isAt(state)) return "not measured at this window";
-    if (!this.data.columnLines.has(checkpoint)) return `not in this file at ${this.data.checkpoints[checkpoint].label}`;
+    if (!this.data.columnLines.has(checkpoint)) return `not in this file ${this.data.place(checkpoint)}`;
     const value = this.at(state, checkpoint, head);
     const text = withError(value, this.errorAt(state, checkpoint, head));
     return this.unit && Number.isFinite(value) ? `${text} ${this.unit}` : text;
@@ -106,7 +106,7 @@ export function columnLines(columns) {
     const { data, store } = app;
     const { choice, component } = store.state;
     const there = data.choices[choice].category[data.at(checkpoint, component, head)] !== data.absent;
-    if (!there) return [data.name(head), `not measured at ${data.checkpoints[checkpoint].label}`];
+    if (!there) return [data.name(head), `not measured ${data.place(checkpoint)}`];
     return [`Layer ${data.layers[head]}, head ${data.heads[head]}`, ...columns.map((c) => `${c.name} ${c.text(store.state, checkpoint, head)}`)];
   };
 }

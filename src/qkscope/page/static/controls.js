@@ -210,7 +210,7 @@ function boxFilter(app) {
     store.set({ brush: { kind: "box", checkpoint, component, choice, r_q: sorted(read(fields[0], -1.06), read(fields[1], 1.06)), r_k: sorted(read(fields[2], -1.06), read(fields[3], 1.06)) } });
   };
   return element(
-    "fieldset", { "data-filter": "box" }, element("legend", {}, `Box at this ${app.data.noun}`),
+    "fieldset", { "data-filter": "box" }, element("legend", {}, `Box ${app.data.atOrIn} this ${app.data.noun}`),
     "r_q ", fields[0], " to ", fields[1], element("br"), "r_k ", fields[2], " to ", fields[3], " ", button("Keep", apply, { class: "tool" }),
   );
 }

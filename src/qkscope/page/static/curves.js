@@ -7,6 +7,7 @@ import { correlation, percent } from "./format.js";
 import { estimate } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
+const MOST_TOLD = 6;
 const HEIGHT = 330;
 const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", "axis", "theme"];
 
@@ -155,13 +156,18 @@ export function trajectoryTable(app) {
   return { columns, rows };
 }
 
+// The entries that are read out: the ends of a run; of seeds and models each, as far as one listens.
+export function toldOf(app) {
+  const all = app.selection.checkpoints();
+  return app.data.oneRun ? [...new Set([all[0], all.at(-1)])] : all.slice(0, MOST_TOLD);
+}
+
 export function spoken(app, names) {
-  const checkpoints = app.selection.checkpoints();
-  const ends = [checkpoints[0], checkpoints[checkpoints.length - 1]].map((c) => {
+  const told = toldOf(app).map((c) => {
     const s = app.summaries.at(c);
     return `${app.data.checkpoints[c].label}: ${names.map((n) => `mean ${n} ${correlation(s[n].mean)}`).join(", ")}`;
   });
-  return ends.join("; ");
+  return told.join("; ");
 }
 
 // What is said where errors are known, but not for what is shown.

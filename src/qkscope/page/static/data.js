@@ -120,6 +120,7 @@ export class Data {
     this.checkpoints = about.checkpoints;
     this.oneRun = about.oneRun; // only then do entries have an order and the same heads
     this.noun = about.noun; // what an entry is called
+    this.atOrIn = about.oneRun ? "at" : "in"; // a checkpoint is a moment, a model a thing
     this.Noun = about.noun[0].toUpperCase() + about.noun.slice(1);
     this.components = about.data.components;
     this.layers = about.data.layers;
@@ -158,6 +159,11 @@ export class Data {
 
   name(head) {
     return headName(this.layers[head], this.heads[head]);
+  }
+
+  // Where a sentence is: "at S1-40K" of a run, "in Gemma" of models.
+  place(checkpoint) {
+    return `${this.atOrIn} ${this.checkpoints[checkpoint].label}`;
   }
 
   // What kind of layer a head is in, as text: "rotary", "full", ...

@@ -203,7 +203,7 @@ function header(app) {
   const tools = [link, button("Copy link", copy, { class: "tool" }), button("‹", () => step(-1), { class: "tool", "aria-label": "Previous head" }), button("›", () => step(1), { class: "tool", "aria-label": "Next head" }), button("Close", () => store.set({ head: null }), { class: "tool", id: "close-head" })];
   const update = () => {
     const { head, checkpoint } = store.state;
-    heading.replaceChildren(`Head ${data.name(head)} at `, named(data.checkpoints[checkpoint].label));
+    heading.replaceChildren(`Head ${data.name(head)} ${data.atOrIn} `, named(data.checkpoints[checkpoint].label));
     link.setAttribute("href", toHash(data, store.state));
   };
   return { node: element("div", { class: "view-head" }, heading, element("div", { class: "tools" }, ...tools)), heading, update };

@@ -18,7 +18,7 @@ export function headLines(app, head, checkpoint) {
   const at = data.at(checkpoint, component, head);
   const source = data.choices[choice];
   const code = source.category[at];
-  if (code === data.absent) return [data.name(head), `not measured at ${data.checkpoints[checkpoint].label}`];
+  if (code === data.absent) return [data.name(head), `not measured ${data.place(checkpoint)}`];
   const kind = [data.kind("rotary", checkpoint, head), data.kind("attention", checkpoint, head)].filter(Boolean).join(", ");
   return [
     `Layer ${data.layers[head]}, head ${data.heads[head]}`,
@@ -139,7 +139,7 @@ export function explorer(app) {
     label: () => {
       const s = app.summaries.at(store.state.checkpoint);
       const shares = data.categories.map((c, i) => `${data.categoryName(i, store.state.component)} ${s.counts[i]}`).join(", ");
-      return `Portrait at ${data.checkpoints[store.state.checkpoint].label}: ${plural(s.heads, "head")}; ${shares}. Arrow keys move between heads, Enter selects, Escape clears, plus and minus zoom.`;
+      return `Portrait ${data.place(store.state.checkpoint)}: ${plural(s.heads, "head")}; ${shares}. Arrow keys move between heads, Enter selects, Escape clears, plus and minus zoom.`;
     },
     note: () => {
       const { checkpoint, component, choice } = store.state;

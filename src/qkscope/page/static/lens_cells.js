@@ -69,7 +69,7 @@ export function cellsSpec(app, { columns: [column], title }) {
     attach: (view) => attachCells(view, lines),
     label: () => {
       const [low, high] = (column.range ?? [NaN, NaN]).map(bound);
-      return `${title}: map of ${data.nLayers} layers by ${data.nColumns} heads at ${data.checkpoints[store.state.checkpoint].label}, coloured by ${column.label}, from ${low} to ${high}. Arrow keys move, Enter selects.`;
+      return `${title}: map of ${data.nLayers} layers by ${data.nColumns} heads ${data.place(store.state.checkpoint)}, coloured by ${column.label}, from ${low} to ${high}. Arrow keys move, Enter selects.`;
     },
     note: (undefinedHeads) => `${undefinedHeads ? "A question mark: undefined. " : ""}Heads across, layers downwards; drag to keep a block of heads.`,
   };

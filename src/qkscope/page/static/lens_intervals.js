@@ -60,7 +60,7 @@ function drawIntervals(declared) {
 // One view; it is drawn like any other, from rows instead of heads.
 export function intervalsView(app, declared) {
   const { data, store } = app;
-  const here = () => data.checkpoints[store.state.checkpoint].label;
+  const here = () => data.place(store.state.checkpoint);
   const view = new View(app, {
     ...declared,
     surface: "svg",
@@ -71,8 +71,8 @@ export function intervalsView(app, declared) {
       columns: ["model", "name", "value", "low", "high"],
       rows: declared.rows.map((row) => [data.checkpoints[row.checkpoint].name, row.name, ...[row.value, row.low, row.high].map((value) => value ?? NaN)]),
     }),
-    label: () => `${declared.title} at ${here()}: ${rowsAt(app, declared).map((row) => `${row.name} ${interval(row)}`).join("; ") || "not measured"}.`,
-    note: () => (rowsAt(app, declared).length ? `${declared.definition} Lines are 95 % intervals; filled marks: without 0.` : `Not measured at ${here()}.`),
+    label: () => `${declared.title} ${here()}: ${rowsAt(app, declared).map((row) => `${row.name} ${interval(row)}`).join("; ") || "not measured"}.`,
+    note: () => (rowsAt(app, declared).length ? `${declared.definition} Lines are 95 % intervals; filled marks: without 0.` : `Not measured ${here()}.`),
   });
   view.node.classList.add("view-intervals");
   return view;

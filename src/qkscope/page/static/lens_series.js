@@ -2,7 +2,7 @@
 
 import { axisOf, extent, significant, withError } from "./numbers.js";
 import { checkpointAxis, columnHits, currentColumn, drawErrors, scale, valueAxis } from "./axis.js";
-import { curveFrame, drawBand, drawCurve } from "./curves.js";
+import { curveFrame, drawBand, drawCurve, toldOf } from "./curves.js";
 import { meanAndSpread } from "./stats.js";
 import { plural, shorten } from "./format.js";
 import { textWidth } from "./pen.js";
@@ -140,8 +140,7 @@ function seriesTable(app, columns) {
 }
 
 function spoken(app, columns) {
-  const checkpoints = app.selection.checkpoints();
-  return [...new Set([checkpoints[0], checkpoints.at(-1)])]
+  return toldOf(app)
     .map((c) => `${app.data.checkpoints[c].label}: ${columns.map((column) => `mean ${column.name} ${significant(overHeads(app, column, c).mean, 3)}`).join(", ")}`)
     .join("; ");
 }
@@ -155,7 +154,7 @@ export function seriesSpec(app, { kind, columns, title }) {
     height: () => HEIGHT,
     draw: drawSeries(columns, curve ? { bars: false, draw: drawCurves } : { bars: true, draw: drawBars }),
     table: () => seriesTable(app, columns),
-    label: () => `${title}: means over heads by checkpoint, as ${curve ? "lines" : "bars"}. ${spoken(app, columns)}`,
+    label: () => `${title}: means over heads by ${app.data.noun}, as ${!curve ? "bars" : app.data.oneRun ? "lines" : "points"}. ${spoken(app, columns)}`,
     note: () => "",
   };
 }

@@ -95,7 +95,7 @@ export function headMap(app) {
     draw,
     table: () => (columnOf(app) && !app.statistics[store.state.measure] ? columnTable(app, [columnOf(app)]) : app.headTable(store.state.checkpoint, true)),
     attach: (each) => attachCells(each, lines),
-    label: () => `Map of ${data.nLayers} layers by ${data.nColumns} heads at ${data.checkpoints[store.state.checkpoint].label}, coloured by ${store.state.measure}. Arrow keys move, Enter selects.`,
+    label: () => `Map of ${data.nLayers} layers by ${data.nColumns} heads ${data.place(store.state.checkpoint)}, coloured by ${store.state.measure}. Arrow keys move, Enter selects.`,
     note: () => note(app),
   });
   picker.after(boxButton(view));

@@ -103,8 +103,8 @@ function plasticity(app) {
   const make = (table, spec, draw, unit) => !detail.tables[table] ? null : new View(app, {
     ...common, ...spec,
     draw: (g) => (g.details ? draw(g, g.details.rows(table, store.state.choice, at(), unit())) : []),
-    note: () => `${spec.of()} at ${data.checkpoints[at()].label}. ${spec.says}`,
-    label: () => `${spec.title}: ${spec.of()} at ${data.checkpoints[at()].label}`,
+    note: () => `${spec.of()} ${data.place(at())}. ${spec.says}`,
+    label: () => `${spec.title}: ${spec.of()} ${data.place(at())}`,
   });
   return [
     make("plasticity", { id: "plasticity", title: "Can queries still change which key wins?", card: "plasticity_profile", of: () => data.name(head()), says: "How often two queries disagree about which of two earlier keys wins; dashed: if keys had no position. Bars: ± 1 standard error." }, drawPlasticity, head),

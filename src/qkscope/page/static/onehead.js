@@ -37,7 +37,7 @@ function where(app, table) {
   const { data } = app;
   const at = shownCheckpoint(app, table);
   const other = at === app.store.state.checkpoint ? "" : ` (details of ${data.checkpoints[app.store.state.checkpoint].label} are not in this file)`;
-  return `${data.name(shownHead(app))} at ${data.checkpoints[at].label}${other}.`;
+  return `${data.name(shownHead(app))} ${data.place(at)}${other}.`;
 }
 
 export function oneHeadViews(app) {

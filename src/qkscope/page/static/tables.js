@@ -85,7 +85,7 @@ export function tablePanel(app) {
         return element("tr", {}, element("th", { scope: "row" }, button(data.name(h), () => store.set({ head: h }), { class: "linklike" })), element("td", { class: "left" }, swatchOf(app, code, data.kind("layer_kind", checkpoint, h), data.runsAgainst(choice, data.at(checkpoint, component, h))), ` ${data.categoryName(code, component)}`), ...numbers, ...counts);
       }),
     );
-    const range = heads.length ? `${first + 1} to ${first + shown.length} of ${plural(heads.length, "head")} at ` : "no heads at ";
+    const range = heads.length ? `${first + 1} to ${first + shown.length} of ${plural(heads.length, "head")} ${data.atOrIn} ` : `no heads ${data.atOrIn} `;
     status.replaceChildren(range, named(data.checkpoints[checkpoint].label));
   };
   const turn = (by) => {
@@ -99,7 +99,7 @@ export function tablePanel(app) {
   return element(
     "div", { class: "view", id: "numbers" },
     element("div", { class: "options" }, button("‹ Previous", () => turn(-PAGE), { class: "tool" }), button("Next ›", () => turn(PAGE), { class: "tool" }), status),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of heads" }, element("table", { class: "numbers heads" }, element("caption", { class: "hidden" }, `Heads at the ${data.noun} on the slider`), element("thead", {}, element("tr", {}, ...headers)), body)),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of heads" }, element("table", { class: "numbers heads" }, element("caption", { class: "hidden" }, `Heads ${data.atOrIn} the ${data.noun} on the slider`), element("thead", {}, element("tr", {}, ...headers)), body)),
     element(
       "div", { class: "options" },
       button("CSV: these heads", () => save(headTable(app, store.state.checkpoint, true), "heads"), { class: "tool", id: "csv-heads" }),

@@ -1,0 +1,43 @@
+"""Which entries are spoken of and drawn one by one, and how a sentence says where it is.
+
+A training run ends with its last checkpoint, which stands for it. In a list of seeds or models the last is no more than
+that, so each is told. A checkpoint is a moment, *at* which something is so; a seed or model is a thing, *in* which it
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qkscope.results.read import Entries, Entry
+from qkscope.text import counted
+from qkscope.words.phrases import label
+
+MOST_TOLD = 6  # seeds or models that are told one by one
+
+
+def told_entries(study: Entries) -> tuple[Entry, ...]:
+    """The last checkpoint of a run; of seeds and models the first six."""
+    return study.checkpoints[-1:] if study.one_run else study.checkpoints[:MOST_TOLD]
+
+
+def of_each(study: Entries, say: Callable[[Entry], str]) -> list[str]:
+    """What is said of each of them, and of how many it is not said."""
+    said = [text for text in map(say, told_entries(study)) if text]
+    left = 0 if study.one_run else len(study.checkpoints) - MOST_TOLD
+    return [*said, f"The tables have {counted(left, study.noun)} more."] if said and left > 0 else said
+
+
+def at_or_in(study: Entries) -> str:
+    """The word before an entry, or before a number of them."""
+    return "at" if study.one_run else "in"
+
+
+def place(study: Entries, entry: Entry) -> str:
+    """`at S1-40K` of a run, `in Gemma` of models."""
+    return f"{at_or_in(study)} {label(entry)}"
+
+
+def opening_place(study: Entries, entry: Entry) -> str:
+    """The same at the beginning of a sentence."""
+    return f"{at_or_in(study).capitalize()} {label(entry)}"
