@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.kinds import CHECKPOINTS, NOUNS, Kind
+from qkscope.kinds import CHECKPOINTS, NOUNS, StudyKind
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, View
 from qkscope.page.arrays import Floats, Grid, Places, column
@@ -42,7 +42,7 @@ def add_lenses(
     *,
     large: bool = False,
     kept: Sequence[int] | None = None,
-    kind: Kind = CHECKPOINTS,
+    kind: StudyKind = CHECKPOINTS,
 ) -> list[dict[str, Any]]:
     """Put the columns of all lenses into the pack; returns what the page must know to show them.
 
@@ -106,7 +106,7 @@ def _lens(
     shown: Mapping[str, bool],
     large: bool,
     lines: Sequence[int],
-    kind: Kind,
+    kind: StudyKind,
 ) -> dict[str, Any]:
     homes = _homes(lens)
     for view in lens.views:
@@ -270,7 +270,7 @@ def _column(table: HeadTable, declared: Column) -> dict[str, Any]:
     }
 
 
-def _view(key: str, view: View, shown: Mapping[str, bool], kind: Kind) -> dict[str, Any]:
+def _view(key: str, view: View, shown: Mapping[str, bool], kind: StudyKind) -> dict[str, Any]:
     return {
         "id": key,
         "kind": view.kind,
