@@ -41,7 +41,8 @@ def draw_rope_kernel(at: AtWindow) -> Figure:
             top.set_ylabel("mean score, as softmax sees it")
             bottom.set_ylabel("share of kernel")
     place = outer[:, len(heads)]
-    places = [place] if len(models) == 1 else list(place.subgridspec(len(models), 1))
+    rows = place.subgridspec(len(models), 1)
+    places = [place] if len(models) == 1 else [rows[number, 0] for number in range(len(models))]
     for model, of_model in zip(models, places, strict=True):
         _draw_heatmap(figure, figure.add_subplot(of_model), at, model)
     style.header_legend(figure, _keys(), 3)
