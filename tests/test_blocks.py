@@ -1,5 +1,6 @@
 """Cards are blocks: whatever a name contains, Markdown and page show it as text, and a list stays a list."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -39,6 +40,13 @@ def test_a_name_is_text_in_markdown(name):
 def test_a_paragraph_that_begins_with_a_name_is_a_paragraph(name):
     kinds = [token.type for token in GITHUB.parse(to_markdown([paragraph(name, " x")]))]
     assert kinds == ["paragraph_open", "inline", "paragraph_close"]
+
+
+@pytest.mark.parametrize("text", ["0.512", "3. x", "12) x", "7.", "- x", "# x", "> x", "| x"])
+def test_what_a_paragraph_begins_with_is_shown_as_it_is(text):
+    kinds = [token.type for token in GITHUB.parse(to_markdown([paragraph(text)]))]
+    assert kinds == ["paragraph_open", "inline", "paragraph_close"]
+    assert "".join(shown for _, shown in tokens(to_markdown([paragraph(text)]))) == text
 
 
 @given(LINE.filter(bool))

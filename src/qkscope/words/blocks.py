@@ -99,7 +99,7 @@ _MARKUP = re.compile(r"[\\`*_\[\]<>~$&]")  # what starts markup anywhere in a li
 _LINKS = re.compile(
     r"(?i)(?<=[a-z0-9]):(?=//)|(?<=\w)@(?=\w)|\bwww(?=\.)"
 )  # what GitHub makes a link without being asked
-_START = re.compile(r"^(\s*)([#>+\-|=:]|\d+(?=[.)]))")  # what makes a line something else than text
+_START = re.compile(r"^(\s*)(\d+(?=[.)](?:\s|$))|(?=[#>+\-|=:]))")  # what makes a line something else than text
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
@@ -128,7 +128,7 @@ def _markdown_line(block: Block, number: int) -> str:
 def markdown_text(text: Text, *, starts_line: bool = False) -> str:
     """Runs as Markdown in which nothing but the runs' own kinds is markup."""
     rendered = "".join(_markdown_run(run) for run in runs_of(text))
-    return _START.sub(lambda found: f"{found[1]}\\{found[2]}", rendered) if starts_line else rendered
+    return _START.sub(lambda start: f"{start[0]}\\", rendered) if starts_line else rendered
 
 
 def _markdown_run(run: Run) -> str:
