@@ -187,10 +187,12 @@ def test_titles_cannot_break_the_card(results, tmp_path):
     folder = shutil.copytree(results, tmp_path / "odd")
     told = json.loads((folder / "provenance.json").read_text())
     told["study"]["title"] = "a: | <b> `c` --- #x"
+    told["command"] = "qkscope run my_study.yaml"
     (folder / "provenance.json").write_text(json.dumps(told))
     card = collect(folder).card
     assert yaml.safe_load(card.split("\n---")[0].removeprefix("---\n"))["pretty_name"].startswith("a: | <b> `c` --- #x")
     assert "# a: \\| \\<b\\> \\`c\\` --- \\#x" in card
+    assert "Made by `qkscope run my_study.yaml`." in card
 
 
 # -- the Hub -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from qkscope._version import __version__
 from qkscope.results.folder import REPORT_HTML
 from qkscope.results.provenance import one_line
 from qkscope.results.read import Results
+from qkscope.words.markdown import code
 
 FIRST = "qk"  # the table that a viewer shows first
 TAGS = ["interpretability", "attention", "rope", "qkscope"]
@@ -103,7 +104,7 @@ def _rest(results: Results, files: Sequence[str]) -> list[str]:
         lines.append("- `figures/`: each figure with a card that says in words what it shows")
     lines.append("- `provenance.json`: weights, documents, tokens, precision, kernel and versions behind every number")
     made = results.provenance.command
-    return [*lines, "", *([f"Made by `{_plain(made)}`."] if made else [])]
+    return [*lines, "", *([f"Made by {code(made)}."] if made else [])]
 
 
 def _plain(text: str) -> str:
