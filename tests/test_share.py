@@ -191,7 +191,7 @@ def test_titles_cannot_break_the_card(results, tmp_path):
     (folder / "provenance.json").write_text(json.dumps(told))
     card = collect(folder).card
     assert yaml.safe_load(card.split("\n---")[0].removeprefix("---\n"))["pretty_name"].startswith("a: | <b> `c` --- #x")
-    assert "# a: \\| \\<b\\> \\`c\\` --- \\#x" in card
+    assert "# a: | \\<b\\> \\`c\\` --- #x" in card
     assert "Made by `qkscope run my_study.yaml`." in card
 
 

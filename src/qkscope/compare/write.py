@@ -29,6 +29,7 @@ from qkscope.lenses.position.table import REPLICATES
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, comparison_folder
 from qkscope.results.read import Entries, Entry, Results, load_results
+from qkscope.words.blocks import AnyBlock, to_markdown
 
 PREFIX = "published:"
 CELLS_CSV, HEADS_CSV = "comparison.csv", "heads.csv"
@@ -152,7 +153,7 @@ def folder_name(reference: Path) -> str:
 def _write(
     folder: Path,
     found: PublishedComparison | HeadComparison,
-    card: str,
+    card: list[AnyBlock],
     lines: list[str],
     save: Callable[[Path], list[Path]],
 ) -> Comparison:
@@ -163,5 +164,5 @@ def _write(
         files.append(folder / HEADS_CSV)
         write_csv(changed, files[-1])
     files += [*save(folder), folder / CARD]
-    write_text(files[-1], card)
+    write_text(files[-1], to_markdown(card))
     return Comparison(found.reproduced, tuple(lines), folder, tuple(files), found.cells, changed)

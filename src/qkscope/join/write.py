@@ -8,14 +8,16 @@ from pathlib import Path
 
 from qkscope.errors import InputError
 from qkscope.files import write_text
+from qkscope.join.card import join_card
 from qkscope.join.from_results import measures_from_results, require_three
 from qkscope.join.inputs import FAMILY, MODEL, SCORE, Measures, Scores, measures_of, models_of, read_table, scores_of
 from qkscope.join.lengths import differences, of_differences, within_models
 from qkscope.join.published import MODELS, PREFIX, load_published_models, published_scores
 from qkscope.join.table import Joined, join
-from qkscope.join.words import card, terminal_lines
+from qkscope.join.words import terminal_lines
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, join_folder, plain_name
+from qkscope.words.blocks import to_markdown
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
     from qkscope.join.figure import draw_join, save_join  # matplotlib: only here
 
     files += [*save_join(draw_join(joined), folder), folder / CARD]
-    write_text(files[-1], card(joined, within, across))
+    write_text(files[-1], to_markdown(join_card(joined, within, across)))
     return JoinOutcome(joined, tuple(terminal_lines(joined)), folder, tuple(files))
 
 
