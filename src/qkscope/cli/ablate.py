@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
 from qkscope.cli.options import add_engine_options, add_study, add_trust
+from qkscope.results.folder import ABLATION_CSV, results_file
 from qkscope.text import counted
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def ablate(options: argparse.Namespace) -> int:
             print("\n".join(estimate_lines(works)))
             return 0
         folder = ablate_study(options.study, options.out, settings, events, command_line(), how)
-    print(f"ablation: {folder}/ablation.csv")
+    print(f"ablation: {results_file(folder, ABLATION_CSV)}")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qkscope.cli.visible import visible_line
 from qkscope.errors import InputError
-from qkscope.results.folder import figures_folder, moments_folder
+from qkscope.results.folder import CARD, FIGURE_PNG, figures_folder, moments_folder
 
 if TYPE_CHECKING:
     from qkscope.run.events import Events
@@ -179,10 +179,10 @@ def draw_report(folder: Path, *, figures: bool = True, page: bool = True, out: P
 
 
 def _tell_figures(folder: Path, written: list[Path]) -> None:
-    figures = sorted({path.parent for path in written if path.name == "figure.png"})
+    figures = sorted({path.parent for path in written if path.name == FIGURE_PNG})
     for figure in figures:
         print(f"wrote {figure}/", file=sys.stderr)
-    print(f"figures: {figures_folder(folder)}/ ({len(figures)} figures, each with a README.md that says what it shows)")
+    print(f"figures: {figures_folder(folder)}/ ({len(figures)} figures, each with a {CARD} that says what it shows)")
 
 
 def capture(options: argparse.Namespace) -> int:

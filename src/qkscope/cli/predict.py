@@ -56,19 +56,20 @@ def predict(options: argparse.Namespace) -> int:
     """`qkscope predict`."""
     from qkscope.lenses.rope.ask import Question, answer, head_rows, kernel_rows
     from qkscope.results.csv_files import write_csv
-    from qkscope.results.folder import head_table_path
+    from qkscope.results.folder import PREDICTION_CSV, PREDICTION_KERNEL_CSV, results_file
 
     folder = Path(options.results)
     question = Question(options.window, bases_of(options.rope_theta), options.rotation_of)
     answers = answer(folder, options.checkpoint, question, options.skip_positions)
     out = Path(options.out) if options.out else folder
     out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("prediction.csv", head_rows(answers)), ("prediction_kernel.csv", kernel_rows(answers))):
-        write_csv(rows, head_table_path(out, name))
+    heads, kernels = results_file(out, PREDICTION_CSV), results_file(out, PREDICTION_KERNEL_CSV)
+    write_csv(head_rows(answers), heads)
+    write_csv(kernel_rows(answers), kernels)
     for each in answers:
         print("\n".join(lines(each)))
-    print(f"heads: {head_table_path(out, 'prediction.csv')}")
-    print(f"kernels: {head_table_path(out, 'prediction_kernel.csv')}")
+    print(f"heads: {heads}")
+    print(f"kernels: {kernels}")
     return 0
 
 

@@ -11,7 +11,7 @@ from qkscope.collage.points import Axes, CheckpointVectors, HeadPoints, parse_he
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, collage_folder, plain_name
+from qkscope.results.folder import CARD, POINTS_CSV, collage_folder, plain_name
 from qkscope.words.blocks import AnyBlock, TableBlock, heading, paragraph, to_markdown
 from qkscope.words.phrases import shortened
 
@@ -33,7 +33,7 @@ def write_collage(
     if document is not None and document not in there:
         raise InputError(f"--document {document}: no token of it was kept; there are {there[:8]} … {there[-1]}")
     place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axes.names)}"))
-    write_csv(pd.concat([each.table for each in found], ignore_index=True), place / "points.csv")
+    write_csv(pd.concat([each.table for each in found], ignore_index=True), place / POINTS_CSV)
     save_collage(draw_collage(found, axes, checkpoint, document), place)
     write_text(place / CARD, to_markdown(_card(checkpoint, found, axes, document)))
     return place

@@ -17,6 +17,7 @@ from qkscope.compare.words import (
     worst_lines,
     worst_section,
 )
+from qkscope.results.folder import CHANGED_HEADS_CSV, COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Results
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Block, Code, Strong, TableBlock, heading, paragraph
@@ -164,17 +165,17 @@ def _what_was_compared(facts: HeadFacts) -> Block:
 
 def _files() -> Block:
     return paragraph(
-        Code("comparison.csv"),
+        Code(COMPARISON_CSV),
         " has every number of every head (",
         Code("error"),
         " is the standard error of the difference, ",
         Code("sign_unknown"),
         " says that the reference was turned round), ",
-        Code("heads.csv"),
+        Code(CHANGED_HEADS_CSV),
         " the heads that changed category, ",
-        Code("comparison.png"),
+        Code(COMPARISON_PNG),
         " and ",
-        Code("comparison.svg"),
+        Code(COMPARISON_SVG),
         " show them.",
     )
 
@@ -226,5 +227,5 @@ def _changed_table(found: HeadComparison) -> list[AnyBlock]:
     ]
     table = TableBlock(("checkpoint", "layer", "head", "reference", "this run", "r_q", "r_k"), rows)
     more = len(found.changed) - SHOWN
-    rest = [paragraph(f"The other {more:,} are in ", Code("heads.csv"), ".")] if more > 0 else []
+    rest = [paragraph(f"The other {more:,} are in ", Code(CHANGED_HEADS_CSV), ".")] if more > 0 else []
     return [paragraph(_changed_words(found)), table, *rest]

@@ -19,6 +19,7 @@ from qkscope.compare.words import (
     worst_lines,
     worst_section,
 )
+from qkscope.results.folder import COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Results
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Block, Code, OwnWords, Run, Strong, TableBlock, heading, paragraph
@@ -169,11 +170,11 @@ def published_card(facts: PublishedFacts) -> list[AnyBlock]:
         _published_tolerance(facts),
         heading(2, "Files"),
         paragraph(
-            Code("comparison.csv"),
+            Code(COMPARISON_CSV),
             " has every number, ",
-            Code("comparison.png"),
+            Code(COMPARISON_PNG),
             " and ",
-            Code("comparison.svg"),
+            Code(COMPARISON_SVG),
             " show both sides.",
         ),
     ]
@@ -198,9 +199,8 @@ def _tally_table(facts: PublishedFacts) -> TableBlock:
 def _said(facts: PublishedFacts) -> list[Run]:
     """What was compared with what, in sentences."""
     about_run = [*_heads_said(facts), *_windows_said(facts), *_signs_said(facts)]
-    about_lenses = [OwnWords(text) for text in (*facts.found.notes, *_without_lenses(facts))]
-    runs: list[Run] = [run for sentence in (*about_run, *about_lenses) for run in (" ", sentence)]
-    return runs[1:]
+    about_lenses = " ".join([*facts.found.notes, *_without_lenses(facts)])
+    return [" ".join(about_run), " " if about_run and about_lenses else "", OwnWords(about_lenses)]
 
 
 def _incomplete(facts: PublishedFacts) -> list[str]:

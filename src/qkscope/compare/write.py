@@ -27,12 +27,11 @@ from qkscope.files import write_text
 from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.position.table import REPLICATES
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, comparison_folder
+from qkscope.results.folder import CARD, CHANGED_HEADS_CSV, COMPARISON_CSV, comparison_folder
 from qkscope.results.read import Entries, Entry, Results, load_results
 from qkscope.words.blocks import AnyBlock, to_markdown
 
 PREFIX = "published:"
-CELLS_CSV, HEADS_CSV = "comparison.csv", "heads.csv"
 GROUPS = 8  # of documents, where a study does not say how many it has
 _NAME_CHARACTERS = 60
 
@@ -157,11 +156,11 @@ def _write(
     lines: list[str],
     save: Callable[[Path], list[Path]],
 ) -> Comparison:
-    files = [folder / CELLS_CSV]
+    files = [folder / COMPARISON_CSV]
     write_csv(found.cells, files[0])
     changed = found.changed if isinstance(found, HeadComparison) else None
     if changed is not None:
-        files.append(folder / HEADS_CSV)
+        files.append(folder / CHANGED_HEADS_CSV)
         write_csv(changed, files[-1])
     files += [*save(folder), folder / CARD]
     write_text(files[-1], to_markdown(card))

@@ -17,8 +17,10 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.join.published import PublishedModels, load_published_models
 from qkscope.lenses.at_window import AtWindow, build_tables
+from qkscope.lenses.plasticity.table import FILE as PLASTICITY
+from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, join_folder
+from qkscope.results.folder import CARD, POINTS_CSV, join_folder
 from qkscope.results.read import load_results
 from qkscope.text import counted
 from qkscope.words.blocks import (
@@ -34,7 +36,6 @@ from qkscope.words.blocks import (
 )
 from qkscope.words.phrases import shortened, significant
 
-ROTATED, PLASTICITY = "rotated.csv", "plasticity.csv"
 # Where these results have what was published, in the same units: means over heads, of sizes where it has sizes.
 HOMES = {
     "r_q": "", "r_k": "",
@@ -127,7 +128,7 @@ def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]
     table = among(folder, published)
     place = out or join_folder(folder, "among")
     lines = among_lines(table, published)
-    write_csv(table, place / "points.csv")
+    write_csv(table, place / POINTS_CSV)
     write_text(place / CARD, to_markdown(_card(table, published)))
     return lines, place
 

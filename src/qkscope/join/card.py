@@ -9,6 +9,15 @@ import pandas as pd
 from qkscope.join import statistics as of
 from qkscope.join.table import FEWEST_FAMILIES, FEWEST_MODELS, MEASURE_ROLE, NULL_ROLE, Joined, Row, failures, records
 from qkscope.join.words import bar_sentences, headline, interval_words, p_words
+from qkscope.results.folder import (
+    CHANGES_CSV,
+    DIFFERENCES_CSV,
+    JOIN_CSV,
+    JOIN_PNG,
+    JOIN_SVG,
+    LENGTHS_CSV,
+    POINTS_CSV,
+)
 from qkscope.text import counted
 from qkscope.words.blocks import (
     AnyBlock,
@@ -201,9 +210,9 @@ def _made(joined: Joined) -> list[Block]:
             "Errors of the scores are not known to qkscope."
         ),
         bullet(
-            Code("join.csv"), " has every number, ", Code("points.csv"), " the models, ", Code("join.png"), " and ",
-            Code("join.svg"), " the picture; ", Code("lengths.csv"), ", ", Code("changes.csv"), " and ",
-            Code("differences.csv"), " exist where scores have lengths.",
+            Code(JOIN_CSV), " has every number, ", Code(POINTS_CSV), " the models, ", Code(JOIN_PNG), " and ",
+            Code(JOIN_SVG), " the picture; ", Code(LENGTHS_CSV), ", ", Code(CHANGES_CSV), " and ",
+            Code(DIFFERENCES_CSV), " exist where scores have lengths.",
         ),
     ]  # fmt: skip
 

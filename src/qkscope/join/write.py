@@ -16,7 +16,16 @@ from qkscope.join.published import MODELS, PREFIX, load_published_models, publis
 from qkscope.join.table import Joined, join
 from qkscope.join.words import terminal_lines
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, join_folder, plain_name
+from qkscope.results.folder import (
+    CARD,
+    CHANGES_CSV,
+    DIFFERENCES_CSV,
+    JOIN_CSV,
+    LENGTHS_CSV,
+    POINTS_CSV,
+    join_folder,
+    plain_name,
+)
 from qkscope.words.blocks import to_markdown
 
 
@@ -50,10 +59,10 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
     joined = join(measures, scores)
     within, changes = within_models(measures, scores), differences(measures, scores)
     across = of_differences(changes)
-    files = [folder / "join.csv", folder / "points.csv"]
+    files = [folder / JOIN_CSV, folder / POINTS_CSV]
     write_csv(joined.table, files[0])
     write_csv(joined.points, files[1])
-    for name, table in (("lengths.csv", within), ("changes.csv", changes), ("differences.csv", across)):
+    for name, table in ((LENGTHS_CSV, within), (CHANGES_CSV, changes), (DIFFERENCES_CSV, across)):
         if len(table):
             files.append(folder / name)
             write_csv(table, files[-1])

@@ -12,7 +12,7 @@ from typing import Any
 
 from qkscope.errors import InputError, StorageError, first_line
 from qkscope.files import write_bytes, write_text
-from qkscope.results.folder import REPORT_HTML
+from qkscope.results.folder import CARD, REPORT_HTML
 from qkscope.share.bundle import Bundle, collect, write_bundle
 from qkscope.share.card import paths_in, space_card
 
@@ -64,7 +64,7 @@ def push_results(
 
 
 def _write_space(bundle: Bundle, place: Path) -> None:
-    write_text(place / "README.md", space_card(bundle.results))
+    write_text(place / CARD, space_card(bundle.results))
     write_bytes(place / "index.html", bundle.files[REPORT_HTML].read_bytes())
 
 
