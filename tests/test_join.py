@@ -336,7 +336,7 @@ def test_a_join_of_two_files_writes_everything(table, tmp_path, capsys):
         ("model,score\nm0,inf\n", "not a finite number"),
         ("model,points\nm0,1\n", "has no column 'score'"),
         ("model,score,judge\nm0,1,me\n", "judge is 'me'"),
-        ("model,score,seed\nm0,1,0\n", "mean nothing here: 'seed'"),
+        ("model,score,seed\nm0,1,0\n", "has unknown columns: 'seed'"),
         ("model,score\n", "no rows"),
         ("model,length,score\nm0,0,1\n", "above 0"),
         ("", "cannot be read as a CSV table"),

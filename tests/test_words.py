@@ -209,7 +209,7 @@ def require_parsed(arguments: list[str], capsys) -> None:
 
 COMMANDS = (
     "run", "status", "report", "compare", "inspect", "plan", "shard", "capture", "analyze", "predict", "demo", "init",
-    "watch", "log", "export", "push",
+    "watch", "log", "export", "push", "ablate", "join", "among", "collage",
 )  # fmt: skip
 
 

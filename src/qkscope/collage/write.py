@@ -31,7 +31,7 @@ def write_collage(
     found = [of.points(layer, head, axes) for layer, head in of.chosen(parse_heads(heads))]
     there = sorted(set(found[0].table["document"]))
     if document is not None and document not in there:
-        raise InputError(f"--document {document}: no token of it was kept; there are {there[:8]} … {there[-1]}")
+        raise InputError(f"--document {document}: none of its tokens was kept; there are {there[:8]} … {there[-1]}")
     place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axes.names)}"))
     write_csv(pd.concat([each.table for each in found], ignore_index=True), place / POINTS_CSV)
     save_collage(draw_collage(found, axes, checkpoint, document), place)

@@ -57,19 +57,19 @@ def compare_results(
     either side cannot be read, or when the two have nothing in common.
     """
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
-        raise InputError(f"--tolerance {tolerance}: expected a number from 0 on")
+        raise InputError(f"--tolerance {tolerance}: expected a number that is not negative")
     mine = _load(Path(results))
     if with_.startswith(PREFIX):
         return _with_published(mine, _published(with_.removeprefix(PREFIX)), tolerance, out)
     other = Path(with_)
     if other.resolve() == mine.folder.resolve():
-        raise InputError(f"{with_}: is the results folder itself; comparing it with itself says nothing")
+        raise InputError(f"{with_}: is the results folder itself; choose another one to compare it with")
     return _with_folder(mine, _load(other), tolerance, out)
 
 
 def _load(folder: Path) -> Results:
     if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such results folder; {_choices()}")
+        raise InputError(f"{folder}: no such results folder; {_choices()}")
     return load_results(folder)
 
 

@@ -85,7 +85,7 @@ def _measures(request: JoinRequest) -> Measures:
         return found
     if not path.exists():
         raise InputError(
-            f"{path}: there is no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
+            f"{path}: no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
             f"a row per model, or {PREFIX}{MODELS}"
         )
     return _only(measures_of(read_table(path, [MODEL]), str(path)), request.chosen)
@@ -115,5 +115,5 @@ def _folder(request: JoinRequest, scores: Scores) -> Path:
     """Beside the results, under the scores' name."""
     path = Path(request.measures)
     if not path.is_dir():
-        raise InputError(f"{request.measures} is not a results folder, so --out has to say where the join goes")
+        raise InputError(f"{request.measures} is not a results folder; give --out to say where to write the join")
     return join_folder(path, plain_name(scores.name))

@@ -253,8 +253,8 @@ def _within(folder: Path, *parts: str) -> Path:
         path = path / part
         if os.path.islink(path):
             raise InputError(
-                f"{path} is a symbolic link, and nothing in a results folder may be one: put what it stands for in its "
-                "place, or remove it"
+                f"{path} is a symbolic link, and nothing in a results folder may be one: replace it with what it "
+                "points to, or remove it"
             )
     return path
 

@@ -128,7 +128,7 @@ def export_results(folder: Path | str, out: Path, *, archive: bool) -> Path:
     """Write the bundle of a results folder, as a folder or as a zip archive; returns where it is."""
     bundle = collect(folder)
     if out.resolve() == Path(folder).resolve():
-        raise InputError(f"{out} is the results folder itself; an export goes elsewhere")
+        raise InputError(f"{out} is the results folder itself; export to another folder")
     require_writable(out if not archive else out.parent)
     if archive:
         with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as file:
@@ -136,8 +136,8 @@ def export_results(folder: Path | str, out: Path, *, archive: bool) -> Path:
                 file.writestr(zipfile.ZipInfo(name, EPOCH), contents, zipfile.ZIP_DEFLATED)
         return out
     if out.exists() and any(out.iterdir()):
-        raise InputError(f"{out} is not empty; what lies there would be shared too").advised(
-            python="give another `out`", command="give another --out"
+        raise InputError(f"{out} is not empty; its contents would be shared too").advised(
+            python="choose another `out`", command="choose another --out"
         )
     write_bundle(bundle, out)
     return out
