@@ -388,7 +388,7 @@ def test_the_status_shows_no_signature_that_is_none(started, capsys, signature):
         (started / ".lock").write_text(signature, encoding="latin-1")
         assert main(["status", str(started)]) == 0
     shown = capsys.readouterr().out
-    assert "in use (the lock does not say by whom)" in shown
+    assert "in use (by an unknown process)" in shown
     assert all(character.isprintable() or character == "\n" for character in shown)
 
 

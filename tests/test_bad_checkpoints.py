@@ -118,7 +118,7 @@ def test_with_the_flag_the_tables_are_of_the_others_and_the_reason_is_recorded(
 def test_it_is_said_loudly_and_the_exit_code_is_zero(three, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["run", str(three), "--out", out, "--skip-bad-checkpoints"]) == 0
-    last = f"LEFT OUT: 1 of 3 checkpoints could not be measured; the results are of the others\n  bad: {REASON}\n"
+    last = f"LEFT OUT: 1 of 3 checkpoints could not be measured; the results cover the others\n  bad: {REASON}\n"
     assert capsys.readouterr().err.endswith(last)
     assert main(["status", out]) == 0
     shown = capsys.readouterr().out

@@ -75,7 +75,7 @@ def test_each_tokenizer_has_its_own_window_and_tables_are_over_it(two, out, tmp_
     monkeypatch.delattr("qkscope.run.corpora.survey")
     plan = make_plan(load_study(study(two)), results=out)
     assert [each.layout.common for each in plan.checkpoints] == [40, 30]
-    assert "common window 40 characters, on average these tokens: 40 of bytes, 30 of pairs" in "\n".join(
+    assert "common window 40 characters; in tokens, on average 40 for bytes, 30 for pairs" in "\n".join(
         describe_plan(plan, out)
     )
 

@@ -35,7 +35,7 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     assert "\x1b" not in done.stderr  # no terminal codes in a file
     assert len(pd.read_csv(tmp_path / "out/qk.csv")) == 2 * 16 * 10
     again = run_warm("run", "study.yaml", "--out", "out", cwd=tmp_path)
-    assert again.stderr.count("moments are there already") == 2
+    assert again.stderr.count("moments already exist") == 2
 
 
 @pytest.mark.slow
@@ -77,10 +77,10 @@ def test_capture_then_analyze(world, tmp_path, monkeypatch, capsys):
 def test_each_window_of_analyze_has_its_own_option(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", "a.safetensors", "--out", "tables", "--window", "32"]) == 2
-    assert "--window is for --vectors; " in (said := capsys.readouterr().err)
+    assert "--window only applies to --vectors; " in (said := capsys.readouterr().err)
     assert "--common-window 32" in said
     assert main(["analyze", "--vectors", "here", "--out", "tables", "--common-window", "32"]) == 2
-    assert "--common-window is for moments; " in (said := capsys.readouterr().err)
+    assert "--common-window only applies to moments; " in (said := capsys.readouterr().err)
     assert "--window 32" in said
     assert not (tmp_path / "tables").exists()
 
@@ -121,7 +121,7 @@ def test_inspect_a_study_and_a_model(world, tmp_path, checkpoints, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert main(["inspect", "study.yaml"]) == 0
     shown = capsys.readouterr().out
-    assert "2 checkpoints, 1.92K tokens in all" in shown
+    assert "2 checkpoints, 1.92K tokens in total" in shown
     assert "common window 64 tokens" in shown
     assert "on disk per checkpoint" in shown
     assert not (tmp_path / "results").exists()

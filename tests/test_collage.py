@@ -177,10 +177,10 @@ def test_a_collage_is_drawn_and_its_outliers_are_named(results, tmp_path, capsys
 def test_what_cannot_be_drawn_is_said(results, tmp_path, capsys):
     for arguments, message in (
         (["--checkpoint", "two"], "'two' has no vectors"),
-        (["--checkpoint", "one", "--head", "L9H9"], "has no vectors of it"),
+        (["--checkpoint", "one", "--head", "L9H9"], "has no vectors for this head"),
         (["--checkpoint", "one", "--components", "0", "0"], "two different components"),
         (["--checkpoint", "one", "--head", "L0H0", "--components", "0", "5000"], "has components 0 to"),
-        (["--checkpoint", "one", "--document", "99"], "no token of it was kept"),
+        (["--checkpoint", "one", "--document", "99"], "none of its tokens was kept"),
     ):
         assert main(["collage", str(results), *arguments, "--out", str(tmp_path / "out")]) == 2
         assert message in capsys.readouterr().err

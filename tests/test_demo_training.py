@@ -443,7 +443,7 @@ def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, cap
     assert main(command) == 0
     told = capsys.readouterr().err
     assert "training: step" not in told
-    assert told.count("moments are there already") == 3
+    assert told.count("moments already exist") == 3
     assert [path.stat().st_mtime_ns for path in weights] == before
 
 

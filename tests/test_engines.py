@@ -233,13 +233,13 @@ def test_shards_through_xargs(study, tmp_path, expected):
         assert qkscope(tmp_path, *shlex.split(line)[1:])[0] == 0
     assert qkscope(tmp_path, "plan", "study.yaml", "--out", "out", "--left")[1] == ""
     _, status, _ = qkscope(tmp_path, "status", "out")
-    assert "all shards are there; `qkscope run` makes the tables" in status
+    assert "all shards are done; `qkscope run` makes the tables" in status
     assert sorted(path.name for path in (tmp_path / "out/moments").glob("[!.]*")) == [
         "one.safetensors",
         "two.safetensors",
     ]
     _, _, said = qkscope(tmp_path, "run", "study.yaml", "--out", "out")
-    assert said.count("moments are there already") == 2
+    assert said.count("moments already exist") == 2
     assert (tmp_path / "out/qk.csv").read_bytes() == expected
     assert "finished" in qkscope(tmp_path, "status", "out")[1]
 

@@ -137,7 +137,7 @@ def test_sigterm_stops_at_once_and_says_what_is_kept(slow_study, tmp_path, start
     process.terminate()
     _, told = process.communicate()
     assert process.returncode == 143
-    assert "qkscope: terminated; everything finished is kept, run the same command to go on" in told
+    assert "qkscope: terminated; everything finished is kept; run the same command to resume" in told
     assert "Traceback" not in told
 
 
@@ -158,7 +158,7 @@ def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, start, worker
     again = start(*RUN)
     _, told = again.communicate()
     assert again.returncode == 0
-    assert re.search(r"shards (is|are) there from an earlier run, going on", told)
+    assert re.search(r"shards (is|are) there from an earlier run, continuing", told)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -171,7 +171,7 @@ def test_a_second_ctrl_c_stops_at_once(slow_study, tmp_path, start, workers):
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate()
     assert process.returncode == 130
-    assert "qkscope: interrupted; everything finished is kept, run the same command to go on" in told
+    assert "qkscope: interrupted; everything finished is kept; run the same command to resume" in told
     assert not list((tmp_path / "out/moments").rglob("*.safetensors"))
 
 

@@ -77,7 +77,7 @@ def test_evict_deletes_what_is_safe_and_nothing_before(world, tmp_path, home):
     )
     assert first.returncode == 0, first.stderr
     assert "one: " in first.stderr
-    assert "left the cache" in first.stderr
+    assert "removed from the cache" in first.stderr
     assert not (snapshots / COMMITS["step-1"]).exists()
     assert (snapshots / COMMITS["step-2"] / "model.safetensors").exists()
     assert (tmp_path / "out/moments/one.safetensors").exists()
@@ -93,7 +93,7 @@ def test_a_commit_that_a_later_checkpoint_needs_stays_until_then(world, tmp_path
     )
     done = run(tmp_path, home, "run", "study.yaml", "--out", "out", "--evict", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("left the cache") == 1
+    assert done.stderr.count("removed from the cache") == 1
     assert not (home / "hub/models--org--tiny/snapshots" / COMMITS["step-2"]).exists()
 
 
@@ -354,7 +354,7 @@ def test_fetching_ahead_and_evicting_go_together(world, tmp_path, checkpoints, f
     with serving({"step-1": checkpoints / "short", "step-2": checkpoints / "long"}) as (endpoint, asked):
         done = run(tmp_path, tmp_path / "home", "run", "study.yaml", "--out", "out", "--evict", HF_ENDPOINT=endpoint)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("left the cache") == 2
+    assert done.stderr.count("removed from the cache") == 2
     assert not list((tmp_path / "home/hub/models--org--tiny").rglob("model.safetensors"))
     assert len([path for path in asked if path.endswith("/model.safetensors")]) >= 2
     assert (tmp_path / "out/qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
@@ -467,7 +467,7 @@ def test_branches_become_checkpoints_in_the_order_of_their_steps(world, tmp_path
     # The series is found in the cache when nobody may be asked.
     again = run(tmp_path, tmp_path / "home", "run", "study.yaml", "--out", "out", HF_HUB_OFFLINE="1")
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count("moments are there already") == 2
+    assert again.stderr.count("moments already exist") == 2
 
 
 def test_equal_weights_in_a_series_are_all_named_before_a_download(world, tmp_path, checkpoints):

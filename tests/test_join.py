@@ -13,12 +13,14 @@ from scipy import stats
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.join import statistics as of
+from qkscope.join.card import join_card
 from qkscope.join.inputs import Measures, Scores, measures_of, scores_of
 from qkscope.join.lengths import differences, of_differences, within_models
 from qkscope.join.published import load_published_models, published_scores
 from qkscope.join.table import GOES_WITH, NOT_SHOWN, PREDICTS, UNKNOWN, at_risk, join
-from qkscope.join.words import card, terminal_lines
+from qkscope.join.words import terminal_lines
 from qkscope.join.write import JoinRequest, join_scores
+from qkscope.words.blocks import to_markdown
 
 NO_LENGTHS = pd.DataFrame({"model": [], "length": [], "score": []})
 
@@ -188,7 +190,7 @@ def test_nothing_is_said_to_predict_in_the_published_case(published):
     measured = published.table[published.table["role"] == "measure"]
     assert set(measured["verdict"]) == {NOT_SHOWN}
     assert list(measured["p_holm"]) == pytest.approx([0.2429, 0.2429, 0.2429, 0.7976], abs=0.001)  # 4 x 0.0607
-    written = card(published, pd.DataFrame(), pd.DataFrame())
+    written = to_markdown(join_card(published, pd.DataFrame(), pd.DataFrame()))
     assert "None of the 4 measures tried is shown to go with published:longbench-pro over 7 models" in written
     assert "no measure reaches it" in written
     assert "7 models (at least 10)" in written
@@ -215,7 +217,7 @@ def test_two_falling_curves_are_held_against_length_alone():
     whole = join(_only(shipped, "ap"), ruler)
     assert "have the same text weights" in " ".join(shipped.notes)
     assert whole.table["verdict"].iloc[0] == UNKNOWN
-    written = card(whole, within.reset_index(), across)
+    written = to_markdown(join_card(whole, within.reset_index(), across))
     assert "too few to know" in written
     assert "llama3.2-11b and llama3.1-8b have the same text weights" in written
 
@@ -242,7 +244,7 @@ def test_a_measure_that_meets_every_requirement_predicts():
     x, y, size, family = world()
     found = join(measures({"x": x}, family, size), scores(y))
     assert found.table["verdict"].iloc[0] == PREDICTS
-    assert "x predicts bench" in card(found, pd.DataFrame(), pd.DataFrame())
+    assert "x predicts bench" in to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
 
 
 @pytest.mark.slow
@@ -263,7 +265,7 @@ def test_each_requirement_alone_refuses_the_word(change):
         scores(y),
     )
     assert found.table["verdict"].iloc[0] == GOES_WITH
-    assert "short of predicting" in card(found, pd.DataFrame(), pd.DataFrame())
+    assert "short of predicting" in to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
 
 
 @pytest.mark.slow
@@ -334,7 +336,7 @@ def test_a_join_of_two_files_writes_everything(table, tmp_path, capsys):
         ("model,score\nm0,inf\n", "not a finite number"),
         ("model,points\nm0,1\n", "has no column 'score'"),
         ("model,score,judge\nm0,1,me\n", "judge is 'me'"),
-        ("model,score,seed\nm0,1,0\n", "mean nothing here: 'seed'"),
+        ("model,score,seed\nm0,1,0\n", "has unknown columns: 'seed'"),
         ("model,score\n", "no rows"),
         ("model,length,score\nm0,0,1\n", "above 0"),
         ("", "cannot be read as a CSV table"),
@@ -367,7 +369,7 @@ def test_equal_measures_are_undefined_and_not_zero(tmp_path):
     row = found.table.set_index("measure").loc["x"]
     assert math.isnan(row["r"])
     assert row["verdict"] == UNKNOWN
-    assert "undefined, because its values are equal" in card(found, pd.DataFrame(), pd.DataFrame())
+    assert "undefined, because its values are equal" in to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
     assert found.table.set_index("measure").loc["y", "p_holm"] == found.table.set_index("measure").loc["y", "p"]
 
 

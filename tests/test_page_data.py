@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -311,7 +312,12 @@ def test_report_tells_the_page_and_leaves_out_what_it_is_told(tmp_path, monkeypa
     assert not (tmp_path / "report.html").exists()
     assert (tmp_path / "figures/01_position_signal/figure.png").exists()
     assert main(["report", ".", "--no-page", "--serve"]) == 2
-    assert "--no-page leaves nothing to do" in capsys.readouterr().err
+    assert "--serve shows the page, and --no-page leaves it out" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "tables")
+    assert main(["report", ".", "--no-page", "--no-figures"]) == 0
+    assert capsys.readouterr().out == "tables: tables/\n"
+    assert (tmp_path / "tables/trajectory.csv").exists()
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_serving_stays_on_this_machine(tmp_path):

@@ -28,7 +28,7 @@ def test_a_folder_of_checkpoints_becomes_a_study_that_can_be_planned(world, trai
     plan = make_plan(load_study(tmp_path / "proposed.yaml"))
     assert [each.checkpoint.step for each in plan.checkpoints] == [5, 20, 100]
     assert main(["init", "runs/a", "--out", "proposed.yaml"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_a_single_model_and_several_runs(checkpoints, trained, tmp_path):

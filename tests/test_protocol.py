@@ -110,7 +110,7 @@ def test_a_run_keeps_vectors_on_request_and_only_once(world, tmp_path, monkeypat
     written = file.stat().st_mtime_ns
     capsys.readouterr()
     assert main(["run", "study.yaml", "--out", "out", "--vectors"]) == 0
-    assert capsys.readouterr().err.count("moments are there already") == 2
+    assert capsys.readouterr().err.count("moments already exist") == 2
     assert file.stat().st_mtime_ns == written
 
 
@@ -133,7 +133,7 @@ def test_vectors_of_another_run_do_not_pass_for_this_ones(world, tmp_path, monke
         (["analyze", "--vectors", "nowhere", "--out", "x"], "there is no such folder, nor is it the id"),
         (["analyze", "--vectors", "docs", "--out", "x"], "vectors 'docs'"),
         (["analyze", "--vectors", "docs"], "needs --out"),
-        (["analyze"], "analyze what?"),
+        (["analyze"], "nothing to analyze"),
         (["analyze", "--vectors", "docs", "--group-size", "0", "--out", "x"], "vectors 'docs'"),
         (["analyze", "--vectors", "a=docs", "--vectors", "a=docs", "--out", "x"], "two datasets are named 'a'"),
         (["analyze", "--vectors", "../x=docs", "--out", "x"], "cannot name a model"),

@@ -67,7 +67,7 @@ def test_tensorboard_has_the_means_at_the_steps(results, tmp_path):
     shares = [tag for tag in events.Tags()["scalars"] if "/share/" in tag and not tag.endswith("_se")]
     total = sum(events.Scalars(tag)[0].value for tag in shares)
     assert total == pytest.approx(1.0)
-    with pytest.raises(InputError, match="has events already"):
+    with pytest.raises(InputError, match="already has events"):
         log_results(results, "tensorboard", where=tmp_path, name="mine")
 
 
@@ -108,11 +108,11 @@ def test_wandb_offline_has_the_means_at_the_steps(results, tmp_path):
 
 def test_entries_without_rising_steps_stand_in_order(finished):
     entries = load_results(finished()).study.checkpoints
-    assert steps_of(entries) == ([0, 1], "0 to 1, in order, because they have no rising steps")
+    assert steps_of(entries) == ([0, 1], "0 to 1, in order, because their steps are missing or do not rise")
 
 
 def test_trackers_that_are_not_there(results, tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="no tracker that is known here"):
+    with pytest.raises(InputError, match="not a supported tracker"):
         log_results(results, "mlflow")
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(InputError, match=r"trackio is not installed .*: pip install trackio"):
@@ -187,10 +187,12 @@ def test_titles_cannot_break_the_card(results, tmp_path):
     folder = shutil.copytree(results, tmp_path / "odd")
     told = json.loads((folder / "provenance.json").read_text())
     told["study"]["title"] = "a: | <b> `c` --- #x"
+    told["command"] = "qkscope run my_study.yaml"
     (folder / "provenance.json").write_text(json.dumps(told))
     card = collect(folder).card
     assert yaml.safe_load(card.split("\n---")[0].removeprefix("---\n"))["pretty_name"].startswith("a: | <b> `c` --- #x")
-    assert "# a: \\| \\<b\\> \\`c\\` --- \\#x" in card
+    assert "# a: | \\<b\\> \\`c\\` --- #x" in card
+    assert "Made by `qkscope run my_study.yaml`." in card
 
 
 # -- the Hub -----------------------------------------------------------------------------------------------
@@ -323,7 +325,7 @@ def test_a_dry_run_asks_nobody_and_says_what_would_go(results, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "nothing was uploaded: this was a dry run" in done.stderr
     assert "data/qk.parquet" in done.stderr
-    assert "note: the provenance names a path of this machine" in done.stderr
+    assert "note: the provenance contains a path on this machine" in done.stderr
     assert hub.made == []
 
 
@@ -333,16 +335,16 @@ def test_a_hub_that_refuses_is_explained(results, tmp_path, status):
     with receiving(refuse=status) as hub:
         done = push(results, tmp_path, hub)
     assert done.returncode == 2, done.stderr
-    assert "set HF_TOKEN to a token that may write" in done.stderr
+    assert "you have no write access there; set HF_TOKEN" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_pushes_that_are_wrong(results, finished, tmp_path):
     for repo in ("heads", "a/b/c", "../x", "a--b/c", ""):
-        with pytest.raises(InputError, match="is not the id of a repository"):
+        with pytest.raises(InputError, match="is not a repository id"):
             push_results(results, PushSettings(repo), dry_run=True)
     bare = shutil.copytree(finished(), tmp_path / "bare")
-    with pytest.raises(InputError, match=r"has no report\.html, which the Space would show"):
+    with pytest.raises(InputError, match=r"has no report\.html, which the Space needs"):
         push_results(bare, PushSettings("a/b"), dry_run=True)
     said = []
     assert push_results(bare, PushSettings("a/b", space=False), dry_run=True, told=said.append) == []
@@ -366,8 +368,8 @@ def test_results_in_a_notebook(results):
     assert any("Tiny" in text.get_text() for text in figure.texts)
     assert loaded.card("position_signal").startswith("# ")
     for call, message in (
-        (lambda: loaded.figure("position_signl"), "carries no figure 'position_signl'; did you mean 'position_signal'"),
-        (lambda: loaded.table("trajectry"), "carries no table 'trajectry'; did you mean 'trajectory'"),
+        (lambda: loaded.figure("position_signl"), "has no figure 'position_signl'; did you mean 'position_signal'"),
+        (lambda: loaded.table("trajectry"), "has no table 'trajectry'; did you mean 'trajectory'"),
         (lambda: qkscope.load_results(5), "should be a path, not int"),
         (lambda: qkscope.report(None), "should be a path, not NoneType"),
     ):

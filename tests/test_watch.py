@@ -244,11 +244,11 @@ def test_a_study_that_is_wrong_is_refused_before_anything_appears(run, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "there is no such folder (yet)"),
+        (["nowhere"], "no such folder; start the watch"),
         (["run"], "--documents is needed to watch a folder; or write a study with `qkscope init run`"),
         (["run", "--documents", "x"], "--context is needed"),
-        (["study.yaml", "--context", "64"], "--context is for a folder"),
-        (["run", "--documents", "x", "--context", "64", "--every", "0"], "--every and --settle are seconds"),
+        (["study.yaml", "--context", "64"], "--context only applies to a folder"),
+        (["run", "--documents", "x", "--context", "64", "--every", "0"], "--every must be above 0 seconds"),
         (["missing.yaml"], "there is no such study file"),
     ],
 )

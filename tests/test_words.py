@@ -16,6 +16,8 @@ import pytest
 import qkscope
 from qkscope.cli.arguments import build_parser
 from qkscope.lenses.registry import registered
+from qkscope.lenses.rope.extrapolate import COLUMNS, KERNEL_COLUMNS
+from qkscope.results import folder
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +123,51 @@ def test_the_test_of_empty_names_would_notice():
     ]
 
 
+# Folders of another layout: a dataset of vectors on the Hub, and the published numbers that ship with the package.
+OTHER_LAYOUT = {"vectors/write.py": {"README.md"}, "join/published.py": {"measures.csv"}}
+NAME_TABLES = ("lenses/", "page/")  # lenses declare their tables; the page still spells those that its views draw
+
+
+def names_of_files() -> tuple[set[str], set[str]]:
+    """Files of a results folder that `results/folder.py` names, and tables that lenses name."""
+    every = [each for value in vars(folder).values() for each in (value if isinstance(value, tuple) else (value,))]
+    of_folder = {each for each in every if isinstance(each, str) and re.fullmatch(r"[A-Za-z_.]+\.[a-z]+", each)}
+    tables = [table for lens in registered() for table in lens.tables]
+    tables += [table for lens in registered() for study in lens.of_study for table in study.tables]
+    return of_folder, {table.file for table in tables} - of_folder
+
+
+def spelled_files(code: str, names: set[str]) -> set[str]:
+    """Those of these files that a string of the code names, alone or at the end of a path; prose may name them all."""
+    strings = [
+        node.value
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not re.search(r"\s", node.value)
+    ]
+    return {name for name in names if any(text == name or text.endswith(f"/{name}") for text in strings)}
+
+
+def test_a_file_of_a_results_folder_is_named_in_one_place():
+    of_folder, of_lenses = names_of_files()
+    assert {"qk.csv", "figure.png", "join.csv", "heads.csv", "prediction.csv", "README.md"} <= of_folder
+    assert {"rotated.csv", "ablation_heads.csv", "rope_split.csv"} <= of_lenses
+    again = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE).as_posix()
+        names = of_folder if place.startswith(NAME_TABLES) else of_folder | of_lenses
+        spelled = spelled_files(text(path), names) - OTHER_LAYOUT.get(place, set())
+        if spelled and place != "results/folder.py":
+            again[place] = spelled
+    assert again == {}
+
+
+def test_the_test_of_file_names_would_notice():
+    names = {"figure.png", "ablation.csv"}
+    assert spelled_files('place / "figure.png"', names) == {"figure.png"}
+    assert spelled_files('print(f"ablation: {folder}/ablation.csv")', names) == {"ablation.csv"}
+    assert spelled_files('help="all ablations share ablation.csv"', names) == set()
+
+
 # What was once called so is now the common window, `qk_common.csv`, and a choice of windows.
 OLD = re.compile(
     r"(?i)matched_window|qk_matched|(?<!drop)_matched\b|matched window|\b(two|both|own|each|common) reading\b"
@@ -172,6 +219,12 @@ def test_the_columns_in_the_docs_are_those_of_the_lenses():
     assert page.partition(START)[2].partition(END)[0] == columns_block()
     for column in (*IDENTITY_COLUMNS, *LAYER_COLUMNS):
         assert f"`{column}`" in page
+
+
+def test_every_file_of_a_results_folder_is_in_the_docs():
+    page = text(RESULTS)
+    assert {file for file in folder.FILES if not file.startswith(".") and file not in page} == set()
+    assert {column for column in (*COLUMNS, *KERNEL_COLUMNS) if f"`{column}`" not in page} == set()  # of predictions
 
 
 def test_every_room_has_its_line_in_the_architecture():
@@ -231,7 +284,7 @@ def require_parsed(arguments: list[str], capsys) -> None:
 
 COMMANDS = (
     "run", "status", "report", "compare", "inspect", "plan", "shard", "capture", "analyze", "predict", "demo", "init",
-    "watch", "log", "export", "push",
+    "watch", "log", "export", "push", "ablate", "join", "among", "collage",
 )  # fmt: skip
 
 

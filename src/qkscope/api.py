@@ -91,11 +91,11 @@ def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Win
         ids = list(ids)
         context = max((len(window) for window in ids), default=0)
         if context < 2:
-            raise InputError("capturing needs at least one window of two tokens or more")
+            raise InputError("capture needs at least one window of two or more tokens")
     context = whole_argument("context", context, 2, LONGEST)
     if positions is not None and context > positions:
         raise InputError(
-            f"{context} tokens are more than the model's {positions} positions; context={positions} cuts windows to "
+            f"{context} tokens exceed the model's {positions} positions; give context={positions} to cut windows to "
             "that, or raise max_position_embeddings in the model's config"
         )
     return ids, context
@@ -120,7 +120,7 @@ def whole_argument(name: str, value: Any, least: int, most: int | None = None) -
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < least or (most is not None and number > most):
-        bounds = f"from {least} on" if most is None else f"from {least} to {most}"
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InputError(f"{name} should be a whole number {bounds}, not {str(value)[:40]!r}")
     return number
 
@@ -248,7 +248,7 @@ def ablate_heads(
 
     _refuse_single_words(edits=edits, heads=heads)
     if needle and tokenizer is None:
-        raise InputError("a needle is a text: give the model's tokenizer, too")
+        raise InputError("a needle is text: also give the model's tokenizer")
     top, seed = None if top is None else whole_argument("top", top, 1), whole_argument("seed", seed, 0)
     choice = HeadChoice(tuple(heads), top, by, together, whole_argument("controls", controls, 1), seed)
     settings = AblationSettings(tuple(edits), choice, seed=seed, needle=tuple(needle), attention=attention)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkscope.cli.command import add_command
 from qkscope.cli.options import add_engine_options, add_study, add_trust
+from qkscope.results.folder import ABLATION_CSV, results_file
 from qkscope.text import counted
 
 if TYPE_CHECKING:
@@ -18,41 +19,41 @@ if TYPE_CHECKING:
 ABOUT = """\
 Take position away from heads and measure what the model loses.
 
-The model reads documents with and without an edit of a head's attention scores, and the loss of every token is
-compared: for each chosen head by itself, or for all of them together, against matched groups of other heads. What an
-edit takes away is measured on other documents. Needs the moments and tables of `qkscope run STUDY`.
+The model reads documents with and without an edit of a head's attention scores, and the losses of every token are
+compared: for each chosen head alone, or for all of them together, against matched groups of other heads. What an edit
+takes away is measured on different documents. Needs the moments and tables that `qkscope run STUDY` writes.
 
 edits:
-  kernel           the mean score at each distance, as RoPE makes it of the mean query and key
+  kernel           the mean score at each distance, as RoPE makes it from the mean query and key
   kernel_measured  the mean score of each pair of positions, as measured
-  key_mean         the mean key, as RoPE turns it
-  query_mean       the mean query, as RoPE turns it
+  key_mean         the mean key, as RoPE rotates it
+  query_mean       the mean query, as RoPE rotates it
   flatten          the drift with position along axis a (flatten_pc0: along component 0)
   shuffle          every distance gets the mean score of another one
-  zero             the head's output: what it is worth at all
-  nothing          nothing: what rounding alone does
+  zero             zero the head's output: its total contribution
+  nothing          no change: a check on rounding error
 
 outcomes (each with its standard error over documents):
   all              mean loss of all tokens but the first, in nats per token
   positions ...    the same for each quarter of a document
-  repeated, new    loss of tokens that end a run of three which the document had before, and of the rest
+  repeated, new    loss of tokens completing a three-token sequence seen earlier in the document, and of all others
   needle at ...    --needle: -ln of the probability of a number, which a sentence planted at that depth states and the
                    end of the document asks for; documents are shortened to make room for both
   attention entropy, attention distance
                    --attention: means over the queries of edited heads: entropy of the attention weights in nats, and
                    how many tokens back a query looks
 
-Ablations of one study stand beside each other in ablation.csv. Run the same command to continue one that was stopped.
+All ablations of a study share ablation.csv. To continue one that was stopped, run the same command again.
 """
 EXAMPLES = """\
 examples:
-  qkscope ablate study.yaml                                         every head by itself: kernel and zero
+  qkscope ablate study.yaml                                         each head alone: kernel and zero
   qkscope ablate study.yaml --heads position-dominated --together   a category against matched random heads
   qkscope ablate study.yaml --top 20 --by position_share --together --edit kernel --edit shuffle
   qkscope ablate study.yaml --heads L5H3 L7H0 --checkpoint step-50000 --tokens 1024
   qkscope ablate study.yaml --needle --attention --top 20 --together
   qkscope ablate study.yaml --workers 8                             eight processes, one per GPU
-  qkscope ablate study.yaml --estimate                              what that costs; nothing runs
+  qkscope ablate study.yaml --estimate                              what it would cost; nothing runs
 """
 DEPTHS = (0.1, 0.5, 0.9)  # early, in the middle, late
 
@@ -73,25 +74,29 @@ def add_ablate(commands: Any) -> None:
     )
     parser.add_argument("--top", type=int, metavar="N", help="the N heads with the largest absolute value of --by")
     parser.add_argument("--by", default="r_q", metavar="COLUMN", help="a column of tables/heads.csv (default: r_q)")
-    parser.add_argument("--together", action="store_true", help="edit the chosen heads as one group, against controls")
     parser.add_argument(
-        "--controls", type=int, default=4, metavar="N", help="with --together: groups of other heads (default: 4)"
+        "--together", action="store_true", help="edit the chosen heads as one group, and compare with controls"
+    )
+    parser.add_argument(
+        "--controls", type=int, default=4, metavar="N", help="with --together: number of control groups (default: 4)"
     )
     parser.add_argument("--checkpoint", action="append", metavar="NAME", help="only this checkpoint; may be repeated")
-    parser.add_argument("--documents", type=int, default=16, metavar="N", help="documents to measure on (default: 16)")
+    parser.add_argument(
+        "--documents", type=int, default=16, metavar="N", help="number of documents to measure on (default: 16)"
+    )
     parser.add_argument(
         "--tokens", type=int, metavar="N", help="tokens per document (default: the checkpoint's context)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of controls and shuffles (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for controls and shuffles (default: 0)")
     parser.add_argument(
         "--needle", nargs="*", type=float, metavar="DEPTH",
-        help="also plant a sentence at these depths, 0 to 1 (default: 0.1 0.5 0.9), and ask for it at the end",
+        help="also plant a sentence at these depths, 0 to 1 (default: 0.1 0.5 0.9), and ask for its number at the end",
     )  # fmt: skip
-    parser.add_argument("--attention", action="store_true", help="also measure where edited heads look")
+    parser.add_argument("--attention", action="store_true", help="also measure where edited heads attend")
     parser.add_argument(
         "--replace", action="store_true", help="remove earlier ablations from the tables (default: keep them)"
     )
-    parser.add_argument("--estimate", action="store_true", help="only say what it would cost")
+    parser.add_argument("--estimate", action="store_true", help="print the cost and exit")
     add_trust(parser)
     add_engine_options(parser)
 
@@ -153,7 +158,7 @@ def ablate(options: argparse.Namespace) -> int:
             print("\n".join(estimate_lines(works)))
             return 0
         folder = ablate_study(options.study, options.out, settings, events, command_line(), how)
-    print(f"ablation: {folder}/ablation.csv")
+    print(f"ablation: {results_file(folder, ABLATION_CSV)}")
     print(f"figures: qkscope report {shlex.quote(str(folder))}")
     return 0
 
@@ -172,4 +177,4 @@ def estimate_lines(works: list[CheckpointAblation]) -> list[str]:
             f"{scaled(cost.flops)}FLOPs in {counted(len(work.shards), 'shard')}"
         )
     whole = ablation_cost(works)
-    return [*lines, f"in all at most {whole.tokens:,} tokens, {scaled(whole.flops)}FLOPs"]
+    return [*lines, f"total: at most {whole.tokens:,} tokens, {scaled(whole.flops)}FLOPs"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qkscope.run.events import Events
 
 ABOUT = """\
-Make the tables again from moments: those of a results folder with its study.yaml, or single moments files.
+Rebuild the tables from moments: those of a results folder with its study.yaml, or individual moments files.
 Or make qk.csv from datasets of raw vectors. Needs no model, no GPU and no documents.
 """
 EXAMPLES = """\
@@ -25,21 +25,23 @@ examples:
   qkscope analyze results/demo --skip-positions 1 --out without-sinks
   qkscope analyze a.safetensors b.safetensors --common-window 1024 --out tables
   qkscope analyze --vectors early=org/vectors@step-1 --vectors late=org/vectors@step-2 --out tables
-  qkscope analyze results/demo --plasticity-pairs 1000   # of a run that kept --vectors
+  qkscope analyze results/demo --plasticity-pairs 1000   # if the run kept --vectors
 """
 
 
 def add_analyze(commands: Any) -> None:
     """The command and its options."""
-    summary = "make the tables from moments, without any model"
+    summary = "make the tables from moments, without a model"
     parser = add_command(commands, "analyze", "qkscope.cli.analyze:analyze", summary, ABOUT, EXAMPLES)
     parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
-    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: the results folder)")
-    parser.add_argument("--components", type=int, metavar="N", help="components per head (default: the study's, or 10)")
+    parser.add_argument("--out", metavar="DIR", help="where to write the tables (default: the results folder)")
+    parser.add_argument(
+        "--components", type=int, metavar="N", help="components per head (default: as in the study, or 10)"
+    )
     parser.add_argument(
         "--kind",
         choices=KINDS,
-        help="what the inputs are to each other: checkpoints of one training run, seeds of one architecture, or "
+        help="how the inputs are related: checkpoints of one training run, seeds of one architecture, or "
         "different models (default: models if their architectures differ, else checkpoints)",
     )
     _add_moments_options(parser.add_argument_group("from moments"))
@@ -51,25 +53,25 @@ def _add_moments_options(moments: argparse._ArgumentGroup) -> None:
         "--common-window",
         type=positive,
         metavar="TOKENS",
-        help="the window of qk_common.csv, at which all are compared (default: the shortest context)",
+        help="window of qk_common.csv, over which all entries are compared (default: the shortest context)",
     )
     moments.add_argument(
         "--skip-positions",
         type=int,
         metavar="N",
-        help="leave out the first N positions; 1 leaves out attention sinks (default: the study's)",
+        help="leave out the first N positions; 1 leaves out attention sinks (default: as in the study)",
     )
     moments.add_argument(
         "--detail",
         action=argparse.BooleanOptionalAction,
-        help="tables with many rows per head, by position bucket or plane (default: the study's)",
+        help="write tables with many rows per head, by position bucket or plane (default: as in the study)",
     )
     moments.add_argument(
         "--plasticity-pairs",
         type=positive,
         metavar="N",
-        help="of a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to N "
-        "pairs of real keys per part of the window, and by the published protocol",
+        help="for a results folder whose run kept --vectors: also write plasticity_sampled.csv, plasticity from up to "
+        "N pairs of real keys per part of the window, and by the published protocol",
     )
 
 
@@ -82,13 +84,16 @@ def _add_vectors_options(vectors: argparse._ArgumentGroup) -> None:
         help="a dataset of raw vectors (one folder l00h00q, l00h00k, ... per head); may be repeated",
     )
     vectors.add_argument(
-        "--window", type=positive, metavar="TOKENS", help="only the first so many positions (default: all of them)"
+        "--window",
+        type=positive,
+        metavar="TOKENS",
+        help="use only the first TOKENS positions of each document (default: all)",
     )
     vectors.add_argument(
-        "--group-size", type=int, metavar="N", help="query heads per key head, where a dataset does not say"
+        "--group-size", type=int, metavar="N", help="query heads per key head, if a dataset does not say"
     )
     vectors.add_argument(
-        "--n-layers", type=int, metavar="N", help="layers of the model, where a dataset lacks the last ones"
+        "--n-layers", type=int, metavar="N", help="number of layers in the model, if a dataset lacks the last ones"
     )
 
 
@@ -128,13 +133,14 @@ def analyze(options: argparse.Namespace) -> int:
 def _check_moments_options(options: argparse.Namespace, one_folder: bool) -> None:
     """Refuse options that do not go with moments, or not with single files of them."""
     if not options.inputs:
-        raise InputError("analyze what? give a results folder, moments files, or --vectors DIR")
+        raise InputError("nothing to analyze: give a results folder, moments files, or --vectors DIR")
     if options.window is not None:
         raise InputError(
-            f"--window is for --vectors; the window at which moments are compared is --common-window {options.window}"
+            "--window only applies to --vectors; to compare moments over that window, use "
+            f"--common-window {options.window}"
         )
     if options.plasticity_pairs and not one_folder:
-        raise InputError("--plasticity-pairs needs a results folder, which has moments and vectors of one run")
+        raise InputError("--plasticity-pairs needs a results folder with the moments and vectors of one run")
 
 
 def _draw_plasticity_pairs(options: argparse.Namespace, folder: Path, out: Path, events: Events) -> None:
@@ -159,12 +165,14 @@ def _analyze_vectors(options: argparse.Namespace, out: Path | None) -> int:
     from qkscope.vectors.read import Reading
 
     if options.plasticity_pairs:
-        raise InputError("--plasticity-pairs is for a results folder that has vectors: qkscope analyze RESULTS")
+        raise InputError(
+            "--plasticity-pairs only applies to a results folder that has vectors: qkscope analyze RESULTS"
+        )
     if options.inputs or out is None:
-        raise InputError("analyze --vectors takes datasets only, and needs --out, the folder for the tables")
+        raise InputError("analyze --vectors takes no other inputs, and needs --out, the folder for the tables")
     if options.common_window is not None:
         raise InputError(
-            "--common-window is for moments; tables of --vectors over the first positions only come with "
+            "--common-window only applies to moments; for tables of --vectors over the first positions, use "
             f"--window {options.common_window}"
         )
     reading = Reading(group_size=options.group_size, n_layers=options.n_layers)

@@ -1,4 +1,4 @@
-"""The command line's words: every command, its options, and help that teaches. Nothing heavy is imported here."""
+"""Every command, its options, and help that teaches. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ EPILOG = """\
 start here:
   qkscope demo                       train ten small checkpoints and analyze them: no network, three minutes
   qkscope init FOLDER                write a study file for a folder of checkpoints, a model or a Hub repository
-  qkscope inspect STUDY              check a study and see what a run would take, before anything runs
+  qkscope inspect STUDY              check a study and see what a run would cost, before anything runs
   qkscope run STUDY                  capture and analyze into results/<study>/; run it again to continue
-  qkscope watch FOLDER               follow a training: measure each checkpoint as it is saved
-  qkscope status RESULTS             how far a run is, and how long it will take
+  qkscope watch FOLDER               follow a training run: measure each checkpoint as it is saved
+  qkscope status RESULTS             how far along a run is, and how long it will take
   qkscope report RESULTS             draw the figures, write their cards, make the interactive page
-  qkscope predict RESULTS            what RoPE alone predicts at a window or base that was not run
+  qkscope predict RESULTS            what RoPE alone predicts for a window or base that was not run
   qkscope ablate STUDY               take position away from heads and measure what the model loses
-  qkscope log, export, push          results in a tracker, as an archive, on the Hub
+  qkscope collage RESULTS ...        draw single heads from the vectors that a run kept
   qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
+  qkscope among RESULTS              where a model stands among thirteen published ones
   qkscope join RESULTS --scores X    whether measures of models go with benchmark scores
+  qkscope log, export, push          send results to a tracker, to an archive, to the Hub
 
 `qkscope COMMAND --help` explains a command and shows an example.
 """
@@ -90,7 +92,7 @@ def _add_run(commands: Any) -> None:
         "run",
         "capture every checkpoint of a study and write its tables",
         "Run every checkpoint of a study over its documents, and write all tables (qk.csv and those of every lens)\n"
-        "and provenance.json. Run it again to continue after a stop or a kill: finished work is not done twice.\n"
+        "and provenance.json. If it is stopped or killed, run it again to continue: finished work is not repeated.\n"
         "Tables are byte-identical with any engine and any number of workers.",
         "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
         "  qkscope run study.yaml --workers 8                       # eight processes, one per GPU\n"
@@ -105,12 +107,12 @@ def _add_status(commands: Any) -> None:
         commands,
         "status",
         "status",
-        "how far a run is: shards done, running and left, and the time left",
-        "Say how far a run is, from its results folder alone: while it runs, after it was killed, and for shards that\n"
-        "run elsewhere on a shared disk.",
+        "how far along a run is: shards done, running and left, and the time left",
+        "Show how far along a run is, from its results folder alone: while it runs, after it was killed, and for\n"
+        "shards that run elsewhere on a shared disk.",
         "example:\n  qkscope status results/smollm3",
     )
-    parser.add_argument("results", metavar="RESULTS", help="the results folder of a started run")
+    parser.add_argument("results", metavar="RESULTS", help="the results folder of a run that has started")
 
 
 def _add_plan(commands: Any) -> None:
@@ -118,10 +120,10 @@ def _add_plan(commands: Any) -> None:
         commands,
         "plan",
         "plan",
-        "the shards of a study as commands, for a batch system",
-        "Print one `qkscope shard` command per shard, with those options below that it takes. Run them in any order,\n"
-        "any number at a time, on any machine that sees the results folder; then `qkscope run` makes the tables.\n"
-        "With --estimate, print instead what the study would cost on a cluster.",
+        "print the shards of a study as commands, for a batch system",
+        "Print one `qkscope shard` command per shard, passing on the options below. Run them in any order, any number\n"
+        "at a time, on any machine that can access the results folder; then `qkscope run` makes the tables.\n"
+        "With --estimate, print what the study would cost on a cluster instead.",
         "examples:\n  qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml\n"
         "  qkscope plan study.yaml --estimate --devices 8\n"
         "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
@@ -129,11 +131,12 @@ def _add_plan(commands: Any) -> None:
     )
     add_study(parser)
     parser.add_argument("--count", action="store_true", help="print only the number of shards")
-    parser.add_argument("--left", action="store_true", help="only shards that are not finished")
+    parser.add_argument("--left", action="store_true", help="list only shards that are not finished")
     parser.add_argument(
         "--estimate",
         action="store_true",
-        help="print instead: device hours, memory, disk, network and wall time on a cluster, and the bottleneck",
+        help="instead of commands, print device hours, memory, disk, network and wall time on a cluster, and the "
+        "bottleneck",
     )
     add_shard_options(parser)
     add_cluster_options(parser)
@@ -145,7 +148,7 @@ def _add_shard(commands: Any) -> None:
         "shard",
         "shard",
         "run exactly one shard of a study",
-        "Run one shard of the plan and write its moments. The last shard of a checkpoint also adds them all up.\n"
+        "Run one shard of the plan and write its moments. A checkpoint's last shard also adds up its moments.\n"
         "A finished shard is not run again. `qkscope plan` lists the shards; `qkscope run` makes the tables.",
         "example:\n  qkscope shard study.yaml 12 --out results/smollm3",
     )
@@ -160,18 +163,18 @@ def _add_report(commands: Any) -> None:
         "report",
         "report",
         "draw the figures of a results folder, write their cards, make the interactive page",
-        "Draw every figure for which the tables exist into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
-        "card (README.md), in which every number and claim is computed. The tables behind them go to RESULTS/tables/.\n"
-        "RESULTS/report.html is the interactive page: one file that opens by double click and needs no network.",
+        "Draw every figure for which there are tables into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
+        "card (README.md) whose every number and claim is computed. The tables behind them go to RESULTS/tables/.\n"
+        "RESULTS/report.html is the interactive page: a single file that opens in a browser and needs no network.",
         "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="write here and leave RESULTS as it is (default: RESULTS)",
+        help="write here and leave RESULTS unchanged (default: RESULTS)",
     )
-    parser.add_argument("--no-figures", action="store_true", help="write tables and page only")
+    parser.add_argument("--no-figures", action="store_true", help="do not draw figures")
     parser.add_argument("--no-page", action="store_true", help="do not write report.html")
     parser.add_argument(
         "--serve",
@@ -179,7 +182,7 @@ def _add_report(commands: Any) -> None:
         nargs="?",
         const=8737,
         metavar="PORT",
-        help="then serve the report, to this machine only (127.0.0.1), and open the page (default port: 8737)",
+        help="then serve the report, on this machine only (127.0.0.1), and open the page (default port: 8737)",
     )
 
 
@@ -189,7 +192,7 @@ def _add_compare(commands: Any) -> None:
         "compare",
         "compare",
         "whether results reproduce published numbers, or another results folder",
-        "Compare a results folder, number by number, with published values that come with qkscope or with another\n"
+        "Compare a results folder, number by number, with published values that ship with qkscope, or with another\n"
         "results folder (then also head by head). Writes a table, a picture and a card into RESULTS/comparison/.\n"
         "Exit code 0: reproduced within the stated tolerances; 1: not reproduced; 2: nothing to compare.",
         "examples:\n  qkscope compare results/smollm3_training_progress --with published:smollm3-3b\n"
@@ -203,7 +206,7 @@ def _add_compare(commands: Any) -> None:
         "--tolerance", type=float, metavar="X", help="largest difference that still counts as reproduced"
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="where the comparison goes (default: RESULTS/comparison/<reference>)"
+        "--out", metavar="DIR", help="where to write the comparison (default: RESULTS/comparison/<reference>)"
     )
 
 
@@ -229,9 +232,10 @@ def _add_inspect(commands: Any) -> None:
         commands,
         "inspect",
         "inspect",
-        "a model's attention layers, or what a study would do and take",
+        "show a model's attention layers, or what a study would do and cost",
         "Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading\n"
-        "weights. Or check a whole study, and show its tokens, memory and disk before anything runs.",
+        "weights. Or check a whole study, and show how many tokens and how much memory and disk it needs, before\n"
+        "anything runs.",
         "examples:\n  qkscope inspect HuggingFaceTB/SmolLM2-135M --context 8192 --documents 100\n"
         "  qkscope inspect studies/smollm3_training_progress.yaml",
     )
@@ -250,14 +254,18 @@ def _add_demo(commands: Any) -> None:
         commands,
         "demo",
         "demo",
-        "the whole product in three minutes, without network",
+        "see the whole thing in three minutes, without network",
         "Train a small SmolLM3 on the source code of Python's standard library, through pretraining and two\n"
-        "long-context phases; save ten checkpoints, and run an ordinary study on them. A second run uses the same\n"
+        "long-context phases; save ten checkpoints, and run an ordinary study on them. A second run reuses the\n"
         "checkpoints.",
         "examples:\n  qkscope demo\n  qkscope demo --steps 0.25 --out quick-demo",
     )
     parser.add_argument("--out", metavar="DIR", default="results/demo", help="results folder (default: results/demo)")
     parser.add_argument(
-        "--steps", type=float, default=1.0, metavar="FACTOR", help="train FACTOR times the usual steps (default: 1)"
+        "--steps",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="train for FACTOR times as many steps as usual (default: 1)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and data order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for weights and data order (default: 0)")

@@ -11,7 +11,7 @@ from qkscope.errors import InputError
 
 ABOUT = """\
 Draw single heads from the vectors that a run kept (--vectors): queries and keys along two components, or in the plane
-of drift and separation, coloured by position. The tokens farthest from their line are named.
+of drift and separation, coloured by position. The tokens farthest from a line in position are labelled.
 """
 EXAMPLES = """\
 examples:
@@ -38,7 +38,7 @@ def add_collage(commands: Any) -> None:
     )
     parser.add_argument("--plane", action="store_true", help="draw along axes a (drift) and b (separation) instead")
     parser.add_argument("--document", type=int, metavar="N", help="show this document in colour over the others")
-    parser.add_argument("--out", metavar="DIR", help="where the picture goes (default: RESULTS/collage/...)")
+    parser.add_argument("--out", metavar="DIR", help="where to write the picture (default: RESULTS/collage/...)")
 
 
 def collage(options: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def collage(options: argparse.Namespace) -> int:
 
     first, second = options.components
     if min(first, second) < 0 or first == second:
-        raise InputError(f"--components {first} {second}: give two different components, from 0 on")
+        raise InputError(f"--components {first} {second}: give two different components, counted from 0")
     axes = Axes(None if options.plane else (first, second))
     out = Path(options.out) if options.out else None
     place = write_collage(Path(options.results), options.checkpoint, options.head, axes, options.document, out)

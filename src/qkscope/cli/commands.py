@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qkscope.cli.visible import visible_line
 from qkscope.errors import InputError
-from qkscope.results.folder import figures_folder, moments_folder
+from qkscope.results.folder import CARD, FIGURE_PNG, figures_folder, moments_folder, tables_folder
 
 if TYPE_CHECKING:
     from qkscope.run.events import Events
@@ -62,7 +62,7 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
         rate, per_doubling = options.vectors
         sample = VectorSample(rate, tokens=getattr(options, "vector_tokens", False), per_doubling=per_doubling)
     elif getattr(options, "vector_tokens", False):
-        raise InputError("--vector-tokens: these are kept beside vectors; give --vectors, too")
+        raise InputError("--vector-tokens only works with --vectors; give --vectors, too")
     return CaptureOptions(
         only=getattr(options, "checkpoint", ()),
         evict=options.evict,
@@ -144,8 +144,8 @@ def shard(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """`qkscope report`."""
-    if options.no_page and (options.no_figures or options.serve is not None):
-        raise InputError("--no-page leaves nothing to do: drop it, or drop --no-figures and --serve")
+    if options.no_page and options.serve is not None:
+        raise InputError("--serve shows the page, and --no-page leaves it out: drop one of them")
     folder, out = Path(options.results), Path(options.out) if options.out else None
     draw_report(folder, figures=not options.no_figures, page=not options.no_page, out=out)
     if options.serve is not None:
@@ -170,19 +170,22 @@ def draw_report(folder: Path, *, figures: bool = True, page: bool = True, out: P
     """Figures, cards, tables and page of a results folder; says where they are."""
     from qkscope.report.write import write_report
 
-    print("drawing figures ..." if figures else "writing the page ...", file=sys.stderr, flush=True)
+    doing = "drawing figures" if figures else "writing the page" if page else "writing tables"
+    print(f"{doing} ...", file=sys.stderr, flush=True)
     written = write_report(folder, figures=figures, page=page, out=out)
     if figures:
         _tell_figures(out or folder, written)
     if page:
         print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
+    if not figures and not page:
+        print(f"tables: {tables_folder(out or folder)}/")
 
 
 def _tell_figures(folder: Path, written: list[Path]) -> None:
-    figures = sorted({path.parent for path in written if path.name == "figure.png"})
+    figures = sorted({path.parent for path in written if path.name == FIGURE_PNG})
     for figure in figures:
         print(f"wrote {figure}/", file=sys.stderr)
-    print(f"figures: {figures_folder(folder)}/ ({len(figures)} figures, each with a README.md that says what it shows)")
+    print(f"figures: {figures_folder(folder)}/ ({len(figures)} figures, each with a {CARD} that says what it shows)")
 
 
 def capture(options: argparse.Namespace) -> int:

@@ -23,7 +23,9 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     from qkscope.run.finished import folder_notes
 
     study = plan.study
-    lines = [f"study {study.study}: {counted(len(plan.checkpoints), 'checkpoint')}, {count(plan.tokens)} tokens in all"]
+    lines = [
+        f"study {study.study}: {counted(len(plan.checkpoints), 'checkpoint')}, {count(plan.tokens)} tokens in total"
+    ]
     first = plan.checkpoints[0]
     short = max(len(each.corpus.documents) - len(each.documents) for each in plan.checkpoints)
     long_enough = "all long enough" if not short else f"{short} too short for the longest context"
@@ -59,8 +61,8 @@ def _common_window(plan: Plan) -> str:
     characters = plan.study.characters_in_common
     if characters is None:
         return f"common window {plan.study.window_in_common()} tokens"
-    each = ", ".join(f"{one.layout.common} of {one.checkpoint.name}" for one in plan.checkpoints)
-    return f"common window {characters} characters, on average these tokens: {each}"
+    each = ", ".join(f"{one.layout.common} for {one.checkpoint.name}" for one in plan.checkpoints)
+    return f"common window {characters} characters; in tokens, on average {each}"
 
 
 def cost_line(plan: Plan) -> str:
@@ -68,7 +70,7 @@ def cost_line(plan: Plan) -> str:
     sizes = [each.sizes.file for each in plan.checkpoints]
     least, most = size(min(sizes)), size(max(sizes))
     each = f"{most} on disk per checkpoint" if least == most else f"{least} to {most} on disk per checkpoint"
-    return f"sums: {size(plan.memory)} of memory where the layers run, {each}, {size(plan.disk)} in all"
+    return f"sums: {size(plan.memory)} of memory where the layers run, {each}, {size(plan.disk)} in total"
 
 
 def describe_status(status: Status) -> list[str]:
@@ -89,7 +91,9 @@ def describe_status(status: Status) -> list[str]:
     lines = [f"study {status.study}: {done} of {counted(total, 'shard')} done", "", *table(rows), ""]
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
-        lines.append(f"note: left out because the model fails: {counted(skipped, 'document')} (see the provenance)")
+        lines.append(
+            f"note: {counted(skipped, 'document')} left out because the model fails on them (see the provenance)"
+        )
     lines += [f"note: {note}" for note in status.notes]
     lines += left_out_lines(status.left_out, len(status.checkpoints))
     return [*lines, *_status_words(status, done == total)]
@@ -99,19 +103,19 @@ def left_out_lines(left_out: Mapping[str, str], total: int) -> list[str]:
     """Which checkpoints the results are without, said so that nobody misses it."""
     if not left_out:
         return []
-    head = f"LEFT OUT: {len(left_out)} of {total} checkpoints could not be measured; the results are of the others"
+    head = f"LEFT OUT: {len(left_out)} of {total} checkpoints could not be measured; the results cover the others"
     return [head, *(f"  {name}: {reason}" for name, reason in left_out.items())]
 
 
 def _status_words(status: Status, whole: bool) -> list[str]:
     running = sum(each.running for each in status.checkpoints)
     if status.alive:
-        who = status.holder or "the lock does not say by whom"
+        who = status.holder or "by an unknown process"
         state = f"running: {counted(running, 'shard')} at a time ({who})" if running else f"in use ({who})"
     elif whole:
-        state = "finished" if status.tables else "all shards are there; `qkscope run` makes the tables"
+        state = "finished" if status.tables else "all shards are done; `qkscope run` makes the tables"
     else:
-        state = "not running; `qkscope run` goes on where it stopped"
+        state = "not running; `qkscope run` continues where it stopped"
     seconds = status.seconds_left()
     if whole:
         return [state]

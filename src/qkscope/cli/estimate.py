@@ -31,43 +31,53 @@ def quantity(text: str) -> float:
 
 
 OPTIONS = (
-    ("--devices", "devices", int, "N", "GPUs in all"),
+    ("--devices", "devices", int, "N", "total number of GPUs"),
     (
         "--devices-per-model",
         "per_model",
         int,
         "N",
-        "GPUs that share the layers of one model (default: as few as it fits in)",
+        "GPUs that share the layers of one model (default: the fewest that it fits on)",
     ),
     ("--flops", "flops", quantity, "X", "peak FLOP/s of a GPU in the model's dtype"),
     ("--flops32", "flops32", quantity, "X", "peak FLOP/s of a GPU in float32, without TF32"),
     ("--flops64", "flops64", quantity, "X", "peak FLOP/s of a GPU in float64"),
-    ("--utilization", "utilization", float, "X", "the share of a GPU's peaks that is reached"),
+    ("--utilization", "utilization", float, "X", "share of a GPU's peak that is reached"),
     ("--device-memory", "memory", quantity, "BYTES", "memory of a GPU"),
-    ("--memory-bandwidth", "memory_bandwidth", quantity, "BYTES", "of a GPU, per second"),
-    ("--disk-bandwidth", "disk_bandwidth", quantity, "BYTES", "at which a worker reads weights, per second"),
-    ("--storage-bandwidth", "storage_bandwidth", quantity, "BYTES", "of the results folder, per second, shared"),
-    ("--download", "download", quantity, "BYTES", "from the Hub, per second, shared"),
+    ("--memory-bandwidth", "memory_bandwidth", quantity, "BYTES", "read and written per second by a GPU"),
+    ("--disk-bandwidth", "disk_bandwidth", quantity, "BYTES", "of weights read per second by a worker"),
+    (
+        "--storage-bandwidth",
+        "storage_bandwidth",
+        quantity,
+        "BYTES",
+        "read and written per second in the results folder, by all workers together",
+    ),
+    ("--download", "download", quantity, "BYTES", "downloaded per second from the Hub, by all workers together"),
     ("--tokenize", "tokenize", quantity, "TOKENS", "tokenized per second by one worker"),
-    ("--checksum", "checksum", quantity, "BYTES", "of moments files written or read by one core, per second"),
+    ("--checksum", "checksum", quantity, "BYTES", "of moments files written or read per second by one core"),
     ("--host-flops", "host_flops", quantity, "X", "FLOP/s of each core of the machine that makes the tables"),
-    ("--table-numbers", "table_numbers", quantity, "NUMBERS", "of tables written by one core, per second"),
-    ("--table-start", "table_start", float, "SECONDS", "until a process that makes tables has started"),
-    ("--report-start", "report_start", float, "SECONDS", "of a report of few checkpoints, most of it for figures"),
-    ("--report-numbers", "report_numbers", quantity, "NUMBERS", "of tables read by a report, per second"),
+    ("--table-numbers", "table_numbers", quantity, "NUMBERS", "written to tables per second by one core"),
+    ("--table-start", "table_start", float, "SECONDS", "start-up time of a table process"),
+    ("--report-start", "report_start", float, "SECONDS", "for a report on a few checkpoints, mostly spent on figures"),
+    ("--report-numbers", "report_numbers", quantity, "NUMBERS", "read from tables per second by a report"),
     ("--cores", "cores", int, "N", "cores of the machine that makes the tables"),
 )
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """The options that describe the machines of an estimate."""
-    group = parser.add_argument_group("the cluster of --estimate (defaults of a GPU: an A100 with 80 GB)")
+    group = parser.add_argument_group("the cluster, for --estimate (default GPU: an A100 with 80 GB)")
     defaults = {field.name: field.default for field in fields(Cluster)}
     for option, name, kind, metavar, about in OPTIONS:
         default = defaults[name]
         shown = "" if default is None else f" (default: {default:g})"
         group.add_argument(option, dest=name, type=kind, default=default, metavar=metavar, help=f"{about}{shown}")
-    group.add_argument("--evict", action="store_true", help="downloads are deleted once a checkpoint's sums are safe")
+    group.add_argument(
+        "--evict",
+        action="store_true",
+        help="assume that runs use --evict, which deletes downloads once a checkpoint is done; nothing is deleted here",
+    )
 
 
 def cluster_of(options: argparse.Namespace) -> Cluster:
@@ -89,9 +99,9 @@ def ablation_line(plan: Plan, cluster: Cluster) -> str:
     works = every_head_alone(plan)
     cost, settings = ablation_cost(works), works[0].settings
     return (
-        f"not in it: `qkscope ablate` of every head by itself ({' and '.join(settings.edits)}, up to "
+        f"not included: `qkscope ablate` of each head alone ({' and '.join(settings.edits)}, up to "
         f"{settings.documents} documents) takes {scaled(cost.flops)}FLOPs, {cost.hours(cluster):.3g} device hours "
-        "computing; `qkscope ablate STUDY --estimate` says it for other choices"
+        "computing; for other choices, see `qkscope ablate STUDY --estimate`"
     )
 
 

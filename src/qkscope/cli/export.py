@@ -11,23 +11,25 @@ from qkscope.cli.command import add_command
 from qkscope.cli.visible import visible
 
 EXPORT = """\
-Write what others need of a results folder: tables as parquet, the page, figures with their cards, provenance, and a
-dataset card by which the Hub shows the tables. Moments, tokens and vectors stay here.
+Write the parts of a results folder that others need: tables as parquet, the page, figures with their cards, provenance,
+and a dataset card so that the Hub can display the tables. Moments, tokens and vectors are not included.
 """
 PUSH = """\
 Upload a results folder to the Hub: what `qkscope export` writes as a dataset, the page as a static Space of the same
-name. HF_TOKEN says who you are. With --dry-run nothing leaves this machine.
+name. Set HF_TOKEN to authenticate. With --dry-run, nothing leaves this machine.
 """
 
 
 def add_export(commands: Any) -> None:
     """The command and its options."""
-    summary = "results for others: parquet tables, page, cards, provenance, dataset card"
+    summary = "package results for others: parquet tables, page, cards, provenance, dataset card"
     epilog = "examples:\n  qkscope export results/my_study --zip\n  qkscope export results/my_study --out shared"
     parser = add_command(commands, "export", "qkscope.cli.export:export", summary, EXPORT, epilog)
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
-    parser.add_argument("--zip", action="store_true", help="as one archive")
-    parser.add_argument("--out", metavar="PATH", help="where it goes (default: <RESULTS>-export, or .zip)")
+    parser.add_argument("--zip", action="store_true", help="write a single archive")
+    parser.add_argument(
+        "--out", metavar="PATH", help="where to write it (default: <RESULTS>-export, or <RESULTS>-export.zip)"
+    )
 
 
 def add_push(commands: Any) -> None:
@@ -37,11 +39,13 @@ def add_push(commands: Any) -> None:
              "  qkscope push results/my_study my-org/my-study-heads --private"  # fmt: skip
     parser = add_command(commands, "push", "qkscope.cli.export:push", summary, PUSH, epilog)
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
-    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; made if it is not there")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be uploaded")
-    parser.add_argument("--private", action="store_true", help="repositories that are made are private")
-    parser.add_argument("--no-space", action="store_true", help="only the dataset")
-    parser.add_argument("--message", default="Results of qkscope", metavar="TEXT", help="of the commits")
+    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created if missing")
+    parser.add_argument("--dry-run", action="store_true", help="only list what would be uploaded")
+    parser.add_argument("--private", action="store_true", help="create private repositories")
+    parser.add_argument("--no-space", action="store_true", help="upload only the dataset")
+    parser.add_argument(
+        "--message", default="Results of qkscope", metavar="TEXT", help="commit message (default: Results of qkscope)"
+    )
 
 
 def export(options: argparse.Namespace) -> int:

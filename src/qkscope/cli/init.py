@@ -11,8 +11,8 @@ from qkscope.errors import InputError
 from qkscope.results.folder import STUDY_YAML
 
 ABOUT = """\
-Write a commented study file from what is found: a folder in which a trainer saves checkpoints, a model, or a repository
-on the Hub whose branches are checkpoints. Context, RoPE base and tokenizer come from the configs. Nothing is measured.
+Write a commented study file for a folder that a trainer saves checkpoints to, for a model, or for a repository on the
+Hub whose branches are checkpoints. Context, RoPE base and tokenizer come from the configs. Nothing is measured.
 """
 EXAMPLES = """\
 examples:
@@ -27,9 +27,9 @@ def add_init(commands: Any) -> None:
     parser = add_command(commands, "init", "qkscope.cli.init:init", summary, ABOUT, EXAMPLES)
     parser.add_argument("target", metavar="FOLDER|MODEL", help="a folder of checkpoints, a model, or a Hub id")
     parser.add_argument("--out", metavar="FILE", default=STUDY_YAML, help="the study file (default: study.yaml)")
-    parser.add_argument("--documents", metavar="GLOB", help="the documents (default: a place to fill in)")
+    parser.add_argument("--documents", metavar="GLOB", help="the documents (default: a placeholder to fill in)")
     parser.add_argument("--revision", metavar="REV", help="one revision of a model on the Hub")
-    parser.add_argument("--overwrite", action="store_true", help="replace a study file that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing study file")
 
 
 def init(options: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def init(options: argparse.Namespace) -> int:
 
     path = Path(options.out)
     if path.exists() and not options.overwrite:
-        raise InputError(f"{path} is there already; give another --out, or --overwrite")
+        raise InputError(f"{path} already exists; choose another --out, or give --overwrite")
     quiet_libraries()
     text = propose_study(options.target, path.parent, documents=options.documents, revision=options.revision)
     write_text(path, text)

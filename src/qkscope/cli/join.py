@@ -10,10 +10,10 @@ from qkscope.cli.command import add_command
 from qkscope.cli.visible import visible_line
 
 ABOUT = """\
-Do internal measures go with benchmark scores? Joins a mean over heads of each model with a score of each model, and
-says what so few models allow to be said: exact permutation p, intervals, what one model or one family decides, what is
-left at equal parameters, and Holm's correction for everything that was tried. The number of parameters is the null
-model in the same table; for scores at several lengths, so is length.
+Do internal measures go with benchmark scores? Joins each model's mean over heads with its score, and reports only what
+so few models can support: exact permutation p, intervals, how much depends on one model or one family, what is left at
+equal parameters, and Holm's correction for every measure that was tried. The number of parameters is the null model in
+the same table; for scores at several lengths, so is length.
 """
 EXAMPLES = """\
 examples:
@@ -23,7 +23,7 @@ examples:
 """
 AMONG = """\
 Where is my model among the published ones? Means over heads of each entry beside those of thirteen published models,
-each with its window. A number at another window is not comparable, and is said not to be.
+each with its window. Numbers measured at a different window are marked as not comparable.
 """
 
 
@@ -46,13 +46,13 @@ def add_join(commands: Any) -> None:
         help="a column of heads, such as r_q or plasticity.ap; may be repeated (default: eight, one per question)",
     )  # fmt: skip
     parser.add_argument(
-        "--models", metavar="FILE", help="a CSV file with model, family and parameters, where the study does not say"
+        "--models", metavar="FILE", help="a CSV file with model, family and parameters, if the study does not have them"
     )
     parser.add_argument(
         "--windows", choices=("own", "common"),
-        help="measures at each entry's own context, or at the common window (default: common where there is one)",
+        help="take measures at each entry's own context, or at the common window (default: common, if there is one)",
     )  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", help="where the join goes (default: RESULTS/join/<scores>)")
+    parser.add_argument("--out", metavar="DIR", help="where to write the join (default: RESULTS/join/<scores>)")
 
 
 def join(options: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def _add_among(commands: Any) -> None:
         commands, "among", "qkscope.cli.join:among", summary, AMONG, "example:\n  qkscope among results/models"
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
-    parser.add_argument("--out", metavar="DIR", help="where the table goes (default: RESULTS/join/among)")
+    parser.add_argument("--out", metavar="DIR", help="where to write the table (default: RESULTS/join/among)")
 
 
 def among(options: argparse.Namespace) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 from qkscope.cli.command import add_command
 
 ABOUT = """\
-Put a finished study into a tracker, beside the loss curves of its training: means over heads, by layer kind and depth,
+Log a finished study to a tracker, beside the loss curves of its training: means over heads, by layer kind and depth,
 and the share of each category, with errors over documents, at each checkpoint's step. Keys: eval/qkscope/r_q_mean, ...
-The tracker is installed by you; W&B obeys WANDB_MODE (offline, online).
+Install the tracker yourself. W&B honours WANDB_MODE (offline, online).
 """
 EXAMPLES = """\
 examples:
@@ -22,12 +22,18 @@ examples:
 
 def add_log(commands: Any) -> None:
     """The command and its options."""
-    summary = "put a finished study into TensorBoard, Weights & Biases or trackio"
+    summary = "log a finished study to TensorBoard, Weights & Biases or trackio"
     parser = add_command(commands, "log", "qkscope.cli.log:log", summary, ABOUT, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
     parser.add_argument("--to", required=True, choices=("tensorboard", "wandb", "trackio"), help="the tracker")
-    parser.add_argument("--dir", metavar="DIR", help="where it keeps its files (tensorboard: runs; wandb: its own)")
-    parser.add_argument("--project", default="qkscope", metavar="NAME", help="of wandb and trackio (default: qkscope)")
+    parser.add_argument(
+        "--dir",
+        metavar="DIR",
+        help="where the tracker keeps its files (default: runs for tensorboard, the tracker's own place for wandb)",
+    )
+    parser.add_argument(
+        "--project", default="qkscope", metavar="NAME", help="project in wandb or trackio (default: qkscope)"
+    )
     parser.add_argument("--name", metavar="NAME", help="the run's name (default: the study's title)")
 
 

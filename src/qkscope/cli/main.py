@@ -45,7 +45,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         code = int(getattr(error, "exit_code", INTERRUPTED))
         how = "interrupted" if code == INTERRUPTED else "terminated"
-        return f"{how}; everything finished is kept, run the same command to go on", code
+        return f"{how}; everything finished is kept; run the same command to resume", code
     return f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1
 
 

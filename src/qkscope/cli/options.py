@@ -18,7 +18,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="run Python code that comes with a checkpoint: it can do anything that you can do on this machine "
+        help="run Python code that comes with a checkpoint: it can do anything you can do on this machine "
         "(default: refuse such checkpoints); recorded in the provenance",
     )
 
@@ -28,7 +28,8 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evict",
         action="store_true",
-        help="delete a checkpoint's files from the Hub cache once its moments are safe (ten 3B checkpoints are 60 GB)",
+        help="delete a checkpoint's downloads from the Hub cache once its moments are saved (ten 3B checkpoints are 60 "
+        "GB); folders of your own are never deleted",
     )
     parser.add_argument(
         "--vectors",
@@ -36,11 +37,11 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=(None, 0),
         metavar="RATE",
-        help="also keep the raw vectors of a sample of tokens, this share of all, one parquet file per head, in "
+        help="also keep the raw vectors of a random share RATE of all tokens, one parquet file per head, in "
         "<results>/vectors/ (without RATE: on average one token per position bucket; log or log:N: log-uniform, N "
-        f"tokens each time that the position doubles, {PER_DOUBLING} by default)",
+        f"tokens each time the position doubles, {PER_DOUBLING} by default)",
     )
-    parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: keep the tokens' texts, too")
+    parser.add_argument("--vector-tokens", action="store_true", help="with --vectors: also keep the text of each token")
     add_shard_options(parser)
     add_engine_options(parser)
 
@@ -52,7 +53,7 @@ def add_shard_options(parser: argparse.ArgumentParser) -> None:
         "--skip-bad-checkpoints",
         action="store_true",
         help="continue without checkpoints that cannot be measured (NaN weights, a damaged file, a refused model) "
-        "instead of stopping; they are listed at the end, by `qkscope status` and in the provenance",
+        "instead of stopping; they are listed at the end, by `qkscope status`, and in the provenance",
     )
     parser.add_argument(
         "--skip-bad-documents",
@@ -63,7 +64,7 @@ def add_shard_options(parser: argparse.ArgumentParser) -> None:
         "--overwrite",
         action="store_true",
         help="replace finished moments that were made from other weights, documents, settings or versions; without it, "
-        "those that still fit the study are used, and any that do not are an error before anything runs",
+        "those that still fit the study are reused, and any that do not cause an error before anything runs",
     )
 
 
@@ -77,16 +78,21 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=positive,
         metavar="N",
-        help="local: number of processes, which share the GPUs and cores (default: 1, this process); "
+        help="local: number of processes that share the GPUs and cores (default: 1, this process); "
         "ray: number of workers (default: as many as the cluster has room for)",
     )
     where.add_argument(
         "--ray-address", metavar="ADDRESS", help="a running Ray cluster: auto, host:port or ray://host:port"
     )
     where.add_argument(
-        "--cpus-per-worker", type=float, metavar="N", help="ray: default 1 with a GPU, else all of a node"
+        "--cpus-per-worker",
+        type=float,
+        metavar="N",
+        help="ray: CPUs per worker (default: 1 with a GPU, otherwise a whole node)",
     )
-    where.add_argument("--gpus-per-worker", type=float, metavar="N", help="ray: default 1 where the cluster has GPUs")
+    where.add_argument(
+        "--gpus-per-worker", type=float, metavar="N", help="ray: GPUs per worker (default: 1 if the cluster has GPUs)"
+    )
 
 
 def vector_rate(text: str) -> tuple[float | None, int]:
@@ -102,7 +108,7 @@ def vector_rate(text: str) -> tuple[float | None, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: write a share of tokens, log, or log:16") from None
     if not 0 < rate <= 1:
-        raise argparse.ArgumentTypeError(f"{rate:g}: a share of tokens is above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"{rate:g}: a share of tokens must be above 0 and at most 1")
     return rate, 0
 
 
@@ -110,5 +116,5 @@ def positive(text: str) -> int:
     """A whole number from 1 on."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return number

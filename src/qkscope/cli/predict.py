@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from qkscope.lenses.rope.ask import Answer
 
 ABOUT = """\
-What RoPE alone predicts at a window, or with a RoPE base, that was never run: r_q, r_k and category of every head, and
-its positional kernel. From the moments of a results folder; no model runs.
+What RoPE alone predicts for a window or a RoPE base that was never run: r_q, r_k and category of every head, and its
+positional kernel. Computed from the moments of a results folder; no model runs.
 
 Queries and keys before rotation stay those of the checkpoint: what training at that window would do to the weights is
-not predicted. Where the folder has a checkpoint that was trained there, its measurement stands beside the prediction.
+not predicted. If the folder has a checkpoint that was trained there, its measurement is shown beside the prediction.
 """
 EXAMPLES = """\
 examples:
@@ -32,43 +32,50 @@ ROWS = (("r_q", "mean r_q"), ("r_k", "mean r_k"), ("position_dominated", "positi
 
 def add_predict(commands: Any) -> None:
     """The command and its options."""
-    summary = "what RoPE alone predicts at a window or base that was not run"
+    summary = "what RoPE alone predicts for a window or base that was not run"
     parser = add_command(commands, "predict", "qkscope.cli.predict:predict", summary, ABOUT, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS", help="a results folder with moments/")
     parser.add_argument(
         "--checkpoint", action="append", default=[], metavar="NAME", help="only this checkpoint; may be repeated"
     )
     parser.add_argument(
-        "--window", type=int, metavar="TOKENS", help="positions to predict (default: the checkpoint's own context)"
+        "--window",
+        type=int,
+        metavar="TOKENS",
+        help="predict for a window of TOKENS positions (default: the checkpoint's own context)",
     )
     parser.add_argument(
         "--rope-theta", action="append", default=[], metavar="[OLD=]NEW",
-        help="another RoPE base, for layers whose angles follow one base; OLD=NEW where layers have several bases",
+        help="predict for another RoPE base, in layers whose angles follow one base; OLD=NEW if layers have several "
+        "bases",
     )  # fmt: skip
-    parser.add_argument("--rotation-of", metavar="NAME", help="the rotation of another checkpoint of the folder")
     parser.add_argument(
-        "--skip-positions", type=int, metavar="N", help="leave out the first N positions (default: the results')"
+        "--rotation-of", metavar="NAME", help="predict with the rotation of another checkpoint in the folder"
     )
-    parser.add_argument("--out", metavar="DIR", help="where the tables go (default: RESULTS)")
+    parser.add_argument(
+        "--skip-positions", type=int, metavar="N", help="leave out the first N positions (default: as in the results)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="where to write the tables (default: RESULTS)")
 
 
 def predict(options: argparse.Namespace) -> int:
     """`qkscope predict`."""
     from qkscope.lenses.rope.ask import Question, answer, head_rows, kernel_rows
     from qkscope.results.csv_files import write_csv
-    from qkscope.results.folder import head_table_path
+    from qkscope.results.folder import PREDICTION_CSV, PREDICTION_KERNEL_CSV, results_file
 
     folder = Path(options.results)
     question = Question(options.window, bases_of(options.rope_theta), options.rotation_of)
     answers = answer(folder, options.checkpoint, question, options.skip_positions)
     out = Path(options.out) if options.out else folder
     out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("prediction.csv", head_rows(answers)), ("prediction_kernel.csv", kernel_rows(answers))):
-        write_csv(rows, head_table_path(out, name))
+    heads, kernels = results_file(out, PREDICTION_CSV), results_file(out, PREDICTION_KERNEL_CSV)
+    write_csv(head_rows(answers), heads)
+    write_csv(kernel_rows(answers), kernels)
     for each in answers:
         print("\n".join(lines(each)))
-    print(f"heads: {head_table_path(out, 'prediction.csv')}")
-    print(f"kernels: {head_table_path(out, 'prediction_kernel.csv')}")
+    print(f"heads: {heads}")
+    print(f"kernels: {kernels}")
     return 0
 
 

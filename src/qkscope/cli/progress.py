@@ -141,7 +141,7 @@ class PlainEvents(Events):
             if state.skipped:
                 self._say(f"note: {self._name(plan)}: an earlier run left {counted(state.skipped, 'bad document')} out")
             for remark in state.remarks:
-                self._say(f"note: {self._name(plan)}: {remark} (--overwrite makes it again)")
+                self._say(f"note: {self._name(plan)}: {remark} (--overwrite captures it again)")
         elif state.done:
             documents = sum(len(shard.documents) for shard in state.done)
             self._documents[plan.checkpoint.name] += documents
@@ -149,15 +149,15 @@ class PlainEvents(Events):
             total = len(plan.shards())
             self._say(
                 f"{self._name(plan)}: {len(state.done)} of {counted(total, 'shard')} {are(len(state.done))} there from "
-                "an earlier run, going on"
+                "an earlier run, continuing"
             )
         for reason in state.unusable:
-            self._say(f"{self._name(plan)}: to be captured again: {reason}")
+            self._say(f"{self._name(plan)}: will be captured again: {reason}")
 
     def reused(self, plan: CheckpointPlan) -> None:
         """Nothing to do for this one."""
         self._meter.skip(plan.tokens)
-        self._say(f"{self._name(plan)}: moments are there already")
+        self._say(f"{self._name(plan)}: moments already exist")
 
     def started(self, plan: CheckpointPlan) -> None:
         """A new checkpoint."""
@@ -190,7 +190,7 @@ class PlainEvents(Events):
 
     def evicted(self, plan: CheckpointPlan, freed: int) -> None:
         """Disk is free again."""
-        self._say(f"{self._name(plan)}: {size(freed)} left the cache")
+        self._say(f"{self._name(plan)}: {size(freed)} removed from the cache")
 
     def wrote(self, path: str) -> None:
         """A result."""

@@ -65,13 +65,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._policy = NOTHING
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or not self.server.knows_itself_as(hosts[0]):
-            self.send_error(403, "this report is served to this machine only")
+            self.send_error(403, "this report is served on this machine only")
             return
         place = unquote(self.path.partition("?")[0].removeprefix("/")) or REPORT_HTML
         try:
             path = served_file(self.server.folder, place)
             if path is None:
-                raise InputError("no part of the report")
+                raise InputError("not part of the report")
             with opened(path, LARGEST) as file:
                 self._policy = self.server.page_policy if path.name == REPORT_HTML else PICTURE
                 self.send_response(200)
@@ -82,7 +82,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 if body:
                     shutil.copyfileobj(file, self.wfile)
         except InputError:
-            self.send_error(404, "not a part of the report")
+            self.send_error(404, "not part of the report")
 
     def end_headers(self) -> None:
         """What holds for every answer, errors included."""
@@ -107,14 +107,16 @@ def report_server(folder: Path, port: int) -> ReportServer:
     try:
         return ReportServer(folder, port)
     except (OSError, OverflowError) as error:
-        raise InputError(f"--serve {port}: cannot listen there ({error}); give another port, or 0 for any") from None
+        raise InputError(
+            f"--serve {port}: cannot listen there ({error}); choose another port, or 0 for any free one"
+        ) from None
 
 
 def serve(folder: Path, port: int, *, open_browser: bool = True) -> None:
     """Serve until interrupted."""
     with report_server(folder, port) as server:
         address = f"http://{ADDRESS}:{server.server_address[1]}/{REPORT_HTML}"
-        print(f"serving: {address} (this machine only; Ctrl-C ends it)", flush=True)
+        print(f"serving: {address} (this machine only; Ctrl-C stops it)", flush=True)
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         try:

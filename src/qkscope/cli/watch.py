@@ -11,45 +11,46 @@ from qkscope.cli.options import add_trust, positive
 from qkscope.errors import InputError
 
 ABOUT = """\
-Follow a folder in which a training saves checkpoints. Each is measured once it is whole and its files stay as they are;
-tables and page are kept current. Stop it at any time: it goes on where it was, also if checkpoints were deleted since.
-Only the folder is needed, so it can run on another machine than the training.
+Follow a training run by the folder that it saves checkpoints to, and keep tables and page up to date. Each checkpoint
+is measured once it is complete and its files have stopped changing. You can stop at any time; the next watch resumes,
+even if checkpoints have been deleted. Only the folder is needed, so the watch can run on a different machine.
 """
 EXAMPLES = """\
 examples:
   qkscope watch runs/a --documents "texts/*.txt" --context 2048
   qkscope watch study.yaml                 a study whose checkpoints are a series of folders
-  qkscope watch study.yaml --once          measure what is there and end: for cron
-  qkscope watch study.yaml --evict 3       delete measured checkpoints, all but the newest three
+  qkscope watch study.yaml --once          measure the checkpoints that are there and exit, for cron
+  qkscope watch study.yaml --evict 3       DELETE checkpoint folders once measured, except the newest three
 """
 
 
 def add_watch(commands: Any) -> None:
     """The command and its options."""
-    summary = "follow a training: measure each checkpoint as it is saved, keep tables and page current"
+    summary = "follow a training run: measure each checkpoint as it is saved, keep tables and page up to date"
     parser = add_command(commands, "watch", "qkscope.cli.watch:watch", summary, ABOUT, EXAMPLES)
-    parser.add_argument("target", metavar="RUN_DIR|STUDY", help="the folder of the checkpoints, or a study file")
-    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
-    parser.add_argument("--once", action="store_true", help="measure what is there, and end")
     parser.add_argument(
-        "--every", type=float, default=30.0, metavar="S", help="seconds between two looks (default: 30)"
+        "target", metavar="RUN_DIR|STUDY", help="the folder that checkpoints are saved to, or a study file"
     )
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+    parser.add_argument("--once", action="store_true", help="measure the checkpoints that are there, then exit")
+    parser.add_argument("--every", type=float, default=30.0, metavar="S", help="seconds between scans (default: 30)")
     parser.add_argument(
         "--settle", type=float, default=5.0, metavar="S",
-        help="seconds for which a checkpoint's files must stay as they are before it is read (default: 5)",
+        help="seconds for which a checkpoint's files must not have changed before it is read (default: 5)",
     )  # fmt: skip
     parser.add_argument(
         "--evict", type=positive, metavar="N",
-        help="DELETE the folders of measured checkpoints, all but the newest N: a training can only resume from those",
+        help="DELETE checkpoint folders from RUN_DIR once measured, except the newest N: training can then only resume "
+        "from those",
     )  # fmt: skip
-    parser.add_argument("--figures", action="store_true", help="also draw all figures each time (takes a while)")
+    parser.add_argument("--figures", action="store_true", help="also redraw all figures each time (slow)")
     parser.add_argument("--no-page", action="store_true", help="do not write report.html")
     parser.add_argument("--skip-bad-documents", action="store_true", help="leave out documents that make a model fail")
     add_trust(parser)
-    of_folder = parser.add_argument_group("where RUN_DIR is a folder, and no study says it")
+    of_folder = parser.add_argument_group("when RUN_DIR is a folder rather than a study file")
     of_folder.add_argument("--documents", metavar="GLOB", help="the documents: text, .jsonl or .parquet files")
     of_folder.add_argument("--context", type=positive, metavar="TOKENS", help="tokens per document")
-    of_folder.add_argument("--tokenizer", metavar="MODEL", help="where the checkpoints bring none")
+    of_folder.add_argument("--tokenizer", metavar="MODEL", help="if the checkpoints have no tokenizer")
 
 
 def watch(options: argparse.Namespace) -> int:
@@ -61,7 +62,7 @@ def watch(options: argparse.Namespace) -> int:
 
     settings, folder = watched(options)
     if not options.every > 0 or not options.settle >= 0:
-        raise InputError("--every and --settle are seconds: above 0, and from 0 on")
+        raise InputError("--every must be above 0 seconds, and --settle must not be below 0")
     quiet_libraries()
     capture = CaptureOptions(trust_remote_code=options.trust_remote_code, skip_bad_documents=options.skip_bad_documents)
     how = WatchSettings(
@@ -89,14 +90,14 @@ def watched(options: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     own = [name for name in ("documents", "context", "tokenizer") if getattr(options, name) is not None]
     if target.suffix.lower() in (".yaml", ".yml"):
         if own:
-            raise InputError(f"--{own[0]} is for a folder; a study says it itself")
+            raise InputError(f"--{own[0]} only applies to a folder; set it in the study file")
         return study_settings(target), target.parent.resolve()
     if not target.is_dir():
-        raise InputError(f"{target}: there is no such folder (yet); a watch starts when the training has made it")
+        raise InputError(f"{target}: no such folder; start the watch once the training run has created it")
     missing = [name for name in ("documents", "context") if getattr(options, name) is None]
     if missing:
         raise InputError(
-            f"--{missing[0]} is needed to watch a folder; or write a study with `qkscope init {target}`, and watch that"
+            f"--{missing[0]} is needed to watch a folder; or write a study with `qkscope init {target}` and watch that"
         )
     settings: dict[str, Any] = {
         "study": safe_name(target.resolve().name),

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from qkscope.collage.points import Axes, HeadPoints
 from qkscope.draw import style
 from qkscope.results.entries import Entries
+from qkscope.results.folder import COLLAGE_PNG, COLLAGE_SVG
 
 COLOURS = {"q": "Blues", "k": "Reds"}
 KINDS = {"q": "queries", "k": "keys"}
@@ -81,4 +82,4 @@ def outlier_name(row: Mapping[Any, Any]) -> str:
 
 def save_collage(figure: Figure, folder: Path) -> list[Path]:
     """Write `collage.png` and `collage.svg`."""
-    return style.save_as(figure, folder / "collage.png", folder / "collage.svg")
+    return style.save_as(figure, folder / COLLAGE_PNG, folder / COLLAGE_SVG)

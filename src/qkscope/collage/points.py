@@ -79,12 +79,11 @@ class CheckpointVectors:
         self.checkpoint, self.place = checkpoint, vectors_path(folder, checkpoint)
         if not self.place.is_dir():
             raise InputError(
-                f"{folder}: {checkpoint!r} has no vectors, which a collage draws; keep a sample with "
-                "`qkscope run STUDY --vectors`"
+                f"{folder}: {checkpoint!r} has no vectors to draw; keep a sample with `qkscope run STUDY --vectors`"
             )
         moments = moments_path(folder, checkpoint)
         if not moments.is_file():
-            raise InputError(f"{folder}: {checkpoint!r} has no moments, from which a head's axes are found")
+            raise InputError(f"{folder}: {checkpoint!r} has no moments, which a head's axes are computed from")
         self.moments = Moments.load(moments)
         self.there = find_vectors(self.place)
 
@@ -94,8 +93,8 @@ class CheckpointVectors:
         missing = [pair for pair in wanted if pair not in set(every)]
         if missing:
             raise InputError(
-                f"--head L{missing[0][0]}H{missing[0][1]}: {self.place} has no vectors of it; it has {len(every)} "
-                f"heads, from L{every[0][0]}H{every[0][1]} to L{every[-1][0]}H{every[-1][1]}"
+                f"--head L{missing[0][0]}H{missing[0][1]}: {self.place} has no vectors for this head; it has "
+                f"{len(every)} heads, from L{every[0][0]}H{every[0][1]} to L{every[-1][0]}H{every[-1][1]}"
             )
         return list(wanted) or sorted(random.Random(SEED).sample(every, min(AT_RANDOM, len(every))))
 
@@ -106,7 +105,7 @@ class CheckpointVectors:
         key = sums.facts.kv_head(head)
         kept = kept_layer(self.place, layer, [head], [key], low=0, high=self.moments.layout.context, most=MOST_TOKENS)
         if kept is None:
-            raise InputError(f"{self.place}: has no keys that L{layer}H{head} reads")
+            raise InputError(f"{self.place}: lacks the keys that L{layer}H{head} reads")
         directions, facts = _directions(sums, axes, f"L{layer}H{head}")
         texts = token_texts_of(self.place, layer, head, kept)
         parts = []

@@ -11,8 +11,9 @@ from qkscope.collage.points import Axes, CheckpointVectors, HeadPoints, parse_he
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, collage_folder, plain_name
-from qkscope.words.markdown import escape
+from qkscope.results.folder import CARD, POINTS_CSV, collage_folder, plain_name
+from qkscope.words.blocks import AnyBlock, TableBlock, heading, paragraph, to_markdown
+from qkscope.words.phrases import shortened
 
 
 def write_collage(
@@ -30,30 +31,45 @@ def write_collage(
     found = [of.points(layer, head, axes) for layer, head in of.chosen(parse_heads(heads))]
     there = sorted(set(found[0].table["document"]))
     if document is not None and document not in there:
-        raise InputError(f"--document {document}: no token of it was kept; there are {there[:8]} … {there[-1]}")
+        raise InputError(f"--document {document}: none of its tokens was kept; there are {there[:8]} … {there[-1]}")
     place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axes.names)}"))
-    write_csv(pd.concat([each.table for each in found], ignore_index=True), place / "points.csv")
+    write_csv(pd.concat([each.table for each in found], ignore_index=True), place / POINTS_CSV)
     save_collage(draw_collage(found, axes, checkpoint, document), place)
-    write_text(place / CARD, _card(checkpoint, found, axes, document))
+    write_text(place / CARD, to_markdown(_card(checkpoint, found, axes, document)))
     return place
 
 
-def _card(checkpoint: str, heads: Sequence[HeadPoints], axes: Axes, document: int | None) -> str:
+def _card(checkpoint: str, heads: Sequence[HeadPoints], axes: Axes, document: int | None) -> list[AnyBlock]:
     tokens = len(heads[0].table) // 2
-    lines = [
-        f"# {escape(checkpoint)}: heads along {escape(' and '.join(axes.names))}", "",
-        f"{tokens:,} kept tokens of {heads[0].table['document'].nunique()} documents per head: queries blue, keys red, "
-        "darker with position. Axes are those of all tokens of the head, from its moments; nothing is centred.",
-        f"Document {document} is in colour, the others are grey." if document is not None else "", "",
-        "## Tokens farthest from their line in position", "",
-        "Distances are in standard deviations of what a line in position leaves (Mahalanobis); of a sample of tokens, "
-        "so others may lie farther.", "",
-        "| head | kind | token | document | position | distance |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for head in heads:
-        for kind in ("q", "k"):
-            for row in head.outliers(kind).to_dict("records"):
-                token = escape(repr(row["token"])) if row["token"] else "(not kept)"
-                where = f"{row['document']} | {row['position']} | {row['distance']:.1f}"
-                lines.append(f"| {head.name} | {'query' if kind == 'q' else 'key'} | {token} | {where} |")
-    return "\n".join([*lines, ""])
+    return [
+        heading(1, f"{shortened(checkpoint)}: heads along {shortened(' and '.join(axes.names))}"),
+        paragraph(
+            f"{tokens:,} kept tokens of {heads[0].table['document'].nunique()} documents per head: queries blue, keys "
+            "red, darker with position. Axes are those of all tokens of the head, from its moments; nothing is "
+            "centred.\n",
+            f"Document {document} is in colour, the others are grey." if document is not None else "",
+        ),
+        heading(2, "Tokens farthest from their line in position"),
+        paragraph(
+            "Distances are in standard deviations of what a line in position leaves (Mahalanobis); of a sample of "
+            "tokens, so others may lie farther."
+        ),
+        TableBlock(
+            ("head", "kind", "token", "document", "position", "distance"),
+            [row for head in heads for kind in ("q", "k") for row in _outlier_rows(head, kind)],
+        ),
+    ]
+
+
+def _outlier_rows(head: HeadPoints, kind: str) -> list[tuple[str, ...]]:
+    return [
+        (
+            head.name,
+            "query" if kind == "q" else "key",
+            shortened(repr(row["token"])) if row["token"] else "(not kept)",
+            str(row["document"]),
+            str(row["position"]),
+            f"{row['distance']:.1f}",
+        )
+        for row in head.outliers(kind).to_dict("records")
+    ]

@@ -28,6 +28,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.depth_axis import DEPTH_COLUMNS, N_BINS
 from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
+from qkscope.results.folder import COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Entries, one_line, phase_segments
 from qkscope.stats.jackknife import ERRORS
 
@@ -124,7 +125,7 @@ def chosen_panels(models: Sequence[str], most: int = PANELS) -> list[str]:
 
 def save_comparison(figure: Figure, folder: Path) -> list[Path]:
     """Write `comparison.png` and `comparison.svg`; the same figure gives the same bytes."""
-    return style.save_as(figure, folder / "comparison.png", folder / "comparison.svg")
+    return style.save_as(figure, folder / COMPARISON_PNG, folder / COMPARISON_SVG)
 
 
 # --- a published study ------------------------------------------------------------------------------

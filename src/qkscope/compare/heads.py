@@ -1,6 +1,5 @@
 """What a head-by-head comparison of two runs says: the card, the note of the picture, the lines for a terminal."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from qkscope.compare.judge import MISSING
@@ -9,7 +8,6 @@ from qkscope.compare.two_runs import HeadComparison
 from qkscope.compare.words import (
     LISTED,
     MEASURE_WORDS,
-    on_terminal,
     one_side,
     records,
     size,
@@ -19,10 +17,11 @@ from qkscope.compare.words import (
     worst_lines,
     worst_section,
 )
+from qkscope.results.folder import CHANGED_HEADS_CSV, COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Results
 from qkscope.text import counted
-from qkscope.words.markdown import code, escape
-from qkscope.words.phrases import listed
+from qkscope.words.blocks import AnyBlock, Block, Code, Strong, TableBlock, heading, paragraph
+from qkscope.words.phrases import PATH_CHARACTERS, listed, shortened
 
 SHOWN = 24  # changed heads in the card; all are in the table
 
@@ -47,15 +46,15 @@ def head_lines(facts: HeadFacts) -> list[str]:
     """What the command line prints; the last line is the verdict."""
     found = facts.found
     lines = [
-        f"compared with {on_terminal(str(facts.other.folder), 200)} head by head: {head_note(facts)}",
-        *_head_windows(facts, on_terminal),
+        f"compared with {shortened(str(facts.other.folder), 200)} head by head: {head_note(facts)}",
+        *_head_windows(facts),
     ]
     for measure, name in MEASURE_WORDS.items():
         lines.append(f"{name}: {_spread(found, measure)}")
     lines.append(_changed_words(found))
     lines += _doubts(found)
     lines += worst_lines(found.cells)
-    lines += one_side(found.only_results, found.only_reference, on_terminal) + _lonely(found)
+    lines += one_side(found.only_results, found.only_reference) + _lonely(found)
     return [*lines, verdict_words(found.reproduced, tally_of(found.cells), "number")]
 
 
@@ -109,46 +108,76 @@ def _lonely(found: HeadComparison) -> list[str]:
     ]
 
 
-def _head_windows(facts: HeadFacts, spell: Callable[[str], str]) -> list[str]:
+def _head_windows(facts: HeadFacts) -> list[str]:
     windows = facts.found.pairs.groupby("model", sort=False)[["window", "reference_window"]].max().dropna()
     other = windows[windows["window"] != windows["reference_window"]]
     if other.empty:
         return []
     places = [
-        f"{spell(str(model))} ({int(row['window']):,} tokens against {int(row['reference_window']):,})"
+        f"{shortened(str(model))} ({int(row['window']):,} tokens against {int(row['reference_window']):,})"
         for model, row in other.head(LISTED).iterrows()
     ]
     more = [f"{len(other) - LISTED} more"] if len(other) > LISTED else []
     return [f"Measured at different windows: {listed([*places, *more])}; r depends on the window."]
 
 
-def head_card(facts: HeadFacts) -> str:
+def head_card(facts: HeadFacts) -> list[AnyBlock]:
     """The README of the comparison."""
     found = facts.found
-    missing = one_side(found.only_results, found.only_reference, escape) + _lonely(found)
-    doubts = [escape(text, 400) for text in _doubts(found)]
-    lines = [
-        f"# {escape(facts.results.study.title)}: compared head by head", "",
-        f"**{verdict_words(found.reproduced, tally_of(found.cells), 'number')}**", "",
-        *_agreement_table(found), "",
-        "## What was compared", "",
-        f"This run is {code(str(facts.results.folder))}, the reference is {code(str(facts.other.folder))}. Heads are "
-        f"matched by checkpoint name, layer and head: {counted(len(found.pairs), 'head')} at "
-        f"{counted(found.pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
-        *_head_windows(facts, escape), "",
-        "## Largest differences", "", *worst_section(found.cells), *(["", " ".join(doubts)] if doubts else []), "",
-        "## Heads that changed category", "", *_changed_table(found), "",
-        "## What is missing", "", " ".join(missing) or "Nothing: both have the same heads.", "",
-        "## Tolerances", "",
-        f"A number counts as reproduced when it differs by at most {found.tolerance:g}.{_other_documents(found)} A "
-        "correlation that exists on neither side agrees; one that exists on one side only differs. Categories follow "
-        "from the correlations and do not enter the verdict on their own.", "",
-        "## Files", "",
-        "`comparison.csv` has every number of every head (`error` is the standard error of the difference, "
-        "`sign_unknown` says that the reference was turned round), `heads.csv` the heads that changed category, "
-        "`comparison.png` and `comparison.svg` show them.", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    doubts = [shortened(text, 400) for text in _doubts(found)]
+    missing = one_side(found.only_results, found.only_reference) + _lonely(found)
+    return [
+        heading(1, f"{shortened(facts.results.study.title)}: compared head by head"),
+        paragraph(Strong(verdict_words(found.reproduced, tally_of(found.cells), "number"))),
+        *_agreement_table(found),
+        heading(2, "What was compared"),
+        _what_was_compared(facts),
+        heading(2, "Largest differences"),
+        *worst_section(found.cells),
+        *([paragraph(" ".join(doubts))] if doubts else []),
+        heading(2, "Heads that changed category"),
+        *_changed_table(found),
+        heading(2, "What is missing"),
+        paragraph(" ".join(missing) or "Nothing: both have the same heads."),
+        heading(2, "Tolerances"),
+        paragraph(
+            f"A number counts as reproduced when it differs by at most {found.tolerance:g}.{_other_documents(found)} A "
+            "correlation that exists on neither side agrees; one that exists on one side only differs. Categories "
+            "follow from the correlations and do not enter the verdict on their own."
+        ),
+        heading(2, "Files"),
+        _files(),
+    ]
+
+
+def _what_was_compared(facts: HeadFacts) -> Block:
+    pairs = facts.found.pairs
+    return paragraph(
+        "This run is ",
+        Code(shortened(str(facts.results.folder), PATH_CHARACTERS)),
+        ", the reference is ",
+        Code(shortened(str(facts.other.folder), PATH_CHARACTERS)),
+        f". Heads are matched by checkpoint name, layer and head: {counted(len(pairs), 'head')} at "
+        f"{counted(pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
+        *(f"\n{text}" for text in _head_windows(facts)),
+    )
+
+
+def _files() -> Block:
+    return paragraph(
+        Code(COMPARISON_CSV),
+        " has every number of every head (",
+        Code("error"),
+        " is the standard error of the difference, ",
+        Code("sign_unknown"),
+        " says that the reference was turned round), ",
+        Code(CHANGED_HEADS_CSV),
+        " the heads that changed category, ",
+        Code(COMPARISON_PNG),
+        " and ",
+        Code(COMPARISON_SVG),
+        " show them.",
+    )
 
 
 def _other_documents(found: HeadComparison) -> str:
@@ -156,13 +185,13 @@ def _other_documents(found: HeadComparison) -> str:
     if found.multiple is None:
         return ""
     return (
-        f" At {some_names(found.other_documents, escape)} both sides read other documents: there a number may differ "
+        f" At {some_names(found.other_documents)} both sides read other documents: there a number may differ "
         f"by {found.multiple:.1f} standard errors over documents, chosen so that at most {100 * FALSE:g}% of those "
         "beyond are expected to be there by chance (Benjamini and Hochberg)."
     )
 
 
-def _agreement_table(found: HeadComparison) -> list[str]:
+def _agreement_table(found: HeadComparison) -> list[AnyBlock]:
     """A row per checkpoint: median, 95 % and largest of each measure's absolute differences, and correlations."""
     rows = []
     for model, group in found.agreement.groupby("model", sort=False):
@@ -171,28 +200,32 @@ def _agreement_table(found: HeadComparison) -> list[str]:
         together = " / ".join(size(measures[m]["correlation"]) for m in MEASURE_WORDS)
         heads = int((found.pairs["model"] == model).sum())
         changed = int((found.changed["model"] == model).sum())
-        rows.append(f"| {escape(str(model))} | {heads:,} | {' | '.join(parts)} | {together} | {changed:,} |")
+        rows.append([shortened(str(model)), f"{heads:,}", *parts, together, f"{changed:,}"])
     return [
-        "Absolute differences are given as median / 95 % of heads below / largest; the correlations are those of "
-        "r\\_q, r\\_k and explained variance over heads.", "",
-        "| checkpoint | heads | r\\_q | r\\_k | explained variance | correlations | changed category |",
-        "|---|---|---|---|---|---|---|", *rows,
-    ]  # fmt: skip
+        paragraph(
+            "Absolute differences are given as median / 95 % of heads below / largest; the correlations are those of "
+            "r_q, r_k and explained variance over heads."
+        ),
+        TableBlock(("checkpoint", "heads", *MEASURE_WORDS.values(), "correlations", "changed category"), rows),
+    ]
 
 
-def _changed_table(found: HeadComparison) -> list[str]:
+def _changed_table(found: HeadComparison) -> list[AnyBlock]:
     if found.changed.empty:
-        return ["None."]
+        return [paragraph("None.")]
     rows = [
-        f"| {escape(row['model'])} | {row['layer']} | {row['head']} | {row['reference_category']} "
-        f"| {row['category']} | {size(row['reference_r_q'])} → {size(row['r_q'])} "
-        f"| {size(row['reference_r_k'])} → {size(row['r_k'])} |"
+        (
+            shortened(row["model"]),
+            str(row["layer"]),
+            str(row["head"]),
+            row["reference_category"],
+            row["category"],
+            f"{size(row['reference_r_q'])} → {size(row['r_q'])}",
+            f"{size(row['reference_r_k'])} → {size(row['r_k'])}",
+        )
         for row in records(found.changed.head(SHOWN))
     ]
+    table = TableBlock(("checkpoint", "layer", "head", "reference", "this run", "r_q", "r_k"), rows)
     more = len(found.changed) - SHOWN
-    rest = ["", f"The other {more:,} are in `heads.csv`."] if more > 0 else []
-    return [
-        _changed_words(found), "",
-        "| checkpoint | layer | head | reference | this run | r\\_q | r\\_k |", "|---|---|---|---|---|---|---|",
-        *rows, *rest,
-    ]  # fmt: skip
+    rest = [paragraph(f"The other {more:,} are in ", Code(CHANGED_HEADS_CSV), ".")] if more > 0 else []
+    return [paragraph(_changed_words(found)), table, *rest]

@@ -1,6 +1,5 @@
 """What a comparison with a published study says: the card, the note of the picture, the lines for a terminal."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -11,7 +10,6 @@ from qkscope.compare.lenses import LENS_MEANS
 from qkscope.compare.references import PublishedReference
 from qkscope.compare.words import (
     LISTED,
-    on_terminal,
     one_side,
     records,
     some_names,
@@ -21,10 +19,11 @@ from qkscope.compare.words import (
     worst_lines,
     worst_section,
 )
+from qkscope.results.folder import COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Results
 from qkscope.text import counted
-from qkscope.words.markdown import code, escape
-from qkscope.words.phrases import listed, percent
+from qkscope.words.blocks import AnyBlock, Block, Code, OwnWords, Run, Strong, TableBlock, heading, paragraph
+from qkscope.words.phrases import PATH_CHARACTERS, listed, percent, shortened
 
 _TABLES = {
     "trajectory": "means by checkpoint",
@@ -61,15 +60,15 @@ def published_lines(facts: PublishedFacts) -> list[str]:
     """What the command line prints; the last line is the verdict."""
     lines = [
         f"compared with published:{facts.reference.name} ({facts.reference.title})",
-        *_heads_said(facts, on_terminal),
+        *_heads_said(facts),
     ]
-    lines += _windows_said(facts, on_terminal)
+    lines += _windows_said(facts)
     for what, name in _compared(facts).items():
         tally = tally_of(facts.cells[facts.cells["what"] == what])
         tail = "".join(f", {n} {v}" for v, n in ((DIFFERS, tally[DIFFERS]), (MISSING, tally[MISSING])) if n)
         lines.append(f"{name}: {tally[REPRODUCED]} of {sum(tally.values())} reproduced{tail}")
     lines += [*facts.found.notes, *_without_lenses(facts), *worst_lines(facts.cells)]
-    lines += one_side(facts.found.only_results, facts.found.only_reference, on_terminal)
+    lines += one_side(facts.found.only_results, facts.found.only_reference)
     return [*lines, verdict_words(facts.found.reproduced, tally_of(facts.cells), "published number")]
 
 
@@ -89,7 +88,7 @@ def _without_lenses(facts: PublishedFacts) -> list[str]:
     ]
 
 
-def _heads_said(facts: PublishedFacts, spell: Callable[[str], str]) -> list[str]:
+def _heads_said(facts: PublishedFacts) -> list[str]:
     """Which heads are behind the numbers: the sample, out of how many, and where it is not complete."""
     shared = facts.found.coverage[facts.found.coverage["published_context"].notna()]
     complete = shared[shared["in_sample"] == shared["sample"]]
@@ -109,20 +108,20 @@ def _heads_said(facts: PublishedFacts, spell: Callable[[str], str]) -> list[str]
     if len(partial):
         least = int(partial["in_sample"].min())
         said.append(
-            f"At {some_names(list(partial['model']), spell)} the published sample is not complete (down to {least} of "
+            f"At {some_names(list(partial['model']))} the published sample is not complete (down to {least} of "
             f"{reference.heads} heads): numbers that rest on heads which were not measured count as missing."
         )
     return said
 
 
-def _windows_said(facts: PublishedFacts, spell: Callable[[str], str]) -> list[str]:
+def _windows_said(facts: PublishedFacts) -> list[str]:
     coverage = facts.found.coverage
     known = coverage[coverage["published_context"].notna() & coverage["window"].notna()]
     other = known[known["window"] != known["published_context"]]
     said = []
     if len(other):
         places = [
-            f"{spell(row['model'])} ({int(row['window']):,} tokens instead of {int(row['published_context']):,})"
+            f"{shortened(row['model'])} ({int(row['window']):,} tokens instead of {int(row['published_context']):,})"
             for row in records(other.head(LISTED))
         ]
         more = [f"{len(other) - LISTED} more"] if len(other) > LISTED else []
@@ -139,15 +138,49 @@ def _signs_said(facts: PublishedFacts) -> list[str]:
         return []
     low, high = percent(float(shares.min())), percent(float(shares.max()))
     return [
-        "Means of r\\_k cancel signs, and the publication does not say how often: in this run "
-        f"{low if low == high else f'{low} to {high}'} of the compared heads have r\\_k below −0.3, depending on the "
+        "Means of r_k cancel signs, and the publication does not say how often: in this run "
+        f"{low if low == high else f'{low} to {high}'} of the compared heads have r_k below −0.3, depending on the "
         "checkpoint, and this share is not part of the verdict."
     ]
 
 
-def published_card(facts: PublishedFacts) -> str:
+def published_card(facts: PublishedFacts) -> list[AnyBlock]:
     """The README of the comparison."""
     reference, found = facts.reference, facts.found
+    missing = one_side(found.only_results, found.only_reference) + _incomplete(facts)
+    return [
+        heading(1, f"{shortened(facts.results.study.title)}: compared with published:{shortened(reference.name)}"),
+        paragraph(Strong(verdict_words(found.reproduced, tally_of(facts.cells), "published number"))),
+        _tally_table(facts),
+        heading(2, "What was compared"),
+        paragraph(
+            "This run is ",
+            Code(shortened(str(facts.results.folder), PATH_CHARACTERS)),
+            f". The reference is {shortened(reference.title)}: {shortened(reference.source, 300)} It has "
+            f"{counted(len(reference.checkpoints), 'checkpoint')} of ",
+            Code(shortened(reference.model, PATH_CHARACTERS)),
+            ", matched by name. Differences are this run minus the publication.",
+        ),
+        paragraph(*_said(facts)),
+        heading(2, "Largest differences"),
+        *worst_section(facts.cells),
+        heading(2, "What is missing"),
+        paragraph(" ".join(missing) or "Nothing: every published number has its counterpart."),
+        heading(2, "Tolerances"),
+        _published_tolerance(facts),
+        heading(2, "Files"),
+        paragraph(
+            Code(COMPARISON_CSV),
+            " has every number, ",
+            Code(COMPARISON_PNG),
+            " and ",
+            Code(COMPARISON_SVG),
+            " show both sides.",
+        ),
+    ]
+
+
+def _tally_table(facts: PublishedFacts) -> TableBlock:
     rows = []
     for what, name in _compared(facts).items():
         cells = facts.cells[facts.cells["what"] == what]
@@ -157,34 +190,17 @@ def published_card(facts: PublishedFacts) -> str:
         mean = spelled(what, float(apart.mean())) if len(apart) and one_measure else "–"
         allowed = cells["tolerance"].dropna()
         span = f"{spelled(what, allowed.min())} to {spelled(what, allowed.max())}" if len(allowed) else "–"
-        rows.append(
-            f"| {escape(name)} | {tally[REPRODUCED]} | {tally[DIFFERS]} | {tally[MISSING]} | {largest} | {mean} "
-            f"| {span} |"
-        )
-    missing = one_side(found.only_results, found.only_reference, escape) + _incomplete(facts)
-    lines = [
-        f"# {escape(facts.results.study.title)}: compared with published:{escape(reference.name)}", "",
-        f"**{verdict_words(found.reproduced, tally_of(facts.cells), 'published number')}**", "",
-        "| numbers | reproduced | differ | missing | largest difference | mean difference | tolerance |",
-        "|---|---|---|---|---|---|---|", *rows, "",
-        "## What was compared", "",
-        f"This run is {code(str(facts.results.folder))}. The reference is {escape(reference.title)}: "
-        f"{escape(reference.source, 300)} It has {counted(len(reference.checkpoints), 'checkpoint')} of "
-        f"{code(reference.model)}, matched by name. Differences are this run minus the publication.", "",
-        " ".join(_said(facts)), "",
-        "## Largest differences", "", *worst_section(facts.cells), "",
-        "## What is missing", "", " ".join(missing) or "Nothing: every published number has its counterpart.", "",
-        "## Tolerances", "", _published_tolerance(facts), "",
-        "## Files", "",
-        "`comparison.csv` has every number, `comparison.png` and `comparison.svg` show both sides.", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+        counts = (str(tally[verdict]) for verdict in (REPRODUCED, DIFFERS, MISSING))
+        rows.append((shortened(name), *counts, largest, mean, span))
+    titles = ("numbers", "reproduced", "differ", "missing", "largest difference", "mean difference", "tolerance")
+    return TableBlock(titles, rows)
 
 
-def _said(facts: PublishedFacts) -> list[str]:
+def _said(facts: PublishedFacts) -> list[Run]:
     """What was compared with what, in sentences."""
-    heads, windows = _heads_said(facts, escape), _windows_said(facts, escape)
-    return [*heads, *windows, *_signs_said(facts), *facts.found.notes, *_without_lenses(facts)]
+    about_run = [*_heads_said(facts), *_windows_said(facts), *_signs_said(facts)]
+    about_lenses = " ".join([*facts.found.notes, *_without_lenses(facts)])
+    return [" ".join(about_run), " " if about_run and about_lenses else "", OwnWords(about_lenses)]
 
 
 def _incomplete(facts: PublishedFacts) -> list[str]:
@@ -193,20 +209,20 @@ def _incomplete(facts: PublishedFacts) -> list[str]:
     if lost.empty:
         return []
     models = list(dict.fromkeys(lost["model"]))
-    where = some_names(models, escape)
+    where = some_names(models)
     return [f"{counted(len(lost), 'number')} at {where}, where heads of the sample were not measured."]
 
 
-def _published_tolerance(facts: PublishedFacts) -> str:
+def _published_tolerance(facts: PublishedFacts) -> Block:
     reference = facts.reference
     if facts.given is not None:
-        return (
+        return paragraph(
             f"The tolerance was given: {facts.given:g} for correlations and explained variance, and that share of the "
             f"heads ({facts.given * reference.heads:g} of {reference.heads}) for numbers of heads; of slopes, biases "
             "and mean queries it is a share of the published number."
         )
     errors = reference.reading_error
-    return (
+    return paragraph(
         f"A tolerance is the reading error of the published number (± {errors['heatmap_rq']:g} for a cell of a "
         f"heatmap, ± {errors['trajectory']:g} for a mean, ± {errors['taxonomy']:g} head for a category) plus "
         f"{tolerances.critical_value(len(facts.cells)):.1f} standard errors of the difference between two runs of the "
@@ -217,7 +233,9 @@ def _published_tolerance(facts: PublishedFacts) -> str:
         "to the digits that their text has; the noise of slopes follows from r, that of mean queries from their "
         "spread, and a quartile is as noisy as one head. The noise of plasticity is the run's own error, for both "
         "sides. Other documents, another precision or another window are not part of it. How far other documents "
-        "would move this run's own numbers is the column `error`; the bars of the picture are two of these. Means "
+        "would move this run's own numbers is the column ",
+        Code("error"),
+        "; the bars of the picture are two of these. Means "
         "along the drift axis have one where the measured heads are exactly the published sample, quartiles have none. "
-        "Those of plasticity follow from the errors of heads: heads of a layer err together, layers independently."
+        "Those of plasticity follow from the errors of heads: heads of a layer err together, layers independently.",
     )

@@ -1,11 +1,10 @@
-"""What a comparison says: a card in Markdown, a note for the picture, lines for a terminal. Every claim is computed.
+"""What a comparison says: a card of blocks, a note for the picture, lines for a terminal. Every claim is computed.
 
-Names of checkpoints and folders come from data: in Markdown they are escaped, on a terminal they are one printable
-line.
+Names of checkpoints and folders come from data: they are one printable line, shortened.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +14,9 @@ from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED
 from qkscope.compare.lenses import LENS_MEANS
 from qkscope.compare.references import ROTATION
 from qkscope.lenses.depth_axis import DEPTH_COLUMNS, N_BINS
-from qkscope.results.read import one_line
 from qkscope.text import counted
-from qkscope.words.markdown import escape
-from qkscope.words.phrases import listed
+from qkscope.words.blocks import AnyBlock, TableBlock, paragraph
+from qkscope.words.phrases import listed, shortened
 
 WORST = 8  # rows in the table of the largest differences
 LISTED = 6  # names in a sentence
@@ -44,15 +42,6 @@ def spelled(what: str, value: float) -> str:
     if what == ROTATION and not math.isnan(value):
         return f"{value:.3g}".replace("-", "−")  # slopes per token are far below a thousandth
     return size(value)
-
-
-def on_terminal(text: str, characters: int = 60) -> str:
-    """A name as one printable line, shortened in the middle."""
-    line = one_line(text)
-    if len(line) <= characters:
-        return line
-    tail = (characters - 1) // 2
-    return f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def cell_words(what: str, cell: str) -> str:
@@ -96,9 +85,9 @@ def _worst(cells: pd.DataFrame, verdict: str) -> pd.DataFrame:
     return rows.iloc[np.argsort(-ratio, kind="stable")]
 
 
-def some_names(names: Sequence[str], spell: Callable[[str], str]) -> str:
+def some_names(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    shown = [spell(name) for name in names[:LISTED]]
+    shown = [shortened(name) for name in names[:LISTED]]
     return listed([*shown, f"{len(names) - LISTED} more"] if len(names) > LISTED else shown)
 
 
@@ -115,42 +104,42 @@ def verdict_words(reproduced: bool, tally: dict[str, int], noun: str) -> str:
     return f"Not reproduced: of {counted(total, noun)}, {listed([part for part in parts if part])}."
 
 
-def _worst_table(cells: pd.DataFrame) -> list[str]:
+def _worst_table(cells: pd.DataFrame) -> TableBlock:
     columns = ("model", "number", "value", "reference", "difference", "tolerance")
     rows = [_spelled_row(row) for row in records(cells.head(WORST))]
-    return [
-        "| checkpoint | number | this run | reference | difference | tolerance |",
-        "|---|---|---|---|---|---|",
-        *("| " + " | ".join(escape(row[column]) for column in columns) + " |" for row in rows),
-    ]
+    titles = ("checkpoint", "number", "this run", "reference", "difference", "tolerance")
+    return TableBlock(titles, [[shortened(row[column]) for column in columns] for row in rows])
 
 
-def worst_section(cells: pd.DataFrame) -> list[str]:
+def worst_section(cells: pd.DataFrame) -> list[AnyBlock]:
     """What lies outside its tolerance, farthest first; if nothing does, what comes closest."""
     different = _worst(cells, DIFFERS)
     if len(different):
         said = f"{len(different):,} numbers lie outside their tolerance"
         said += f", the {WORST} farthest are:" if len(different) > WORST else ":"
-        return [said if len(different) > 1 else "One number lies outside its tolerance:", "", *_worst_table(different)]
+        said = said if len(different) > 1 else "One number lies outside its tolerance:"
+        return [paragraph(said), _worst_table(different)]
     inside = _worst(cells, REPRODUCED)
     if inside.empty:
-        return ["Nothing could be compared."]
+        return [paragraph("Nothing could be compared.")]
     if not bool((inside["difference"].abs() > 0).any()):
-        return ["All differences are zero."]
-    row = {name: escape(text) for name, text in _spelled_row(records(inside.head(1))[0]).items()}
+        return [paragraph("All differences are zero.")]
+    row = {name: shortened(text) for name, text in _spelled_row(records(inside.head(1))[0]).items()}
     return [
-        f"Nothing lies outside its tolerance. Closest to it is {row['number']} at {row['model']}: {row['value']} "
-        f"against {row['reference']}, tolerance {row['tolerance']}."
+        paragraph(
+            f"Nothing lies outside its tolerance. Closest to it is {row['number']} at {row['model']}: {row['value']} "
+            f"against {row['reference']}, tolerance {row['tolerance']}."
+        )
     ]
 
 
-def one_side(only_results: Sequence[str], only_reference: Sequence[str], spell: Callable[[str], str]) -> list[str]:
+def one_side(only_results: Sequence[str], only_reference: Sequence[str]) -> list[str]:
     """Sentences about checkpoints that only one side has."""
     said = []
     if only_reference:
-        said.append(f"Only in the reference: {some_names(only_reference, spell)}.")
+        said.append(f"Only in the reference: {some_names(only_reference)}.")
     if only_results:
-        said.append(f"Only in this run: {some_names(only_results, spell)}.")
+        said.append(f"Only in this run: {some_names(only_results)}.")
     return said
 
 
@@ -158,7 +147,7 @@ def worst_lines(cells: pd.DataFrame, most: int = 3) -> list[str]:
     """The same for a terminal."""
     rows = [_spelled_row(row) for row in records(_worst(cells, DIFFERS).head(most))]
     return [
-        f"differs: {on_terminal(row['model'])}, {row['number']}: {row['value']} against {row['reference']}, "
+        f"differs: {shortened(row['model'])}, {row['number']}: {row['value']} against {row['reference']}, "
         f"difference {row['difference']} (tolerance {row['tolerance']})"
         for row in rows
     ]

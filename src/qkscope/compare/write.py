@@ -27,11 +27,11 @@ from qkscope.files import write_text
 from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.position.table import REPLICATES
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, comparison_folder
+from qkscope.results.folder import CARD, CHANGED_HEADS_CSV, COMPARISON_CSV, comparison_folder
 from qkscope.results.read import Entries, Entry, Results, load_results
+from qkscope.words.blocks import AnyBlock, to_markdown
 
 PREFIX = "published:"
-CELLS_CSV, HEADS_CSV = "comparison.csv", "heads.csv"
 GROUPS = 8  # of documents, where a study does not say how many it has
 _NAME_CHARACTERS = 60
 
@@ -57,19 +57,19 @@ def compare_results(
     either side cannot be read, or when the two have nothing in common.
     """
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
-        raise InputError(f"--tolerance {tolerance}: expected a number from 0 on")
+        raise InputError(f"--tolerance {tolerance}: expected a number that is not negative")
     mine = _load(Path(results))
     if with_.startswith(PREFIX):
         return _with_published(mine, _published(with_.removeprefix(PREFIX)), tolerance, out)
     other = Path(with_)
     if other.resolve() == mine.folder.resolve():
-        raise InputError(f"{with_}: is the results folder itself; comparing it with itself says nothing")
+        raise InputError(f"{with_}: is the results folder itself; choose another one to compare it with")
     return _with_folder(mine, _load(other), tolerance, out)
 
 
 def _load(folder: Path) -> Results:
     if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such results folder; {_choices()}")
+        raise InputError(f"{folder}: no such results folder; {_choices()}")
     return load_results(folder)
 
 
@@ -152,16 +152,16 @@ def folder_name(reference: Path) -> str:
 def _write(
     folder: Path,
     found: PublishedComparison | HeadComparison,
-    card: str,
+    card: list[AnyBlock],
     lines: list[str],
     save: Callable[[Path], list[Path]],
 ) -> Comparison:
-    files = [folder / CELLS_CSV]
+    files = [folder / COMPARISON_CSV]
     write_csv(found.cells, files[0])
     changed = found.changed if isinstance(found, HeadComparison) else None
     if changed is not None:
-        files.append(folder / HEADS_CSV)
+        files.append(folder / CHANGED_HEADS_CSV)
         write_csv(changed, files[-1])
     files += [*save(folder), folder / CARD]
-    write_text(files[-1], card)
+    write_text(files[-1], to_markdown(card))
     return Comparison(found.reproduced, tuple(lines), folder, tuple(files), found.cells, changed)

@@ -33,6 +33,7 @@ from qkscope.draw.palette import LINE as LINE
 from qkscope.draw.palette import PURPLE as PURPLE
 from qkscope.draw.palette import RED as RED
 from qkscope.files import replacing
+from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
 from qkscope.results.read import Entries, one_line, phase_segments
 
 DPI = 200
@@ -293,7 +294,7 @@ def _x_of_line(line: object) -> float:
 
 def save(figure: Figure, folder: Path) -> list[Path]:
     """Write `figure.png` (200 dpi) and `figure.svg`; the same figure gives the same bytes."""
-    return save_as(figure, folder / "figure.png", folder / "figure.svg")
+    return save_as(figure, folder / FIGURE_PNG, folder / FIGURE_SVG)
 
 
 def save_as(figure: Figure, png: Path, svg: Path) -> list[Path]:

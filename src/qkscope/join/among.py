@@ -17,14 +17,25 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.join.published import PublishedModels, load_published_models
 from qkscope.lenses.at_window import AtWindow, build_tables
+from qkscope.lenses.plasticity.table import FILE as PLASTICITY
+from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, join_folder
+from qkscope.results.folder import CARD, POINTS_CSV, join_folder
 from qkscope.results.read import load_results
 from qkscope.text import counted
-from qkscope.words.markdown import escape
-from qkscope.words.phrases import significant
+from qkscope.words.blocks import (
+    AnyBlock,
+    Code,
+    Run,
+    TableBlock,
+    bullet,
+    heading,
+    markdown_text,
+    paragraph,
+    to_markdown,
+)
+from qkscope.words.phrases import shortened, significant
 
-ROTATED, PLASTICITY = "rotated.csv", "plasticity.csv"
 # Where these results have what was published, in the same units: means over heads, of sizes where it has sizes.
 HOMES = {
     "r_q": "", "r_k": "",
@@ -77,10 +88,11 @@ def among_lines(table: pd.DataFrame, published: PublishedModels) -> list[str]:
         window = rows["window"].iloc[0]
         said.append(f"{model} (window {'not recorded' if window != window else f'{window:,.0f} tokens'})")
         said += [f"  {row['measure']:22} {_value(row):>18}   {_span(row)}" for row in rows.to_dict("records")]
-    return [*said, *window_warning(table, published)]
+    warning = markdown_text(window_warning(table, published))
+    return [*said, warning] if warning else said
 
 
-def window_warning(table: pd.DataFrame, published: PublishedModels) -> list[str]:
+def window_warning(table: pd.DataFrame, published: PublishedModels) -> list[Run]:
     """That windows differ, where they do."""
     theirs = sorted({int(w) for w in published.table["window"]})
     other = table[table["at_this_window"] == 0]["model"].nunique()
@@ -88,8 +100,9 @@ def window_warning(table: pd.DataFrame, published: PublishedModels) -> list[str]
         return []
     return [
         f"Published windows are {' and '.join(f'{w:,}' for w in theirs)} tokens. At another window these numbers are "
-        "others for the same weights, so no rank is given there; `qkscope predict --window` says what RoPE alone would "
-        "give, and a study with that context measures it."
+        "others for the same weights, so no rank is given there; ",
+        Code("qkscope predict --window"),
+        " says what RoPE alone would give, and a study with that context measures it.",
     ]
 
 
@@ -115,25 +128,33 @@ def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]
     table = among(folder, published)
     place = out or join_folder(folder, "among")
     lines = among_lines(table, published)
-    write_csv(table, place / "points.csv")
-    write_text(place / CARD, _card(table, published))
+    write_csv(table, place / POINTS_CSV)
+    write_text(place / CARD, to_markdown(_card(table, published)))
     return lines, place
 
 
-def _card(table: pd.DataFrame, published: PublishedModels) -> str:
+def _card(table: pd.DataFrame, published: PublishedModels) -> list[AnyBlock]:
+    titles = (
+        "model", "measure", "mean over heads", "window", "published, lowest … median … highest", "nearest",
+    )  # fmt: skip
     rows = [
-        f"| {escape(str(row['model']))} | {escape(str(row['measure']))} | {_value(row)} "
-        f"| {'' if row['window'] != row['window'] else format(int(row['window']), ',')} | {_span(row)} "
-        f"| {escape(str(row['nearest']))} |"
+        (
+            shortened(str(row["model"])),
+            shortened(str(row["measure"])),
+            _value(row),
+            "" if row["window"] != row["window"] else f"{int(row['window']):,}",
+            _span(row),
+            shortened(str(row["nearest"])),
+        )
         for row in table.to_dict("records")
     ]
-    lines = [
-        f"# Among {escape(published.title.lower())}", "",
-        *window_warning(table, published), "",
-        "| model | measure | mean over heads | window | published, lowest … median … highest | nearest |",
-        "|---|---|---|---|---|---|", *rows, "",
-        "## What was published", "", escape(published.source, 600), "",
-        *(f"- {escape(text, 400)}" for text in published.warnings), "",
-        "± is the standard error over documents; published numbers have none.", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    warning = window_warning(table, published)
+    return [
+        heading(1, f"Among {shortened(published.title.lower())}"),
+        *([paragraph(*warning)] if warning else []),
+        TableBlock(titles, rows),
+        heading(2, "What was published"),
+        paragraph(shortened(published.source, 600)),
+        *(bullet(shortened(text, 400)) for text in published.warnings),
+        paragraph("± is the standard error over documents; published numbers have none."),
+    ]

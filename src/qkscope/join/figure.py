@@ -18,6 +18,7 @@ from qkscope.join import statistics as of
 from qkscope.join.table import NULL, NULL_ROLE, Joined
 from qkscope.join.words import p_words
 from qkscope.results.entries import Entries
+from qkscope.results.folder import JOIN_PNG, JOIN_SVG
 from qkscope.words.phrases import number
 
 PANELS = 8  # measures with a scatter of their own; all are in the panel of intervals
@@ -126,4 +127,4 @@ def _draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
 
 def save_join(figure: Figure, folder: Path) -> list[Path]:
     """Write `join.png` and `join.svg`."""
-    return style.save_as(figure, folder / "join.png", folder / "join.svg")
+    return style.save_as(figure, folder / JOIN_PNG, folder / JOIN_SVG)

@@ -86,10 +86,10 @@ def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
         return at.panel_of(found[0]), column
     if found:
         choices = [f"{PurePath(file).stem}.{column}" for file in found]
-        raise InputError(f"--measure {name}: several tables have it; write {' or '.join(choices)}")
+        raise InputError(f"--measure {name}: several tables have this column; write {' or '.join(choices)}")
     stems = [PurePath(file).stem for file in at.files_by_head]
     raise InputError(
-        f"--measure {name}: these results have no such column of heads; tables are qk, {', '.join(stems)}, and "
+        f"--measure {name}: these results have no such column of heads; the tables are qk, {', '.join(stems)}, and "
         "docs/results.md has their columns (`qkscope analyze` writes tables that are missing)"
     )
 
@@ -119,6 +119,6 @@ def require_three(measures: Measures) -> None:
     """Refuse a folder with fewer than three entries: nothing can be correlated over them."""
     if len(measures.models) < 3:
         raise InputError(
-            f"{measures.source}: has {len(measures.models)} of what is compared ({listed_names(measures.models)}); "
-            "joining measures with scores needs at least three models, and says something from about ten on"
+            f"{measures.source}: has {len(measures.models)} entries to compare ({listed_names(measures.models)}); "
+            "joining measures with scores needs at least three models, and is informative from about ten"
         )

@@ -114,7 +114,7 @@ def scores_of(table: pd.DataFrame, name: str, where: str) -> Scores:
     unknown = [column for column in table.columns if column not in (MODEL, SCORE, LENGTH)]
     if unknown:
         raise InputError(
-            f"{where}: has columns that mean nothing here: {listed_names(unknown)}; scores have {MODEL}, {SCORE} and, "
+            f"{where}: has unknown columns: {listed_names(unknown)}; scores have {MODEL}, {SCORE} and, "
             f"for scores at several lengths, {LENGTH} in tokens. Join one benchmark at a time"
         )
     table = table.assign(**{LENGTH: table[LENGTH] if LENGTH in table.columns else np.nan})
@@ -122,7 +122,7 @@ def scores_of(table: pd.DataFrame, name: str, where: str) -> Scores:
     if not repeated.empty:
         raise InputError(f"{where}: scores {str(repeated.iloc[0][MODEL])[:60]!r} twice; each model needs one score")
     if (table[LENGTH] <= 0).any():
-        raise InputError(f"{where}: a {LENGTH} is a number of tokens above 0")
+        raise InputError(f"{where}: {LENGTH} must be a number of tokens above 0")
     known = table[table[SCORE].notna()]
     alone = known[known[LENGTH].isna()]
     overall = dict(zip(alone[MODEL], alone[SCORE].astype(float), strict=True))
@@ -142,7 +142,9 @@ def models_of(table: pd.DataFrame) -> dict[str, dict[str, object]]:
     for row in table.to_dict("records"):
         size = row.get(PARAMETERS, math.nan)
         if not math.isnan(size) and size <= 0:
-            raise InputError(f"model {row[MODEL]!r} has {size:g} {PARAMETERS}; write their number, such as 3000000000")
+            raise InputError(
+                f"model {row[MODEL]!r} has {size:g} {PARAMETERS}; write the number of parameters, such as 3000000000"
+            )
         rows[str(row[MODEL])] = {FAMILY: row.get(FAMILY) or None, PARAMETERS: None if math.isnan(size) else size}
     return rows
 
@@ -150,12 +152,12 @@ def models_of(table: pd.DataFrame) -> dict[str, dict[str, object]]:
 def measures_of(table: pd.DataFrame, source: str) -> Measures:
     """Measures from a table with one row per model; a column `x_se` holds the errors of `x`."""
     if table.duplicated(MODEL).any():
-        raise InputError(f"{source}: has a model twice; a table of measures has one row per model")
+        raise InputError(f"{source}: lists a model twice; a table of measures has one row per model")
     who = models_of(table[[name for name in (MODEL, FAMILY, PARAMETERS) if name in table.columns]])
     numbers = table.set_index(MODEL).select_dtypes("number").drop(columns=[PARAMETERS, WINDOW], errors="ignore")
     names = [name for name in numbers.columns if not (name.endswith("_se") and name[:-3] in numbers.columns)]
     if not names:
-        raise InputError(f"{source}: has no measure: no column of numbers beside {MODEL}, {FAMILY} and {PARAMETERS}")
+        raise InputError(f"{source}: has no measure: no numeric column besides {MODEL}, {FAMILY} and {PARAMETERS}")
     errors = pd.DataFrame({name: numbers.get(f"{name}_se", np.nan) for name in names}, index=numbers.index)
     windows = dict(zip(table[MODEL], table[WINDOW], strict=True)) if WINDOW in table.columns else {}
     empty = Measures(source, numbers[names], errors, windows)
@@ -168,16 +170,18 @@ def shared_models(measures: Measures, scores: Scores) -> list[str]:
     if strangers:
         raise InputError(
             f"{scores.name} scores {listed_names(strangers)}, which {measures.source} does not have; it has "
-            f"{listed_names(list(measures.models))}. Names must be equal: rename or leave out those rows"
+            f"{listed_names(list(measures.models))}. Names must match exactly: rename or remove those rows"
         )
     shared = [name for name in measures.models if name in scores.overall]
     if len(shared) < _FEWEST and not len(scores.by_length):
         raise InputError(
             f"{len(shared)} of the {len(measures.models)} models of {measures.source} "
             f"{'has' if len(shared) == 1 else 'have'} a score in {scores.name}: a correlation needs at least "
-            f"{_FEWEST}, and says something from about ten on"
+            f"{_FEWEST}, and is informative from about ten"
         )
     values = np.array([scores.overall[name] for name in shared])
     if len(shared) >= _FEWEST and np.ptp(values) == 0:
-        raise InputError(f"all {len(shared)} models have the same score in {scores.name}: nothing can go with it")
+        raise InputError(
+            f"all {len(shared)} models have the same score in {scores.name}: nothing can correlate with it"
+        )
     return shared

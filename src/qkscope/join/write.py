@@ -8,14 +8,25 @@ from pathlib import Path
 
 from qkscope.errors import InputError
 from qkscope.files import write_text
+from qkscope.join.card import join_card
 from qkscope.join.from_results import measures_from_results, require_three
 from qkscope.join.inputs import FAMILY, MODEL, SCORE, Measures, Scores, measures_of, models_of, read_table, scores_of
 from qkscope.join.lengths import differences, of_differences, within_models
 from qkscope.join.published import MODELS, PREFIX, load_published_models, published_scores
 from qkscope.join.table import Joined, join
-from qkscope.join.words import card, terminal_lines
+from qkscope.join.words import terminal_lines
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, join_folder, plain_name
+from qkscope.results.folder import (
+    CARD,
+    CHANGES_CSV,
+    DIFFERENCES_CSV,
+    JOIN_CSV,
+    LENGTHS_CSV,
+    POINTS_CSV,
+    join_folder,
+    plain_name,
+)
+from qkscope.words.blocks import to_markdown
 
 
 @dataclass(frozen=True)
@@ -48,17 +59,17 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
     joined = join(measures, scores)
     within, changes = within_models(measures, scores), differences(measures, scores)
     across = of_differences(changes)
-    files = [folder / "join.csv", folder / "points.csv"]
+    files = [folder / JOIN_CSV, folder / POINTS_CSV]
     write_csv(joined.table, files[0])
     write_csv(joined.points, files[1])
-    for name, table in (("lengths.csv", within), ("changes.csv", changes), ("differences.csv", across)):
+    for name, table in ((LENGTHS_CSV, within), (CHANGES_CSV, changes), (DIFFERENCES_CSV, across)):
         if len(table):
             files.append(folder / name)
             write_csv(table, files[-1])
     from qkscope.join.figure import draw_join, save_join  # matplotlib: only here
 
     files += [*save_join(draw_join(joined), folder), folder / CARD]
-    write_text(files[-1], card(joined, within, across))
+    write_text(files[-1], to_markdown(join_card(joined, within, across)))
     return JoinOutcome(joined, tuple(terminal_lines(joined)), folder, tuple(files))
 
 
@@ -74,7 +85,7 @@ def _measures(request: JoinRequest) -> Measures:
         return found
     if not path.exists():
         raise InputError(
-            f"{path}: there is no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
+            f"{path}: no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
             f"a row per model, or {PREFIX}{MODELS}"
         )
     return _only(measures_of(read_table(path, [MODEL]), str(path)), request.chosen)
@@ -104,5 +115,5 @@ def _folder(request: JoinRequest, scores: Scores) -> Path:
     """Beside the results, under the scores' name."""
     path = Path(request.measures)
     if not path.is_dir():
-        raise InputError(f"{request.measures} is not a results folder, so --out has to say where the join goes")
+        raise InputError(f"{request.measures} is not a results folder; give --out to say where to write the join")
     return join_folder(path, plain_name(scores.name))

@@ -12,6 +12,7 @@ from qkscope.lenses.base import Figure
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.told import at_or_in
 from qkscope.results import schema
+from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
 from qkscope.results.read import Entries, Entry, Results
 from qkscope.stats.findings import (
     Agreement,
@@ -123,7 +124,7 @@ def card_blocks(figure: Figure, card: Card, given: CardInput) -> list[Block]:
     return [
         heading(1, f"{shortened(given.study.title)}: {given.at.headline(card.headline)}"),
         heading(2, "File"),
-        paragraph(Code("figure.png"), ", and the same drawing as vector graphics in ", Code("figure.svg")),
+        paragraph(Code(FIGURE_PNG), ", and the same drawing as vector graphics in ", Code(FIGURE_SVG)),
         heading(2, "What This Figure Shows"),
         *(paragraph(shown) if isinstance(shown, str) else shown for shown in card.shows if shown),
         heading(2, "How It Was Produced"),

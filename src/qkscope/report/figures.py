@@ -10,7 +10,7 @@ from qkscope.files import write_text
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.catalogue import Numbered, catalogue, drawable
 from qkscope.processes import over_cores
-from qkscope.results.folder import CARD, figure_folder
+from qkscope.results.folder import CARD, FIGURE_FILES, figure_folder
 from qkscope.results.mapped import let_go
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
@@ -31,7 +31,7 @@ def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Pat
     style.save(draw(entry, at), place)
     write_text(place / CARD, to_markdown(entry.card(tables, at)))
     let_go()
-    return [place / "figure.png", place / "figure.svg", place / CARD]
+    return [place / name for name in FIGURE_FILES]
 
 
 def write_figures(tables: StudyTables, folder: Path) -> list[Path]:

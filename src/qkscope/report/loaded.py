@@ -53,7 +53,7 @@ class StudyResults:
                 *(summary_file(each.name, common).removesuffix(".csv") for each in at.summaries()),
                 *at.head_tables,
             ]
-            raise InputError(f"{self.folder} carries no table {name!r}{_closest(name, known)}")
+            raise InputError(f"{self.folder} has no table {name!r}{_closest(name, known)}")
         return found.copy()
 
     def figure(self, name: str, *, common: bool = False) -> Figure:
@@ -84,7 +84,7 @@ class StudyResults:
             if entry.name == name and at.common == common:
                 return entry, at
         where = " at the common window" if common else ""
-        raise InputError(f"{self.folder} carries no figure {name!r}{where}{_closest(name, self.figures)}")
+        raise InputError(f"{self.folder} has no figure {name!r}{where}{_closest(name, self.figures)}")
 
     def _at(self, common: bool) -> AtWindow:
         if not common:

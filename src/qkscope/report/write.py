@@ -49,5 +49,5 @@ def write_card_and_figure(results_folder: Path | str, name: str) -> Path:
     tables = build_tables(load_results(folder))
     entry = {each.name: each for each in catalogue()}[name]
     if not entry.figure.exists(tables.own):
-        raise ValueError(f"the tables of {folder} do not carry the figure {name}")
+        raise ValueError(f"{folder} does not have the tables for the figure {name}")
     return write_figure(entry, tables, tables.own, folder)[0].parent

@@ -20,6 +20,7 @@ QK_WINDOWS_CSV = "qk_windows.csv"
 REPLICATES_CSV = "replicates.csv"
 LAYER_MEANS_CSV = "layer_means.csv"
 ABLATION_CSV, ABLATION_JSON = "ablation.csv", "ablation.json"
+PREDICTION_CSV, PREDICTION_KERNEL_CSV = "prediction.csv", "prediction_kernel.csv"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
@@ -36,6 +37,8 @@ FILES = (
     LAYER_MEANS_CSV,
     ABLATION_CSV,
     ABLATION_JSON,
+    PREDICTION_CSV,
+    PREDICTION_KERNEL_CSV,
     PROVENANCE_JSON,
     PLAN_JSON,
     STUDY_YAML,
@@ -52,20 +55,17 @@ FIGURES, TABLES, COMPARISON, JOIN, COLLAGE = "figures", "tables", "comparison", 
 MOMENTS_SUFFIX, PART_SUFFIX = ".safetensors", ".lines"
 
 CARD = "README.md"
-FIGURE_FILES = ("figure.png", "figure.svg", CARD)
-COMPARISON_FILES = ("comparison.csv", "heads.csv", "comparison.png", "comparison.svg", CARD)
-
-COLLAGE_FILES = ("points.csv", "collage.png", "collage.svg", CARD)
-JOIN_FILES = (
-    "join.csv",
-    "points.csv",
-    "lengths.csv",
-    "changes.csv",
-    "differences.csv",
-    "join.png",
-    "join.svg",
-    CARD,
-)
+FIGURE_PNG, FIGURE_SVG = "figure.png", "figure.svg"
+FIGURE_FILES = (FIGURE_PNG, FIGURE_SVG, CARD)
+COMPARISON_CSV, CHANGED_HEADS_CSV = "comparison.csv", "heads.csv"
+COMPARISON_PNG, COMPARISON_SVG = "comparison.png", "comparison.svg"
+COMPARISON_FILES = (COMPARISON_CSV, CHANGED_HEADS_CSV, COMPARISON_PNG, COMPARISON_SVG, CARD)
+POINTS_CSV = "points.csv"  # of a join: its models; of a collage: its tokens
+COLLAGE_PNG, COLLAGE_SVG = "collage.png", "collage.svg"
+COLLAGE_FILES = (POINTS_CSV, COLLAGE_PNG, COLLAGE_SVG, CARD)
+JOIN_CSV, JOIN_PNG, JOIN_SVG = "join.csv", "join.png", "join.svg"
+LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV = "lengths.csv", "changes.csv", "differences.csv"
+JOIN_FILES = (JOIN_CSV, POINTS_CSV, LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV, JOIN_PNG, JOIN_SVG, CARD)
 
 FIGURE = re.compile(r"[0-9]{2}_[a-z0-9_]{1,60}")
 TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
@@ -253,8 +253,8 @@ def _within(folder: Path, *parts: str) -> Path:
         path = path / part
         if os.path.islink(path):
             raise InputError(
-                f"{path} is a symbolic link, and nothing in a results folder may be one: put what it stands for in its "
-                "place, or remove it"
+                f"{path} is a symbolic link, and nothing in a results folder may be one: replace it with what it "
+                "points to, or remove it"
             )
     return path
 

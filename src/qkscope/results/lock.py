@@ -111,7 +111,9 @@ def _folder_held(folder: Path, *, alone: bool) -> Iterator[None]:
     with _held(path, alone=alone) as held:
         if not held:
             who = holder(path)
-            raise InputError(f"{folder} is in use by another run{f' ({who})' if who else ''}; wait for it, or stop it")
+            raise InputError(
+                f"{folder} is in use by another run{f' ({who})' if who else ''}; wait for it to finish, or stop it"
+            )
         yield
 
 
@@ -159,7 +161,7 @@ def _claim(descriptor: int, path: Path, *, alone: bool) -> bool:
         ) from None
     if claimed is None:
         warnings.warn(
-            QkscopeWarning(f"{path.parent}: there are no locks here; see to it that one run at a time works in it"),
+            QkscopeWarning(f"{path.parent}: this filesystem has no file locks; make sure only one run uses the folder"),
             stacklevel=2,
         )
     return claimed is not False
@@ -172,18 +174,18 @@ def _open(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
     except OSError as error:
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise InputError(f"{path}: is not the lock file that qkscope makes: remove it") from None
+            raise InputError(f"{path}: is not a lock file that qkscope made; remove it") from None
         with writing(path):
             descriptor = _open_of_another(path, flags, error)
     try:
         status = os.fstat(descriptor)
         require_plain(status)
         if status.st_nlink > 1:
-            raise InputError("has another name too (a hard link), and that file is not to be written")
+            raise InputError("has another name (a hard link), and that file must not be overwritten")
         _share(descriptor, status, path.parent)
     except InputError as error:
         os.close(descriptor)
-        raise InputError(f"{path}: {error}; it is not the lock file that qkscope makes: remove it") from None
+        raise InputError(f"{path}: {error}; it is not a lock file that qkscope made; remove it") from None
     return descriptor
 
 

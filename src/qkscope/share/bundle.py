@@ -14,8 +14,10 @@ from qkscope.files import replacing, require_writable, write_bytes
 from qkscope.foreign import opened
 from qkscope.results.folder import (
     ABLATION_JSON,
+    CARD,
     FIGURE,
     FIGURE_FILES,
+    FIGURES,
     PROVENANCE_JSON,
     REPORT_HTML,
     STUDY_YAML,
@@ -51,7 +53,7 @@ class Bundle:
 
     def contents(self) -> Iterator[tuple[str, bytes]]:
         """(name, bytes) of every file, in order; tables are turned into parquet as they come."""
-        yield "README.md", self.card.encode()
+        yield CARD, self.card.encode()
         for table in self.tables:
             yield table.name, parquet(table.source)
         for name, path in sorted(self.files.items()):
@@ -73,7 +75,9 @@ def collect(folder: Path | str) -> Bundle:
     for entry in entries(figures_folder(folder)):
         if FIGURE.fullmatch(entry.name):
             place = figure_folder(folder, entry.name)
-            files |= {f"figures/{entry.name}/{name}": place / name for name in FIGURE_FILES if (place / name).is_file()}
+            files |= {
+                f"{FIGURES}/{entry.name}/{name}": place / name for name in FIGURE_FILES if (place / name).is_file()
+            }
     return Bundle(results, [table for table in tables if not _is_empty(table.source)], files)
 
 
@@ -124,7 +128,7 @@ def export_results(folder: Path | str, out: Path, *, archive: bool) -> Path:
     """Write the bundle of a results folder, as a folder or as a zip archive; returns where it is."""
     bundle = collect(folder)
     if out.resolve() == Path(folder).resolve():
-        raise InputError(f"{out} is the results folder itself; an export goes elsewhere")
+        raise InputError(f"{out} is the results folder itself; export to another folder")
     require_writable(out if not archive else out.parent)
     if archive:
         with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as file:
@@ -132,8 +136,8 @@ def export_results(folder: Path | str, out: Path, *, archive: bool) -> Path:
                 file.writestr(zipfile.ZipInfo(name, EPOCH), contents, zipfile.ZIP_DEFLATED)
         return out
     if out.exists() and any(out.iterdir()):
-        raise InputError(f"{out} is not empty; what lies there would be shared too").advised(
-            python="give another `out`", command="give another --out"
+        raise InputError(f"{out} is not empty; its contents would be shared too").advised(
+            python="choose another `out`", command="choose another --out"
         )
     write_bundle(bundle, out)
     return out

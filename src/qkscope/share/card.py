@@ -11,9 +11,11 @@ from typing import Any
 import yaml
 
 from qkscope._version import __version__
-from qkscope.results.folder import REPORT_HTML
+from qkscope.results.folder import FIGURES, PROVENANCE_JSON, REPORT_HTML
 from qkscope.results.provenance import one_line
-from qkscope.results.read import Results
+from qkscope.results.read import Entry, Results
+from qkscope.text import counted
+from qkscope.words.blocks import AnyBlock, Code, Listing, TableBlock, bullet, heading, paragraph, to_markdown
 
 FIRST = "qk"  # the table that a viewer shows first
 TAGS = ["interpretability", "attention", "rope", "qkscope"]
@@ -41,7 +43,8 @@ def dataset_card(results: Results, tables: Sequence[Shared], files: Sequence[str
             config["default"] = True
     title = one_line(results.study.title)
     front = {"pretty_name": f"{title}: attention heads and position", "tags": TAGS, "configs": configs}
-    return "\n".join([_front_matter(front), *_about(results), *_tables(tables), *_rest(results, files)]) + "\n"
+    blocks = [*_about(results), *_tables(tables), *_rest(results, files)]
+    return f"{_front_matter(front)}\n\n{to_markdown(blocks)}"
 
 
 def space_card(results: Results) -> str:
@@ -54,62 +57,59 @@ def _front_matter(values: dict[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
 
 
-def _about(results: Results) -> list[str]:
+def _about(results: Results) -> list[AnyBlock]:
     study = results.study
-    lines = [
-        "",
-        f"# {_plain(study.title)}",
-        "",
-        f"How the attention heads of {len(study.checkpoints)} {study.noun}{'s' if len(study.checkpoints) > 1 else ''} "
-        f"encode the position of tokens, measured by qkscope {results.provenance.qkscope or __version__}. Each row of "
-        "`qk` is a component of a head: `r_q` and `r_k` say how closely its queries and keys follow position.",
-        "",
-        f"| {study.noun} | model | revision | context | documents | tokens |",
-        "|---|---|---|---|---|---|",
-    ]
-    for entry in study.checkpoints:
-        record = entry.record
-        cells = [
-            entry.name,
-            record.model,
-            record.commit or record.revision,
-            entry.context,
-            record.documents,
-            record.tokens,
-        ]
-        lines.append("| " + " | ".join("" if cell is None else _plain(str(cell)) for cell in cells) + " |")
-    return lines
-
-
-def _tables(tables: Sequence[Shared]) -> list[str]:
-    lines = ["", "## Tables", "", "| config | file |", "|---|---|"]
-    lines += [f"| `{each.config}` | `{each.name}` |" for each in tables]
     return [
-        *lines,
-        "",
-        "```python",
-        "from datasets import load_dataset",
-        "",
-        'heads = load_dataset("REPO", "qk")',
-        "```",
+        heading(1, one_line(study.title)),
+        paragraph(
+            f"How the attention heads of {counted(len(study.checkpoints), study.noun)} encode the position of tokens, "
+            f"measured by qkscope {results.provenance.qkscope or __version__}. Each row of ",
+            Code("qk"),
+            " is a component of a head: ",
+            Code("r_q"),
+            " and ",
+            Code("r_k"),
+            " say how closely its queries and keys follow position.",
+        ),
+        TableBlock(
+            (study.noun, "model", "revision", "context", "documents", "tokens"),
+            [_entry_row(entry) for entry in study.checkpoints],
+        ),
     ]
 
 
-def _rest(results: Results, files: Sequence[str]) -> list[str]:
-    lines = ["", "## What else is here", ""]
+def _entry_row(entry: Entry) -> list[str]:
+    record = entry.record
+    cells = (
+        entry.name,
+        record.model,
+        record.commit or record.revision,
+        entry.context,
+        record.documents,
+        record.tokens,
+    )
+    return ["" if cell is None else one_line(str(cell)) for cell in cells]
+
+
+def _tables(tables: Sequence[Shared]) -> list[AnyBlock]:
+    load = ("from datasets import load_dataset", "", 'heads = load_dataset("REPO", "qk")')
+    return [
+        heading(2, "Tables"),
+        TableBlock(("config", "file"), [([Code(each.config)], [Code(each.name)]) for each in tables]),
+        Listing("python", load),
+    ]
+
+
+def _rest(results: Results, files: Sequence[str]) -> list[AnyBlock]:
+    blocks: list[AnyBlock] = [heading(2, "What else is here")]
     if REPORT_HTML in files:
-        lines.append("- `report.html`: the interactive page, one file that needs no network")
-    if any(name.startswith("figures/") for name in files):
-        lines.append("- `figures/`: each figure with a card that says in words what it shows")
-    lines.append("- `provenance.json`: weights, documents, tokens, precision, kernel and versions behind every number")
+        blocks.append(bullet(Code(REPORT_HTML), ": the interactive page, one file that needs no network"))
+    if any(name.startswith(f"{FIGURES}/") for name in files):
+        blocks.append(bullet(Code(f"{FIGURES}/"), ": each figure with a card that says in words what it shows"))
+    what = "weights, documents, tokens, precision, kernel and versions behind every number"
+    blocks.append(bullet(Code(PROVENANCE_JSON), f": {what}"))
     made = results.provenance.command
-    return [*lines, "", *([f"Made by `{_plain(made)}`."] if made else [])]
-
-
-def _plain(text: str) -> str:
-    """Text of a study inside Markdown: one line, and nothing that would be markup or end a cell."""
-    line = one_line(text)
-    return "".join(f"\\{c}" if c in "|*_[]<>`\\#" else c for c in line)
+    return [*blocks, *([paragraph("Made by ", Code(made), ".")] if made else [])]
 
 
 def paths_in(results: Results) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from qkscope.errors import InputError, StorageError, first_line
 from qkscope.files import write_bytes, write_text
-from qkscope.results.folder import REPORT_HTML
+from qkscope.results.folder import CARD, REPORT_HTML
 from qkscope.share.bundle import Bundle, collect, write_bundle
 from qkscope.share.card import paths_in, space_card
 
@@ -38,15 +38,15 @@ def push_results(
 ) -> list[str]:
     """Upload a results folder; returns the addresses. With `dry_run`, only tell what would be uploaded."""
     if not REPOSITORY.fullmatch(settings.repo) or "--" in settings.repo or ".." in settings.repo:
-        raise InputError(f"{settings.repo[:100]!r} is not the id of a repository; write owner/name")
+        raise InputError(f"{settings.repo[:100]!r} is not a repository id; write owner/name")
     bundle = collect(folder)
     if settings.space and REPORT_HTML not in bundle.files:
-        raise InputError(f"{folder} has no {REPORT_HTML}, which the Space would show").advised(
+        raise InputError(f"{folder} has no {REPORT_HTML}, which the Space needs").advised(
             python="make it with qkscope.report, or give space=False",
             command=f"make it with `qkscope report {folder}`, or give --no-space",
         )
     for path in paths_in(bundle.results)[:5]:
-        told(f"note: the provenance names a path of this machine, which will be public with it: {path}")
+        told(f"note: the provenance contains a path on this machine, which will be uploaded with it: {path}")
     with tempfile.TemporaryDirectory(prefix="qkscope-push-") as temporary:
         place = Path(temporary)
         write_bundle(bundle, place / "dataset")
@@ -64,7 +64,7 @@ def push_results(
 
 
 def _write_space(bundle: Bundle, place: Path) -> None:
-    write_text(place / "README.md", space_card(bundle.results))
+    write_text(place / CARD, space_card(bundle.results))
     write_bytes(place / "index.html", bundle.files[REPORT_HTML].read_bytes())
 
 
@@ -90,7 +90,7 @@ def _upload(place: Path, settings: PushSettings, kind: str) -> str:
             repo_id=settings.repo, repo_type=kind, folder_path=str(place), commit_message=settings.message
         )
     except LocalTokenNotFoundError:
-        raise InputError(f"{kind} {settings.repo}: the Hub wants to know who you are; set HF_TOKEN") from None
+        raise InputError(f"{kind} {settings.repo}: the Hub needs you to authenticate; set HF_TOKEN") from None
     except HfHubHTTPError as error:
         raise _refused(error, kind, settings.repo) from error
     except Exception as error:  # no route, nobody there
@@ -103,7 +103,5 @@ def _upload(place: Path, settings: PushSettings, kind: str) -> str:
 def _refused(error: Any, kind: str, repo: str) -> InputError | StorageError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return InputError(
-            f"{kind} {repo}: the Hub does not let you write there; set HF_TOKEN to a token that may write to it"
-        )
+        return InputError(f"{kind} {repo}: you have no write access there; set HF_TOKEN to a token that has")
     return StorageError(f"{kind} {repo}: the Hub refused ({first_line(error)})")

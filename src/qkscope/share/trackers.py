@@ -33,7 +33,7 @@ def log_results(
 ) -> list[str]:
     """Log every entry of a results folder; returns what to tell about it."""
     if to not in TRACKERS:
-        raise InputError(f"{to!r} is no tracker that is known here; they are {', '.join(TRACKERS)}")
+        raise InputError(f"{to!r} is not a supported tracker; choose one of {', '.join(TRACKERS)}")
     results = load_results(folder)
     at = build_tables(results).own
     runs: dict[str | None, list[Entry]] = {}
@@ -60,7 +60,8 @@ def steps_of(entries: Sequence[Entry]) -> tuple[list[int], str]:
     known = [int(step) for step in stated if step is not None and step == int(step)]
     if len(known) == len(entries) and all(a < b for a, b in itertools.pairwise(known)):
         return known, f"steps {known[0]} to {known[-1]}"
-    return list(range(len(entries))), f"0 to {len(entries) - 1}, in order, because they have no rising steps"
+    why = "because their steps are missing or do not rise"
+    return list(range(len(entries))), f"0 to {len(entries) - 1}, in order, {why}"
 
 
 def _open(to: str, where: Path | None, project: str, name: str, about: dict[str, str]) -> Tracker:
@@ -73,7 +74,7 @@ def _open(to: str, where: Path | None, project: str, name: str, about: dict[str,
     except QkscopeError:
         raise
     except Exception as error:  # whatever a tracker may not like: no account, no folder, no connection
-        raise StorageError(f"{to}: a run could not be begun ({first_line(error)})") from error
+        raise StorageError(f"{to}: could not start a run ({first_line(error)})") from error
 
 
 class _TensorBoard:
@@ -83,8 +84,8 @@ class _TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if any(folder.glob("events.out.tfevents.*")):
-            raise InputError(f"{folder} has events already, which would stand beside these").advised(
-                python="give another `where` or `name`", command="give another --dir or --name, or remove them"
+            raise InputError(f"{folder} already has events, which would be mixed with these").advised(
+                python="choose another `where` or `name`", command="choose another --dir or --name, or remove them"
             )
         self._writer: Any = EventFileWriter(str(folder))
 
@@ -112,7 +113,7 @@ class _WeightsAndBiases:
         if library == "wandb":
             options["dir"] = str(where) if where is not None else None
         elif where is not None:
-            raise InputError("trackio keeps its runs in a place of its own (TRACKIO_DIR); leave --dir out")
+            raise InputError("trackio has its own place for runs (TRACKIO_DIR); leave out --dir")
         self._run = self._library.init(**options)
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:

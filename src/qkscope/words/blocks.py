@@ -1,7 +1,8 @@
 """Cards as blocks of plain text, and two ways to show them: Markdown, and what the page reads.
 
 Text is text until it is rendered: names of a study go into sentences as they are, and each renderer sees to it that
-nothing in them is markup. A run of text is plain, strong or code.
+nothing in them is markup. A run of text is plain, strong, emphasized or code; a block is a heading, a paragraph, an
+item of a list, a table or a listing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,21 @@ class Code:
     text: str
 
 
-Run = str | Strong | Code
+@dataclass(frozen=True)
+class Emphasis:
+    """Text that is set apart from its neighbours."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class OwnWords:
+    """A sentence of qkscope's own, with no name in it and nothing that Markdown could mistake: `p < 0.05` stays so."""
+
+    text: str
+
+
+Run = str | Strong | Code | Emphasis | OwnWords
 Text = str | Sequence[Run]
 
 
@@ -37,6 +52,25 @@ class Block:
     kind: Literal["heading", "paragraph", "bullet", "number"]
     text: Text
     level: int = 0
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """Rows of cells under a row of column titles."""
+
+    titles: Sequence[Text]
+    rows: Sequence[Sequence[Text]]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines of code."""
+
+    language: str
+    lines: Sequence[str]
+
+
+AnyBlock = Block | TableBlock | Listing
 
 
 def heading(level: int, text: Text) -> Block:
@@ -73,18 +107,23 @@ def plain(text: Text) -> str:
 # --- the page ---------------------------------------------------------------------------------------
 
 
-def to_page(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+def to_page(blocks: Iterable[AnyBlock]) -> list[dict[str, Any]]:
     """Blocks as JSON that the page shows without ever interpreting HTML."""
     return [_page_block(block) for block in blocks]
 
 
 def page_runs(text: Text) -> list[list[str]]:
-    """[kind, text] of each run, with kind text | strong | code."""
-    kinds = {str: "text", Strong: "strong", Code: "code"}
+    """[kind, text] of each run, with kind text | strong | em | code."""
+    kinds = {str: "text", OwnWords: "text", Strong: "strong", Emphasis: "em", Code: "code"}
     return [[kinds[type(run)], run if isinstance(run, str) else run.text] for run in runs_of(text)]
 
 
-def _page_block(block: Block) -> dict[str, Any]:
+def _page_block(block: AnyBlock) -> dict[str, Any]:
+    if isinstance(block, TableBlock):
+        rows = [[page_runs(cell) for cell in row] for row in block.rows]
+        return {"kind": "table", "titles": [page_runs(title) for title in block.titles], "rows": rows}
+    if isinstance(block, Listing):
+        return {"kind": "listing", "language": block.language, "lines": list(block.lines)}
     runs = page_runs(block.text)
     if block.kind == "heading":
         return {"kind": "heading", "level": block.level, "runs": runs}
@@ -99,28 +138,42 @@ _MARKUP = re.compile(r"[\\`*_\[\]<>~$&]")  # what starts markup anywhere in a li
 _LINKS = re.compile(
     r"(?i)(?<=[a-z0-9]):(?=//)|(?<=\w)@(?=\w)|\bwww(?=\.)"
 )  # what GitHub makes a link without being asked
-_START = re.compile(r"^(\s*)([#>+\-|=:]|\d+(?=[.)]))")  # what makes a line something else than text
+_START = re.compile(r"^(\s*)(\d+(?=[.)](?:\s|$))|(?=[#>+\-|=:]))")  # what makes a line something else than text
 
 
-def to_markdown(blocks: Iterable[Block]) -> str:
+def to_markdown(blocks: Iterable[AnyBlock]) -> str:
     """Blocks as a Markdown document."""
     lines: list[str] = []
-    number = 0
-    before: Block | None = None
+    number, in_list = 0, False
     for block in blocks:
-        in_list = block.kind in ("bullet", "number")
-        together = in_list and before is not None and before.kind in ("bullet", "number")
-        if lines and not together:
+        is_item = isinstance(block, Block) and block.kind in ("bullet", "number")
+        if lines and not (is_item and in_list):
             lines.append("")
-        nested = block.kind == "bullet" and block.level > 0
-        number = number + 1 if block.kind == "number" else number if nested else 0
-        lines.append(_markdown_line(block, number))
-        before = block
+        in_list = is_item
+        if isinstance(block, Block):
+            nested = block.kind == "bullet" and block.level > 0
+            number = number + 1 if block.kind == "number" else number if nested else 0
+            lines.append(_markdown_line(block, number))
+            continue
+        number = 0
+        lines += _markdown_table(block) if isinstance(block, TableBlock) else _markdown_listing(block)
     return "\n".join(lines) + "\n"
 
 
+def _markdown_table(table: TableBlock) -> list[str]:
+    titles, *rows = (
+        "| " + " | ".join(markdown_text(cell, starts_line=True).replace("|", "\\|") for cell in row) + " |"
+        for row in (table.titles, *table.rows)
+    )
+    return [titles, f"|{'---|' * len(table.titles)}", *rows]
+
+
+def _markdown_listing(listing: Listing) -> list[str]:
+    return [f"```{listing.language}", *listing.lines, "```"]
+
+
 def _markdown_line(block: Block, number: int) -> str:
-    text = markdown_text(block.text, starts_line=block.kind == "paragraph")
+    text = markdown_text(block.text, starts_line=block.kind != "heading")
     marks = {"heading": f"{'#' * block.level} ", "paragraph": "", "number": f"{number}. "}
     return f"{marks.get(block.kind, '   ' * block.level + '- ')}{text}"
 
@@ -128,15 +181,18 @@ def _markdown_line(block: Block, number: int) -> str:
 def markdown_text(text: Text, *, starts_line: bool = False) -> str:
     """Runs as Markdown in which nothing but the runs' own kinds is markup."""
     rendered = "".join(_markdown_run(run) for run in runs_of(text))
-    return _START.sub(lambda found: f"{found[1]}\\{found[2]}", rendered) if starts_line else rendered
+    return _START.sub(lambda start: f"{start[0]}\\", rendered) if starts_line else rendered
 
 
 def _markdown_run(run: Run) -> str:
     if isinstance(run, Code):
         return _code_span(run.text)
-    text = _MARKUP.sub(lambda found: f"\\{found[0]}", run if isinstance(run, str) else run.text)
-    text = _LINKS.sub(lambda found: "www\\" if found[0].lower().startswith("www") else f"\\{found[0]}", text)
-    return text if isinstance(run, str) else f"**{text}**"
+    if isinstance(run, OwnWords):
+        return run.text
+    text = _MARKUP.sub(lambda mark: f"\\{mark[0]}", run if isinstance(run, str) else run.text)
+    text = _LINKS.sub(lambda link: "www\\" if link[0].lower().startswith("www") else f"\\{link[0]}", text)
+    around = {Strong: "**", Emphasis: "*"}.get(type(run), "")
+    return f"{around}{text}{around}"
 
 
 def _code_span(text: str) -> str:

@@ -15,6 +15,7 @@ from qkscope.stats.series import Shape, Trend
 from qkscope.text import counted
 
 NAME_CHARACTERS = 60
+PATH_CHARACTERS = 4096
 
 _DIGITS = 3  # that count, of a number whose error is not known
 _MOST_DIGITS = 2  # beyond the usual ones, for numbers whose order must be seen
