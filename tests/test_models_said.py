@@ -2,13 +2,20 @@
 
 import re
 
+import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from entry_worlds import ENTRIES, results_of, tables_of
+from lens_worlds import tables_of as checkpoints
+from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.registry import registered
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
+from qkscope.results.read import load_results
 from qkscope.words.blocks import plain, to_markdown
+from reports import drawing
 
 KINDS = ("models", "seeds")
 LABELS = {kind: [label for _, label, *_ in entries] for kind, entries in ENTRIES.items()}
@@ -40,7 +47,7 @@ def test_no_card_of_any_lens_speaks_of_training(kind):
     cards = page_cards(tables)
     drawn = {card.figure for card in cards}
     without = [lens.name for lens in registered() if lens.figures and not drawn & {f.name for f in lens.figures}]
-    assert without == ["runs", "ablation"]  # they need several runs of steps, or another command
+    assert set(without) <= {"ablation", "runs", "across_models"}  # they need another command, steps, or models
     found = [line for card in cards for line in found_in(without_code(to_markdown(card.blocks)), card.figure)]
     assert found == []
     assert found_in(" ".join(lead(tables)), "lead") == []
@@ -95,3 +102,83 @@ def test_nothing_on_the_page_speaks_of_training(visit, written):
         said = page.evaluate(SPOKEN)
     found = {line for text in said for line in found_in(text, "page")}
     assert sorted(found) == []
+
+
+# --- figures ----------------------------------------------------------------------------------------
+
+
+def words_in(figure):
+    """Everything that is written in a drawing."""
+    return " ".join(text.get_text() for text in figure.findobj(Text))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["profile", "score_heads", "score_map", "rope_kernel", "rotation_planes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_of_single_heads_show_some_of_every_entry(kind, name):
+    written = words_in(drawing(tables_of(kind), name))
+    assert [label for label in LABELS[kind] if label not in written] == []
+
+
+@pytest.mark.slow
+def test_sliding_layers_have_a_mark_of_their_own_against_rope_alone():
+    figure = drawing(tables_of("models"), "rope_alone")
+    panels = [{c.get_gid(): len(c.get_offsets()) for c in axes.collections if "r_q" in (c.get_gid() or "")}
+              for axes in figure.axes[:3]]  # fmt: skip
+    counts = [{gid: n for gid, n in panel.items() if n and "error" not in gid} for panel in panels]
+    assert counts == [
+        {"r_q rotary": 4, "r_q rotary limited": 12},
+        {"r_q rotary": 12, "r_q still": 4},
+        {"r_q rotary": 16},
+    ]
+    assert "sliding or chunked layers" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "sliding" not in words_in(drawing(checkpoints(), "rope_alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layer_heatmap_rq", "layer_heatmap_rk"])
+def test_models_of_different_contexts_have_depth_maps_at_the_common_window(name):
+    figure = drawing(tables_of("models"), name, common=True)
+    assert "at a Common Window" in words_in(figure)
+    assert drawing(checkpoints(), name, common=True) is None
+
+
+# --- kinds of layers --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_cards_of_means_over_all_heads_say_that_kinds_of_layers_are_pooled():
+    pooled = "Heads of all kinds of layers are taken together here (rotary, full; rotary, sliding 16; NoPE, full); the"
+    told = {card.figure for card in page_cards(tables_of("models")) if pooled in to_markdown(card.blocks)}
+    assert told >= {"measures", "null", "norms", "window_dependence", "concordance", "taxonomy_evolution"}
+
+
+@pytest.mark.slow
+def test_claims_say_which_kind_of_layers_they_are_about():
+    claims = tables_of("models").own.table("claims").set_index(["claim", "model"])["found"]
+    assert claims["rope_structure", "gemma-x"].startswith("in rotary, sliding 16 layers, which most heads")
+    assert claims["rope_structure", "llama-t"].startswith("RoPE alone gives")
+    assert "rotary, full layers" in claims["nope_less", "smol-3"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "found"),
+    [
+        ({"rotary": "full", "nope": "full"}, True),
+        ({"rotary": "sliding", "nope": "full"}, False),  # a difference might come from how far layers see
+        ({"rotary": "sliding", "nope": "sliding"}, True),
+    ],
+)
+def test_nope_layers_are_compared_with_rotary_ones_that_see_as_far(tmp_path, kinds, found):
+    rng = np.random.default_rng(0)
+    heads = [
+        {"model": "one", "layer": 4 * i + layer, "head": head, "pc": 0, "explained_variance": 0.3, "r_q": r, "r_k": 0.1}
+        | {"rotary": rotary, "attention": attention, "attention_window": 16 if attention == "sliding" else None}
+        for i, (rotary, attention) in enumerate(kinds.items())
+        for layer, head in np.ndindex(4, 4)
+        for r in [0.8 - 0.6 * i + rng.normal(0, 0.02)]
+    ]
+    pd.DataFrame(heads).to_csv(tmp_path / "qk.csv", index=False)
+    claims = build_tables(load_results(tmp_path)).own.table("claims").set_index("claim")
+    assert claims.loc["nope_less", "verdict"] == ("supported" if found else "cannot be asked")
+    assert ("see equally much" in claims.loc["nope_less", "why"]) == (not found)

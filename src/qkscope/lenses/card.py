@@ -10,6 +10,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.errors import has_errors
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.told import at_or_in
 from qkscope.results import schema
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
@@ -190,6 +191,15 @@ def error_bars(given: CardInput, summary: str, columns: Sequence[str], what: str
     if not has_errors(given.table(summary), columns):
         return ""
     return f" {what} are ± 1 standard error over documents: how far another sample of them would move the value."
+
+
+def pooled_kinds(given: CardInput) -> str:
+    """That means are over heads of all kinds of layers, where a study has several, and where they are told apart."""
+    kinds = kinds_in_order(given.at.heads["layer_kind"])
+    if len(kinds) < 2:
+        return ""
+    apart = "; the figure layer_kinds tells them apart" if given.own.has("layer_kinds") else ""
+    return f"Heads of all kinds of layers are taken together here ({'; '.join(map(shortened, kinds))}){apart}."
 
 
 def rows(given: CardInput) -> str:

@@ -61,6 +61,11 @@ def _rank(kind: str) -> tuple[int, int, int]:
     return position, attention, int(words[-1]) if words[-1].isdigit() else 0
 
 
+def reach_of(kind: str) -> str:
+    """How far layers of a kind see: `full`, `sliding 512`; empty where a study names no reach."""
+    return kind.partition(", ")[2]
+
+
 def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
     """Of one entry's heads, the layers of another kind than most, each with what tells it apart: NoPE, full, …"""
     layers = heads.drop_duplicates("layer")

@@ -12,7 +12,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.claims.base import Found, unasked
 from qkscope.lenses.depth.findings import EARLY, LATE
 from qkscope.lenses.draws import KEY
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order, reach_of
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.summaries import shares_shown
@@ -174,12 +174,15 @@ def vary_more(at: AtWindow, entry: Entry) -> Found:
 
 
 def nope_less(at: AtWindow, entry: Entry) -> Found:
-    """Whether mean r_q is lower in NoPE layers than in rotary ones."""
+    """Whether mean r_q is lower in NoPE layers than in rotary ones that see as much of the window."""
     kinds = kinds_in_order(at.of_entry(entry.name)["layer_kind"].dropna())
     sides = [[kind for kind in kinds if name in kind.replace(",", "").split()] for name in ("rotary", "NoPE")]
     if not all(sides):
         return unasked("it does not have both rotary and NoPE layers")
-    rotary, nope = sides[0][0], sides[1][0]
+    pairs = [(one, other) for one in sides[0] for other in sides[1] if reach_of(one) == reach_of(other)]
+    if not pairs:
+        return unasked("its rotary and NoPE layers do not see equally much of the window")
+    rotary, nope = pairs[0]
     more, less = ((Part(layer_kind=kind), f"{kind} layers") for kind in (rotary, nope))
     return more_in(at.panel, "r_q", entry.name, more, less)
 

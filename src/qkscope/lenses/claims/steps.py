@@ -226,8 +226,10 @@ def mostly_rope(at: AtWindow, entry: Entry) -> Found:
     predicted, beyond = (panel.mean(name, entry.name, part) for name in ("r_q_rope", "r_q_excess"))
     drawn = [panel.drawn(name, entry.name, part) for name in ("r_q_rope", "r_q_excess")]
     error = spread(drawn[0] - drawn[1]) if len(drawn[0]) == len(drawn[1]) else math.nan
+    rotating = kinds_in_order(kinds.dropna())
+    where = f"in {part.layer_kind} layers, which most heads that rotate are in, " if len(rotating) > 1 else ""
     words = (
-        f"RoPE alone gives {plus_minus(predicted, panel.error('r_q_rope', entry.name, part))}, the excess is "
+        f"{where}RoPE alone gives {plus_minus(predicted, panel.error('r_q_rope', entry.name, part))}, the excess is "
         f"{plus_minus(beyond, panel.error('r_q_excess', entry.name, part))}"
     )
     return Found(predicted - beyond, error, "documents", math.nan, words)

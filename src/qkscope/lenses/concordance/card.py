@@ -5,6 +5,7 @@ from qkscope.lenses.card import (
     CardInput,
     error_bars,
     opening,
+    pooled_kinds,
     rows,
     table_file,
     tell_curve,
@@ -35,6 +36,7 @@ def concordance(given: CardInput) -> Card:
         paragraph(Strong("With."), " ", tell_curve(given, "concordant", "The share of concordant heads", percent)),
         paragraph(Strong("Strength."), " ", tell_curve(given, "r_k_abs", "Mean |r_k|", number)),
         *_unsure(given),
+        pooled_kinds(given),
         *_falls(given),
         *window_agreement(
             given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]

@@ -1,8 +1,16 @@
 """Where in depth the position signal sits: means by layer, or by tenths of depth."""
 
+from qkscope.kinds import MODELS
+from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.depth.card import layer_heatmap_rk, layer_heatmap_rq
 from qkscope.lenses.depth.table import depth_rk, depth_rq
+
+
+def over_models(at: AtWindow) -> bool:
+    """Whether a heatmap is drawn: at own contexts always, at the common window of models, which differ in theirs."""
+    return not at.common or at.study.kind == MODELS
+
 
 LENS = Lens(
     name="depth",
@@ -15,6 +23,8 @@ LENS = Lens(
             later("qkscope.lenses.depth.figure:draw_heatmap_rq"),
             layer_heatmap_rq,
             needs=("trajectory", "depth_rq"),
+            at_common_window=True,
+            worthwhile=over_models,
             number=4,
         ),
         Figure(
@@ -22,6 +32,8 @@ LENS = Lens(
             later("qkscope.lenses.depth.figure:draw_heatmap_rk"),
             layer_heatmap_rk,
             needs=("trajectory", "depth_rk", "concordance"),
+            at_common_window=True,
+            worthwhile=over_models,
             number=5,
         ),
     ),

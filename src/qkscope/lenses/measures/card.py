@@ -1,6 +1,6 @@
 """The card of the measures that need no component."""
 
-from qkscope.lenses.card import Card, CardInput, bands, error_span, opening, rows
+from qkscope.lenses.card import Card, CardInput, bands, error_span, opening, pooled_kinds, rows
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.measures.table import FILE
 from qkscope.lenses.told import of_each
@@ -28,6 +28,7 @@ def measures_card(given: CardInput) -> Card:
         ),
         *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(given, panel, kind, name)) for kind, name in KINDS),
         " ".join(of_each(given.study, lambda entry: _best(given, entry))),
+        pooled_kinds(given),
         *held(given, "measures"),
     ]
     steps = [("Aggregation", f"mean and standard deviation of each measure over the heads of each {given.noun}.")]

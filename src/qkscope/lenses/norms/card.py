@@ -3,7 +3,7 @@
 import math
 from typing import Any, cast
 
-from qkscope.lenses.card import Card, CardInput, bands, opening, rows
+from qkscope.lenses.card import Card, CardInput, bands, opening, pooled_kinds, rows
 from qkscope.lenses.norms.summary import NAME
 from qkscope.lenses.norms.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
@@ -45,6 +45,7 @@ def norms_card(given: CardInput) -> Card:
         paragraph(Strong("Scores."), " ", joined(_scores(given, panel, table))),
         paragraph(Strong("Rank."), " ", tell(given, panel, "effective_rank", "The mean effective rank", significant)),
         paragraph(Strong("Largest score."), " ", joined(_largest(given, table))),
+        pooled_kinds(given),
         errors_said(given.table(FILE), "covariances over the window are those of the documents that are left"),
     ]
     steps = [

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, rows
+from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, pooled_kinds, rows
 from qkscope.lenses.null.shifts import FEWEST_BLOCKS
 from qkscope.lenses.null.summary import NAME, PARTS
 from qkscope.lenses.null.table import FILE, KINDS
@@ -37,6 +37,7 @@ def null_card(given: CardInput) -> Card:
         "a null of 0.39 times its r. So a large null is not noise alone.",
         *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(given, means, kind)) for kind, name in KINDS),
         _missing(given, means),
+        pooled_kinds(given),
     ]
     steps = [
         ("Null", "r of component 0 with shifted positions, from the sums of each position bucket."),

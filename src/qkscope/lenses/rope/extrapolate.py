@@ -15,6 +15,7 @@ import pandas as pd
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.categories import CATEGORIES, classify
+from qkscope.lenses.kind_of_layer import kind_name
 from qkscope.lenses.rope.kernel import BEYOND, kernel_at, log_distances
 from qkscope.lenses.rope.predict import RopeWindow, category_codes, predict, predict_samples
 from qkscope.lenses.rope.spectrum import base_of, rebased
@@ -25,8 +26,8 @@ from qkscope.results.provenance import CheckpointRecord
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_correlations
 
 COLUMNS = (
-    "model", "layer", "depth", "head", "kv_head", "rotary", "window", "base", "r_q_rope", "r_q_rope_se", "r_k_rope",
-    "r_k_rope_se", "category_rope", "category", "explained_rope", "bias_rope",
+    "model", "layer", "depth", "head", "kv_head", "rotary", "layer_kind", "window", "base", "r_q_rope", "r_q_rope_se",
+    "r_k_rope", "r_k_rope_se", "category_rope", "category", "explained_rope", "bias_rope",
 )  # fmt: skip
 KERNEL_COLUMNS = ("model", "layer", "head", "window", "distance", "kernel", "kernel_scaled")
 LONGEST = 2**24  # tokens of a window, as in a study
@@ -147,7 +148,8 @@ class _LayerFound:
 
     @classmethod
     def of(cls, facts: LayerFacts, at: EntryLayer | None, turned: Rotation | None, stop: int, skip: int) -> _LayerFound:
-        who = {"layer": facts.layer, "head": range(facts.q_heads), "rotary": facts.rotary}
+        kind = kind_name(facts.rotary, facts.attention, facts.attention_window)
+        who = {"layer": facts.layer, "head": range(facts.q_heads), "rotary": facts.rotary, "layer_kind": kind}
         heads = pd.DataFrame({**who, "kv_head": [facts.kv_head(head) for head in range(facts.q_heads)]})
         names = ("r_q_rope", "r_q_rope_se", "r_k_rope", "r_k_rope_se", "category_rope", "explained_rope", "bias_rope")
         if at is None or at.rest is None:

@@ -16,9 +16,12 @@ from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
 from qkscope.results.read import Entries
+from qkscope.results.schema import CHUNKED, SLIDING
 from qkscope.words.phrases import plus_minus
 
 KINDS = (("r_q", style.BLUE, "$r_q$"), ("r_k", style.RED, "$r_k$"))
+# By whether nothing rotates, and whether a layer sees a part of the window only.
+MARKS = {(False, False): "o", (False, True): "D", (True, False): "^", (True, True): "v"}
 BESIDE = 0.14  # where nothing joins entries, queries and keys stand beside each other
 
 
@@ -43,8 +46,7 @@ def draw_rope_alone(at: AtWindow) -> Figure:
                 axes.set_xlabel(f"{symbol if len(names) == 1 else 'r'} that RoPE alone predicts")
             if row == 0 and len(names) > 1:
                 axes.set_title(style.plain(at.study.labels[name]), fontsize=9.5, loc="left")
-    still = bool((rows["prediction"] == 1).any())
-    style.header_legend(figure, _keys(still), 2 if width < 8 else 3)
+    style.header_legend(figure, _keys(rows["prediction"] == 1, _limited(rows)), 2 if width < 8 else 3)
     return style.finish(figure)
 
 
@@ -57,12 +59,15 @@ def _lowest(rows: pd.DataFrame) -> float:
 def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, low: float) -> None:
     axes.plot([low, 1.05], [low, 1.05], color=style.GREY, linewidth=0.9, zorder=1, gid="diagonal")
     looks: dict[bool, dict[str, Any]] = {False: {"c": colour}, True: {"facecolors": "none", "edgecolors": style.AMBER}}
-    for still, look in looks.items():
-        part = rows[(rows["prediction"] == 1) == still]
-        size = 16 if len(rows) <= FEW else 7
+    partly = _limited(rows)
+    for (still, limited), marker in MARKS.items():
+        part = rows[((rows["prediction"] == 1) == still) & (partly == limited)]
+        if limited and part.empty:
+            continue
+        size, name = 16 if len(rows) <= FEW else 7, f"{'still' if still else 'rotary'}{' limited' if limited else ''}"
         axes.scatter(
             part[f"{measure}_rope"], part[measure], s=size, alpha=0.9 if still else 0.6, linewidths=0.8 if still else 0,
-            marker="^" if still else "o", zorder=3, gid=f"{measure} {'still' if still else 'rotary'}", **look,
+            marker=marker, zorder=3, gid=f"{measure} {name}", **looks[still],
         )  # fmt: skip
         if len(rows) <= FEW:
             error = part[f"{measure}_excess_se"]
@@ -89,16 +94,25 @@ def _note(axes: Axes, at: AtWindow, model: str, measure: str) -> None:
     )  # fmt: skip
 
 
-def _keys(still: bool) -> list[Line2D]:
+def _limited(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Which heads see a part of the window only."""
+    return rows["layer_kind"].str.contains(f"{SLIDING}|{CHUNKED}")
+
+
+def _keys(still: "pd.Series[bool]", limited: "pd.Series[bool]") -> list[Line2D]:
     dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 4.5}
     keys = [
         Line2D([], [], color=style.BLUE, label="queries", **dots),
         Line2D([], [], color=style.RED, label="keys", **dots),
         Line2D([], [], color=style.GREY, linewidth=0.9, label="RoPE alone"),
     ]
-    if still:
+    if still.any():
         dots = {"marker": "^", "linestyle": "none", "markersize": 4.5, "markerfacecolor": "none"}
         keys.insert(2, Line2D([], [], color=style.AMBER, label="NoPE heads, predicted 0", **dots))
+    if limited.any():
+        dots = {"marker": MARKS[False, True], "linestyle": "none", "markersize": 4.5}
+        pointed = " (NoPE: pointing down)" if (still & limited).any() else ""
+        keys.insert(2, Line2D([], [], color=style.GREY, label=f"sliding or chunked layers{pointed}", **dots))
     return keys
 
 

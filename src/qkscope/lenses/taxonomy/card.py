@@ -9,6 +9,7 @@ from qkscope.lenses.card import (
     error_bars,
     opening,
     phase_lines,
+    pooled_kinds,
     rows,
     table_file,
     undefined_sentence,
@@ -40,6 +41,7 @@ def taxonomy_evolution(given: CardInput) -> Card:
         ),
         *(_training(given) if given.study.one_run else _entries(given)),
         undefined_sentence(given),
+        pooled_kinds(given),
         *_other_window(given),
         *held(given, "taxonomy_evolution"),
     ]

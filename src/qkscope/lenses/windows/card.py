@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from qkscope.lenses.card import Card, CardInput, error_bars, rows
+from qkscope.lenses.card import Card, CardInput, error_bars, pooled_kinds, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
 from qkscope.lenses.told import MOST_TOLD, at_or_in
 from qkscope.lenses.windows.table import enough_words, is_shown, over_windows, smallest_enough
@@ -104,6 +104,7 @@ def window_dependence(given: CardInput) -> Card:
         " ".join(text for text in (_enough(given), _methods(given)) if text),
         *_effects(given, effects),
         *_counted(given, effects),
+        pooled_kinds(given),
     ]
     steps = [
         (
