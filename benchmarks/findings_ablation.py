@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from qkscope.words.phrases import listed
 LEVEL = 0.05  # of intervals, and of all comparisons together
 MOST_SHARED = 0.5  # of random heads that are chosen ones: with more, a group is compared with itself
 LARGEST = "position-dominated"
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 def ablation(tables: Tables) -> Part:
@@ -35,7 +36,7 @@ def ablation(tables: Tables) -> Part:
             "Rise of the loss in nats per token when heads are edited together, beside groups of as many other heads "
             f"in each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
             "`kernel` takes the mean score at each distance away and leaves what depends on the token; `zero` takes "
-            "the head away ([ablation.md](ablation.md)). Edited are the ten heads with the largest r_q, and the first "
+            "the head away ([ablation.md](ablation.md)). Edited are the heads with the largest r_q, and the first "
             "category of *position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at "
             "least two heads of a model and at most half of them. Where a layer has too few others, random heads are "
             "chosen ones again (last column); where more than half are, nothing is decided.",
@@ -59,7 +60,7 @@ def judged(measured: pd.DataFrame) -> pd.DataFrame:
 
 def p_value(row: Row) -> float:
     """Two-sided p of a difference, with the degrees of freedom that its interval was made with."""
-    value, error, reach = (float(row[name]) for name in ("excess", "excess_se", "high"))  # type: ignore[arg-type]
+    value, error, reach = (float(row[name]) for name in ("excess", "excess_se", "high"))
     if not error > 0:
         return math.nan
     wide = (reach - value) / error  # in errors: the quantile of Student's t
@@ -96,12 +97,12 @@ def _cells(tables: Tables, rows: pd.DataFrame, row: Row) -> list[str]:
     return [
         str(row["corpus"]), tables.models[str(row["model"])], f"{row['group']} ({row['heads']})", f"`{row['edit']}`",
         "–" if before != before else f"{before:.2f}", *rises, str(_excess(row)),
-        interval if row["decidable"] else "not decided", *parts, f"{100 * float(row['shared']):.0f} %",  # type: ignore[arg-type]
+        interval if row["decidable"] else "not decided", *parts, f"{100 * float(row['shared']):.0f} %",
     ]  # fmt: skip
 
 
 def _excess(row: Row) -> Number:
-    return Number(float(row["excess"]), float(row["excess_se"]))  # type: ignore[arg-type]
+    return Number(float(row["excess"]), float(row["excess_se"]))
 
 
 def _numbers(values: list[float]) -> str:

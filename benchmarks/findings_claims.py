@@ -11,7 +11,7 @@ from findings_numbers import Number, Part, Place, Tables, spoken, table
 from qkscope.join.published import load_published_models
 from qkscope.lenses.claims.account import CLAIMS
 from qkscope.lenses.claims.base import Claim
-from qkscope.text import counted
+from qkscope.text import are, counted
 from qkscope.words.phrases import listed, significant
 
 MARKS = {"supported": "+", "contradicted": "−", "not decided": "0"}
@@ -61,9 +61,9 @@ def _claims_short(found: pd.DataFrame) -> str:
     alike = [int(sum(each == {verdict} for each in by)) for verdict in ("supported", "contradicted")]
     both = int(sum({"supported", "contradicted"} <= each for each in by))
     return (
-        f"**The published claims.** Of {len(by)} that can be asked of finished models, {alike[0]} are supported in "
-        f"every case, {alike[1]} contradicted in every case, and {len(by) - sum(alike)} mixed, of which {both} are "
-        f"supported in one case and contradicted in another. {CAUTION}"
+        f"**The published claims.** Of {len(by)} that can be asked of finished models, {alike[0]} {are(alike[0])} "
+        f"supported in every case, {alike[1]} {are(alike[1])} contradicted in every case, and {len(by) - sum(alike)} "
+        f"mixed or undecided, {both} of them supported in one case and contradicted in another. {CAUTION}"
     )
 
 

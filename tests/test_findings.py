@@ -258,9 +258,9 @@ def test_claims_are_marked_by_model_and_corpus_and_counted_by_claim(tmp_path):
     part = findings_claims.claims(tables(tmp_path, claims=rows))
     assert "| + − | · · | · · |" in part.text[1] and "early in training" not in part.text[1]
     assert (
-        "Of 2 that can be asked of finished models, 1 are supported in every case, 0 contradicted in" in part.short[0]
+        "Of 2 that can be asked of finished models, 1 is supported in every case, 0 are contradicted" in part.short[0]
     )
-    assert "and 1 mixed, of which 1 are supported in one case and contradicted in another." in part.short[0]
+    assert "and 1 mixed or undecided, 1 of them supported in one case and contradicted in another." in part.short[0]
     assert part.short[0].endswith("counts of them are no evidence.")
 
 
@@ -297,6 +297,17 @@ def test_predictions_at_a_window_are_those_of_the_heads_with_the_error_of_their_
         assert row[f"{name}_se"] == pytest.approx(draws.mean(axis=1).std())
         assert row[f"{name}_excess_se"] == pytest.approx(row[f"{name}_se"], rel=0.5)  # predictions hardly vary
     assert (row["layer_kind"], row["heads"], row["unpredicted"], row["why"]) == ("all", len(predicted), 0, "")
+
+
+def test_losses_before_an_edit_come_with_the_chosen_heads_and_may_be_missing(tmp_path):
+    rows = pd.DataFrame([{"corpus": "code", "model": "a", "edit": "zero", "group": "mixed", "outcome": "all"}])
+    assert study_tables.with_losses({"code": tmp_path}, rows)["before"].isna().all()
+    own = [{"model": "a", "edit": "zero", "unit": unit, "outcome": "all", "role": role, "group": "mixed",
+            "before": before, "delta": 0.1, "delta_se": 0.02}
+           for unit, role, before in (("mixed", "chosen", 3.5), ("mixed: control 1", "control", 9.0))]  # fmt: skip
+    pd.DataFrame(own).to_csv(tmp_path / "ablation.csv", index=False)
+    (found,) = study_tables.with_losses({"code": tmp_path}, rows).to_dict("records")
+    assert (found["before"], found["chosen_se"]) == (3.5, 0.02)
 
 
 def test_heads_to_edit_are_the_strongest_and_the_first_category_that_leaves_others(tmp_path):
