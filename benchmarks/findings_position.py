@@ -1,23 +1,10 @@
-"""Sections of docs/findings.md about what position is in heads: r at each window, what RoPE alone gives, scores."""
+"""Sections of docs/findings.md about what position is in heads: r at each window, and what scores are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from findings_numbers import Number, Place, Tables, table
-
-from qkscope.text import counted
-from qkscope.words.phrases import listed
-
-
-@dataclass
-class Part:
-    """A section: what goes into the summary at the top, and its paragraphs."""
-
-    short: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-
+from findings_numbers import Number, Part, Place, Tables, cases, table
 
 SHARES = {
     "position_share": "position",
@@ -54,38 +41,49 @@ def models(tables: Tables, source: str) -> list[Place]:
 
 def position(tables: Tables) -> Part:
     """r_q, r_k and position-dominated heads at each window."""
+    ends = _ends(tables)
     return Part(
-        short=[_window_effect(tables)],
+        short=[_window_effect(tables, ends)],
         text=[
             "Mean r_q and r_k on PC0, and the share of heads that are position-dominated (both above 0.7), over the "
             "first tokens of each document. Windows with fewer than 1,000 tokens of a head are left out.",
             _windows_table(tables),
-            _by_kind(tables),
+            _sizes(tables),
         ],
+        compared=len(ends),
     )
 
 
-def _window_effect(tables: Tables) -> str:
-    """Whether the window alone moves r_q, from the shortest window that has an error to the longest."""
-    ends = []
+End = tuple[Place, tuple[int, Number], tuple[int, Number]]
+
+
+def _ends(tables: Tables) -> list[End]:
+    """r_q of each case at the shortest window that has an error, and at the longest."""
+    found = []
     for place in tables.places():
         known = [w for w in _windows(tables, place) if tables.number("windows", "r_q", place, w).error > 0]
         if len(known) > 1:
-            first, last = (tables.number("windows", "r_q", place, w) for w in (known[0], known[-1]))
-            ends.append((last.minus(first), f"{first} at {known[0]:,} tokens, {last} at {known[-1]:,}", place))
-    moved = [each for each in ends if each[0].sign]
+            first, last = ((w, tables.number("windows", "r_q", place, w)) for w in (known[0], known[-1]))
+            found.append((place, first, last))
+    return found
+
+
+def _window_effect(tables: Tables, ends: list[End]) -> str:
+    """Which way the window alone moves r_q."""
+    ways: dict[int, list[End]] = {1: [], -1: [], 0: []}
+    for end in ends:
+        ways[end[2][1].minus(end[1][1]).sign].append(end)
+    moved = [*ways[1], *ways[-1]]
     if not moved:
         return f"Mean r_q differs between the shortest and the longest window in none of {cases(len(ends))}."
-    _, said, place = max(moved, key=lambda each: abs(each[0].value))
+    words = {1: "rises in", -1: "falls in", 0: "is not told apart in"}
+    said = [f"{words[way]} {tables.grouped([each[0] for each in of])}" for way, of in ways.items() if of]
+    place, (short, first), (long, last) = max(moved, key=lambda each: abs(each[2][1].value - each[1][1].value))
     return (
-        "**r depends on the window.** With the same weights and documents, mean r_q differs between the shortest and "
-        f"the longest window in {len(moved)} of {cases(len(ends))}, most in {place.said}: {said}."
+        "**r depends on the window.** With the same weights and documents, mean r_q from the shortest window to the "
+        f"longest {'; '.join(said)}. The largest change is in {place.said}: {first} at {short:,} tokens, {last} at "
+        f"{long:,}."
     )
-
-
-def cases(count: int) -> str:
-    """A model on a corpus is a case."""
-    return counted(count, "case")
 
 
 def _windows(tables: Tables, place: Place) -> list[int]:
@@ -110,123 +108,32 @@ def _windows_table(tables: Tables) -> str:
     return table(["model", "window", *names], rows)
 
 
-def _by_kind(tables: Tables) -> str:
-    """Models whose layers are of several kinds, each kind by itself."""
-    places = [place for place in models(tables, "kinds") if place.kind != "all"]
-    if not places:
+def _sizes(tables: Tables) -> str:
+    """r_k beside its size at the longest window, for each model and kind of layer."""
+    kinds = [place for place in models(tables, "kinds") if place.kind != "all"]
+    places = sorted([*models(tables, "signal"), *kinds], key=lambda place: list(tables.models).index(place.model))
+    if not any(_signal(tables, "r_k_abs", tables.other(p, c)).known for p in places for c in tables.corpora):
         return ""
     columns: dict[str, Callable[[Place], str]] = {
-        "heads": lambda place: _heads(tables, "kinds", place),
-        "r_q": lambda place: str(tables.number("kinds", "r_q", place)),
-        "r_k": lambda place: str(tables.number("kinds", "r_k", place)),
-        "\\|r_k\\|": lambda place: str(tables.number("kinds", "r_k_abs", place)),
+        name: lambda place, column=column: str(_signal(tables, column, place))
+        for name, column in (("r_q", "r_q"), ("r_k", "r_k"), ("\\|r_k\\|", "r_k_abs"))
     }
     names, cells = side_by_side(tables, columns, places)
     rows = [[place.name, *cell] for place, cell in zip(places, cells, strict=True)]
-    return "At the own context, by kind of layer:\n\n" + table(["layers", *names], rows)
-
-
-def _heads(tables: Tables, source: str, place: Place) -> str:
-    rows = tables.rows(source, place)
-    return "–" if rows.empty else f"{int(rows.iloc[0]['heads'])}"
-
-
-# --- what RoPE alone gives --------------------------------------------------------------------------
-
-
-def rope(tables: Tables) -> Part:
-    """The prediction beside the measurement, window by window."""
-    part = Part(short=[_rope_short(tables)])
-    part.text = [
-        "RoPE alone: the mean and covariance of a head's queries and keys before rotation, taken as if they did not "
-        "depend on position, and turned ([lenses/rope.md](lenses/rope.md)). Excess is measured minus predicted: "
-        "position that the hidden states carry. Only heads with a prediction count.",
-        *(f"**{corpus.capitalize()}**\n\n{_rope_table(tables, corpus)}" for corpus in tables.corpora),
-        _rope_trend(tables),
-        _unpredicted(tables),
+    signs = [
+        place
+        for place in tables.places()
+        if _signal(tables, "r_k_abs", place).ahead_of(_signal(tables, "r_k", place).size)
     ]
-    return part
+    both = (
+        f" It is above |mean r_k| beyond two errors in {tables.grouped(signs)}: heads of both signs." if signs else ""
+    )
+    return f"At the longest window, with mean |r_k|, and by kind of layer.{both}\n\n" + table(["model", *names], rows)
 
 
-def _rope_windows(tables: Tables, place: Place) -> list[int]:
-    rows = tables.rows("rope", place)
-    return [] if rows.empty else sorted(int(w) for w in rows["window"])
-
-
-def _known_windows(tables: Tables, place: Place) -> list[int]:
-    """Those at which there is a prediction."""
-    return [w for w in _rope_windows(tables, place) if tables.number("rope", "r_q_rope", place, w).known]
-
-
-def _rope_short(tables: Tables) -> str:
-    """How much of r_q RoPE alone gives at the longest window, and how large the rest is."""
-    found = []
-    for place in tables.places():
-        for window in _known_windows(tables, place)[-1:]:
-            columns = ("r_q", "r_q_rope", "r_q_excess", "r_k_excess")
-            found.append((place, *(tables.number("rope", column, place, window) for column in columns)))
-    if not found:
-        return ""
-    mostly = [each for each in found if each[2].minus(Number(each[1].value / 2, each[1].error / 2)).sign > 0]
-    title = "**RoPE alone gives most of r_q.**" if len(mostly) == len(found) else "**What RoPE alone gives.**"
-    said = f"{title} At the own context it gives more than half of mean r_q in {len(mostly)} of {cases(len(found))}."
-    for name, at in (("r_q", 3), ("r_k", 4)):
-        beyond = [each for each in found if each[at].sign]
-        largest = max(found, key=lambda each: abs(each[at].value))
-        said += (
-            f" Measured {name} differs from the prediction by more than two errors in {len(beyond)}; the largest "
-            f"difference is {largest[at]}, in {largest[0].said}."
-        )
-    return said
-
-
-def _rope_table(tables: Tables, corpus: str) -> str:
-    rows = []
-    for first in tables.places(corpus):
-        for place in tables.with_kinds(first, "rope"):
-            for window in _rope_windows(tables, place):
-                row = tables.rows("rope", place)
-                row = row[row["window"] == window].iloc[0]
-                cells = [str(tables.number("rope", c, place, window)) for c in
-                         ("r_q", "r_q_rope", "r_q_excess", "r_k", "r_k_rope", "r_k_excess")]  # fmt: skip
-                shares = [row["dominated"], row["dominated_rope"]]
-                dominated = " / ".join(f"{100 * share:.0f} %" for share in shares) if row["heads"] else "–"
-                rows.append([place.name, f"{window:,}", f"{int(row['heads'])}", *cells, dominated])
-    columns = ["model", "window", "heads", "r_q", "RoPE alone", "excess", "r_k", "RoPE alone", "excess",
-               "position-dominated, measured / RoPE alone"]  # fmt: skip
-    return table(columns, rows)
-
-
-def _rope_trend(tables: Tables) -> str:
-    """Whether the excess is smaller at the longest window than at the shortest."""
-    smaller, larger, same = [], [], 0
-    for place in tables.places():
-        windows = _known_windows(tables, place)
-        for name in ("r_q", "r_k") if len(windows) > 1 else ():
-            first, last = (tables.number("rope", f"{name}_excess", place, w) for w in (windows[0], windows[-1]))
-            change = Number(abs(last.value), last.error).minus(Number(abs(first.value), first.error))
-            told = f"{name} of {place.said}"
-            smaller += [told] if change.sign < 0 else []
-            larger += [told] if change.sign > 0 else []
-            same += change.sign == 0
-    parts = [f"smaller at the longest window than at the shortest for {listed(smaller)}" if smaller else "",
-             f"larger for {listed(larger)}" if larger else "",
-             f"not told apart in {same} of {same + len(smaller) + len(larger)}" if same else ""]  # fmt: skip
-    return f"The size of the excess is {'; '.join(part for part in parts if part)}."
-
-
-def _unpredicted(tables: Tables) -> str:
-    rows = tables.table("rope")
-    if rows.empty or not rows["unpredicted"].any():
-        return ""
-    some = rows[(rows["unpredicted"] > 0) & (rows["layer_kind"] == "all")]
-    said = []
-    for (model, count, why), of in some.groupby(["model", "unpredicted", "why"], sort=False):
-        windows = sorted(set(of["window"]))
-        every = len(windows) == rows.loc[rows["model"] == model, "window"].nunique()
-        at = "" if every else f" at {listed([f'{int(w):,}' for w in windows])} tokens"
-        said.append(f"{int(count)} of {tables.models[str(model)]}{at} ({why})")
-    return f"Heads without a prediction: {'; '.join(said)}."
+def _signal(tables: Tables, column: str, place: Place) -> Number:
+    """At the longest window: of all heads, or of one kind of layer."""
+    return tables.number("signal" if place.kind == "all" else "kinds", column, place)
 
 
 # --- scores -----------------------------------------------------------------------------------------
@@ -235,37 +142,43 @@ def _unpredicted(tables: Tables) -> str:
 def scores(tables: Tables) -> Part:
     """The parts of the variance of scores."""
     rows = []
+    leading: dict[str, list[Place]] = {}
     for first in tables.places():
-        for place in tables.with_kinds(first, "scores"):
+        found = tables.with_kinds(first, "scores")
+        for place in found:
             cells = [tables.number("scores", name, place).percent for name in SHARES]
             row = tables.rows("scores", place).iloc[0]
             rows.append([place.corpus, place.name, *cells, str(tables.number("scores", "late_advantage", place)),
                          f"{int(row['late_wins'])} / {int(row['early_wins'])} of {int(row['heads'])}"])  # fmt: skip
+        for place in found[1:] or found:  # by kind of layer where there are several
+            leading.setdefault(_leading(tables, place), []).append(place)
     columns = ["corpus", "model", *SHARES.values(), "late advantage", "late / early keys win"]
-    leading: dict[str, list[str]] = {}
-    for place in tables.places():
-        leading.setdefault(_leading(tables, place), []).append(place.said)
-    said = [f"{part} in {listed(places)}" for part, places in leading.items() if part]
-    open_ = f"; no part is ahead by more than two errors in {listed(leading[''])}" if "" in leading else ""
+    said = [f"*{part}* in {tables.grouped(leading[part])}" for part in SHARES.values() if part in leading]
+    open_ = f"no part is ahead by more than two errors in {tables.grouped(leading[''])}" if "" in leading else ""
+    largest = f"The largest part of the variance of scores is {'; '.join(said)}" if said else ""
+    told = "; ".join(part for part in (largest, open_) if part)
     return Part(
-        short=[f"**What decides scores.** The largest part of their variance is {'; '.join(said)}{open_}."]
-        if said
-        else [],
+        short=[f"**What scores are made of.** {told[0].upper()}{told[1:]}."] if told else [],
         text=[
-            "Of the variance of a query's scores over the keys that it sees, at the own context: *position* is the "
+            "Of the variance of a query's scores over the keys that it sees, at the longest window: *position* is the "
             "mean query and where keys are, *query-position* queries that use position differently, *preference* the "
             "mean query and what keys are beyond position, *query* both ([lenses/score.md](lenses/score.md)). Late "
-            "advantage: by how many standard deviations the last key wins over the first.",
+            "advantage: by how many standard deviations the last key wins over the first. Late (early) keys win: in "
+            "how many heads it is above (below) 0 by more than two errors.",
             table(columns, rows),
         ],
+        compared=sum(map(len, leading.values())),
     )
 
 
 def _leading(tables: Tables, place: Place) -> str:
-    """The largest part, if it is ahead of the second by more than two errors."""
+    """The largest part, if it is ahead of the second by more than two errors.
+
+    Shares add up to 1, so their errors depend on each other, in a way that tables do not say: errors are added.
+    """
     found = sorted(((tables.number("scores", column, place), name) for column, name in SHARES.items()),
                    key=lambda each: -each[0].value)  # fmt: skip
-    return found[0][1] if found[0][0].minus(found[1][0]).sign > 0 else ""
+    return found[0][1] if found[0][0].ahead_of(found[1][0]) else ""
 
 
-SECTIONS = {"position": position, "rope": rope, "scores": scores}
+SECTIONS = {"position": position, "scores": scores}

