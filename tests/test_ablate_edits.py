@@ -367,7 +367,7 @@ def test_what_is_wrong_with_an_ablation_at_hand_is_said(model):
         ({"edits": "zero"}, r"edits is a single word; put it in a list: \['zero'\]"),
         ({"edits": ["zorro"]}, "'zorro' is not an edit"),
         ({"heads": ["L9H9"]}, "there is no head L9H9"),
-        ({"needle": [0.5]}, "give the model's tokenizer, too"),
+        ({"needle": [0.5]}, "also give the model's tokenizer"),
         ({"groups": 2}, r"\(2 document groups, fewer than 4\); capture more documents"),
     ):
         with pytest.raises(InputError, match=message):

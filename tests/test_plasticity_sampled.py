@@ -406,4 +406,4 @@ def test_the_command_refuses_what_has_no_vectors(finished, capsys):
     assert main(["analyze", "a.safetensors", "--plasticity-pairs", "40"]) == 2
     assert "needs a results folder" in capsys.readouterr().err
     assert main(["analyze", "--vectors", "here", "--out", "x", "--plasticity-pairs", "40"]) == 2
-    assert "for a results folder" in capsys.readouterr().err
+    assert "only applies to a results folder" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from known_errors import write_known
 from published_table import invented
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.card import CardInput
+from qkscope.lenses.card import Subject
 from qkscope.lenses.position.kinds_words import finding, signal_by_kind
 from qkscope.report.figures import draw as drawn
 from qkscope.results.read import load_results
@@ -45,7 +45,7 @@ def test_the_title_states_the_finding_and_nothing_within_its_error(tables, tmp_p
 
 
 def test_its_card_has_both_windows_and_errors(tables):
-    text = " ".join(signal_by_kind(CardInput(tables, tables.own)).takeaway)
+    text = " ".join(signal_by_kind(Subject(tables, tables.own)).takeaway)
     assert "In rotary layers queries: mean r_q rises from" in text
     assert "over 4,096 tokens" in text
     assert "±" in text

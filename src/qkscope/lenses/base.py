@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.lenses.card import Card, CardInput
+    from qkscope.lenses.card import Card, Subject
     from qkscope.lenses.kept_sample import KeptSample
     from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
@@ -185,7 +185,7 @@ class Figure:
 
     name: str
     draw: Callable[[AtWindow], Drawing]
-    card: Callable[[CardInput], Card]
+    card: Callable[[Subject], Card]
     needs: tuple[str, ...]  # names of summaries, or files of head tables
     at_common_window: bool = False
     number: int | None = None  # of its folder; the next free one by default

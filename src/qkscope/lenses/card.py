@@ -44,7 +44,7 @@ from qkscope.words.production import produced
 
 
 @dataclass(frozen=True)
-class CardInput:
+class Subject:
     """Everything a card may speak about: the study at one choice of windows, and at the other to compare with."""
 
     tables: StudyTables
@@ -120,16 +120,16 @@ class Card:
     drawing: str = ""  # how it is drawn, where that says more than the function's name
 
 
-def card_blocks(figure: Figure, card: Card, given: CardInput) -> list[Block]:
+def card_blocks(figure: Figure, card: Card, subject: Subject) -> list[Block]:
     """The card under its headings."""
     return [
-        heading(1, f"{shortened(given.study.title)}: {given.at.headline(card.headline)}"),
+        heading(1, f"{shortened(subject.study.title)}: {subject.at.headline(card.headline)}"),
         heading(2, "File"),
         paragraph(Code(FIGURE_PNG), ", and the same drawing as vector graphics in ", Code(FIGURE_SVG)),
         heading(2, "What This Figure Shows"),
         *(paragraph(shown) if isinstance(shown, str) else shown for shown in card.shows if shown),
         heading(2, "How It Was Produced"),
-        *produced(given.results, given.tables.rows_of(card.table, given.at), card.table, card.steps),
+        *produced(subject.results, subject.tables.rows_of(card.table, subject.at), card.table, card.steps),
         numbered(Strong("Drawing"), ": ", *_drawing(figure, card)),
         heading(2, "Key Takeaway"),
         paragraph(takeaway(card)),
@@ -149,75 +149,75 @@ def _drawing(figure: Figure, card: Card) -> tuple[Run, ...]:
     return how, Code("qkscope report RESULTS"), "; the function is ", Code(function), "."
 
 
-def table_file(given: CardInput) -> str:
+def table_file(subject: Subject) -> str:
     """The head table that the numbers come from."""
-    return schema.QK_COMMON_CSV if given.at.common else schema.QK_CSV
+    return schema.QK_COMMON_CSV if subject.at.common else schema.QK_CSV
 
 
-def window_sentence(given: CardInput) -> str:
+def window_sentence(subject: Subject) -> str:
     """At which windows the figure was measured."""
-    known = sorted({int(w) for w in given.windows.values() if not math.isnan(w)})
+    known = sorted({int(w) for w in subject.windows.values() if not math.isnan(w)})
     if not known:
         return "The window of the measurement is not recorded."
-    if given.at.common and len(known) > 1:
+    if subject.at.common and len(known) > 1:
         return (
-            f"Every {given.noun} is measured over the tokens that as many characters of its documents are on average: "
-            f"{known[0]:,} to {tokens(known[-1])}."
+            f"Every {subject.noun} is measured over the tokens that as many characters of its documents are on "
+            f"average: {known[0]:,} to {tokens(known[-1])}."
         )
-    if given.at.common:
-        return f"Every {given.noun} is measured over the same leading {tokens(known[0])} of each document."
+    if subject.at.common:
+        return f"Every {subject.noun} is measured over the same leading {tokens(known[0])} of each document."
     if len(known) == 1:
-        return f"Every {given.noun} is measured over a window of {tokens(known[0])}."
-    return f"Each {given.noun} is measured over its own context, from {known[0]:,} to {tokens(known[-1])}."
+        return f"Every {subject.noun} is measured over a window of {tokens(known[0])}."
+    return f"Each {subject.noun} is measured over its own context, from {known[0]:,} to {tokens(known[-1])}."
 
 
-def opening(given: CardInput, what: str) -> str:
+def opening(subject: Subject, what: str) -> str:
     """The first paragraph: what is drawn, for how many checkpoints, at which windows."""
-    return f"{what} {window_sentence(given)}"
+    return f"{what} {window_sentence(subject)}"
 
 
-def phase_lines(given: CardInput) -> str:
+def phase_lines(subject: Subject) -> str:
     """The half-sentence about phase separators, where there are any."""
-    return " and dashed lines between phases" if len({c.phase for c in given.checkpoints}) > 1 else ""
+    return " and dashed lines between phases" if len({c.phase for c in subject.checkpoints}) > 1 else ""
 
 
-def bands(given: CardInput) -> str:
+def bands(subject: Subject) -> str:
     """How a spread is drawn: a band along a line, or a bar where no line joins the entries."""
-    return "a band" if given.study.one_run and len(given.checkpoints) > 1 else "a bar"
+    return "a band" if subject.study.one_run and len(subject.checkpoints) > 1 else "a bar"
 
 
-def error_bars(given: CardInput, summary: str, columns: Sequence[str], what: str = "Thin bars") -> str:
+def error_bars(subject: Subject, summary: str, columns: Sequence[str], what: str = "Thin bars") -> str:
     """The sentence about error bars, where errors over documents are known."""
-    if not has_errors(given.table(summary), columns):
+    if not has_errors(subject.table(summary), columns):
         return ""
     return f" {what} are ± 1 standard error over documents: how far another sample of them would move the value."
 
 
-def pooled_kinds(given: CardInput) -> str:
+def pooled_kinds(subject: Subject) -> str:
     """That means are over heads of all kinds of layers, where a study has several, and where they are told apart."""
-    kinds = kinds_in_order(given.at.heads["layer_kind"])
+    kinds = kinds_in_order(subject.at.heads["layer_kind"])
     if len(kinds) < 2:
         return ""
-    apart = "; the figure layer_kinds tells them apart" if given.own.has("layer_kinds") else ""
+    apart = "; the figure layer_kinds tells them apart" if subject.own.has("layer_kinds") else ""
     return f"Heads of all kinds of layers are taken together here ({'; '.join(map(shortened, kinds))}){apart}."
 
 
-def rows(given: CardInput) -> str:
+def rows(subject: Subject) -> str:
     """`10 checkpoints` or `3 models`."""
-    return counted(len(given.checkpoints), given.noun)
+    return counted(len(subject.checkpoints), subject.noun)
 
 
-def tell_curve(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
+def tell_curve(subject: Subject, quantity: str, name: str, fmt: Format) -> str:
     """A paragraph about one quantity: its course, its largest steps, its plateau; or who is lowest and highest."""
-    said = [tell_short(given, quantity, name, fmt)]
-    if given.study.one_run:
-        said += jumps(given.curve(quantity), name[0].lower() + name[1:], fmt, given.windows)
-    return " ".join([*said, *error_span(given, quantity, fmt)])
+    said = [tell_short(subject, quantity, name, fmt)]
+    if subject.study.one_run:
+        said += jumps(subject.curve(quantity), name[0].lower() + name[1:], fmt, subject.windows)
+    return " ".join([*said, *error_span(subject, quantity, fmt)])
 
 
-def error_span(given: CardInput, quantity: str, fmt: Format, panel: HeadPanel | None = None) -> list[str]:
+def error_span(subject: Subject, quantity: str, fmt: Format, panel: HeadPanel | None = None) -> list[str]:
     """How large the errors of a mean or share are, where they are known."""
-    errors = [(panel or given.panel).error(quantity, c.name) for c in given.checkpoints]
+    errors = [(panel or subject.panel).error(quantity, c.name) for c in subject.checkpoints]
     known = sorted(error for error in errors if math.isfinite(error))
     if not known or known[-1] == 0:
         return []
@@ -225,27 +225,27 @@ def error_span(given: CardInput, quantity: str, fmt: Format, panel: HeadPanel | 
     return [f"(Standard error over documents: {low if low == high else f'{low} to {high}'}.)"]
 
 
-def tell_short(given: CardInput, quantity: str, name: str, fmt: Format) -> str:
+def tell_short(subject: Subject, quantity: str, name: str, fmt: Format) -> str:
     """One sentence: the course over one run, or the largest difference between seeds or models."""
-    if given.study.one_run or len(given.checkpoints) == 1:
-        return curve_course(given.curve(quantity), name, fmt)
-    return ranking(given.contrast(quantity), name, fmt, given.noun)
+    if subject.study.one_run or len(subject.checkpoints) == 1:
+        return curve_course(subject.curve(quantity), name, fmt)
+    return ranking(subject.contrast(quantity), name, fmt, subject.noun)
 
 
 def window_agreement(
-    given: CardInput, quantities: Sequence[tuple[str, str, Format]], file: str | None = None
+    subject: Subject, quantities: Sequence[tuple[str, str, Format]], file: str | None = None
 ) -> list[str]:
     """Where the own contexts and the common window agree, at each step where the context changes.
 
     Quantities are those of the table of heads, or of a lens's `file`. Without a common-window table, only the warning
     that training and window are mixed there.
     """
-    changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
+    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
     if not changes:
         return []
-    if not given.study.one_run:
-        return _other_choice(given, quantities, file)
-    if given.common is None:
+    if not subject.study.one_run:
+        return _other_choice(subject, quantities, file)
+    if subject.common is None:
         steps = listed([f"{label(before)} to {label(after)}" for before, after, _, _ in changes[:4]])
         return [
             f"The context differs between checkpoints ({steps}), so a change there mixes training with the "
@@ -253,7 +253,7 @@ def window_agreement(
         ]
     said = []
     for before, after, one, other in changes[:3]:
-        found = _both(given, before, after, [q for q, _, _ in quantities], file)
+        found = _both(subject, before, after, [q for q, _, _ in quantities], file)
         if found:
             place = f"from {label(before)} to {label(after)} (context {one:,} to {other:,})"
             said.append(agreements(found, [(name, fmt) for _, name, fmt in quantities], place))
@@ -265,53 +265,53 @@ def _panel(at: AtWindow, file: str | None) -> HeadPanel:
 
 
 def _other_choice(
-    given: CardInput, quantities: Sequence[tuple[str, str, Format]], file: str | None = None
+    subject: Subject, quantities: Sequence[tuple[str, str, Format]], file: str | None = None
 ) -> list[str]:
     """Seeds or models with different contexts: the same differences at the other choice of windows."""
-    other = given.other
+    other = subject.other
     if other is None:
         return [
-            f"Contexts differ between {given.noun}s, so a difference may come from the length of the window; no "
+            f"Contexts differ between {subject.noun}s, so a difference may come from the length of the window; no "
             "measurement at a common window is in these results."
         ]
     there = other.study.checkpoints
-    place = f"At each {given.noun}'s own context" if given.at.common else "At the common window"
+    place = f"At each {subject.noun}'s own context" if subject.at.common else "At the common window"
     if not quantities:
         return []
     panel = _panel(other, file)
-    said = [ranking(largest_contrast(panel, there, q), name, fmt, given.noun) for q, name, fmt in quantities]
+    said = [ranking(largest_contrast(panel, there, q), name, fmt, subject.noun) for q, name, fmt in quantities]
     return [" ".join(f"{place}, {text}" if i == 0 else sentence(text) for i, text in enumerate(said))]
 
 
-def context_takeaway(given: CardInput, quantities: Sequence[str], file: str | None = None) -> str:
+def context_takeaway(subject: Subject, quantities: Sequence[str], file: str | None = None) -> str:
     """For a takeaway: whether the first step with a new context holds at the other choice of windows."""
-    changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
-    if not changes or not given.study.one_run:
+    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
+    if not changes or not subject.study.one_run:
         return ""
     before, after, _, _ = changes[0]
-    found = _both(given, before, after, quantities, file)
-    return survives(found, f"from {label(before)} to {label(after)}", given.at.common)
+    found = _both(subject, before, after, quantities, file)
+    return survives(found, f"from {label(before)} to {label(after)}", subject.at.common)
 
 
 def _both(
-    given: CardInput, before: Entry, after: Entry, quantities: Sequence[str], file: str | None = None
+    subject: Subject, before: Entry, after: Entry, quantities: Sequence[str], file: str | None = None
 ) -> list[Agreement]:
     """The changes of one step in both choices of windows; empty where the common window lacks a checkpoint."""
-    if given.common is None or not {before.name, after.name} <= set(given.common.names):
+    if subject.common is None or not {before.name, after.name} <= set(subject.common.names):
         return []
-    return compare_choices(_panel(given.own, file), _panel(given.common, file), before, after, quantities)
+    return compare_choices(_panel(subject.own, file), _panel(subject.common, file), before, after, quantities)
 
 
-def undefined_sentence(given: CardInput) -> str:
+def undefined_sentence(subject: Subject) -> str:
     """How many heads have no correlation, if any."""
-    counts = given.table("taxonomy_counts")
+    counts = subject.table("taxonomy_counts")
     total = int(counts["undefined"].sum())
     if not total:
         return ""
     worst = counts.iloc[int(counts["undefined"].to_numpy().argmax())]
-    name, most = shortened(given.study.labels[str(worst["model"])]), int(worst["undefined"])
-    word = at_or_in(given.study)
-    where = f"{word} {name}" if most == total else f"over all {given.noun}s, the most {word} {name} ({most})"
+    name, most = shortened(subject.study.labels[str(worst["model"])]), int(worst["undefined"])
+    word = at_or_in(subject.study)
+    where = f"{word} {name}" if most == total else f"over all {subject.noun}s, the most {word} {name} ({most})"
     has, they = ("has", "it is") if total == 1 else ("have", "they are")
     return (
         f"{counted(total, 'head')} {has} no defined correlation {where}; {they} counted as undefined and left out of "

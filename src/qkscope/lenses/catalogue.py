@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Lens
-from qkscope.lenses.card import CardInput, card_blocks
+from qkscope.lenses.card import Subject, card_blocks
 from qkscope.lenses.registry import registered
 from qkscope.words.blocks import Block
 
@@ -32,8 +32,8 @@ class Numbered:
         """What the figure shows, in words."""
 
         def write() -> list[Block]:
-            given = CardInput(tables, at)
-            return card_blocks(self.figure, self.figure.card(given), given)
+            subject = Subject(tables, at)
+            return card_blocks(self.figure, self.figure.card(subject), subject)
 
         return at.card(self.name, write)
 

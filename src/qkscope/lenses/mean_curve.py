@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qkscope.lenses.base import Column, Figure, HeadTable
-from qkscope.lenses.card import Card, CardInput, bands, error_span, rows, window_sentence
+from qkscope.lenses.card import Card, Subject, bands, error_span, rows, window_sentence
 from qkscope.lenses.errors import column_means, has_errors
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.words.phrases import curve_course, jumps, ranking, sentence, significant
@@ -52,22 +52,22 @@ def draw_mean_curve(file: str, column: Column, title: str, at: AtWindow) -> Draw
     return style.finish(figure)
 
 
-def mean_card(file: str, column: Column, title: str, given: CardInput) -> Card:
+def mean_card(file: str, column: Column, title: str, subject: Subject) -> Card:
     """What the column is, and how its mean goes."""
-    panel = given.at.panel_of(file)
+    panel = subject.at.panel_of(file)
     name = f"The mean of {column.name}"
-    if given.study.one_run or len(given.checkpoints) == 1:
-        curve = describe_curve(panel, given.checkpoints, column.name)
+    if subject.study.one_run or len(subject.checkpoints) == 1:
+        curve = describe_curve(panel, subject.checkpoints, column.name)
         course = curve_course(curve, name, significant)
-        steps = jumps(curve, name[0].lower() + name[1:], significant, given.windows)
+        steps = jumps(curve, name[0].lower() + name[1:], significant, subject.windows)
     else:
-        contrast = largest_contrast(panel, given.checkpoints, column.name)
-        course, steps = ranking(contrast, name, significant, given.noun), []
+        contrast = largest_contrast(panel, subject.checkpoints, column.name)
+        course, steps = ranking(contrast, name, significant, subject.noun), []
     shows = [
-        f"{column.name}: {sentence(column.definition)} The mean over heads for {rows(given)}, with {bands(given)} of "
-        f"± 1 standard deviation over heads. {window_sentence(given)}",
-        " ".join([course, *steps, *error_span(given, column.name, significant, panel)]),
+        f"{column.name}: {sentence(column.definition)} The mean over heads for {rows(subject)}, with {bands(subject)} "
+        f"of ± 1 standard deviation over heads. {window_sentence(subject)}",
+        " ".join([course, *steps, *error_span(subject, column.name, significant, panel)]),
     ]
-    how = [("Aggregation", f"mean and standard deviation of {column.name} over the heads of each {given.noun}.")]
-    headline = f"{title} {given.study.span.title()}"
+    how = [("Aggregation", f"mean and standard deviation of {column.name} over the heads of each {subject.noun}.")]
+    headline = f"{title} {subject.study.span.title()}"
     return Card(headline, shows, file, how, [course])

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from qkscope.lenses.card import CardInput
+from qkscope.lenses.card import Subject
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
 from qkscope.words.phrases import Format, curve_course, jumps, listed, plus_minus, ranking, share_plus_minus
 
 
-def tell(given: CardInput, panel: HeadPanel, quantity: str, name: str, fmt: Format, *, steps: bool = False) -> str:
+def tell(subject: Subject, panel: HeadPanel, quantity: str, name: str, fmt: Format, *, steps: bool = False) -> str:
     """How a mean goes over one run, with its largest steps if asked for; or who is lowest and highest."""
-    if not (given.study.one_run or len(given.checkpoints) == 1):
-        return ranking(largest_contrast(panel, given.checkpoints, quantity), name, fmt, given.noun)
-    curve = describe_curve(panel, given.checkpoints, quantity)
+    if not (subject.study.one_run or len(subject.checkpoints) == 1):
+        return ranking(largest_contrast(panel, subject.checkpoints, quantity), name, fmt, subject.noun)
+    curve = describe_curve(panel, subject.checkpoints, quantity)
     said = [curve_course(curve, name, fmt)]
     if steps:
-        said += jumps(curve, name[0].lower() + name[1:], fmt, given.windows)
+        said += jumps(curve, name[0].lower() + name[1:], fmt, subject.windows)
     return " ".join(said)
 
 

@@ -1,7 +1,7 @@
 """The sentences for the first screen of the page: the openings of the takeaways that lenses put forward."""
 
 from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.card import CardInput
+from qkscope.lenses.card import Subject
 from qkscope.lenses.catalogue import drawable
 
 SENTENCES = 4
@@ -12,6 +12,6 @@ def lead(tables: StudyTables) -> list[str]:
     said = []
     for entry, at in drawable(tables):
         if entry.figure.leads and not at.common:
-            takeaway = [text for text in entry.figure.card(CardInput(tables, at)).takeaway if text]
+            takeaway = [text for text in entry.figure.card(Subject(tables, at)).takeaway if text]
             said += [" ".join(takeaway[: entry.figure.leads])] if takeaway else []
     return said[:SENTENCES]

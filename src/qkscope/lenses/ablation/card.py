@@ -17,7 +17,7 @@ from qkscope.lenses.ablation.table import (
     last_measured,
     shown_edit,
 )
-from qkscope.lenses.card import Card, CardInput
+from qkscope.lenses.card import Card, Subject
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.phrases import decimals_of, label, listed, plus_minus, signed, span
@@ -26,17 +26,17 @@ DECIMALS = 4  # of a loss whose error is not known
 PASSES = ("Passes", "qkscope ablate: the same documents with and without the edit, loss of every token, paired.")
 
 
-def ablation_card(given: CardInput) -> Card:
+def ablation_card(subject: Subject) -> Card:
     """What survives: heads whose edit costs something, and what told it beforehand."""
-    at = given.at
+    at = subject.at
     edit, model = shown_edit(at), last_measured(at)
     table = at.table(FILE)
     here = table[(table["model"] == model) & table[f"loss_{edit}"].notna()]
     ranks = at.table(NAME)
     ranks = ranks[(ranks["edit"] == edit) & (ranks["model"] == model)]
-    matter = _matter(here, edit, _documents(given, model, edit))
+    matter = _matter(here, edit, _documents(subject, model, edit))
     shows = [
-        f"Each dot is a head of {label(_entry(given, model))}: how much the mean loss of the documents' tokens rises "
+        f"Each dot is a head of {label(_entry(subject, model))}: how much the mean loss of the documents' tokens rises "
         f"when an edit takes away {EDITS[edit]}, with its standard error over documents, against measures of how "
         "strongly the head encodes position. The edit of a document comes from other documents. Above each panel: "
         "Spearman's rank correlation over heads with a 95 % interval (bootstrap over layers; in models of few layers, "
@@ -49,15 +49,15 @@ def ablation_card(given: CardInput) -> Card:
     return Card("Does It Matter?", [text for text in shows if text], FILE, steps, [matter, best_sentence(ranks)])
 
 
-def _entry(given: CardInput, name: str) -> Entry:
-    return next(each for each in given.checkpoints if each.name == name)
+def _entry(subject: Subject, name: str) -> Entry:
+    return next(each for each in subject.checkpoints if each.name == name)
 
 
-def _documents(given: CardInput, model: str, edit: str) -> int | None:
+def _documents(subject: Subject, model: str, edit: str) -> int | None:
     """On how many documents single heads were measured, where that is recorded."""
-    if not given.at.has(COURSE_FILE):
+    if not subject.at.has(COURSE_FILE):
         return None
-    course = given.at.table(COURSE_FILE)
+    course = subject.at.table(COURSE_FILE)
     here = course[(course["model"] == model) & (course["edit"] == edit)]
     return None if here.empty else int(here["documents"].iloc[0])
 
@@ -108,11 +108,11 @@ def best_sentence(ranks: pd.DataFrame) -> str:
     return said
 
 
-def groups_card(given: CardInput) -> Card:
+def groups_card(subject: Subject) -> Card:
     """Whether the chosen heads matter more than others."""
-    at = given.at
+    at = subject.at
     models, table = grouped_entries(at), at.table(GROUPS_FILE)
-    parts = [(_entry(given, model), table[table["model"] == model]) for model in models]
+    parts = [(_entry(subject, model), table[table["model"] == model]) for model in models]
     draws = sorted({int(count) for _, part in parts for count in part["draws"]})
     shows = [
         "Heads that were chosen are edited together, and beside them other heads, "
@@ -177,12 +177,12 @@ def verdict(every: pd.DataFrame) -> str:
     return " ".join(said)
 
 
-def course_card(given: CardInput) -> Card:
+def course_card(subject: Subject) -> Card:
     """Since when heads' position matters."""
-    at = given.at
+    at = subject.at
     course, begins = at.table(COURSE_FILE), at.table(BEGINS)
     edits = [edit for edit in EDITS if edit in set(begins["edit"])]
-    said = [_course(given, course[course["edit"] == edit], begins[begins["edit"] == edit], edit) for edit in edits]
+    said = [_course(subject, course[course["edit"] == edit], begins[begins["edit"] == edit], edit) for edit in edits]
     shows = [
         "The same ablation at several checkpoints. Left: the mean over heads, each edited alone, of how much the loss "
         "rises, with its standard error over documents. Right: how many heads cost more than two of their errors "
@@ -194,8 +194,8 @@ def course_card(given: CardInput) -> Card:
     return Card("When Does It Begin to Matter?", shows, COURSE_FILE, steps, said)
 
 
-def _course(given: CardInput, course: pd.DataFrame, begins: pd.DataFrame, edit: str) -> str:
-    entries = {entry.name: label(entry) for entry in given.checkpoints}
+def _course(subject: Subject, course: pd.DataFrame, begins: pd.DataFrame, edit: str) -> str:
+    entries = {entry.name: label(entry) for entry in subject.checkpoints}
     first, last = course.iloc[0], course.iloc[-1]
     mean = (
         f"{edit}: the mean over heads goes from {plus_minus(first['mean'], first['mean_se'])} at "

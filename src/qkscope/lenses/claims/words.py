@@ -10,7 +10,7 @@ import math
 
 import pandas as pd
 
-from qkscope.lenses.card import CardInput
+from qkscope.lenses.card import Subject
 from qkscope.lenses.claims.base import Claim, Ruling
 from qkscope.lenses.told import MOST_TOLD, at_or_in
 from qkscope.stats.noise import STANDARD_ERRORS
@@ -25,46 +25,48 @@ RULE = (
 )
 
 
-def held(given: CardInput, figure: str) -> list[Block]:
+def held(subject: Subject, figure: str) -> list[Block]:
     """The claims of a figure's card, each with its verdict; nothing where the results were built without claims."""
     from qkscope.lenses.claims.account import CLAIMS  # it knows all lenses, whose cards import this
 
-    if not given.at.has(NAME):
+    if not subject.at.has(NAME):
         return []
     every = [claim for claim in CLAIMS if figure in claim.figures]
-    chosen = [claim for claim in every if claim.about == "entry" or given.study.one_run]
-    stages = "" if len(chosen) == len(every) else f" What is said of stages of a run cannot be asked of {given.noun}s."
+    chosen = [claim for claim in every if claim.about == "entry" or subject.study.one_run]
+    stages = (
+        "" if len(chosen) == len(every) else f" What is said of stages of a run cannot be asked of {subject.noun}s."
+    )
     blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{stages}".strip())]
-    for said, parts in itertools.groupby(chosen, key=lambda claim: claim.sentence(one_run=given.study.one_run)):
-        blocks.append(bullet(Strong(said), " ", " ".join(_told(given, claim) for claim in parts)))
+    for said, parts in itertools.groupby(chosen, key=lambda claim: claim.sentence(one_run=subject.study.one_run)):
+        blocks.append(bullet(Strong(said), " ", " ".join(_told(subject, claim) for claim in parts)))
     return blocks if every else []
 
 
-def ruling_of(given: CardInput, name: str) -> str:
+def ruling_of(subject: Subject, name: str) -> str:
     """For a takeaway: one claim's sentence and verdict at the entry that cards speak of."""
     from qkscope.lenses.claims.account import CLAIMS
 
     claim = next(each for each in CLAIMS if each.name == name)
-    if not given.at.has(NAME):
+    if not subject.at.has(NAME):
         return ""
-    rows = _rows(given.table(NAME), claim)
-    if claim.about == "entry" and not given.study.one_run:
-        return _rulings(given, claim, rows)
-    row = _chosen(given, claim, rows)
+    rows = _rows(subject.table(NAME), claim)
+    if claim.about == "entry" and not subject.study.one_run:
+        return _rulings(subject, claim, rows)
+    row = _chosen(subject, claim, rows)
     if row["verdict"] == Ruling.UNASKED:
         return ""
-    judged = f"{row['verdict']}{_place(given, claim, row)}, judged by whether {claim.statistic}"
-    said = claim.sentence(one_run=given.study.one_run).removesuffix(".")
+    judged = f"{row['verdict']}{_place(subject, claim, row)}, judged by whether {claim.statistic}"
+    said = claim.sentence(one_run=subject.study.one_run).removesuffix(".")
     return f"{said}: {judged} ({_size(row)})."
 
 
-def _rulings(given: CardInput, claim: Claim, rows: pd.DataFrame) -> str:
+def _rulings(subject: Subject, claim: Claim, rows: pd.DataFrame) -> str:
     """The same of each seed or model that it can be asked of."""
     asked = [row for _, row in rows.head(MOST_TOLD).iterrows() if row["verdict"] != Ruling.UNASKED]
     if not asked:
         return ""
     said = claim.sentence(one_run=False).removesuffix(".")
-    told = "; ".join(f"{row['verdict']}{_place(given, claim, row)} ({_size(row)})" for row in asked)
+    told = "; ".join(f"{row['verdict']}{_place(subject, claim, row)} ({_size(row)})" for row in asked)
     return f"{said}: judged by whether {claim.statistic}, {told}."
 
 
@@ -72,40 +74,40 @@ def _rows(table: pd.DataFrame, claim: Claim) -> pd.DataFrame:
     return table[table["claim"] == claim.name]
 
 
-def _chosen(given: CardInput, claim: Claim, rows: pd.DataFrame) -> pd.Series:
-    return rows.iloc[0 if claim.told == "first" and given.study.one_run else -1]
+def _chosen(subject: Subject, claim: Claim, rows: pd.DataFrame) -> pd.Series:
+    return rows.iloc[0 if claim.told == "first" and subject.study.one_run else -1]
 
 
-def _told(given: CardInput, claim: Claim) -> str:
+def _told(subject: Subject, claim: Claim) -> str:
     """One statistic: its verdict, the numbers, what the other window says, and how often it is so."""
-    rows = _rows(given.table(NAME), claim)
-    if claim.about == "entry" and not given.study.one_run and len(rows) > 1:
-        told = [_judged(given, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
-        return " ".join([f"{_then(claim)}{told[0]}", *told[1:], _counts(given, rows)]).strip()
-    row = _chosen(given, claim, rows)
-    said = [_at_entry(given, claim, row), _elsewhere(given, claim, row)]
-    return " ".join(text for text in (*said, _counts(given, rows)) if text)
+    rows = _rows(subject.table(NAME), claim)
+    if claim.about == "entry" and not subject.study.one_run and len(rows) > 1:
+        told = [_judged(subject, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
+        return " ".join([f"{_then(claim)}{told[0]}", *told[1:], _counts(subject, rows)]).strip()
+    row = _chosen(subject, claim, rows)
+    said = [_at_entry(subject, claim, row), _elsewhere(subject, claim, row)]
+    return " ".join(text for text in (*said, _counts(subject, rows)) if text)
 
 
-def _place(given: CardInput, claim: Claim, row: pd.Series) -> str:
+def _place(subject: Subject, claim: Claim, row: pd.Series) -> str:
     if claim.about == "training":
         return ""
-    return f" {at_or_in(given.study)} {shortened(given.study.labels[str(row['model'])])}"
+    return f" {at_or_in(subject.study)} {shortened(subject.study.labels[str(row['model'])])}"
 
 
 def _then(claim: Claim) -> str:
     return f"If so, {claim.statistic}. " if claim.statistic else ""
 
 
-def _at_entry(given: CardInput, claim: Claim, row: pd.Series) -> str:
-    return f"{_then(claim)}{_judged(given, claim, row)}"
+def _at_entry(subject: Subject, claim: Claim, row: pd.Series) -> str:
+    return f"{_then(claim)}{_judged(subject, claim, row)}"
 
 
-def _judged(given: CardInput, claim: Claim, row: pd.Series) -> str:
+def _judged(subject: Subject, claim: Claim, row: pd.Series) -> str:
     verdict = str(row["verdict"]).capitalize()
     if row["verdict"] == Ruling.UNASKED:
-        return f"{verdict}{_place(given, claim, row) or ' here'}: {row['why']}."
-    return f"{verdict}{_place(given, claim, row)}: {row['found']} ({_errors(row)})."
+        return f"{verdict}{_place(subject, claim, row) or ' here'}: {row['why']}."
+    return f"{verdict}{_place(subject, claim, row)}: {row['found']} ({_errors(row)})."
 
 
 def _size(row: pd.Series) -> str:
@@ -125,30 +127,33 @@ def _errors(row: pd.Series) -> str:
     return f"{_size(row)}, ± {plus_minus(apart, math.nan)} over key heads{', within two of these' if few else ''}"
 
 
-def _elsewhere(given: CardInput, claim: Claim, row: pd.Series) -> str:
+def _elsewhere(subject: Subject, claim: Claim, row: pd.Series) -> str:
     """The same at the other choice of windows, where there is one."""
-    other = given.other
+    other = subject.other
     if other is None or not other.has(NAME):
         return ""
     rows = _rows(other.table(NAME), claim)
     there = rows[rows["model"] == row["model"]]
     if there.empty:
         return ""
-    row_there, where = there.iloc[0], "At each checkpoint's own context" if given.at.common else "At the common window"
-    if not given.study.one_run:
-        where = where.replace("checkpoint", given.noun)
+    row_there, where = (
+        there.iloc[0],
+        "At each checkpoint's own context" if subject.at.common else "At the common window",
+    )
+    if not subject.study.one_run:
+        where = where.replace("checkpoint", subject.noun)
     if row_there["verdict"] == Ruling.UNASKED:
         same = row["verdict"] == Ruling.UNASKED
         return "" if same else f"{where} it cannot be asked: {row_there['why']}."
     return f"{where}: {row_there['verdict']} ({_size(row_there)})."
 
 
-def _counts(given: CardInput, rows: pd.DataFrame) -> str:
+def _counts(subject: Subject, rows: pd.DataFrame) -> str:
     """At how many entries each verdict falls, where there are several."""
     if len(rows) < 2:
         return ""
-    counts, word = rows["verdict"].value_counts(), at_or_in(given.study)
+    counts, word = rows["verdict"].value_counts(), at_or_in(subject.study)
     ways = [f"{verdict.value} {word} {counts[verdict.value]}" for verdict in Ruling if verdict.value in counts]
     if len(ways) == 1:
-        return f"It is the same {word} all {len(rows)} {given.noun}s."
-    return f"Of {len(rows)} {given.noun}s it is {listed(ways)}."
+        return f"It is the same {word} all {len(rows)} {subject.noun}s."
+    return f"Of {len(rows)} {subject.noun}s it is {listed(ways)}."

@@ -2,7 +2,7 @@
 
 from qkscope.lenses.card import (
     Card,
-    CardInput,
+    Subject,
     error_bars,
     opening,
     pooled_kinds,
@@ -21,82 +21,82 @@ from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import label, number, percent, shortened, shown, went, where
 
 
-def concordance(given: CardInput) -> Card:
+def concordance(subject: Subject) -> Card:
     """Figure 7: concordant and discordant keys, mean |r_k| against mean r_k."""
     shows: list[Block | str] = [
         opening(
-            given,
-            f"Above, for {rows(given)}: the share of heads whose keys clearly drift along PC0 in the direction of "
+            subject,
+            f"Above, for {rows(subject)}: the share of heads whose keys clearly drift along PC0 in the direction of "
             "their queries (r_k above 0.3, upwards) and against it (r_k below −0.3, downwards, hatched). Below: "
-            f"mean r_k (red squares) and mean |r_k| (diamonds{', dashed' if given.study.one_run else ''}); what "
+            f"mean r_k (red squares) and mean |r_k| (diamonds{', dashed' if subject.study.one_run else ''}); what "
             "lies between them is what opposite signs cancel."
-            + error_bars(given, "concordance", ("concordant", "discordant", "r_k", "r_k_abs")),
+            + error_bars(subject, "concordance", ("concordant", "discordant", "r_k", "r_k_abs")),
         ),
-        paragraph(Strong("Against."), " ", tell_curve(given, "discordant", "The share of discordant heads", percent)),
-        paragraph(Strong("With."), " ", tell_curve(given, "concordant", "The share of concordant heads", percent)),
-        paragraph(Strong("Strength."), " ", tell_curve(given, "r_k_abs", "Mean |r_k|", number)),
-        *_unsure(given),
-        pooled_kinds(given),
-        *_falls(given),
+        paragraph(Strong("Against."), " ", tell_curve(subject, "discordant", "The share of discordant heads", percent)),
+        paragraph(Strong("With."), " ", tell_curve(subject, "concordant", "The share of concordant heads", percent)),
+        paragraph(Strong("Strength."), " ", tell_curve(subject, "r_k_abs", "Mean |r_k|", number)),
+        *_unsure(subject),
+        pooled_kinds(subject),
+        *_falls(subject),
         *window_agreement(
-            given, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]
+            subject, [("discordant", "the share of discordant heads", percent), ("r_k_abs", "mean |r_k|", number)]
         ),
-        *held(given, "concordance"),
+        *held(subject, "concordance"),
     ]
     steps = [
         (
             "Aggregation",
-            f"heads with r_k > 0.3 and with r_k < −0.3 over all heads of the {given.noun}; mean of r_k and of "
+            f"heads with r_k > 0.3 and with r_k < −0.3 over all heads of the {subject.noun}; mean of r_k and of "
             "|r_k| over heads. The sign is that of r_k after PC0 is turned so that r_q is not negative.",
         ),
     ]
-    headline = f"Concordant and Discordant Keys {given.study.span.title()}"
-    return Card(headline, shows, table_file(given), steps, _takeaway(given))
+    headline = f"Concordant and Discordant Keys {subject.study.span.title()}"
+    return Card(headline, shows, table_file(subject), steps, _takeaway(subject))
 
 
-def _unsure(given: CardInput) -> list[str]:
+def _unsure(subject: Subject) -> list[str]:
     """How many heads the shares leave out."""
-    table = given.table("concordance")
+    table = subject.table("concordance")
     heads = (table["sign_unsure"] * table["heads"]).round()
     if not heads.any():
         return []
     most = table.iloc[int(heads.to_numpy().argmax())]
-    name = shortened(given.study.labels[str(most["model"])])
+    name = shortened(subject.study.labels[str(most["model"])])
     return [
         f"Heads whose r_q is within two errors of 0 are left out of both shares, because their sign is not known: at "
-        f"most {counted(int(heads.max()), 'head')} of {int(most['heads'])}, {at_or_in(given.study)} {name}."
+        f"most {counted(int(heads.max()), 'head')} of {int(most['heads'])}, {at_or_in(subject.study)} {name}."
     ]
 
 
-def _falls(given: CardInput) -> list[str]:
+def _falls(subject: Subject) -> list[str]:
     """Each clear fall of mean r_k, and what stands behind it."""
-    if not given.study.one_run:
+    if not subject.study.one_run:
         return []
     said = []
-    for step in given.curve("r_k").jumps:
+    for step in subject.curve("r_k").jumps:
         if step.change.direction < 0:
-            said.append(f"{_fall(given, step)} {sign_sentence(given, step)}".strip())
+            said.append(f"{_fall(subject, step)} {sign_sentence(subject, step)}".strip())
     return said[:3]
 
 
-def _fall(given: CardInput, step: Step) -> str:
-    extra = where(step.before, step.after, given.windows)
+def _fall(subject: Subject, step: Step) -> str:
+    extra = where(step.before, step.after, subject.windows)
     return f"Mean r_k {went(step.change, number)} between {label(step.before)} and {label(step.after)}{extra}."
 
 
-def _takeaway(given: CardInput) -> list[str]:
-    table = given.table("concordance")
+def _takeaway(subject: Subject) -> list[str]:
+    table = subject.table("concordance")
     gap = table["r_k_abs"] - table["r_k"]
     if gap.isna().all():
         return ["No head has a defined r_k."]
     widest = table.iloc[int(gap.fillna(-1.0).to_numpy().argmax())]
     size, mean = shown(number, float(widest["r_k_abs"]), float(widest["r_k"]))
-    name = shortened(given.study.labels[str(widest["model"])])
+    name = shortened(subject.study.labels[str(widest["model"])])
     said = [
-        f"The sign matters most {at_or_in(given.study)} {name}: mean |r_k| is {size} and mean r_k only {mean}."
+        f"The sign matters most {at_or_in(subject.study)} {name}: mean |r_k| is {size} and mean r_k only {mean}."
         if float(widest["r_k_abs"]) - float(widest["r_k"]) >= 0.005
         else "Hardly any key runs against its queries, so mean r_k and mean |r_k| tell the same story."
     ]
-    if len(given.checkpoints) > 1:
-        said.append(tell_short(given, "discordant", "The share of discordant heads", percent))
+    if len(subject.checkpoints) > 1:
+        said.append(tell_short(subject, "discordant", "The share of discordant heads", percent))
     return said

@@ -2,7 +2,7 @@
 
 import itertools
 
-from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, table_file
+from qkscope.lenses.card import Card, Subject, bands, error_bars, opening, table_file
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.told import MOST_TOLD, at_or_in, place
 from qkscope.results.read import Entry
@@ -29,21 +29,21 @@ QUANTITIES: tuple[tuple[str, str, Format], ...] = (
 )
 
 
-def layer_kinds(given: CardInput) -> Card:
+def layer_kinds(subject: Subject) -> Card:
     """Figure 8: the kinds of layers over the checkpoints that have more than one."""
-    table = given.own.table("layer_kinds")
-    kinds = kinds_of(given)
-    several = [c for c in given.checkpoints if c.name in set(table["model"])]
+    table = subject.own.table("layer_kinds")
+    kinds = kinds_of(subject)
+    several = [c for c in subject.checkpoints if c.name in set(table["model"])]
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             "Mean r_q, mean r_k and the share of discordant heads (r_k below −0.3) on PC0, apart for layers of "
-            f"each kind ({'; '.join(shortened(kind) for kind in kinds)}), for {counted(len(several), given.noun)} with "
-            f"more than one. With {bands(given)} of ± 1 standard deviation over heads."
-            + error_bars(given, "layer_kinds", ("r_q", "r_k", "discordant")),
+            f"each kind ({'; '.join(shortened(kind) for kind in kinds)}), for {counted(len(several), subject.noun)} "
+            f"with more than one. With {bands(subject)} of ± 1 standard deviation over heads."
+            + error_bars(subject, "layer_kinds", ("r_q", "r_k", "discordant")),
         ),
-        *[_paragraph(given, several, q, name, fmt) for q, name, fmt in QUANTITIES],
-        *held(given, "layer_kinds"),
+        *[_paragraph(subject, several, q, name, fmt) for q, name, fmt in QUANTITIES],
+        *held(subject, "layer_kinds"),
     ]
     heads = table.groupby("layer_kind")["heads"].max()
     steps = [
@@ -54,65 +54,65 @@ def layer_kinds(given: CardInput) -> Card:
             + ".",
         ),
     ]
-    headline = f"Kinds of Layers {given.study.span.title()}"
-    return Card(headline, shows, table_file(given), steps, _takeaway(given, several))
+    headline = f"Kinds of Layers {subject.study.span.title()}"
+    return Card(headline, shows, table_file(subject), steps, _takeaway(subject, several))
 
 
-def kinds_of(given: CardInput) -> list[str]:
+def kinds_of(subject: Subject) -> list[str]:
     """The kinds of layers of the study, in the order of the table."""
-    table = given.own.find("layer_kinds")
+    table = subject.own.find("layer_kinds")
     return [] if table is None else list(dict.fromkeys(table["layer_kind"]))
 
 
-def kinds_by_name(given: CardInput) -> dict[str, list[str]]:
+def kinds_by_name(subject: Subject) -> dict[str, list[str]]:
     """The kinds of layers of each checkpoint, by its name, in the order of the table; none where it has one only."""
-    table, found = given.own.find("layer_kinds"), {name: list[str]() for name in given.study.names}
+    table, found = subject.own.find("layer_kinds"), {name: list[str]() for name in subject.study.names}
     if table is not None:
         present = table.groupby("model")["layer_kind"].agg(set)
-        found |= {str(name): [kind for kind in kinds_of(given) if kind in kinds] for name, kinds in present.items()}
+        found |= {str(name): [kind for kind in kinds_of(subject) if kind in kinds] for name, kinds in present.items()}
     return found
 
 
-def _paragraph(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format) -> Block:
+def _paragraph(subject: Subject, several: list[Entry], quantity: str, name: str, fmt: Format) -> Block:
     """One run: the course of each kind. Seeds or models: the values of each."""
-    if given.study.one_run:
-        told, kinds = [], kinds_by_name(given)
-        for kind in kinds_of(given):
+    if subject.study.one_run:
+        told, kinds = [], kinds_by_name(subject)
+        for kind in kinds_of(subject):
             here = [c for c in several if kind in kinds[c.name]]
-            shape = given.panel.series(quantity, [c.name for c in here], Part(layer_kind=kind))
+            shape = subject.panel.series(quantity, [c.name for c in here], Part(layer_kind=kind))
             told.append(f"In {shortened(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
     else:
-        told = [f"{label(c)} has {_values(given, c, quantity, fmt)}." for c in several[:12]]
+        told = [f"{label(c)} has {_values(subject, c, quantity, fmt)}." for c in several[:12]]
     return paragraph(Strong(sentence(name)), " ", " ".join(told))
 
 
-def _values(given: CardInput, checkpoint: Entry, quantity: str, fmt: Format) -> str:
-    kinds = kinds_by_name(given)[checkpoint.name]
-    means = [given.panel.mean(quantity, checkpoint.name, Part(layer_kind=kind)) for kind in kinds]
+def _values(subject: Subject, checkpoint: Entry, quantity: str, fmt: Format) -> str:
+    kinds = kinds_by_name(subject)[checkpoint.name]
+    means = [subject.panel.mean(quantity, checkpoint.name, Part(layer_kind=kind)) for kind in kinds]
     return listed([f"{fmt(mean)} ({shortened(kind)})" for mean, kind in zip(means, kinds, strict=True)])
 
 
-def _takeaway(given: CardInput, several: list[Entry]) -> list[str]:
-    return [text for quantity, name, fmt in QUANTITIES[:2] for text in _gaps(given, several, quantity, name, fmt)]
+def _takeaway(subject: Subject, several: list[Entry]) -> list[str]:
+    return [text for quantity, name, fmt in QUANTITIES[:2] for text in _gaps(subject, several, quantity, name, fmt)]
 
 
-def _gaps(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format) -> list[str]:
+def _gaps(subject: Subject, several: list[Entry], quantity: str, name: str, fmt: Format) -> list[str]:
     """For each two kinds that occur together: at how many entries one is ahead of the other beyond noise."""
-    kinds = kinds_by_name(given)
+    kinds = kinds_by_name(subject)
     pairs = list(dict.fromkeys(p for c in several for p in itertools.combinations(kinds[c.name], 2)))
-    return [_gap(given, several, quantity, name, fmt, pair) for pair in pairs[:3]]
+    return [_gap(subject, several, quantity, name, fmt, pair) for pair in pairs[:3]]
 
 
-def _gap(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: Format, pair: tuple[str, str]) -> str:
+def _gap(subject: Subject, several: list[Entry], quantity: str, name: str, fmt: Format, pair: tuple[str, str]) -> str:
     one, other = (Part(layer_kind=kind) for kind in pair)
-    kinds = kinds_by_name(given)
+    kinds = kinds_by_name(subject)
     here = [c for c in several if set(pair) <= set(kinds[c.name])]
-    gaps = [given.panel.contrast(quantity, c.name, one, other) for c in here]
+    gaps = [subject.panel.contrast(quantity, c.name, one, other) for c in here]
     behind, ahead = (sum(gap.direction == way for gap in gaps) for way in (1, -1))
     first, second = (shortened(kind) for kind in pair)
-    of = f"of {counted(len(here), given.noun)}"
-    alone, word = place(given.study, here[0]), at_or_in(given.study)
-    every, any_of = (f"{word} every {given.noun}", f"{word} any {given.noun}") if len(here) > 1 else (alone, alone)
+    of = f"of {counted(len(here), subject.noun)}"
+    alone, word = place(subject.study, here[0]), at_or_in(subject.study)
+    every, any_of = (f"{word} every {subject.noun}", f"{word} any {subject.noun}") if len(here) > 1 else (alone, alone)
     if ahead == len(here):
         text = f"{name} is higher in {first} than in {second} layers {every}"
     elif behind == len(here):
@@ -125,8 +125,8 @@ def _gap(given: CardInput, several: list[Entry], quantity: str, name: str, fmt: 
         text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
     told = list(zip(here, gaps, strict=True))
     values = []
-    for entry, gap in told[-1:] if given.study.one_run else told[:MOST_TOLD]:
+    for entry, gap in told[-1:] if subject.study.one_run else told[:MOST_TOLD]:
         before, after = shown(fmt, gap.before, gap.after) if gap.direction else (fmt(gap.before), fmt(gap.after))
-        where = f" {place(given.study, entry)}" if len(here) > 1 else ""
+        where = f" {place(subject.study, entry)}" if len(here) > 1 else ""
         values.append(f"{before} ({first}) and {after} ({second}){where}")
     return sentence(f"{text}: {'; '.join(values)}")

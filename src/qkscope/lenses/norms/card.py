@@ -3,7 +3,7 @@
 import math
 from typing import Any, cast
 
-from qkscope.lenses.card import Card, CardInput, bands, opening, pooled_kinds, rows
+from qkscope.lenses.card import Card, Subject, bands, opening, pooled_kinds, rows
 from qkscope.lenses.norms.summary import NAME
 from qkscope.lenses.norms.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
@@ -22,53 +22,53 @@ WATCHED = (
 RANKS = (("effective_rank", "the effective rank"),)
 
 
-def norms_card(given: CardInput) -> Card:
+def norms_card(subject: Subject) -> Card:
     """Whether anything grows that training teams watch."""
-    panel = given.at.panel_of(FILE)
-    table = {str(row["model"]): row for row in cast("list[dict[str, Any]]", given.table(NAME).to_dict("records"))}
-    verdict = growth(given, panel)
-    means, largest = _marks(given)
+    panel = subject.at.panel_of(FILE)
+    table = {str(row["model"]): row for row in cast("list[dict[str, Any]]", subject.table(NAME).to_dict("records"))}
+    verdict = growth(subject, panel)
+    means, largest = _marks(subject)
     shows: list[Block | str] = [
         opening(
-            given,
-            f"For {rows(given)}: the root mean square length of queries (blue) and keys (red); the standard deviation "
-            "of the score of a query and a key drawn independently; how many dimensions queries and keys together "
-            "use, as exp of the entropy of their eigenvalues and as participation ratio; and how large a raw score is, "
-            "in the head that has most: the level that on average at most one key per query can exceed and, where "
-            "vectors were kept, the largest of the sampled pairs. "
-            f"{means} are means over heads with {bands(given)} of ± 1 standard deviation over heads, thin bars ± 1 "
+            subject,
+            f"For {rows(subject)}: the root mean square length of queries (blue) and keys (red); the standard "
+            "deviation of the score of a query and a key drawn independently; how many dimensions queries and keys "
+            "together use, as exp of the entropy of their eigenvalues and as participation ratio; and how large a raw "
+            "score is, in the head that has most: the level that on average at most one key per query can exceed and, "
+            "where vectors were kept, the largest of the sampled pairs. "
+            f"{means} are means over heads with {bands(subject)} of ± 1 standard deviation over heads, thin bars ± 1 "
             f"standard error over documents, {largest} the head with the largest value, whose thin bars are its own "
             "error.",
         ),
-        paragraph(Strong("Growth." if given.study.one_run else "Differences."), " ", verdict),
-        paragraph(Strong("Lengths."), " ", joined(_lengths(given, panel, table))),
-        paragraph(Strong("Scores."), " ", joined(_scores(given, panel, table))),
-        paragraph(Strong("Rank."), " ", tell(given, panel, "effective_rank", "The mean effective rank", significant)),
-        paragraph(Strong("Largest score."), " ", joined(_largest(given, table))),
-        pooled_kinds(given),
-        errors_said(given.table(FILE), "covariances over the window are those of the documents that are left"),
+        paragraph(Strong("Growth." if subject.study.one_run else "Differences."), " ", verdict),
+        paragraph(Strong("Lengths."), " ", joined(_lengths(subject, panel, table))),
+        paragraph(Strong("Scores."), " ", joined(_scores(subject, panel, table))),
+        paragraph(Strong("Rank."), " ", tell(subject, panel, "effective_rank", "The mean effective rank", significant)),
+        paragraph(Strong("Largest score."), " ", joined(_largest(subject, table))),
+        pooled_kinds(subject),
+        errors_said(subject.table(FILE), "covariances over the window are those of the documents that are left"),
     ]
     steps = [
         ("Scores", "mean and variance of q·k for independent queries and keys, from means and covariances."),
         ("Effective rank", "of the pooled covariance of each head's queries and keys."),
-        ("Aggregation", f"means over the heads of each {given.noun}."),
+        ("Aggregation", f"means over the heads of each {subject.noun}."),
     ]
-    headline = f"Norms and Scores {given.study.span.title()}"
-    return Card(headline, shows, FILE, steps, [verdict, *_levels(given, table)])
+    headline = f"Norms and Scores {subject.study.span.title()}"
+    return Card(headline, shows, FILE, steps, [verdict, *_levels(subject, table)])
 
 
-def _marks(given: CardInput) -> tuple[str, str]:
+def _marks(subject: Subject) -> tuple[str, str]:
     """How means and largest values are drawn: no line joins what has no order."""
-    return ("Lines", "dotted lines") if given.study.one_run else ("Large marks", "triangles")
+    return ("Lines", "dotted lines") if subject.study.one_run else ("Large marks", "triangles")
 
 
-def growth(given: CardInput, panel: HeadPanel) -> str:
+def growth(subject: Subject, panel: HeadPanel) -> str:
     """What grows beyond its error over the whole run and over its last step; for others, how far they are apart."""
-    entries = given.checkpoints
-    if not given.study.one_run:
-        return joined([tell(given, panel, q, f"{name[0].upper()}{name[1:]}", significant) for q, name in WATCHED])
+    entries = subject.checkpoints
+    if not subject.study.one_run:
+        return joined([tell(subject, panel, q, f"{name[0].upper()}{name[1:]}", significant) for q, name in WATCHED])
     if len(entries) < 2:
-        return f"There is one {given.noun} only, so that nothing can be seen to grow."
+        return f"There is one {subject.noun} only, so that nothing can be seen to grow."
     spans = [(entries[0], entries[-1]), (entries[-2], entries[-1])][: len(entries) - 1]
     return joined([_between(panel, *span) for span in spans])
 
@@ -92,56 +92,56 @@ def _verb(subjects: list[str], verb: str) -> str:
     return verb if len(subjects) > 1 else f"{verb}s"
 
 
-def _lengths(given: CardInput, panel: HeadPanel, table: dict[str, Any]) -> list[str]:
+def _lengths(subject: Subject, panel: HeadPanel, table: dict[str, Any]) -> list[str]:
     said = [
-        tell(given, panel, f"rms_{kind}", f"The mean length of {name}", significant, steps=True)
+        tell(subject, panel, f"rms_{kind}", f"The mean length of {name}", significant, steps=True)
         for kind, name in (("q", "queries"), ("k", "keys"))
     ]
-    return [*said, *of_each(given.study, lambda entry: _parts(given, table[entry.name], entry))]
+    return [*said, *of_each(subject.study, lambda entry: _parts(subject, table[entry.name], entry))]
 
 
-def _parts(given: CardInput, row: dict[str, Any], entry: Entry) -> str:
+def _parts(subject: Subject, row: dict[str, Any], entry: Entry) -> str:
     """How much of the squared length is the mean, and which heads have the longest vectors."""
     parts = [share_plus_minus(row[f"mean_part_{kind}"], row[f"mean_part_{kind}_se"]) for kind in "qk"]
     return (
-        f"{opening_place(given.study, entry)}, {parts[0]} of the mean squared length of queries and {parts[1]} of that "
-        f"of keys is their mean, the same for every token. The longest queries are in {_whose(row, 'rms_q')}, the "
+        f"{opening_place(subject.study, entry)}, {parts[0]} of the mean squared length of queries and {parts[1]} of "
+        f"that of keys is their mean, the same for every token. The longest queries are in {_whose(row, 'rms_q')}, the "
         f"longest keys in {_whose(row, 'rms_k')}."
     )
 
 
-def _scores(given: CardInput, panel: HeadPanel, table: dict[str, Any]) -> list[str]:
-    said = [tell(given, panel, "score_std", "The mean standard deviation of a score", significant, steps=True)]
-    return [*said, *of_each(given.study, lambda entry: _softmax(given, table[entry.name], entry))]
+def _scores(subject: Subject, panel: HeadPanel, table: dict[str, Any]) -> list[str]:
+    said = [tell(subject, panel, "score_std", "The mean standard deviation of a score", significant, steps=True)]
+    return [*said, *of_each(subject.study, lambda entry: _softmax(subject, table[entry.name], entry))]
 
 
-def _softmax(given: CardInput, row: dict[str, Any], entry: Entry) -> str:
+def _softmax(subject: Subject, row: dict[str, Any], entry: Entry) -> str:
     """How large scores are as softmax sees them, and in which head they are largest."""
     if not math.isnan(row["logit_std"]):
         softmax = plus_minus(row["logit_std"], row["logit_std_se"])
-        where = place(given.study, entry)
+        where = place(subject.study, entry)
         said = f"Times the model's own scale, softmax sees {softmax} {where}, mean over heads."
     else:
         said = f"What {label(entry)} multiplies scores by is not recorded."
     return f"{said} The largest is that of {_whose(row, 'score_std')}."
 
 
-def _levels(given: CardInput, table: dict[str, Any]) -> list[str]:
-    return of_each(given.study, lambda entry: _level(given, table[entry.name], entry))
+def _levels(subject: Subject, table: dict[str, Any]) -> list[str]:
+    return of_each(subject.study, lambda entry: _level(subject, table[entry.name], entry))
 
 
-def _largest(given: CardInput, table: dict[str, Any]) -> list[str]:
+def _largest(subject: Subject, table: dict[str, Any]) -> list[str]:
     """What bounds the largest score, and what a sample of pairs has."""
-    sampled = any(not math.isnan(table[entry.name]["score_max_sampled_max"]) for entry in told_entries(given.study))
+    sampled = any(not math.isnan(table[entry.name]["score_max_sampled_max"]) for entry in told_entries(subject.study))
     limit = "A sample's largest value is a lower limit of the true one, and has no error."
-    return [*_levels(given, table), *([limit] if sampled else [])]
+    return [*_levels(subject, table), *([limit] if sampled else [])]
 
 
-def _level(given: CardInput, row: dict[str, Any], entry: Entry) -> str:
+def _level(subject: Subject, row: dict[str, Any], entry: Entry) -> str:
     """What bounds the largest score of one entry, and what its sample has."""
     value = plus_minus(row["score_level_max"], row["score_level_max_se"])
     level = (
-        f"{opening_place(given.study, entry)} at most one in {int(row['window']):,} pairs of a query and a key, on "
+        f"{opening_place(subject.study, entry)} at most one in {int(row['window']):,} pairs of a query and a key, on "
         f"average one key per query, can have a raw score larger in size than {value} in any head "
         f"({_place(row, 'score_level')} has the largest; this level grows with the square root of the window)"
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.card import Card, CardInput, bands, error_bars, opening, pooled_kinds, rows
+from qkscope.lenses.card import Card, Subject, bands, error_bars, opening, pooled_kinds, rows
 from qkscope.lenses.null.shifts import FEWEST_BLOCKS
 from qkscope.lenses.null.summary import NAME, PARTS
 from qkscope.lenses.null.table import FILE, KINDS
@@ -18,73 +18,73 @@ from qkscope.words.phrases import label, listed, percent, plus_minus, share_plus
 Means = Mapping[str, Mapping[str, float]]  # by checkpoint
 
 
-def null_card(given: CardInput) -> Card:
+def null_card(subject: Subject) -> Card:
     """What r would be if position meant nothing, beside what it is."""
-    rows_of = cast("list[dict[str, Any]]", given.table(NAME).to_dict("records"))
+    rows_of = cast("list[dict[str, Any]]", subject.table(NAME).to_dict("records"))
     means: Means = {str(row["model"]): row for row in rows_of}
     shows: list[Block | str] = [
         opening(
-            given,
-            f"Mean |r| on PC0 over heads for {rows(given)} (circles), and the same after positions were shifted "
-            f"(diamonds, grey), each with {bands(given)} of ± 1 standard deviation over heads; queries on the left, "
+            subject,
+            f"Mean |r| on PC0 over heads for {rows(subject)} (circles), and the same after positions were shifted "
+            f"(diamonds, grey), each with {bands(subject)} of ± 1 standard deviation over heads; queries on the left, "
             "keys on the right. Below: the share of heads whose |r| exceeds that of every shift; the short line is the "
             "share that heads without position would have by chance."
-            + error_bars(given, NAME, [f"{name}_{kind}{end}" for kind, _ in KINDS for name, end in PARTS]),
+            + error_bars(subject, NAME, [f"{name}_{kind}{end}" for kind, _ in KINDS for name, end in PARTS]),
         ),
         "A shift cuts the window at the edge of a position bucket and puts the part before the cut behind the rest, in "
         "all documents alike. Vectors and components stay as they are; only positions change. Each head's null is the "
         "root mean square over all shifts. Slow drifts survive a shift in part: a straight line over 16 buckets keeps "
         "a null of 0.39 times its r. So a large null is not noise alone.",
-        *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(given, means, kind)) for kind, name in KINDS),
-        _missing(given, means),
-        pooled_kinds(given),
+        *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(subject, means, kind)) for kind, name in KINDS),
+        _missing(subject, means),
+        pooled_kinds(subject),
     ]
     steps = [
         ("Null", "r of component 0 with shifted positions, from the sums of each position bucket."),
-        ("Aggregation", f"means, standard deviations and shares over the heads of each {given.noun}."),
+        ("Aggregation", f"means, standard deviations and shares over the heads of each {subject.noun}."),
     ]
-    headline = f"Measured against Shifted Positions {given.study.span.title()}"
-    told = [_beyond(given, means, kind, entry) for entry in _told_of(given, means) for kind, _ in KINDS]
+    headline = f"Measured against Shifted Positions {subject.study.span.title()}"
+    told = [_beyond(subject, means, kind, entry) for entry in _told_of(subject, means) for kind, _ in KINDS]
     return Card(headline, shows, FILE, steps, told)
 
 
-def _with_null(given: CardInput, means: Means) -> list[Entry]:
+def _with_null(subject: Subject, means: Means) -> list[Entry]:
     known = [name for name, row in means.items() if not all(math.isnan(row[f"null_r_{kind}"]) for kind, _ in KINDS)]
-    return [c for c in given.checkpoints if c.name in known]
+    return [c for c in subject.checkpoints if c.name in known]
 
 
-def _told(given: CardInput, means: Means, kind: str) -> str:
+def _told(subject: Subject, means: Means, kind: str) -> str:
     """Measured and shifted at the ends of a run, or at each of a few entries."""
-    there = _with_null(given, means)
-    chosen = [there[0], *there[1:][-1:]] if given.study.one_run else there[:MOST_TOLD]
+    there = _with_null(subject, means)
+    chosen = [there[0], *there[1:][-1:]] if subject.study.one_run else there[:MOST_TOLD]
     said = []
     for entry in chosen:
         row = means[entry.name]
         measured, null = (plus_minus(row[name], row[error_name(name)]) for name in (f"r_{kind}_abs", f"null_r_{kind}"))
-        said.append(f"{measured} measured and {null} shifted {place(given.study, entry)}")
+        said.append(f"{measured} measured and {null} shifted {place(subject.study, entry)}")
     return f"Mean |r_{kind}| is {listed(said)}."
 
 
-def _told_of(given: CardInput, means: Means) -> list[Entry]:
+def _told_of(subject: Subject, means: Means) -> list[Entry]:
     """Of those with a null, the last of a run, or each of a few seeds or models."""
-    there = _with_null(given, means)
-    return there[-1:] if given.study.one_run else there[:MOST_TOLD]
+    there = _with_null(subject, means)
+    return there[-1:] if subject.study.one_run else there[:MOST_TOLD]
 
 
-def _beyond(given: CardInput, means: Means, kind: str, entry: Entry) -> str:
+def _beyond(subject: Subject, means: Means, kind: str, entry: Entry) -> str:
     """How many heads of an entry exceed every shift, and how many would by chance."""
     row = means[entry.name]
     shifts = int(row["null_shifts"])
     share = share_plus_minus(row[f"beyond_null_{kind}"], row[error_name(f"beyond_null_{kind}")])
     return (
-        f"{opening_place(given.study, entry)}, {share} of heads have an |r_{kind}| larger than under each "
+        f"{opening_place(subject.study, entry)}, {share} of heads have an |r_{kind}| larger than under each "
         f"of {counted(shifts, 'shift')} of positions; without position, {percent(1 / (1 + shifts))} would."
     )
 
 
-def _missing(given: CardInput, means: Means) -> str:
-    there = {entry.name for entry in _with_null(given, means)}
-    without = [label(c) for c in given.checkpoints if c.name not in there]
+def _missing(subject: Subject, means: Means) -> str:
+    there = {entry.name for entry in _with_null(subject, means)}
+    without = [label(c) for c in subject.checkpoints if c.name not in there]
     if not without:
         return ""
     few = [*without[:MOST_TOLD], f"{len(without) - MOST_TOLD} more"] if len(without) > MOST_TOLD else without

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qkscope.lenses.card import Card, CardInput, error_bars, opening, rows, window_agreement
+from qkscope.lenses.card import Card, Subject, error_bars, opening, rows, window_agreement
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, mean_where_all, parts_of
 from qkscope.lenses.plasticity.table import FILE
@@ -30,103 +30,104 @@ AGGREGATION = ("Aggregation", "mean over heads that have a value, with its error
 HALF = 0.5
 
 
-def plasticity_card(given: CardInput) -> Card:
+def plasticity_card(subject: Subject) -> Card:
     """What queries decide, what position takes, what a fixed preference among keys takes."""
-    entries = told_known(given, "ap")
+    entries = told_known(subject, "ap")
     shows: list[Block | str] = [
         opening(
-            given,
-            f"{MEANING} One bar for each of {rows(given)}: from below, AP; what position takes, because keys differ on "
-            "average by where they are; and what a fixed preference takes, because some keys win with every query, "
+            subject,
+            f"{MEANING} One bar for each of {rows(subject)}: from below, AP; what position takes, because keys differ "
+            "on average by where they are; and what a fixed preference takes, because some keys win with every query, "
             "wherever they are. Diamonds: AP for two queries at exactly one position. Means over heads."
-            + error_bars(given, MEANS, ("ap", "ap_content")),
+            + error_bars(subject, MEANS, ("ap", "ap_content")),
         ),
-        too_few_buckets(given, "ap"),
-        widths_said(given, "ap"),
+        too_few_buckets(subject, "ap"),
+        widths_said(subject, "ap"),
     ]
-    takeaway = [course_of(given, "ap", "Mean plasticity"), widths_said(given, "ap")]
+    takeaway = [course_of(subject, "ap", "Mean plasticity"), widths_said(subject, "ap")]
     if entries:
-        losses = [_loss(given, entry) for entry in entries]
-        takeaway += [*losses, _turned(given, entries)]
+        losses = [_loss(subject, entry) for entry in entries]
+        takeaway += [*losses, _turned(subject, entries)]
         shows += [
-            paragraph(Strong("Position or preference."), " ", joined([*losses, _holds(given, entries)])),
-            paragraph(Strong("At one position."), " ", _same_position(given, entries)),
-            joined([_kinds(given, entry, "ap", "mean plasticity") for entry in entries]),
+            paragraph(Strong("Position or preference."), " ", joined([*losses, _holds(subject, entries)])),
+            paragraph(Strong("At one position."), " ", _same_position(subject, entries)),
+            joined([_kinds(subject, entry, "ap", "mean plasticity") for entry in entries]),
         ]
     compared: list[tuple[str, str, Format]] = [
         ("ap", "mean plasticity", number),
         ("ap_same_position", "mean plasticity at one position", number),
     ]
-    shows += [*_agreement(given, compared), held_fixed(given), *held(given, "plasticity")]
-    headline = f"What Takes Plasticity from Queries {given.study.span.title()}"
+    shows += [*_agreement(subject, compared), held_fixed(subject), *held(subject, "plasticity")]
+    headline = f"What Takes Plasticity from Queries {subject.study.span.title()}"
     return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)
 
 
-def _loss(given: CardInput, entry: Entry) -> str:
+def _loss(subject: Subject, entry: Entry) -> str:
     """How much of what is lost is position."""
-    panel = given.at.panel_of(FILE)
+    panel = subject.at.panel_of(FILE)
     ap, content = (mean_of(panel, name, entry) for name in ("ap", "ap_content"))
     return (
-        f"{place_of(given, entry)} mean plasticity is {ap}, and would be {content} if no mean of keys depended on "
+        f"{place_of(subject, entry)} mean plasticity is {ap}, and would be {content} if no mean of keys depended on "
         f"position: of what is lost, {share_of(panel, 'loss_not_position', entry)} (mean over heads) is not position "
         "but a fixed preference among keys."
     )
 
 
-def _holds(given: CardInput, entries: Sequence[Entry]) -> str:
+def _holds(subject: Subject, entries: Sequence[Entry]) -> str:
     """A usual reading of low plasticity, tested."""
-    verdicts = [_verdict(given, entry) for entry in entries]
+    verdicts = [_verdict(subject, entry) for entry in entries]
     if len(entries) > 1:
         verdicts = [f"{label(entry)}: {verdict}" for entry, verdict in zip(entries, verdicts, strict=True)]
     return f"Does it hold here that plasticity is lost because position wins? {' '.join(verdicts)}"
 
 
-def _verdict(given: CardInput, entry: Entry) -> str:
-    panel = given.at.panel_of(FILE)
+def _verdict(subject: Subject, entry: Entry) -> str:
+    panel = subject.at.panel_of(FILE)
     share, error = (f("loss_not_position", entry.name) for f in (panel.mean, panel.error))
     if abs(share - HALF) > 2 * error:
         return "Not for the larger part of it." if share > HALF else "For the larger part of it, yes."
     return "That cannot be told: neither part is larger beyond its error."
 
 
-def _turned(given: CardInput, entries: Sequence[Entry]) -> str:
+def _turned(subject: Subject, entries: Sequence[Entry]) -> str:
     """For a takeaway: plasticity without queries that disagree because they are at different places of a bucket."""
-    entry = next((each for each in entries if _differs(given, each)), None)
+    entry = next((each for each in entries if _differs(subject, each)), None)
     if entry is None:
         return ""
-    if len(comparable_entries(given, "ap_same_position")) > 1:
-        return course_of(given, "ap_same_position", "For two queries at exactly one position, mean plasticity")
-    return f"For two queries at exactly one position it is {_alone(given, entry)}."
+    if len(comparable_entries(subject, "ap_same_position")) > 1:
+        return course_of(subject, "ap_same_position", "For two queries at exactly one position, mean plasticity")
+    return f"For two queries at exactly one position it is {_alone(subject, entry)}."
 
 
-def _differs(given: CardInput, entry: Entry) -> bool:
-    panel = given.at.panel_of(FILE)
-    apart = panel.mean("ap", entry.name) - mean_where_all(given.at, "ap_same_position", entry.name)
+def _differs(subject: Subject, entry: Entry) -> bool:
+    panel = subject.at.panel_of(FILE)
+    apart = panel.mean("ap", entry.name) - mean_where_all(subject.at, "ap_same_position", entry.name)
     return apart > 2 * panel.error("ap_same_position", entry.name)
 
 
-def _alone(given: CardInput, entry: Entry) -> str:
-    return mean_of(given.at.panel_of(FILE), "ap_same_position", entry)
+def _alone(subject: Subject, entry: Entry) -> str:
+    return mean_of(subject.at.panel_of(FILE), "ap_same_position", entry)
 
 
-def _same_position(given: CardInput, entries: Sequence[Entry]) -> str:
+def _same_position(subject: Subject, entries: Sequence[Entry]) -> str:
     """Plasticity at one exact position in each entry that is told, and how entries compare."""
-    known = known_entries(given, "ap_same_position")
-    said = [text for entry in entries for text in _at_one_place(given, entry, entry in known)]
-    if any(entry in known for entry in entries) and len(comparable_entries(given, "ap_same_position")) > 1:
-        said.append(course_of(given, "ap_same_position", "Over all entries, it"))
+    known = known_entries(subject, "ap_same_position")
+    said = [text for entry in entries for text in _at_one_place(subject, entry, entry in known)]
+    if any(entry in known for entry in entries) and len(comparable_entries(subject, "ap_same_position")) > 1:
+        said.append(course_of(subject, "ap_same_position", "Over all entries, it"))
     return joined(said)
 
 
-def _at_one_place(given: CardInput, entry: Entry, known: bool) -> list[str]:
+def _at_one_place(subject: Subject, entry: Entry, known: bool) -> list[str]:
     if not known:
         return [
-            f"{place_of(given, entry)} not known for all heads: sums before rotation, or the rotation, are missing."
+            f"{place_of(subject, entry)} not known for all heads: sums before rotation, or the rotation, are missing."
         ]
     said = [
-        f"{place_of(given, entry)} mean plasticity for two queries at exactly one position is {_alone(given, entry)}."
+        f"{place_of(subject, entry)} mean plasticity for two queries at exactly one position is "
+        f"{_alone(subject, entry)}."
     ]
-    if _differs(given, entry):
+    if _differs(subject, entry):
         said.append(
             "The rest is queries of one position bucket that disagree because they are at different places of it, "
             "where RoPE has turned them differently."
@@ -134,12 +135,12 @@ def _at_one_place(given: CardInput, entry: Entry, known: bool) -> list[str]:
     return said
 
 
-def _kinds(given: CardInput, entry: Entry, column: str, name: str) -> str:
+def _kinds(subject: Subject, entry: Entry, column: str, name: str) -> str:
     """Kinds of layers against each other."""
-    parts = {kind: part for kind, part in parts_of(given.at, entry.name).items() if kind != ALL}
+    parts = {kind: part for kind, part in parts_of(subject.at, entry.name).items() if kind != ALL}
     if len(parts) < 2:
         return ""
-    panel = given.at.panel_of(FILE)
+    panel = subject.at.panel_of(FILE)
     said = ", ".join(
         f"{mean_of(panel, column, entry, part)} in {shortened(kind)} layers" for kind, part in parts.items()
     )
@@ -149,19 +150,19 @@ def _kinds(given: CardInput, entry: Entry, column: str, name: str) -> str:
     verdict = f"it is higher in {shortened(high)} than in {shortened(low)} layers"
     if not way:
         verdict = f"{shortened(first)} and {shortened(second)} layers do not differ by more than noise"
-    return f"{place_of(given, entry)} {name} is {said}; {verdict}."
+    return f"{place_of(subject, entry)} {name} is {said}; {verdict}."
 
 
-def _agreement(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
+def _agreement(subject: Subject, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
     """Both choices of windows at steps where the context changes, as far as the common window can tell."""
-    common = given.common
-    if common is None or FILE not in common.head_tables or not given.study.one_run:
+    common = subject.common
+    if common is None or FILE not in common.head_tables or not subject.study.one_run:
         return []
     fine = set(compared_names(common))
-    changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
+    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
     blind = [(before, after) for before, after, _, _ in changes if not {before.name, after.name} <= fine]
     if not blind:
-        return window_agreement(given, quantities, FILE)
+        return window_agreement(subject, quantities, FILE)
     steps = listed([f"from {label(before)} to {label(after)}" for before, after in blind[:3]])
     return [
         f"The context changes {steps}. There the common window holds more and narrower buckets of one than of the "
@@ -169,36 +170,36 @@ def _agreement(given: CardInput, quantities: Sequence[tuple[str, str, Format]]) 
     ]
 
 
-def drops_card(given: CardInput) -> Card:
+def drops_card(subject: Subject) -> Card:
     """How plasticity falls from the first to the last fifth of the window, and how much of that is distance."""
-    entries = told_known(given, "ap_drop")
+    entries = told_known(subject, "ap_drop")
     shows: list[Block | str] = [
         opening(
-            given,
-            "Left: mean plasticity of queries in the first and in the last fifth of the positions that have one, for "
-            f"{rows(given)}. Right: the drop between them, and the same at equal distances between the two keys. Later "
-            "queries are offered pairs of keys that lie further apart, and keys that are far apart differ more by "
-            "position; at equal distances, weighted as in the first fifth, only the place of the query is left."
-            + error_bars(given, DROPS, ("ap_drop",)),
+            subject,
+            "Left: mean plasticity of queries in the first and in the last fifth of the positions that have one, "
+            f"for {rows(subject)}. Right: the drop between them, and the same at equal distances between the two keys. "
+            "Later queries are offered pairs of keys that lie further apart, and keys that are far apart differ more "
+            "by position; at equal distances, weighted as in the first fifth, only the place of the query is left."
+            + error_bars(subject, DROPS, ("ap_drop",)),
         ),
-        too_few_buckets(given, "ap_drop"),
-        widths_said(given, "ap_drop"),
+        too_few_buckets(subject, "ap_drop"),
+        widths_said(subject, "ap_drop"),
     ]
-    takeaway = [course_of(given, "ap_drop", "The mean drop of plasticity along the window")]
+    takeaway = [course_of(subject, "ap_drop", "The mean drop of plasticity along the window")]
     if entries:
-        takeaway += [_drop(given, entry) for entry in entries]
-        told = [text for entry in entries for text in (_drop(given, entry), _real(given, entry))]
+        takeaway += [_drop(subject, entry) for entry in entries]
+        told = [text for entry in entries for text in (_drop(subject, entry), _real(subject, entry))]
         shows.append(paragraph(Strong("Drop or distance."), " ", joined(told)))
-        shows.append(joined([_kinds(given, entry, "ap_drop", "the mean drop") for entry in entries]))
-    shows += [*_agreement(given, [("ap_drop", "the mean drop", number)]), held_fixed(given)]
-    headline = f"Plasticity Along the Window {given.study.span.title()}"
+        shows.append(joined([_kinds(subject, entry, "ap_drop", "the mean drop") for entry in entries]))
+    shows += [*_agreement(subject, [("ap_drop", "the mean drop", number)]), held_fixed(subject)]
+    headline = f"Plasticity Along the Window {subject.study.span.title()}"
     return Card(headline, shows, FILE, [ESTIMATOR, AGGREGATION], takeaway)
 
 
-def _drop(given: CardInput, entry: Entry) -> str:
+def _drop(subject: Subject, entry: Entry) -> str:
     """Whether plasticity falls along the window, also at equal distances."""
-    panel, place = given.at.panel_of(FILE), place_of(given, entry)
-    whole, matched = (_size(given, name, entry) for name in ("ap_drop", "ap_drop_matched"))
+    panel, place = subject.at.panel_of(FILE), place_of(subject, entry)
+    whole, matched = (_size(subject, name, entry) for name in ("ap_drop", "ap_drop_matched"))
     way, left = (beyond_zero(panel, name, entry) for name in ("ap_drop", "ap_drop_matched"))
     if not way:
         return f"{place} plasticity does not change along the window by more than its noise (drop {whole})."
@@ -209,15 +210,15 @@ def _drop(given: CardInput, entry: Entry) -> str:
     )
 
 
-def _size(given: CardInput, column: str, entry: Entry) -> str:
+def _size(subject: Subject, column: str, entry: Entry) -> str:
     """A drop without its sign, with its error."""
-    panel = given.at.panel_of(FILE)
+    panel = subject.at.panel_of(FILE)
     return plus_minus(abs(panel.mean(column, entry.name)), panel.error(column, entry.name))
 
 
-def _real(given: CardInput, entry: Entry) -> str:
+def _real(subject: Subject, entry: Entry) -> str:
     """Does a drop mean that later queries decide less?"""
-    panel = given.at.panel_of(FILE)
+    panel = subject.at.panel_of(FILE)
     whole, left = (panel.mean(name, entry.name) for name in ("ap_drop", "ap_drop_matched"))
     if beyond_zero(panel, "ap_drop", entry) <= 0:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qkscope.lenses.card import CardInput
+from qkscope.lenses.card import Subject
 from qkscope.lenses.plasticity.grid import FEWEST, FEWEST_FOR_ENDS
 from qkscope.lenses.plasticity.summaries import ENDS, bucket_widths, compared_names, mean_where_all
 from qkscope.lenses.plasticity.table import FILE
@@ -29,47 +29,47 @@ ESTIMATOR = (
 LISTED = 4  # entries that a sentence names
 
 
-def held_fixed(given: CardInput) -> str:
+def held_fixed(subject: Subject) -> str:
     """What errors are about."""
     exact = (
         "means of buckets and the mean of their covariances are found anew, how buckets differ in covariance is held "
         "fixed"
     )
-    return errors_said(given.at.table(FILE), exact)
+    return errors_said(subject.at.table(FILE), exact)
 
 
-def place_of(given: CardInput, entry: Entry) -> str:
+def place_of(subject: Subject, entry: Entry) -> str:
     """`At S1-40K` of a run, `In Gemma` of models."""
-    return opening_place(given.study, entry)
+    return opening_place(subject.study, entry)
 
 
-def course_of(given: CardInput, column: str, name: str) -> str:
+def course_of(subject: Subject, column: str, name: str) -> str:
     """How a mean goes over one run, or which entry is lowest and highest; only what can be compared counts."""
-    panel, known = given.at.panel_of(FILE), comparable_entries(given, column)
-    if given.study.one_run or len(known) == 1:
+    panel, known = subject.at.panel_of(FILE), comparable_entries(subject, column)
+    if subject.study.one_run or len(known) == 1:
         return curve_course(describe_curve(panel, known, column), name, number)
-    return ranking(largest_contrast(panel, known, column), name, number, given.noun)
+    return ranking(largest_contrast(panel, known, column), name, number, subject.noun)
 
 
-def known_entries(given: CardInput, column: str) -> list[Entry]:
+def known_entries(subject: Subject, column: str) -> list[Entry]:
     """The entries that have a value."""
-    return [entry for entry in given.checkpoints if not math.isnan(mean_where_all(given.at, column, entry.name))]
+    return [entry for entry in subject.checkpoints if not math.isnan(mean_where_all(subject.at, column, entry.name))]
 
 
-def comparable_entries(given: CardInput, column: str) -> list[Entry]:
+def comparable_entries(subject: Subject, column: str) -> list[Entry]:
     """Of these, at the common window, the ones with the narrowest buckets: what buckets hide is more in wider ones."""
-    known = known_entries(given, column)
-    fine = set(compared_names(given.at))
+    known = known_entries(subject, column)
+    fine = set(compared_names(subject.at))
     return [entry for entry in known if entry.name in fine]
 
 
-def widths_said(given: CardInput, column: str) -> str:
+def widths_said(subject: Subject, column: str) -> str:
     """Where entries have buckets of different widths: what that does to comparisons."""
-    widths = sorted({round(width) for width in bucket_widths(given.at).values()})
+    widths = sorted({round(width) for width in bucket_widths(subject.at).values()})
     if len(widths) < 2:
         return ""
-    if given.at.common:
-        left = [entry for entry in known_entries(given, column) if entry.name not in compared_names(given.at)]
+    if subject.at.common:
+        left = [entry for entry in known_entries(subject, column) if entry.name not in compared_names(subject.at)]
         names = listed(_few([label(entry) for entry in left]))
         are = "is drawn, but not compared: its" if len(left) == 1 else "are drawn, but not compared: their"
         return f"{names} {are} buckets are wider, and plasticity depends on that." if left else ""
@@ -84,16 +84,16 @@ def _few(names: list[str]) -> list[str]:
     return names if len(names) <= LISTED else [*names[:LISTED], f"{len(names) - LISTED} more"]
 
 
-def told_known(given: CardInput, column: str) -> list[Entry]:
+def told_known(subject: Subject, column: str) -> list[Entry]:
     """The entries that are told one by one: the last of a run that has a value and can be compared, or a few others."""
-    known = comparable_entries(given, column)
-    return known[-1:] if given.study.one_run else known[:MOST_TOLD]
+    known = comparable_entries(subject, column)
+    return known[-1:] if subject.study.one_run else known[:MOST_TOLD]
 
 
-def too_few_buckets(given: CardInput, column: str) -> str:
+def too_few_buckets(subject: Subject, column: str) -> str:
     """Which entries have no value because their window has too few buckets."""
-    panel, fewest = given.at.panel_of(FILE), FEWEST_FOR_ENDS if column in ENDS else FEWEST
-    unknown = [entry for entry in given.checkpoints if math.isnan(panel.mean(column, entry.name))]
+    panel, fewest = subject.at.panel_of(FILE), FEWEST_FOR_ENDS if column in ENDS else FEWEST
+    unknown = [entry for entry in subject.checkpoints if math.isnan(panel.mean(column, entry.name))]
     few = [(entry, int(panel.mean("ap_buckets", entry.name))) for entry in unknown]
     few = [(entry, buckets) for entry, buckets in few if buckets < fewest]
     if not few:

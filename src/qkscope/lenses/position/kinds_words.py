@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.card import Card, CardInput, opening, table_file
+from qkscope.lenses.card import Card, Subject, opening, table_file
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.text import counted
@@ -35,45 +35,45 @@ def finding(at: AtWindow) -> str:
     return f"{who} {way} (mean $r_q$ {before} → {after})"
 
 
-def signal_by_kind(given: CardInput) -> Card:
+def signal_by_kind(subject: Subject) -> Card:
     """The card of the redesigned signal."""
-    at = given.at
+    at = subject.at
     parts = parts_of(at)
     apart = f", apart for {' and '.join(shortened(kind) for kind, _ in parts)} layers" if len(parts) > 1 else ""
-    other = "; hollow: the same over the common window" if given.other is not None else ""
+    other = "; hollow: the same over the common window" if subject.other is not None else ""
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             f"r_q (blue) and r_k (red) of every head on PC0 as dots, with median and quartiles{apart}{other}. What "
             "lies between filled and hollow marks is the window's part.",
         ),
-        *[sentence(_course(given, kind, part, name, who)) for kind, part in parts for name, who in QUANTITIES],
+        *[sentence(_course(subject, kind, part, name, who)) for kind, part in parts for name, who in QUANTITIES],
     ]
     heads = [f"{kind or 'all'} ({counted(len(at.panel.values('r_q', at.names[-1], p)), 'head')})" for kind, p in parts]
-    steps = [("Aggregation", f"median and quartiles over the heads of each {given.noun}: {'; '.join(heads)}.")]
-    headline = f"Position Correlation on PC0 by Kind of Layer {given.study.span.title()}"
-    return Card(headline, shows, table_file(given), steps, _takeaway(given, parts))
+    steps = [("Aggregation", f"median and quartiles over the heads of each {subject.noun}: {'; '.join(heads)}.")]
+    headline = f"Position Correlation on PC0 by Kind of Layer {subject.study.span.title()}"
+    return Card(headline, shows, table_file(subject), steps, _takeaway(subject, parts))
 
 
-def _takeaway(given: CardInput, parts: list[tuple[str, Part]]) -> list[str]:
-    return [sentence(_course(given, kind, part, "r_q", "queries")) for kind, part in parts]
+def _takeaway(subject: Subject, parts: list[tuple[str, Part]]) -> list[str]:
+    return [sentence(_course(subject, kind, part, "r_q", "queries")) for kind, part in parts]
 
 
-def _course(given: CardInput, kind: str, part: Part, name: str, who: str) -> str:
+def _course(subject: Subject, kind: str, part: Part, name: str, who: str) -> str:
     """A mean from first to last with the error of its change, and the same over the common window."""
-    at = given.at
+    at = subject.at
     where = f"in {shortened(kind)} layers {who}" if kind else who
-    first, last = given.checkpoints[0], given.checkpoints[-1]
-    if len(at.names) < 2 or not given.study.one_run:
-        means = [f"{number(at.panel.mean(name, c.name, part))} ({label(c)})" for c in given.checkpoints[:12]]
+    first, last = subject.checkpoints[0], subject.checkpoints[-1]
+    if len(at.names) < 2 or not subject.study.one_run:
+        means = [f"{number(at.panel.mean(name, c.name, part))} ({label(c)})" for c in subject.checkpoints[:12]]
         return f"{where} have mean {name} {', '.join(means)}"
     change = at.panel.change(name, first.name, last.name, part)
     said = f"{where}: mean {name} {_move(change)} from {label(first)} to {label(last)}"
-    if given.other is None or first.name not in given.other.names or last.name not in given.other.names:
+    if subject.other is None or first.name not in subject.other.names or last.name not in subject.other.names:
         return said
-    same = given.other.panel.change(name, first.name, last.name, part)
-    window = given.other.window_of(last.name)
-    over = f"over {tokens(window)}" if given.other.common else "at own contexts"
+    same = subject.other.panel.change(name, first.name, last.name, part)
+    window = subject.other.window_of(last.name)
+    over = f"over {tokens(window)}" if subject.other.common else "at own contexts"
     return f"{said}; {over} {_move(same)}"
 
 

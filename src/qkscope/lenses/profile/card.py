@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.card import Card, Subject, opening
 from qkscope.lenses.profile.choice import MOST_BENT, HeadProfile, profiles_of, without_sink
 from qkscope.lenses.profile.table import BEND_FILE, FEWEST_BUCKETS, PROFILE_FILE
 from qkscope.lenses.told import of_each
@@ -30,24 +30,24 @@ KINDS = (("q", "queries"), ("k", "keys"))
 MUCH, CURVED = 0.25, 0.5  # a line is the wrong shape where position is a quarter of the variance, and half of it bent
 
 
-def profile_card(given: CardInput) -> Card:
+def profile_card(subject: Subject) -> Card:
     """Profiles of a few heads of the last entry, and how bent profiles are on average."""
-    heads = profiles_of(given.at)
-    entries = [entry for entry in given.checkpoints if entry.name in {head.model for head in heads}]
+    heads = profiles_of(subject.at)
+    entries = [entry for entry in subject.checkpoints if entry.name in {head.model for head in heads}]
     names = listed([label(entry) for entry in entries])
-    shapes = of_each(given.study, lambda entry: _shape_in(given, entry))
-    courses = [] if given.at.common else [_course(given, kind, name) for kind, name in KINDS]
+    shapes = of_each(subject.study, lambda entry: _shape_in(subject, entry))
+    courses = [] if subject.at.common else [_course(subject, kind, name) for kind, name in KINDS]
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             f"Mean projection of the queries (blue circles) and keys (red squares) of each position bucket in "
             f"{counted(len(heads), 'head')} of {names}, with bands of ± 1 standard deviation over tokens: along "
             "PC0 above, and below along the drift axis, the direction whose projection has the largest covariance with "
             "position. r_q and r_k summarise the upper row by how well a line fits it. Position 0 is in the table and "
             "not drawn. Thin bars, where errors are known, are ± 1 standard error of a mean over documents.",
         ),
-        _few_places(given, heads),
-        *(bullet(_told(given, head)) for head in heads),
+        _few_places(subject, heads),
+        *(bullet(_told(subject, head)) for head in heads),
         *courses,
         " ".join(shapes),
     ]
@@ -64,35 +64,35 @@ def profile_card(given: CardInput) -> Card:
             "are compared over their own contexts only, which have equally many.",
         ),
     ]
-    of = f"in {names}" if len(entries) == 1 else given.study.span.title()
+    of = f"in {names}" if len(entries) == 1 else subject.study.span.title()
     return Card(f"Queries and Keys by Position {of}", shows, PROFILE_FILE, steps, [*shapes, *courses])
 
 
-def _shape_in(given: CardInput, entry: Entry) -> str:
+def _shape_in(subject: Subject, entry: Entry) -> str:
     """In how many heads of an entry a line is the wrong shape; of seeds and models with its name."""
-    said = wrong_shape(_bends(given, entry.name))
-    return said if given.study.one_run else f"{label(entry)}: {said[0].lower()}{said[1:]}"
+    said = wrong_shape(_bends(subject, entry.name))
+    return said if subject.study.one_run else f"{label(entry)}: {said[0].lower()}{said[1:]}"
 
 
-def _few_places(given: CardInput, heads: list[HeadProfile]) -> str:
+def _few_places(subject: Subject, heads: list[HeadProfile]) -> str:
     """That buckets are made for the own context, so that a shorter window has few."""
-    if not given.at.common or not heads:
+    if not subject.at.common or not heads:
         return ""
     counts = {head.model: counted(len(without_sink(head.rows)), "bucket") for head in heads}
-    has = listed([f"{shortened(given.study.labels[model])} has {count}" for model, count in counts.items()])
+    has = listed([f"{shortened(subject.study.labels[model])} has {count}" for model, count in counts.items()])
     return f"Buckets are laid out for the own context: of the common window {has} beside position 0."
 
 
-def _bends(given: CardInput, model: str) -> pd.DataFrame:
-    table = given.at.table(BEND_FILE)
+def _bends(subject: Subject, model: str) -> pd.DataFrame:
+    table = subject.at.table(BEND_FILE)
     return table[table["model"] == model]
 
 
-def _told(given: CardInput, head: HeadProfile) -> str:
+def _told(subject: Subject, head: HeadProfile) -> str:
     numbers = head.numbers
     name = f"Layer {head.layer} head {head.head}"
-    if not given.study.one_run:
-        name = f"{shortened(given.study.labels[head.model])}, layer {head.layer} head {head.head}"
+    if not subject.study.one_run:
+        name = f"{shortened(subject.study.labels[head.model])}, layer {head.layer} head {head.head}"
     bends = [
         f"{name} {_share(numbers, f'bend_{kind}')}"
         for kind, name in KINDS
@@ -108,12 +108,12 @@ def _share(row: pd.Series, column: str) -> str:
     return share_plus_minus(float(row[column]), float(row.get(error_name(column), np.nan)))
 
 
-def _course(given: CardInput, kind: str, name: str) -> str:
-    panel, column = given.at.panel_of(BEND_FILE), f"bend_{kind}"
+def _course(subject: Subject, kind: str, name: str) -> str:
+    panel, column = subject.at.panel_of(BEND_FILE), f"bend_{kind}"
     words = f"The mean share of the variance of {name} between buckets that no line explains"
-    if not given.study.one_run and len(given.checkpoints) > 1:
-        return ranking(largest_contrast(panel, given.checkpoints, column), words, percent, given.noun)
-    return curve_course(describe_curve(panel, given.checkpoints, column), words, percent)
+    if not subject.study.one_run and len(subject.checkpoints) > 1:
+        return ranking(largest_contrast(panel, subject.checkpoints, column), words, percent, subject.noun)
+    return curve_course(describe_curve(panel, subject.checkpoints, column), words, percent)
 
 
 def wrong_shape(bends: pd.DataFrame) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.chosen import FEW, shown_entries
@@ -36,28 +36,28 @@ NAMES = (("r_q", "r_q"), ("r_k", "r_k"))
 LARGEST = 3  # heads that are named
 
 
-def rope_alone_card(given: CardInput) -> Card:
+def rope_alone_card(subject: Subject) -> Card:
     """Every head: measured against predicted."""
-    entries = {c.name: c for c in given.checkpoints}
-    names = [name for name in shown_entries(given.study) if name in entries]
-    told = [entries[name] for name in (names[-1:] if given.study.one_run else names)]
-    bars = f" Up to {FEW} heads have thin lines of ± 1 standard error of the difference." if _few(given) else ""
+    entries = {c.name: c for c in subject.checkpoints}
+    names = [name for name in shown_entries(subject.study) if name in entries]
+    told = [entries[name] for name in (names[-1:] if subject.study.one_run else names)]
+    bars = f" Up to {FEW} heads have thin lines of ± 1 standard error of the difference." if _few(subject) else ""
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             f"A dot per head: r_q (above, or on the left) and r_k as measured on PC0 against what RoPE alone predicts, "
-            f"for {counted(len(names), given.noun)}. On the line both are equal; above it a head has more than RoPE "
+            f"for {counted(len(names), subject.noun)}. On the line both are equal; above it a head has more than RoPE "
             f"alone gives.{bars}",
         ),
         MEANING,
         *(
-            paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(given, name, headed=True)))
+            paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(subject, name, headed=True)))
             for name in names
         ),
-        paragraph(Strong("Where it fails."), " ", joined([text for each in told for text in _largest(given, each)])),
-        _flipped(given, told),
-        _left_out(given),
-        errors_said(given.table(FILE), HELD),
+        paragraph(Strong("Where it fails."), " ", joined([text for each in told for text in _largest(subject, each)])),
+        _flipped(subject, told),
+        _left_out(subject),
+        errors_said(subject.table(FILE), HELD),
         paragraph(
             "Position 0, where attention sinks sit, is not among the vectors before rotation: what is special about it "
             "is in the excess. ",
@@ -70,36 +70,36 @@ def rope_alone_card(given: CardInput) -> Card:
          "form over the window's positions; then the same PCA as for the measurement."),
         ("Null", "this is the null of position without learning of position in hidden states."),
     ]  # fmt: skip
-    headline = f"Measured against RoPE Alone {given.study.span.title()}"
-    takeaway = [text for e in told for text in (*_agreement(given, e.name)[:2], _dominated(given, e.name))]
+    headline = f"Measured against RoPE Alone {subject.study.span.title()}"
+    takeaway = [text for e in told for text in (*_agreement(subject, e.name)[:2], _dominated(subject, e.name))]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
-def rope_excess_card(given: CardInput) -> Card:
+def rope_excess_card(subject: Subject) -> Card:
     """Means over heads: measured, predicted, and the difference over the entries."""
-    panel, kinds = given.at.panel_of(FILE), _kinds(given)
+    panel, kinds = subject.at.panel_of(FILE), _kinds(subject)
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             "Left: mean r_q (blue circles) and r_k (red squares) of PC0 as measured, with dashes for what RoPE alone "
-            f"predicts, for {rows(given)}; right: the difference, the excess. One row for each kind of layer.",
+            f"predicts, for {rows(subject)}; right: the difference, the excess. One row for each kind of layer.",
         ),
         MEANING,
     ]
     for kind in kinds:
         part = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
-        said = [_excess_course(given, measure, kind, part) for measure, _ in NAMES]
+        said = [_excess_course(subject, measure, kind, part) for measure, _ in NAMES]
         shows.append(paragraph(Strong(sentence(_heads(kind))), " ", joined(said)))
     shows += [
-        joined([tell(given, panel, "bias_excess", BIAS, _significant)]),
+        joined([tell(subject, panel, "bias_excess", BIAS, _significant)]),
         SIGNS,
-        _left_out(given),
-        _errors(given),
-        *held(given, "rope_excess"),
+        _left_out(subject),
+        _errors(subject),
+        *held(subject, "rope_excess"),
     ]
-    steps = [("Aggregation", f"means over the heads of each {given.noun} that have a prediction, by kind of layer.")]
-    headline = f"What RoPE Alone Leaves {given.study.span.title()}"
-    return Card(headline, shows, FILE, steps, [_told(given, kinds[0])])
+    steps = [("Aggregation", f"means over the heads of each {subject.noun} that have a prediction, by kind of layer.")]
+    headline = f"What RoPE Alone Leaves {subject.study.span.title()}"
+    return Card(headline, shows, FILE, steps, [_told(subject, kinds[0])])
 
 
 BIAS = "The slope of the mean score in key position beyond what RoPE alone predicts, a mean over heads,"
@@ -109,25 +109,25 @@ def _significant(value: float, extra: int = 0) -> str:
     return "undefined" if math.isnan(value) else f"{value:.{2 + extra}g} per token".replace("-", "−")
 
 
-def _errors(given: CardInput) -> str:
-    return errors_said(given.table(FILE), HELD)
+def _errors(subject: Subject) -> str:
+    return errors_said(subject.table(FILE), HELD)
 
 
-def _left_out(given: CardInput) -> str:
+def _left_out(subject: Subject) -> str:
     """Which layers have no prediction, and why."""
-    table = given.table(FILE)
+    table = subject.table(FILE)
     said = []
     for _, rows_of in table[table["prediction"] > Basis.NOTHING_ROTATES].groupby("prediction"):
         layers = [str(layer) for layer in sorted(set(rows_of["layer"]))]
         every = len(layers) == len(set(table.loc[table["model"].isin(set(rows_of["model"])), "layer"]))
         which = "all layers" if every else f"{'layer' if len(layers) == 1 else 'layers'} {listed(layers)}"
         why = Basis(int(rows_of["prediction"].iloc[0])).words
-        said.append(f"{which} of {counted(len(set(rows_of['model'])), given.noun)}, because {why}")
+        said.append(f"{which} of {counted(len(set(rows_of['model'])), subject.noun)}, because {why}")
     return f"Left out, without a prediction: {'; '.join(said)}." if said else ""
 
 
-def _few(given: CardInput) -> bool:
-    table = given.table(FILE)
+def _few(subject: Subject) -> bool:
+    table = subject.table(FILE)
     return bool(table.groupby("model").size().min() <= FEW and table["r_q_excess_se"].notna().any())
 
 
@@ -135,28 +135,28 @@ def _heads(kind: str) -> str:
     return "all heads" if kind == EVERY else f"{kind} heads"
 
 
-def _kinds(given: CardInput) -> list[str]:
+def _kinds(subject: Subject) -> list[str]:
     """Each kind of layer, or all heads where there is one kind."""
-    kinds = [kind for kind in dict.fromkeys(given.table("rope_alone")["layer_kind"]) if kind != EVERY]
+    kinds = [kind for kind in dict.fromkeys(subject.table("rope_alone")["layer_kind"]) if kind != EVERY]
     return kinds or [EVERY]
 
 
-def _row(given: CardInput, model: str, kind: str) -> pd.Series | None:
-    table = given.table("rope_alone")
+def _row(subject: Subject, model: str, kind: str) -> pd.Series | None:
+    table = subject.table("rope_alone")
     here = table[(table["model"] == model) & (table["layer_kind"] == kind)]
     return None if here.empty else here.iloc[0]
 
 
-def _agreement(given: CardInput, model: str, *, headed: bool = False) -> list[str]:
+def _agreement(subject: Subject, model: str, *, headed: bool = False) -> list[str]:
     """How well each kind of layer is predicted at one entry, which a heading may have named."""
-    said, start = [], "" if headed else f"{opening_place(given.study, _entry(given, model))}, "
-    for kind in _kinds(given):
-        row = _row(given, model, kind)
+    said, start = [], "" if headed else f"{opening_place(subject.study, _entry(subject, model))}, "
+    for kind in _kinds(subject):
+        row = _row(subject, model, kind)
         if row is None:
             continue
         if not np.isfinite(row["corr_r_q"]) and row["r_q_rope"] == 0.0 and row["r_k_rope"] == 0.0:
             still = _still(row, kind)
-            said.append(still if headed or given.study.one_run else f"{start}{still[0].lower()}{still[1:]}")
+            said.append(still if headed or subject.study.one_run else f"{start}{still[0].lower()}{still[1:]}")
             continue
         heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY else "head")
         parts = [
@@ -188,21 +188,21 @@ def _excess(row: pd.Series, name: str) -> str:
     return f"an excess of {plus_minus(value, error)}"
 
 
-def _entry(given: CardInput, model: str) -> Entry:
-    return next(c for c in given.checkpoints if c.name == model)
+def _entry(subject: Subject, model: str) -> Entry:
+    return next(c for c in subject.checkpoints if c.name == model)
 
 
-def _dominated(given: CardInput, model: str) -> str:
-    row = _row(given, model, EVERY)
+def _dominated(subject: Subject, model: str) -> str:
+    row = _row(subject, model, EVERY)
     if row is None:
         return ""
     measured, predicted = shown(percent, row["position_dominated"], row["position_dominated_rope"])
     return f"RoPE alone makes {predicted} of heads position-dominated there; measured are {measured}."
 
 
-def _largest(given: CardInput, last: Entry) -> list[str]:
+def _largest(subject: Subject, last: Entry) -> list[str]:
     """How many heads differ by more than two errors, and which most."""
-    table = beside_measured(given.at)
+    table = beside_measured(subject.at)
     here = table[table["model"] == last.name]
     said = []
     for name, _ in NAMES:
@@ -216,7 +216,7 @@ def _largest(given: CardInput, last: Entry) -> list[str]:
             f"layer {int(row['layer'])} head {int(row['head'])} ({plus_minus(row[column], row[error_name(column)])})"
             for _, row in most.iterrows()
         ])  # fmt: skip
-        text = f"{opening_place(given.study, last)} the excess of {name} is beyond two errors in {len(beyond)} of "
+        text = f"{opening_place(subject.study, last)} the excess of {name} is beyond two errors in {len(beyond)} of "
         said.append(f"{text}{counted(len(known), 'head')}{f', most in {named}' if named else ''}.")
     drift = here[["drift_rest_q", "drift_rest_k"]].mean()
     if drift.notna().all():
@@ -225,46 +225,46 @@ def _largest(given: CardInput, last: Entry) -> list[str]:
             f"{percent(float(drift.iloc[0]))} of the variance of queries and {percent(float(drift.iloc[1]))} of that "
             "of keys, means over heads (upper limits: few tokens in a bucket add to them)."
         )
-    return said or [f"There are no errors {place(given.study, last)}, so no head can be said to differ."]
+    return said or [f"There are no errors {place(subject.study, last)}, so no head can be said to differ."]
 
 
-def _flipped(given: CardInput, entries: Sequence[Entry]) -> str:
+def _flipped(subject: Subject, entries: Sequence[Entry]) -> str:
     """In how many heads signs differ only because components point against each other."""
-    table, said = beside_measured(given.at), []
+    table, said = beside_measured(subject.at), []
     for entry in entries:
         known = table.loc[(table["model"] == entry.name) & table["pc0_agrees"].notna(), "pc0_agrees"]
-        against, where = int((known == 0).sum()), opening_place(given.study, entry)
+        against, where = int((known == 0).sum()), opening_place(subject.study, entry)
         if against:
             said.append(f"{where} that is so in {against} of {counted(len(known), 'head')} that rotate.")
     return joined([SIGNS, *said]) if said else ""
 
 
-def _excess_course(given: CardInput, measure: str, kind: str, part: Part) -> str:
+def _excess_course(subject: Subject, measure: str, kind: str, part: Part) -> str:
     """How the excess of one kind of layer goes over the entries."""
-    panel, column = given.at.panel_of(FILE), f"{measure}_excess"
+    panel, column = subject.at.panel_of(FILE), f"{measure}_excess"
     name = f"The mean excess of {measure}"
-    if kind == EVERY or not given.study.one_run:
-        said = tell(given, panel, column, name, number) if kind == EVERY else ""
+    if kind == EVERY or not subject.study.one_run:
+        said = tell(subject, panel, column, name, number) if kind == EVERY else ""
     else:
-        shape = panel.series(column, [c.name for c in given.checkpoints], part)
-        said = course(shape, at_labels(given.checkpoints), name, number)
-    there = [c for c in told_entries(given.study) if math.isfinite(panel.mean(column, c.name, part))]
+        shape = panel.series(column, [c.name for c in subject.checkpoints], part)
+        said = course(shape, at_labels(subject.checkpoints), name, number)
+    there = [c for c in told_entries(subject.study) if math.isfinite(panel.mean(column, c.name, part))]
     ends = [
-        f"{plus_minus(panel.mean(column, c.name, part), panel.error(column, c.name, part))} {place(given.study, c)}"
-        for c in there or given.checkpoints[-1:]
+        f"{plus_minus(panel.mean(column, c.name, part), panel.error(column, c.name, part))} {place(subject.study, c)}"
+        for c in there or subject.checkpoints[-1:]
     ]
     return f"{said} {'It' if said else name} is {listed(ends)}.".strip()
 
 
-def _told(given: CardInput, kind: str) -> str:
+def _told(subject: Subject, kind: str) -> str:
     """Of the change that was measured, how much is predicted."""
-    first, last = given.checkpoints[0], given.checkpoints[-1]
-    one, two = _row(given, first.name, kind), _row(given, last.name, kind)
-    if given.study.one_run and two is None:
+    first, last = subject.checkpoints[0], subject.checkpoints[-1]
+    one, two = _row(subject, first.name, kind), _row(subject, last.name, kind)
+    if subject.study.one_run and two is None:
         return ""
-    if not given.study.one_run or first is last or one is None or two is None:
-        return joined(of_each(given.study, lambda entry: joined(_agreement(given, entry.name)[:1])))
-    panel, part = given.at.panel_of(FILE), EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
+    if not subject.study.one_run or first is last or one is None or two is None:
+        return joined(of_each(subject.study, lambda entry: joined(_agreement(subject, entry.name)[:1])))
+    panel, part = subject.at.panel_of(FILE), EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
     parts = []
     for name, _ in NAMES:
         change, predicted = two[name] - one[name], two[f"{name}_rope"] - one[f"{name}_rope"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.card import Card, Subject, opening
 from qkscope.lenses.rope import kernel, planes
 from qkscope.lenses.rope.card import HELD
 from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
@@ -22,16 +22,16 @@ MEANING = (
 NAMED = 3  # planes of a head
 
 
-def rope_kernel_card(given: CardInput) -> Card:
+def rope_kernel_card(subject: Subject) -> Card:
     """Kernels of a few heads, and of all."""
-    heads = chosen_heads(given.at)
-    entries = [c for c in given.checkpoints if c.name in {each.model for each in heads}]
-    all_heads = [text for entry in entries for text in _all_heads(given, entry)]
-    every = [text for entry in entries for text in (*_all_heads(given, entry), _beyond(given, entry))]
-    checks = [_check(given, entry) for entry in entries]
+    heads = chosen_heads(subject.at)
+    entries = [c for c in subject.checkpoints if c.name in {each.model for each in heads}]
+    all_heads = [text for entry in entries for text in _all_heads(subject, entry)]
+    every = [text for entry in entries for text in (*_all_heads(subject, entry), _beyond(subject, entry))]
+    checks = [_check(subject, entry) for entry in entries]
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             f"Above: the kernels of {counted(len(heads), 'head')} whose kernel moves most against the scatter of their "
             "scores, averaged over a quarter of each distance (thin: over a hundredth). Dots are mean scores measured "
             "between position buckets, circles the kernel averaged over the same pairs. Below: the share of each plane "
@@ -40,10 +40,10 @@ def rope_kernel_card(given: CardInput) -> Card:
             "its scores.",
         ),
         MEANING,
-        *(paragraph(Strong(_name(given, each)), " ", _head(each)) for each in heads),
+        *(paragraph(Strong(_name(subject, each)), " ", _head(each)) for each in heads),
         paragraph(Strong("All heads."), " ", joined(every)),
         paragraph(Strong("Check."), " ", joined(checks)),
-        errors_said(given.table(kernel.FILE), HELD) + " Shares of planes, counts of heads and spreads of scores are "
+        errors_said(subject.table(kernel.FILE), HELD) + " Shares of planes, counts of heads and spreads of scores are "
         "stated without errors.",
     ]
     steps = [
@@ -55,11 +55,11 @@ def rope_kernel_card(given: CardInput) -> Card:
     return Card(headline, shows, kernel.FILE, steps, [*all_heads, *checks])
 
 
-def _name(given: CardInput, each: HeadKernel) -> str:
+def _name(subject: Subject, each: HeadKernel) -> str:
     """Which head it is; of seeds and models also whose."""
-    of = "" if given.study.one_run else f"{shortened(given.study.labels[each.model])}, "
+    of = "" if subject.study.one_run else f"{shortened(subject.study.labels[each.model])}, "
     name = f"{of}layer {each.layer}, head {each.head}."
-    return f"{name[0].upper()}{name[1:]}" if given.study.one_run else name
+    return f"{name[0].upper()}{name[1:]}" if subject.study.one_run else name
 
 
 def _head(each: HeadKernel) -> str:
@@ -78,30 +78,30 @@ def _head(each: HeadKernel) -> str:
     )
 
 
-def _all_heads(given: CardInput, entry: Entry) -> list[str]:
+def _all_heads(subject: Subject, entry: Entry) -> list[str]:
     """How much of all kernels slow planes carry, and how many prefer what is near."""
-    table, window = given.table(planes.FILE), given.at.window_of(entry.name)
+    table, window = subject.table(planes.FILE), subject.at.window_of(entry.name)
     here = table[(table["model"] == entry.name) & table["kernel_share"].notna()]
     if here.empty:
         return [f"No head of {label(entry)} has a kernel that varies."]
     slow = here[here["wavelength"] > window].groupby(["layer", "head"])["kernel_share"].sum()
     count = here.groupby(["layer", "head"]).ngroups
-    curves = given.table(kernel.FILE)
+    curves = subject.table(kernel.FILE)
     inside = curves[(curves["model"] == entry.name) & (curves["distance"] <= window) & curves["kernel"].notna()]
     rotating = inside.set_index(["layer", "head"]).loc[here.set_index(["layer", "head"]).index.unique()].reset_index()
     best = rotating.loc[rotating.groupby(["layer", "head"])["kernel"].idxmax(), "distance"]
     near = int((best <= window / 16).sum())
     share = percent(float(slow.sum() / count))
     return [
-        f"{opening_place(given.study, entry)} planes that do not turn once within the window carry {share} of a "
+        f"{opening_place(subject.study, entry)} planes that do not turn once within the window carry {share} of a "
         f"kernel's variance, the mean over {counted(count, 'head')} that rotate.",
         f"The mean score is highest within the nearest {tokens(window / 16)} (a sixteenth) in {near} of them.",
     ]
 
 
-def _beyond(given: CardInput, entry: Entry) -> str:
+def _beyond(subject: Subject, entry: Entry) -> str:
     """Whether distances that were not run would be preferred to all that were."""
-    curves, window = given.table(kernel.FILE), given.at.window_of(entry.name)
+    curves, window = subject.table(kernel.FILE), subject.at.window_of(entry.name)
     here = curves[(curves["model"] == entry.name) & curves["kernel"].notna()]
     moving = here.groupby(["layer", "head"])["kernel"].transform("std") > 1e-9 * here["kernel"].abs().max()
     here = here[moving & (here["distance"] > 0)]
@@ -116,9 +116,9 @@ def _beyond(given: CardInput, entry: Entry) -> str:
     )
 
 
-def _check(given: CardInput, entry: Entry) -> str:
+def _check(subject: Subject, entry: Entry) -> str:
     """How far kernels averaged over pairs of buckets are from the scores measured there."""
-    curves = given.table(kernel.FILE)
+    curves = subject.table(kernel.FILE)
     here = curves[(curves["model"] == entry.name) & curves["measured"].notna() & curves["averaged"].notna()]
     if here.empty:
         return "There is only one position bucket in the window, so there are no pairs to check the kernel with."
@@ -128,7 +128,7 @@ def _check(given: CardInput, entry: Entry) -> str:
     whole = float((both["measured"] ** 2).sum())
     share = 1.0 - float(((both["averaged"] - both["measured"]) ** 2).sum()) / whole if whole > 0 else 0.0
     return (
-        f"Over {len(here):,} pairs of head and distance {place(given.study, entry)}, the kernel is off by "
+        f"Over {len(here):,} pairs of head and distance {place(subject.study, entry)}, the kernel is off by "
         f"{np.sqrt(np.nanmean(gap**2)):.2g} standard deviations of a score, root mean square; of how a head's measured "
         f"scores differ between distances it explains {percent(share) if share > 0 else 'nothing'}."
     )

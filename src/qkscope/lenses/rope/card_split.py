@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.card import Card, Subject, opening
 from qkscope.lenses.claims.base import Found
 from qkscope.lenses.rope.split import PARTS
 from qkscope.lenses.rope.split_table import DOMINATED, FILE, R_K, R_Q, ROTARY
@@ -38,23 +38,23 @@ MEANING = (
 TOLD = 4  # steps that are told one by one
 
 
-def rope_split_card(given: CardInput) -> Card:
+def rope_split_card(subject: Subject) -> Card:
     """What changed r at each step, and over the whole run."""
-    table = split_rows(given.at)
-    steps, whole = consecutive(table, given.study), whole_way(table, given.study)
-    entries = {c.name: c for c in given.checkpoints}
+    table = split_rows(subject.at)
+    steps, whole = consecutive(table, subject.study), whole_way(table, subject.study)
+    entries = {c.name: c for c in subject.checkpoints}
     total = whole or steps[0]
     told = _told_steps(steps)
     shows: list[Block | str] = [
-        opening(given, _what(given, table, len(steps))),
+        opening(subject, _what(subject, table, len(steps))),
         MEANING,
         paragraph(Strong("The whole way."), " ", _told(total, entries)),
         *(
             paragraph(Strong(f"{_headed(step[R_Q], entries)}."), " ", _told(step, entries, whole=False))
             for step in (told if whole is not None else [])
         ),
-        _still(given, entries),
-        paragraph(Strong("Does it hold here?"), " ", _consolidation(given, steps, entries)),
+        _still(subject, entries),
+        paragraph(Strong("Does it hold here?"), " ", _consolidation(subject, steps, entries)),
         _orders(steps, total),
         _errors(table),
     ]
@@ -62,19 +62,19 @@ def rope_split_card(given: CardInput) -> Card:
         ("Predictions", "with the vectors before rotation, the rotation and the window of either checkpoint."),
         ("Split", "mean over six orders; means over heads here, single heads in rope_split_heads.csv."),
     ]
-    headline = f"Window, RoPE Base and Weights {given.study.span.title()}"
+    headline = f"Window, RoPE Base and Weights {subject.study.span.title()}"
     lead = [_step(total[R_Q], entries), *(_step(step[R_Q], entries) for step in told[:1] if whole is not None)]
     return Card(headline, shows, FILE, how, lead)
 
 
-def _what(given: CardInput, table: pd.DataFrame, count: int) -> str:
+def _what(subject: Subject, table: pd.DataFrame, count: int) -> str:
     heads_of = set(table["heads_of"])
     whose = "rotary heads" if heads_of == {ROTARY} else "heads"
     left = f" Of {count} steps the {MOST_STEPS} with a new window or base, or the largest change, are drawn."
     return (
         f"Dots are measured means over {whose}; between them, floating bars add up what the window, the RoPE base and "
         "the weights changed, and what stays unexplained. On the right the same from the first to the last "
-        f"{given.noun}. Where the parts of window and base depend on the order in which they change, a number says "
+        f"{subject.noun}. Where the parts of window and base depend on the order in which they change, a number says "
         f"what both do at once.{left if count > MOST_STEPS else ''}"
     )
 
@@ -153,14 +153,14 @@ def _three_ways(row: pd.Series) -> str:
     return f". Split three ways it is {parts}, but orders differ by up to {spread:.{digits}f}"
 
 
-def _still(given: CardInput, entries: dict[str, Entry]) -> str:
+def _still(subject: Subject, entries: dict[str, Entry]) -> str:
     """NoPE heads, for which RoPE predicts no change at all."""
-    table = given.at.table(FILE)
+    table = subject.at.table(FILE)
     nope = table[table["heads_of"] == "nope"]
     if nope.empty:
         return ""
-    row = nope[nope["from_model"] == given.study.names[0]]
-    row = row[row["to_model"] == given.study.names[-1]]
+    row = nope[nope["from_model"] == subject.study.names[0]]
+    row = row[row["to_model"] == subject.study.names[-1]]
     if row.empty:
         return ""
     said = []
@@ -174,9 +174,9 @@ def _still(given: CardInput, entries: dict[str, Entry]) -> str:
     return f"In {heads} RoPE predicts no change; {listed(said)}, all of it unexplained."
 
 
-def _consolidation(given: CardInput, steps: Steps, entries: dict[str, Entry]) -> str:
+def _consolidation(subject: Subject, steps: Steps, entries: dict[str, Entry]) -> str:
     """The published sentence about long-context training, at the steps where the context grows: is it the weights?"""
-    claim, context = "Long-context training makes heads position-dominated", given.at.context_of
+    claim, context = "Long-context training makes heads position-dominated", subject.at.context_of
     longer = [s for s in steps if context(str(s[R_Q]["to_model"])) > context(str(s[R_Q]["from_model"]))]
     if not longer:
         return f"{claim}: that cannot be asked here, because the context does not grow between these checkpoints."

@@ -1,6 +1,6 @@
 """Cards of the figures with bars: how queries and keys drift along a, and what that adds to a score."""
 
-from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.rotation.chosen import STABLE
 from qkscope.lenses.rotation.table import FILE
@@ -20,40 +20,40 @@ BARS = (
 )
 
 
-def drift_card(given: CardInput) -> Card:
+def drift_card(subject: Subject) -> Card:
     """How closely queries and keys follow position along a, and what the plane of a and b holds."""
-    panel = given.at.panel_of(FILE)
-    missed = of_each(given.study, lambda entry: joined(_missed(given, panel, entry)))
-    keys_more = joined(of_each(given.study, lambda entry: _keys_more(given, panel, entry)))
+    panel = subject.at.panel_of(FILE)
+    missed = of_each(subject.study, lambda entry: joined(_missed(subject, panel, entry)))
+    keys_more = joined(of_each(subject.study, lambda entry: _keys_more(subject, panel, entry)))
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             "Axis a is the direction in which queries and keys together drift most with position; axis b, at a right "
             "angle to it, the one in which a query and a key differ most. Above, for "
-            f"{rows(given)}: mean |r| with position along a, of queries (blue) and keys (red), with a dash at the "
+            f"{rows(subject)}: mean |r| with position along a, of queries (blue) and keys (red), with a dash at the "
             "correlation that each has along its own drift, and the share of the mean squared difference between a "
             "query and a key that lies along b. Below: what share of the variance of queries and keys together lies "
             "along a, along b and elsewhere (the grey line there is of a and b together), and the slope of keys over "
             f"that of queries along a (bars are geometric means, diamonds medians; medians have no error). {BARS}",
         ),
-        paragraph(Strong("Drift."), " ", joined(_drift(given, panel, steps=True))),
-        paragraph(Strong("Separation."), " ", tell(given, panel, "separation_strength", "Mean separation", percent)),
-        paragraph(Strong("Variance."), " ", joined(_variance(given, panel))),
+        paragraph(Strong("Drift."), " ", joined(_drift(subject, panel, steps=True))),
+        paragraph(Strong("Separation."), " ", tell(subject, panel, "separation_strength", "Mean separation", percent)),
+        paragraph(Strong("Variance."), " ", joined(_variance(subject, panel))),
         paragraph(
             Strong("Slopes."),
             " ",
-            tell(given, panel, "slope_ratio_log2", "The slope of keys over that of queries", ratio),
+            tell(subject, panel, "slope_ratio_log2", "The slope of keys over that of queries", ratio),
         ),
         paragraph(Strong("What the axes miss."), " ", joined(missed)),
         paragraph(Strong("Does it hold here?"), " ", keys_more),
-        errors_said(given.table(FILE), AXES),
+        errors_said(subject.table(FILE), AXES),
     ]
     steps = [
         ("Axes", "a from the covariance of queries and keys with position; b the leading eigenvector beside it."),
-        ("Aggregation", f"means over the heads of each {given.noun}, |r| and slopes without sign."),
+        ("Aggregation", f"means over the heads of each {subject.noun}, |r| and slopes without sign."),
     ]
-    headline = f"Drift along a, Separation along b {given.study.span.title()}"
-    takeaway = [*_drift(given, panel), keys_more]
+    headline = f"Drift along a, Separation along b {subject.study.span.title()}"
+    takeaway = [*_drift(subject, panel), keys_more]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -62,27 +62,27 @@ def ratio(value: float, extra: int = 0) -> str:
     return significant(2.0**value, extra)
 
 
-def _drift(given: CardInput, panel: HeadPanel, *, steps: bool = False) -> list[str]:
+def _drift(subject: Subject, panel: HeadPanel, *, steps: bool = False) -> list[str]:
     return [
-        tell(given, panel, f"r_{kind}_a_abs", f"Mean |r| of {name} along a", number, steps=steps)
+        tell(subject, panel, f"r_{kind}_a_abs", f"Mean |r| of {name} along a", number, steps=steps)
         for kind, name in (("q", "queries"), ("k", "keys"))
     ]
 
 
-def _variance(given: CardInput, panel: HeadPanel) -> list[str]:
+def _variance(subject: Subject, panel: HeadPanel) -> list[str]:
     return [
-        tell(given, panel, "var_frac_a", "The share of variance along a", percent),
-        tell(given, panel, "var_frac_b", "The share along b", percent),
+        tell(subject, panel, "var_frac_a", "The share of variance along a", percent),
+        tell(subject, panel, "var_frac_b", "The share along b", percent),
     ]
 
 
-def _missed(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
+def _missed(subject: Subject, panel: HeadPanel, last: Entry) -> list[str]:
     """How much of each drift is elsewhere, whether drifts agree, and in how many heads a is no one direction."""
-    table = given.at.table(FILE)
+    table = subject.at.table(FILE)
     said = [
-        f"{opening_place(given.study, last)} axis a misses {share_of(panel, 'off_axis_q', last)} of the queries' drift "
-        f"and {share_of(panel, 'off_axis_k', last)} of the keys', and {share_of(panel, 'offset_on_a', last)} of the "
-        "squared distance between mean query and mean key lies along it. The cosine between both drifts is "
+        f"{opening_place(subject.study, last)} axis a misses {share_of(panel, 'off_axis_q', last)} of the queries' "
+        f"drift and {share_of(panel, 'off_axis_k', last)} of the keys', and {share_of(panel, 'offset_on_a', last)} of "
+        "the squared distance between mean query and mean key lies along it. The cosine between both drifts is "
         f"{mean_of(panel, 'drift_cos', last)}, the mean over heads."
     ]
     if "a_stability" in table.columns:
@@ -96,7 +96,7 @@ def _missed(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
     return said
 
 
-def _keys_more(given: CardInput, panel: HeadPanel, last: Entry) -> str:
+def _keys_more(subject: Subject, panel: HeadPanel, last: Entry) -> str:
     """The published sentence, on axis a and on each kind's own direction."""
     on_axis, own = beyond_zero(panel, "r_a_gap", last), beyond_zero(panel, "r_own_gap", last)
     words = {1: "holds", -1: "is the other way round", 0: "is not decided: the difference is within two errors of 0"}
@@ -105,7 +105,7 @@ def _keys_more(given: CardInput, panel: HeadPanel, last: Entry) -> str:
         for names in (("r_k_a_abs", "r_q_a_abs"), ("r_k_own", "r_q_own"))
     )
     return (
-        f"Keys follow position more closely than queries: along a this {words[on_axis]} {place(given.study, last)} "
+        f"Keys follow position more closely than queries: along a this {words[on_axis]} {place(subject.study, last)} "
         f"({keys} against {queries}, difference {mean_of(panel, 'r_a_gap', last)}); each along its own drift it "
         f"{words[own]} ({own_keys} against {own_queries}, difference {mean_of(panel, 'r_own_gap', last)})."
     )
@@ -125,26 +125,26 @@ OVER: tuple[tuple[str, str], ...] = (
 )
 
 
-def bias_card(given: CardInput) -> Card:
+def bias_card(subject: Subject) -> Card:
     """What position adds to a score, per token and over the window, along a and in all directions."""
-    panel = given.at.panel_of(FILE)
-    totals = of_each(given.study, lambda entry: joined(_totals(given, panel, entry)))
-    signs = of_each(given.study, lambda entry: _sign(given, panel, entry))
-    hidden = hidden_by_slopes(given)
+    panel = subject.at.panel_of(FILE)
+    totals = of_each(subject.study, lambda entry: joined(_totals(subject, panel, entry)))
+    signs = of_each(subject.study, lambda entry: _sign(subject, panel, entry))
+    hidden = hidden_by_slopes(subject)
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             "The bias is what the mean score q·k gains with the position of the key: the mean query times the slope of "
-            f"the keys. Above, for {rows(given)}, its two factors along a and their product, per token; below, the "
+            f"the keys. Above, for {rows(subject)}, its two factors along a and their product, per token; below, the "
             "same times the window, and in standard deviations of the score once lines in position are taken out. "
             f"Dashes give the bias in all directions, not along a alone. {BARS} Above 0, later keys score higher.",
         ),
-        paragraph(Strong("Per token."), " ", joined([tell(given, panel, q, name, significant) for q, name in PARTS])),
-        paragraph(Strong("Over the window."), " ", joined([tell(given, panel, q, n, significant) for q, n in OVER])),
+        paragraph(Strong("Per token."), " ", joined([tell(subject, panel, q, name, significant) for q, name in PARTS])),
+        paragraph(Strong("Over the window."), " ", joined([tell(subject, panel, q, n, significant) for q, n in OVER])),
         paragraph(Strong("What a slope per token hides."), " ", joined(hidden)),
         paragraph(Strong("Along a, and in all."), " ", joined(totals)),
-        errors_said(given.table(FILE), AXES),
-        *held(given, "rotation_bias"),
+        errors_said(subject.table(FILE), AXES),
+        *held(subject, "rotation_bias"),
     ]
     steps = [
         (
@@ -152,46 +152,46 @@ def bias_card(given: CardInput) -> Card:
             "mean query along a times the keys' slope along a; in all directions, the mean query times the slope.",
         ),
         ("Unit", "raw q·k, before the model's own scale; standard deviations do not depend on it."),
-        ("Aggregation", f"means over the heads of each {given.noun}; slopes without sign, biases with theirs."),
+        ("Aggregation", f"means over the heads of each {subject.noun}; slopes without sign, biases with theirs."),
     ]
-    headline = f"What Position Adds to a Score {given.study.span.title()}"
-    takeaway = [*hidden[:1], tell(given, panel, *OVER[2], significant), *signs]
+    headline = f"What Position Adds to a Score {subject.study.span.title()}"
+    takeaway = [*hidden[:1], tell(subject, panel, *OVER[2], significant), *signs]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
-def hidden_by_slopes(given: CardInput) -> list[str]:
+def hidden_by_slopes(subject: Subject) -> list[str]:
     """The same change per token, over the window, and at the common window, wherever the window changes."""
-    changes = context_changes(given.results.study.checkpoints, given.own.table("trajectory"))
+    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
     if not changes:
-        return [f"Every {given.noun} has the same window, so that per token and over the window say the same."]
-    if not given.study.one_run:
-        panel = given.own.panel_of(FILE)
+        return [f"Every {subject.noun} has the same window, so that per token and over the window say the same."]
+    if not subject.study.one_run:
+        panel = subject.own.panel_of(FILE)
         return [
             "Windows differ, and a projection that keeps its spread and its r has a slope in proportion to 1 / window.",
-            tell(given, panel, "bias_per_1000", "The bias per 1,000 tokens", significant),
-            tell(given, panel, "bias_strength_window", "The bias over the window", significant),
+            tell(subject, panel, "bias_per_1000", "The bias per 1,000 tokens", significant),
+            tell(subject, panel, "bias_strength_window", "The bias over the window", significant),
         ]
-    return [_one_hidden(given, before, after, windows) for before, after, *windows in changes[:3]]
+    return [_one_hidden(subject, before, after, windows) for before, after, *windows in changes[:3]]
 
 
-def _one_hidden(given: CardInput, before: Entry, after: Entry, windows: list[int]) -> str:
+def _one_hidden(subject: Subject, before: Entry, after: Entry, windows: list[int]) -> str:
     """What bias and slope do at one step."""
     verb = "grows" if windows[1] > windows[0] else "shrinks"
     place = f"From {label(before)} to {label(after)} the window {verb} from {windows[0]:,} to {tokens(windows[1])}"
-    bias = _three_ways(given, before, after, "bias_per_1000", "bias_strength_window")
-    slope = _three_ways(given, before, after, "alpha_k_per_1000", "alpha_k_window_abs")
+    bias = _three_ways(subject, before, after, "bias_per_1000", "bias_strength_window")
+    slope = _three_ways(subject, before, after, "alpha_k_per_1000", "alpha_k_window_abs")
     return f"{place}. The bias per 1,000 tokens {bias}. The slope of keys per 1,000 tokens {slope}."
 
 
-def _three_ways(given: CardInput, before: Entry, after: Entry, per_token: str, over: str) -> str:
+def _three_ways(subject: Subject, before: Entry, after: Entry, per_token: str, over: str) -> str:
     """A change per token, over the window, and per token at a window that both share."""
-    own = given.own.panel_of(FILE)
+    own = subject.own.panel_of(FILE)
     slope, window = (own.change(name, before.name, after.name) for name in (per_token, over))
     said = f"{went(slope, significant)}{_times(slope)}; over the whole window it {went(window, significant)}"
-    if given.common is None or not {before.name, after.name} <= set(given.common.names):
+    if subject.common is None or not {before.name, after.name} <= set(subject.common.names):
         return f"{said}; at one window for both it was not measured"
-    shared = given.common.panel_of(FILE).change(per_token, before.name, after.name)
-    common = tokens(given.common.window_of(before.name))
+    shared = subject.common.panel_of(FILE).change(per_token, before.name, after.name)
+    common = tokens(subject.common.window_of(before.name))
     return f"{said}; over the first {common} of both, per 1,000 tokens, it {went(shared, significant)}{_times(shared)}"
 
 
@@ -203,16 +203,16 @@ def _times(change: Change) -> str:
     return f", {factor:.2g} times {'more' if change.direction > 0 else 'less'}" if factor >= 1.1 else ""
 
 
-def _totals(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
+def _totals(subject: Subject, panel: HeadPanel, last: Entry) -> list[str]:
     """How much of the bias lies along a, and how its sign is spread over heads."""
     along, total = (panel.mean(name, last.name) for name in ("bias_strength_window", "bias_window"))
     said = [
-        f"{opening_place(given.study, last)} the bias over the window is "
+        f"{opening_place(subject.study, last)} the bias over the window is "
         f"{mean_of(panel, 'bias_strength_window', last)} along a and {mean_of(panel, 'bias_window', last)} in all "
         "directions" + (f": axis a has {percent(along / total)} of it." if total and 0 <= along / total <= 1 else ".")
     ]
-    said.append(_sign(given, panel, last))
-    table = given.at.table(FILE)
+    said.append(_sign(subject, panel, last))
+    table = subject.at.table(FILE)
     opposed = table.loc[table["model"] == last.name, "interaction_total"].dropna()
     if len(opposed):
         said.append(
@@ -222,11 +222,11 @@ def _totals(given: CardInput, panel: HeadPanel, last: Entry) -> list[str]:
     return said
 
 
-def _sign(given: CardInput, panel: HeadPanel, last: Entry) -> str:
+def _sign(subject: Subject, panel: HeadPanel, last: Entry) -> str:
     way = beyond_zero(panel, "bias_effect", last)
     direction = {1: "later keys score higher", -1: "earlier keys score higher", 0: "neither late nor early keys win"}
     return (
         f"On average over heads {direction[way]}: from the first to the last key the score gains "
-        f"{mean_of(panel, 'bias_effect', last)} standard deviations {place(given.study, last)}; "
+        f"{mean_of(panel, 'bias_effect', last)} standard deviations {place(subject.study, last)}; "
         f"{share_of(panel, 'bias_total_positive', last)} of heads favour later keys."
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.rotation.families import MOST_FAMILIES, families, within_models
 from qkscope.lenses.rotation.table import FILE
 from qkscope.lenses.tell import share_of
@@ -12,18 +12,18 @@ from qkscope.words.blocks import Block, Strong, bullet
 from qkscope.words.phrases import label, listed, number, shortened, span
 
 
-def families_card(given: CardInput) -> Card:
+def families_card(subject: Subject) -> Card:
     """Heads by family."""
-    found = {family: within_models(given.at, members) for family, members in families(given.at).items()}
+    found = {family: within_models(subject.at, members) for family, members in families(subject.at).items()}
     shows: list[Block | str] = [
         opening(
-            given,
-            f"{rows(given).capitalize()} by family. Above: the bias along a of every head (score per 1,000 tokens of "
+            subject,
+            f"{rows(subject).capitalize()} by family. Above: the bias along a of every head (score per 1,000 tokens of "
             "key position), each model's heads as a histogram of area 1. Below: the same against separation along b, a "
             "dot per head. Scores of different models have different units, so each family has its own scale.",
         ),
         _left_out(found),
-        *(bullet(Strong(_name(family)), f": {_told(given, family, found)}") for family in found),
+        *(bullet(Strong(_name(family)), f": {_told(subject, family, found)}") for family in found),
         "The r of a family is over its heads with each model's mean and spread taken out of both; in brackets, the "
         "interval of 95 % that leaving out one layer at a time gives.",
     ]
@@ -42,9 +42,9 @@ def _left_out(found: Mapping[str, Mapping[str, float]]) -> str:
     return f"Of {len(found)} families the first {MOST_FAMILIES} are drawn." if len(found) > MOST_FAMILIES else ""
 
 
-def _told(given: CardInput, family: str, found: Mapping[str, Mapping[str, float]]) -> str:
-    panel = given.at.panel_of(FILE)
-    members = families(given.at)[family]
+def _told(subject: Subject, family: str, found: Mapping[str, Mapping[str, float]]) -> str:
+    panel = subject.at.panel_of(FILE)
+    members = families(subject.at)[family]
     shares = [f"{share_of(panel, 'bias_positive', entry)} in {label(entry)}" for entry in members]
     return f"the share of heads with a bias above 0 is {listed(shares)}; {_relation(found[family])}."
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from qkscope.lenses.card import Card, CardInput, opening, rows
+from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.claims.words import held, ruling_of
 from qkscope.lenses.rotation.chosen import RULE, chosen_heads
 from qkscope.lenses.rotation.planes import FILE as PLANES
@@ -21,27 +21,27 @@ from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import label, listed, number, plus_minus, shortened
 
 
-def heads_card(given: CardInput) -> Card:
+def heads_card(subject: Subject) -> Card:
     """How biases are spread over heads, and whether bias goes with separation."""
-    chosen = [c for c in given.checkpoints if c.name in set(given.study.selected)]
-    relation = relations(given.at)
-    panel = given.at.panel_of(FILE)
+    chosen = [c for c in subject.checkpoints if c.name in set(subject.study.selected)]
+    relation = relations(subject.at)
+    panel = subject.at.panel_of(FILE)
     shows: list[Block | str] = [
         opening(
-            given,
-            f"For {counted(len(chosen), given.noun)} of {len(given.checkpoints)}, above: the bias along a of every "
+            subject,
+            f"For {counted(len(chosen), subject.noun)} of {len(subject.checkpoints)}, above: the bias along a of every "
             "head (score per 1,000 tokens of key position), each with its own scale. Below: the same against "
             "separation along b, a dot per head, with Pearson's r and, in brackets, the interval of 95 % "
             "that leaving out one layer at a time gives; heads of one layer are alike, so layers count and not heads.",
         ),
         *(bullet(Strong(label(entry)), f": {_entry(panel, relation, entry)}") for entry in chosen),
-        _families(given),
+        _families(subject),
     ]
     steps = [("Correlation", "Pearson's r over heads; its interval by a delete-one-layer jackknife on Fisher's scale.")]
-    which = "at Selected Checkpoints" if given.study.one_run else f"of Selected {given.noun.title()}s"
+    which = "at Selected Checkpoints" if subject.study.one_run else f"of Selected {subject.noun.title()}s"
     headline = f"Bias of Every Head {which}"
-    told = chosen[-1:] or given.checkpoints[-1:] if given.study.one_run else chosen
-    takeaway = [f"{opening_place(given.study, entry)}, {_entry(panel, relation, entry)}" for entry in told]
+    told = chosen[-1:] or subject.checkpoints[-1:] if subject.study.one_run else chosen
+    takeaway = [f"{opening_place(subject.study, entry)}, {_entry(panel, relation, entry)}" for entry in told]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -60,37 +60,37 @@ def _entry(panel: HeadPanel, relation: Mapping[str, Mapping[str, float]], entry:
     return f"{share}; bias does not go with separation beyond chance, r = {interval}."
 
 
-def _families(given: CardInput) -> str:
-    if given.study.one_run:
+def _families(subject: Subject) -> str:
+    if subject.study.one_run:
         return ""
-    return f"Each {given.noun} has its own r: pooling them would mix differences between {given.noun}s into it."
+    return f"Each {subject.noun} has its own r: pooling them would mix differences between {subject.noun}s into it."
 
 
 # --- by depth -------------------------------------------------------------------------------------------
 
 
-def depth_card(given: CardInput) -> Card:
+def depth_card(subject: Subject) -> Card:
     """Where in depth keys drift, and where scores are biased."""
-    strongest = joined(of_each(given.study, lambda entry: _strongest(given, entry)))
-    cells = "layers" if map_axis(given.at).layers is not None else "ten bins of normalised depth"
+    strongest = joined(of_each(subject.study, lambda entry: _strongest(subject, entry)))
+    cells = "layers" if map_axis(subject.at).layers is not None else "ten bins of normalised depth"
     shows: list[Block | str] = [
         opening(
-            given,
-            f"{rows(given).capitalize()} by {cells}. Above: the mean |r| of keys with position along a, from 0 to 1. "
+            subject,
+            f"{rows(subject).capitalize()} by {cells}. Above: the mean |r| of keys with position along a, from 0 to 1. "
             "Below: the mean bias along a per 1,000 tokens; purple above 0 (later keys score higher), orange below. "
             "Hatched cells have no heads.",
         ),
         paragraph(Strong("Strongest."), " ", strongest),
-        errors_said(given.table(FILE), "both axes are found anew each time"),
-        *held(given, "rotation_depth_map"),
+        errors_said(subject.table(FILE), "both axes are found anew each time"),
+        *held(subject, "rotation_depth_map"),
     ]
-    steps = [("Aggregation", f"means over the heads of each {given.noun} and cell.")]
-    headline = f"Drift and Bias by Depth {given.study.span.title()}"
-    return Card(headline, shows, FILE, steps, [ruling_of(given, "early_drift"), strongest])
+    steps = [("Aggregation", f"means over the heads of each {subject.noun} and cell.")]
+    headline = f"Drift and Bias by Depth {subject.study.span.title()}"
+    return Card(headline, shows, FILE, steps, [ruling_of(subject, "early_drift"), strongest])
 
 
-def _strongest(given: CardInput, last: Entry) -> str:
-    table, axis = given.table("rotation_depth"), map_axis(given.at)
+def _strongest(subject: Subject, last: Entry) -> str:
+    table, axis = subject.table("rotation_depth"), map_axis(subject.at)
     here = table[table["model"] == last.name].reset_index(drop=True)
     said = []
     for quantity, name in (("r_k_a_abs", "|r| of keys"), ("bias_per_1000", "bias per 1,000 tokens")):
@@ -100,22 +100,22 @@ def _strongest(given: CardInput, last: Entry) -> str:
             row = here.loc[known.index[cell]]
             value = plus_minus(float(row[quantity]), float(row[f"{quantity}_se"]))
             said.append(f"{name} in {axis.words(int(known.index[cell]))} ({value})")
-    return f"{opening_place(given.study, last)} the largest means are {listed(said)}." if said else ""
+    return f"{opening_place(subject.study, last)} the largest means are {listed(said)}." if said else ""
 
 
 # --- planes ---------------------------------------------------------------------------------------------
 
 
-def planes_card(given: CardInput) -> Card:
+def planes_card(subject: Subject) -> Card:
     """A few heads in the plane of a and b, bucket by bucket."""
-    heads = cast("list[dict[str, Any]]", chosen_heads(given.at).to_dict("records"))
-    entries = {c.name: c for c in given.checkpoints}
+    heads = cast("list[dict[str, Any]]", chosen_heads(subject.at).to_dict("records"))
+    entries = {c.name: c for c in subject.checkpoints}
     shown = [entries[name] for name in dict.fromkeys(head["model"] for head in heads)]
-    told = [_head(given, head) for head in heads if head["model"] == shown[-1].name or not given.study.one_run]
+    told = [_head(subject, head) for head in heads if head["model"] == shown[-1].name or not subject.study.one_run]
     shows: list[Block | str] = [
         opening(
-            given,
-            f"Each panel is one head {at_or_in(given.study)} {listed([label(c) for c in shown])}, seen along a "
+            subject,
+            f"Each panel is one head {at_or_in(subject.study)} {listed([label(c) for c in shown])}, seen along a "
             "(across) and b (up). An ellipse is one standard deviation of the queries (blue, circles) or keys (red, "
             "squares) of one position bucket, darker with position; a line joins their means. What drifts along a "
             "moves to the right with position; a head that turns shows a curve, which no slope describes.",
@@ -128,29 +128,29 @@ def planes_card(given: CardInput) -> Card:
     ]
     steps = [("Selection", f"{RULE}."), ("Ellipses", "means and 2 × 2 covariances of each bucket, from sums.")]
     headline = "Queries and Keys in the Plane of a and b"
-    return Card(headline, shows, PLANES, steps, _ends_told(given, heads, told))
+    return Card(headline, shows, PLANES, steps, _ends_told(subject, heads, told))
 
 
-def _ends_told(given: CardInput, heads: Sequence[dict[str, Any]], told: list[str]) -> list[str]:
+def _ends_told(subject: Subject, heads: Sequence[dict[str, Any]], told: list[str]) -> list[str]:
     """For a takeaway: of those told the first and the last; of seeds and models the last of each, which drifts most."""
-    if given.study.one_run:
+    if subject.study.one_run:
         return [*told[-1:], *told[:1]] if len(told) > 1 else told
     return list({head["model"]: text for head, text in zip(heads, told, strict=True)}.values())
 
 
-def _head(given: CardInput, head: dict[str, Any]) -> str:
+def _head(subject: Subject, head: dict[str, Any]) -> str:
     """How far one head's queries and keys move along a, from the first to the last bucket."""
-    table = given.at.table(PLANES)
+    table = subject.at.table(PLANES)
     same = (table["model"] == head["model"]) & (table["layer"] == head["layer"]) & (table["head"] == head["head"])
     moved = [f"{name} from {_ends(table[same], kind)}" for kind, name in (("q", "queries"), ("k", "keys"))]
-    effects = given.at.table(FILE)
+    effects = subject.at.table(FILE)
     row = effects[
         (effects["model"] == head["model"]) & (effects["layer"] == head["layer"]) & (effects["head"] == head["head"])
     ].iloc[0]
     effect = plus_minus(float(row["bias_effect"]), float(row.get("bias_effect_se", math.nan)))
-    label_ = shortened(given.study.labels[head["model"]])
+    label_ = shortened(subject.study.labels[head["model"]])
     name = f"Layer {head['layer']:.0f}, head {head['head']:.0f} at {label_}"
-    if not given.study.one_run:
+    if not subject.study.one_run:
         name = f"{label_}, layer {head['layer']:.0f}, head {head['head']:.0f}"
     return f"{name}: bias_effect {effect}; along a, {listed(moved)} between its first and its last bucket."
 

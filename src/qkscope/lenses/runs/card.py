@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pandas as pd
 
-from qkscope.lenses.card import Card, CardInput, window_sentence
+from qkscope.lenses.card import Card, Subject, window_sentence
 from qkscope.lenses.runs.table import ACROSS, NAME
 from qkscope.words.phrases import listed, number
 
 SAID = (("r_q", "r_q"), ("r_k", "r_k"))
 
 
-def runs_card(given: CardInput) -> Card:
+def runs_card(subject: Subject) -> Card:
     """How far runs are apart at the last step that they share, beside how far each went since the first."""
-    table, across = given.table(NAME), given.table(ACROSS)
+    table, across = subject.table(NAME), subject.table(ACROSS)
     runs = list(dict.fromkeys(str(run) for run in table["run"]))
     last = across.iloc[-1]
     spread = [_apart(table, last, measure, name) for measure, name in SAID]
-    moved = [text for measure, name in SAID if (text := _moved(given, table, across, measure, name))]
+    moved = [text for measure, name in SAID if (text := _moved(subject, table, across, measure, name))]
     shows = [
         f"A line for each of {len(runs)} runs ({listed(runs[:6])}{', …' if len(runs) > 6 else ''}): means over its "
         "heads at each step, with bars of ± 1 standard error over documents. The dark line is the mean of the runs at "
         "steps that at least two of them have, the grey band ± 1 standard deviation between runs. Heads of one index "
         "need not be the same heads in another run: distributions are compared, not heads. "
-        f"{window_sentence(given)}",
+        f"{window_sentence(subject)}",
         " ".join([*spread, *moved]),
     ]
     how = [
@@ -42,7 +42,7 @@ def _apart(table: pd.DataFrame, last: pd.Series[float], measure: str, name: str)
     )
 
 
-def _moved(given: CardInput, table: pd.DataFrame, across: pd.DataFrame, measure: str, name: str) -> str:
+def _moved(subject: Subject, table: pd.DataFrame, across: pd.DataFrame, measure: str, name: str) -> str:
     """In how many runs the mean rose or fell by more than its noise, from the first shared step to the last."""
     if len(across) < 2:
         return ""
@@ -51,7 +51,7 @@ def _moved(given: CardInput, table: pd.DataFrame, across: pd.DataFrame, measure:
     for _, rows in table.groupby("run", sort=False):
         ends = [rows[rows["step"] == step]["model"].tolist() for step in (first, last)]
         if all(ends):
-            directions.append(given.panel.change(measure, ends[0][0], ends[1][0]).direction)
+            directions.append(subject.panel.change(measure, ends[0][0], ends[1][0]).direction)
     rose, fell = directions.count(1), directions.count(-1)
     return (
         f"From step {int(first):,} to {int(last):,} mean {name} rose by more than its noise in {rose} of "

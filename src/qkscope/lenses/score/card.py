@@ -7,7 +7,7 @@ import pandas as pd
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import (
     Card,
-    CardInput,
+    Subject,
     context_takeaway,
     error_bars,
     opening,
@@ -49,96 +49,96 @@ from qkscope.words.phrases import (
 )
 
 
-def score_split(given: CardInput) -> Card:
+def score_split(subject: Subject) -> Card:
     """One stacked bar per entry."""
-    panel, shares = given.at.panel_of(FILE), shares_shown(given.at)
+    panel, shares = subject.at.panel_of(FILE), shares_shown(subject.at)
     names = dict(zip(shares, PART_NAMES.values(), strict=True))
     shows: list[Block | str] = [
         opening(
-            given,
-            f"One bar for each of {rows(given)}, the mean over heads{_apart(given)}. {MEANING} The points underneath "
-            "say by how many standard deviations of scores the last key wins over the first for queries of the last "
-            "quarter of the window: above 0 late keys win." + error_bars(given, BY_KIND, shares),
+            subject,
+            f"One bar for each of {rows(subject)}, the mean over heads{_apart(subject)}. {MEANING} The points "
+            "underneath say by how many standard deviations of scores the last key wins over the first for queries of "
+            "the last quarter of the window: above 0 late keys win." + error_bars(subject, BY_KIND, shares),
         ),
-        line_note(given),
-        *(paragraph(Strong(_short(name)), " ", _course(given, panel, share, name)) for share, name in names.items()),
-        paragraph(Strong("Late or early."), " ", _leaning(given, panel)),
-        " ".join(of_each(given.study, lambda entry: _kinds(given, entry))),
-        _sizes(given, panel),
-        *window_agreement(given, _compared(given), FILE),
-        *held(given, "score_split"),
+        line_note(subject),
+        *(paragraph(Strong(_short(name)), " ", _course(subject, panel, share, name)) for share, name in names.items()),
+        paragraph(Strong("Late or early."), " ", _leaning(subject, panel)),
+        " ".join(of_each(subject.study, lambda entry: _kinds(subject, entry))),
+        _sizes(subject, panel),
+        *window_agreement(subject, _compared(subject), FILE),
+        *held(subject, "score_split"),
     ]
     steps = [
-        ("Aggregation", f"mean of each share over the heads of each {given.noun}."),
+        ("Aggregation", f"mean of each share over the heads of each {subject.noun}."),
         ("Errors", FIXED),
     ]
     takeaway = [
-        *of_each(given.study, lambda entry: _brief(given, entry)),
-        _course(given, panel, shares[0], names[shares[0]], brief=True) if len(given.checkpoints) > 1 else "",
-        context_takeaway(given, [quantity for quantity, _, _ in _compared(given)[:1]], FILE),
+        *of_each(subject.study, lambda entry: _brief(subject, entry)),
+        _course(subject, panel, shares[0], names[shares[0]], brief=True) if len(subject.checkpoints) > 1 else "",
+        context_takeaway(subject, [quantity for quantity, _, _ in _compared(subject)[:1]], FILE),
     ]
-    headline = f"What Scores Are Made Of {given.study.span.title()}"
+    headline = f"What Scores Are Made Of {subject.study.span.title()}"
     return Card(headline, shows, FILE, steps, takeaway)
 
 
-def _brief(given: CardInput, entry: Entry) -> str:
+def _brief(subject: Subject, entry: Entry) -> str:
     """Of one entry, for a takeaway: how much of its scores is position, and which keys win."""
-    share = f"position explains {_share(given, entry, 0)} of the variance of scores on average"
-    lean = sentence(f"There {lean_of(shares_row(given, entry.name))}")
-    return f"{sentence(f'{opening_place(given.study, entry)} {share}')} {lean}"
+    share = f"position explains {_share(subject, entry, 0)} of the variance of scores on average"
+    lean = sentence(f"There {lean_of(shares_row(subject, entry.name))}")
+    return f"{sentence(f'{opening_place(subject.study, entry)} {share}')} {lean}"
 
 
 def _short(name: str) -> str:
     return sentence(name.removeprefix("The mean share of ").removeprefix("the ").removesuffix(" part"))
 
 
-def _apart(given: CardInput) -> str:
-    kinds = kinds_shown(given.table(BY_KIND))
+def _apart(subject: Subject) -> str:
+    kinds = kinds_shown(subject.table(BY_KIND))
     return "" if kinds == [EVERY_KIND] else f", in a panel for each kind of layer ({'; '.join(map(shortened, kinds))})"
 
 
-def _share(given: CardInput, entry: Entry, part: int, kind: str = EVERY_KIND) -> str:
-    name, row = shares_shown(given.at)[part], shares_row(given, entry.name, kind)
+def _share(subject: Subject, entry: Entry, part: int, kind: str = EVERY_KIND) -> str:
+    name, row = shares_shown(subject.at)[part], shares_row(subject, entry.name, kind)
     return share_plus_minus(float(row[name]), float(row[error_name(name)]))
 
 
 def _course(
-    given: CardInput, panel: HeadPanel, column: str, name: str, fmt: Format = percent, *, brief: bool = False
+    subject: Subject, panel: HeadPanel, column: str, name: str, fmt: Format = percent, *, brief: bool = False
 ) -> str:
     """How a mean goes over one run, or which of seeds and models is lowest and highest."""
-    if not given.study.one_run and len(given.checkpoints) > 1:
-        return ranking(largest_contrast(panel, given.checkpoints, column), name, fmt, given.noun)
-    curve = describe_curve(panel, given.checkpoints, column)
-    steps = [] if brief else jumps(curve, name[0].lower() + name[1:], fmt, given.windows)
+    if not subject.study.one_run and len(subject.checkpoints) > 1:
+        return ranking(largest_contrast(panel, subject.checkpoints, column), name, fmt, subject.noun)
+    curve = describe_curve(panel, subject.checkpoints, column)
+    steps = [] if brief else jumps(curve, name[0].lower() + name[1:], fmt, subject.windows)
     return " ".join([curve_course(curve, name, fmt), *steps])
 
 
-def _leaning(given: CardInput, panel: HeadPanel) -> str:
-    said = of_each(given.study, lambda entry: _lean(given, entry))
-    if len(given.checkpoints) > 1:
-        said.append(_course(given, panel, ADVANTAGE, "The mean advantage of late keys", number, brief=True))
+def _leaning(subject: Subject, panel: HeadPanel) -> str:
+    said = of_each(subject.study, lambda entry: _lean(subject, entry))
+    if len(subject.checkpoints) > 1:
+        said.append(_course(subject, panel, ADVANTAGE, "The mean advantage of late keys", number, brief=True))
     return " ".join(text for text in said if text)
 
 
-def _lean(given: CardInput, entry: Entry) -> str:
+def _lean(subject: Subject, entry: Entry) -> str:
     """Which keys win in one entry, and in how many of its heads."""
-    row = shares_row(given, entry.name)
-    lean = sentence(f"{opening_place(given.study, entry)}, on average over heads, {lean_of(row)}")
+    row = shares_row(subject, entry.name)
+    lean = sentence(f"{opening_place(subject.study, entry)}, on average over heads, {lean_of(row)}")
     return f"{lean} {wins_sentence(row)}".strip()
 
 
-def _kinds(given: CardInput, last: Entry) -> str:
+def _kinds(subject: Subject, last: Entry) -> str:
     """Position and the lean of each kind of layer at the last entry, and whether position differs beyond noise."""
-    table = given.table(BY_KIND)
+    table = subject.table(BY_KIND)
     kinds = [kind for kind in table.loc[table["model"] == last.name, "layer_kind"] if kind != EVERY_KIND]
     if not kinds:
         return ""
     told = [
-        f"in {shortened(kind)} layers position is {_share(given, last, 0, kind)} and "
-        f"{lean_of(shares_row(given, last.name, kind))}"
+        f"in {shortened(kind)} layers position is {_share(subject, last, 0, kind)} and "
+        f"{lean_of(shares_row(subject, last.name, kind))}"
         for kind in kinds
     ]
-    panel, share = given.at.panel_of(FILE), shares_shown(given.at)[0]
+    panel, share = subject.at.panel_of(FILE), shares_shown(subject.at)[0]
     compared = []
     for one, other in itertools.combinations(kinds[:3], 2):
         gap = panel.contrast(share, last.name, Part(layer_kind=one), Part(layer_kind=other))
@@ -148,21 +148,21 @@ def _kinds(given: CardInput, last: Entry) -> str:
             if gap.direction
             else f"Position does not differ beyond noise between {shortened(one)} and {shortened(other)} layers."
         )
-    return " ".join([sentence(f"{opening_place(given.study, last)}, {'; '.join(told)}"), *compared])
+    return " ".join([sentence(f"{opening_place(subject.study, last)}, {'; '.join(told)}"), *compared])
 
 
-def _sizes(given: CardInput, panel: HeadPanel) -> str:
+def _sizes(subject: Subject, panel: HeadPanel) -> str:
     """How large scores are, as softmax sees them."""
     column = "score_sd_scaled"
-    if given.at.table(FILE)[column].isna().all():
+    if subject.at.table(FILE)[column].isna().all():
         return "The layers' own scale of scores is not known, so nothing is said about their size before softmax."
     name = "After the layers' own scale, the mean standard deviation of a query's scores"
-    return _course(given, panel, column, name, significant, brief=True)
+    return _course(subject, panel, column, name, significant, brief=True)
 
 
-def _compared(given: CardInput) -> list[tuple[str, str, Format]]:
+def _compared(subject: Subject) -> list[tuple[str, str, Format]]:
     """What the own contexts and the common window are compared by: the same kind of line at both."""
-    common = given.at if given.at.common else given.common
+    common = subject.at if subject.at.common else subject.common
     shares = SHARES if common is None else shares_shown(common)
     found: list[tuple[str, str, Format]] = [(shares[0], "the share of position", percent)]
     found += [(shares[3], "the share of the query part", percent), (ADVANTAGE, "the advantage of late keys", number)]
@@ -174,33 +174,33 @@ def _compared(given: CardInput) -> list[tuple[str, str, Format]]:
 # --- by depth -----------------------------------------------------------------------------------------
 
 
-def score_depth(given: CardInput) -> Card:
+def score_depth(subject: Subject) -> Card:
     """Stacked bars from the first to the last layer."""
-    axis, names = depth_axis(given.at), entries_shown(given.study)
-    chosen = [entry for entry in given.checkpoints if entry.name in set(names)]
+    axis, names = depth_axis(subject.at), entries_shown(subject.study)
+    chosen = [entry for entry in subject.checkpoints if entry.name in set(names)]
     what = "layer" if axis.layers is not None else "tenth of depth"
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             f"The split of scores by depth, one bar for each {what}, the mean over its heads, for "
             f"{listed([label(entry) for entry in chosen])}. {MEANING}"
-            + error_bars(given, BY_DEPTH, shares_shown(given.at)),
+            + error_bars(subject, BY_DEPTH, shares_shown(subject.at)),
         ),
-        line_note(given),
-        *(_extremes(given, entry) for entry in chosen),
-        *held(given, "score_depth"),
+        line_note(subject),
+        *(_extremes(subject, entry) for entry in chosen),
+        *held(subject, "score_depth"),
     ]
-    steps = [("Aggregation", f"mean of each share over the heads of each ({given.noun}, {what})."), ("Errors", FIXED)]
-    told = chosen[-1:] if given.study.one_run else chosen
-    takeaway = [*(_extremes(given, entry) for entry in told), ruling_of(given, "early_scores")]
+    steps = [("Aggregation", f"mean of each share over the heads of each ({subject.noun}, {what})."), ("Errors", FIXED)]
+    told = chosen[-1:] if subject.study.one_run else chosen
+    takeaway = [*(_extremes(subject, entry) for entry in told), ruling_of(subject, "early_scores")]
     headline = "What Scores Are Made Of, by Depth"
     return Card(headline, shows, FILE, steps, takeaway)
 
 
-def _extremes(given: CardInput, entry: Entry) -> str:
+def _extremes(subject: Subject, entry: Entry) -> str:
     """Where position is the largest and the smallest part."""
-    axis, share = depth_axis(given.at), shares_shown(given.at)[0]
-    table = given.table(BY_DEPTH)
+    axis, share = depth_axis(subject.at), shares_shown(subject.at)[0]
+    table = subject.table(BY_DEPTH)
     cells = table[(table["model"] == entry.name) & (table["layer_kind"] == EVERY_KIND)].dropna(subset=[share])
     if len(cells) < 2:
         return ""
@@ -212,7 +212,7 @@ def _extremes(given: CardInput, entry: Entry) -> str:
         return f"{_words(axis.columns, cell['cell'])} ({value})"
 
     return sentence(
-        f"{opening_place(given.study, entry)} the share of position is largest at {told(high)} and smallest "
+        f"{opening_place(subject.study, entry)} the share of position is largest at {told(high)} and smallest "
         f"at {told(low)}"
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.card import Card, CardInput, opening
+from qkscope.lenses.card import Card, Subject, opening
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
@@ -23,48 +23,48 @@ PARTS = ("position", "query-position", "preference", "the query part")
 MOST_NAMED = 3
 
 
-def score_heads(given: CardInput) -> Card:
+def score_heads(subject: Subject) -> Card:
     """Every head of the last checkpoint, or of each seed or model."""
-    entries, shares = told_entries(given.study), shares_shown(given.at)
+    entries, shares = told_entries(subject.study), shares_shown(subject.at)
     names = listed([label(entry) for entry in entries])
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             f"Every head of {names}, one bar each, the heads with the largest share of position first and kinds "
             f"of layers apart where there are several. {MEANING} Under each bar stands by how many standard "
             "deviations of scores late keys win (below 0: early keys), with ± 1 standard error over "
             "documents where it is known.",
         ),
-        line_note(given),
-        *(text for entry in entries for text in _entry(given, entry)),
-        *held(given, "score_heads"),
+        line_note(subject),
+        *(text for entry in entries for text in _entry(subject, entry)),
+        *held(subject, "score_heads"),
     ]
     steps = [("Order", f"by {shares[0]}, falling."), ("Errors", FIXED)]
-    takeaway = [text for entry in entries for text in _brief(given, entry)]
+    takeaway = [text for entry in entries for text in _brief(subject, entry)]
     headline = f"Every Head of {names}: What Its Scores Are Made Of"
     if len(entries) > 1:
-        headline = f"What Scores Are Made Of in Every Head {given.study.span.title()}"
+        headline = f"What Scores Are Made Of in Every Head {subject.study.span.title()}"
     return Card(headline, shows, FILE, steps, takeaway)
 
 
-def _entry(given: CardInput, entry: Entry) -> list[Block | str]:
+def _entry(subject: Subject, entry: Entry) -> list[Block | str]:
     """What there is to say of one entry's heads; of seeds and models in a paragraph with its name."""
-    heads, shares = with_kind(given.at, entry.name), shares_shown(given.at)
+    heads, shares = with_kind(subject.at, entry.name), shares_shown(subject.at)
     said = [
         _largest(heads, shares),
         _leaders(heads, shares[0], "Most position"),
         _leaders(heads, shares[-1], "Most that depends on the query"),
-        wins_sentence(shares_row(given, entry.name)),
+        wins_sentence(shares_row(subject, entry.name)),
     ]
-    if given.study.one_run:
+    if subject.study.one_run:
         return [*said]
     return [paragraph(Strong(f"{label(entry)}."), " ", " ".join(text for text in said if text))]
 
 
-def _brief(given: CardInput, entry: Entry) -> list[str]:
-    largest = _largest(with_kind(given.at, entry.name), shares_shown(given.at))
-    start = "" if given.study.one_run else f"{label(entry)}: "
-    return [f"{start}{largest}", wins_sentence(shares_row(given, entry.name))]
+def _brief(subject: Subject, entry: Entry) -> list[str]:
+    largest = _largest(with_kind(subject.at, entry.name), shares_shown(subject.at))
+    start = "" if subject.study.one_run else f"{label(entry)}: "
+    return [f"{start}{largest}", wins_sentence(shares_row(subject, entry.name))]
 
 
 def _largest(heads: pd.DataFrame, shares: Sequence[str]) -> str:
@@ -96,22 +96,22 @@ def _share(row: "pd.Series", column: str) -> str:
 # --- maps -------------------------------------------------------------------------------------------
 
 
-def score_map(given: CardInput) -> Card:
+def score_map(subject: Subject) -> Card:
     """Maps of a few heads of the last checkpoint, or of each seed or model."""
-    maps = maps_of(given.at)
-    position, _, preference, query = shares_shown(given.at)
-    of = listed([label(entry) for entry in given.checkpoints if entry.name in {each.model for each in maps}])
+    maps = maps_of(subject.at)
+    position, _, preference, query = shares_shown(subject.at)
+    of = listed([label(entry) for entry in subject.checkpoints if entry.name in {each.model for each in maps}])
     shows: list[Block | str] = [
         opening(
-            given,
+            subject,
             f"Mean scores of {counted(len(maps), 'head')} of {of}: query position up, key position across, "
             "from the mean of the row (softmax sees no more than that) in standard deviations of the head's scores. "
             "All panels share one scale of colours. The narrow column at the left, where there is one, holds keys at "
             "position 0. A query's own bucket is shown whole, although an early query of it does not see the later "
             "keys; what no query of a row sees is blank.",
         ),
-        line_note(given),
-        *(bullet(_told(given, each)) for each in maps),
+        line_note(subject),
+        *(bullet(_told(subject, each)) for each in maps),
         _map_errors(maps),
     ]
     steps = [
@@ -123,7 +123,7 @@ def score_map(given: CardInput) -> Card:
         ("Mean scores", "product of the mean query of a bucket and the mean key of a sixteenth of the window."),
     ]
     firsts = {each.model: each for each in reversed(maps)}  # of each entry the first
-    takeaway = [sentence(_told(given, firsts[each.model])) for each in maps if firsts[each.model] is each]
+    takeaway = [sentence(_told(subject, firsts[each.model])) for each in maps if firsts[each.model] is each]
     return Card("Mean Scores by Position", shows, MAP_FILE, steps, takeaway)
 
 
@@ -139,11 +139,11 @@ def _map_errors(maps: Sequence[HeadMap]) -> str:
     )
 
 
-def _told(given: CardInput, of: HeadMap) -> str:
+def _told(subject: Subject, of: HeadMap) -> str:
     numbers = of.numbers
     head = f"Layer {of.layer} head {of.head}"
-    if not given.study.one_run:
-        head = f"{shortened(given.study.labels[of.model])}, layer {of.layer} head {of.head}"
+    if not subject.study.one_run:
+        head = f"{shortened(subject.study.labels[of.model])}, layer {of.layer} head {of.head}"
     error = float(numbers.get(error_name(ADVANTAGE), np.nan))
     part = "the query part" if of.part == "query" else of.part
     return (

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.card import CardInput
+from qkscope.lenses.card import Subject
 from qkscope.lenses.score.summaries import BY_KIND, EVERY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, LINE_SHARES, POSITION, PREFERENCE, QUERY, QUERY_POSITION
 from qkscope.stats.jackknife import ERRORS
@@ -43,9 +43,9 @@ def lean(value: float, error: float) -> str:
     return f"{side} keys win by {plus_minus(abs(value), error)} standard deviations of scores"
 
 
-def shares_row(given: CardInput, model: str, kind: str = EVERY_KIND) -> "pd.Series":
+def shares_row(subject: Subject, model: str, kind: str = EVERY_KIND) -> "pd.Series":
     """An entry's row of means."""
-    table = given.table(BY_KIND)
+    table = subject.table(BY_KIND)
     return table[(table["model"] == model) & (table["layer_kind"] == kind)].iloc[0]
 
 
@@ -63,13 +63,13 @@ def wins_sentence(row: "pd.Series") -> str:
     return f"Late keys win beyond two errors in {late:,} of {heads}, early keys in {early:,}."
 
 
-def line_note(given: CardInput) -> str:
+def line_note(subject: Subject) -> str:
     """That entries are compared by one line over the window, where their buckets differ."""
-    if shares_shown(given.at) != LINE_SHARES:
+    if shares_shown(subject.at) != LINE_SHARES:
         return ""
-    counts = sorted({int(n) for n in given.table(BY_KIND)["buckets"]})
+    counts = sorted({int(n) for n in subject.table(BY_KIND)["buckets"]})
     return (
-        f"Over the common window {given.noun}s have from {counts[0]} to {counts[-1]} position buckets, and finer "
+        f"Over the common window {subject.noun}s have from {counts[0]} to {counts[-1]} position buckets, and finer "
         "buckets find more position. So position is here one line over the whole window (position 0 apart), for every "
-        f"{given.noun} alike; what turns faster than that counts as preference or query."
+        f"{subject.noun} alike; what turns faster than that counts as preference or query."
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from qkscope.lenses.card import (
     Card,
-    CardInput,
+    Subject,
     context_takeaway,
     error_bars,
     opening,
@@ -30,20 +30,20 @@ _BARS = "Thin bars at the end of each slice"
 NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
 
 
-def taxonomy_evolution(given: CardInput) -> Card:
+def taxonomy_evolution(subject: Subject) -> Card:
     """Figure 2: fractions of heads per category."""
     shows = [
         opening(
-            given,
-            f"The fraction of heads in each category for {rows(given)}, stacked to one"
-            f"{phase_lines(given).replace(' and', ', with', 1)}. A head belongs to a category by its r_q and |r_k| "
-            "on PC0." + error_bars(given, "taxonomy_fractions", CATEGORIES, _BARS),
+            subject,
+            f"The fraction of heads in each category for {rows(subject)}, stacked to one"
+            f"{phase_lines(subject).replace(' and', ', with', 1)}. A head belongs to a category by its r_q and |r_k| "
+            "on PC0." + error_bars(subject, "taxonomy_fractions", CATEGORIES, _BARS),
         ),
-        *(_training(given) if given.study.one_run else _entries(given)),
-        undefined_sentence(given),
-        pooled_kinds(given),
-        *_other_window(given),
-        *held(given, "taxonomy_evolution"),
+        *(_training(subject) if subject.study.one_run else _entries(subject)),
+        undefined_sentence(subject),
+        pooled_kinds(subject),
+        *_other_window(subject),
+        *held(subject, "taxonomy_evolution"),
     ]
     rule = (
         f"position-dominated when r_q > {HIGH:g} and |r_k| > {HIGH:g}; Q-positional when r_q > {HIGH:g} and "
@@ -52,43 +52,43 @@ def taxonomy_evolution(given: CardInput) -> Card:
     )
     steps = [
         ("Classification", rule),
-        ("Aggregation", f"heads per category over all heads of the {given.noun}."),
+        ("Aggregation", f"heads per category over all heads of the {subject.noun}."),
     ]
-    what = "Head Taxonomy Evolution" if given.study.one_run else "Head Taxonomy"
-    headline = f"{what} {given.study.span.title()}"
-    return Card(headline, shows, table_file(given), steps, _takeaway(given))
+    what = "Head Taxonomy Evolution" if subject.study.one_run else "Head Taxonomy"
+    headline = f"{what} {subject.study.span.title()}"
+    return Card(headline, shows, table_file(subject), steps, _takeaway(subject))
 
 
-def _fractions(given: CardInput, name: str) -> dict[str, float]:
-    table = given.table("taxonomy_fractions")
+def _fractions(subject: Subject, name: str) -> dict[str, float]:
+    table = subject.table("taxonomy_fractions")
     row = table[table["model"] == name]
     return {c: float(row[c].iloc[0]) for c in CATEGORIES}
 
 
-def _largest(given: CardInput, name: str) -> tuple[str, float]:
-    return max(_fractions(given, name).items(), key=lambda item: item[1])
+def _largest(subject: Subject, name: str) -> tuple[str, float]:
+    return max(_fractions(subject, name).items(), key=lambda item: item[1])
 
 
-def _entries(given: CardInput) -> list[Block | str]:
+def _entries(subject: Subject) -> list[Block | str]:
     """Seeds or models: the shares of each, then which categories differ most."""
     said: list[Block | str] = []
-    for checkpoint in given.checkpoints[:12]:
-        shares = sorted(_fractions(given, checkpoint.name).items(), key=lambda item: -item[1])
+    for checkpoint in subject.checkpoints[:12]:
+        shares = sorted(_fractions(subject, checkpoint.name).items(), key=lambda item: -item[1])
         parts = [f"{percent(v)} {c}" for c, v in shares if v > 0]
         said.append(bullet(Strong(label(checkpoint)), f": {listed(parts)}."))
-    return [*said, *_differences(given.noun, given.panel, given.checkpoints)]
+    return [*said, *_differences(subject.noun, subject.panel, subject.checkpoints)]
 
 
-def _other_window(given: CardInput) -> list[str]:
+def _other_window(subject: Subject) -> list[str]:
     """What the other choice of windows shows: step by step over one run, else which categories differ there."""
-    if given.study.one_run:
-        return window_agreement(given, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
-    other = given.other
+    if subject.study.one_run:
+        return window_agreement(subject, [(c, f"the share of {c} heads", percent) for c in NAMED[:2]])
+    other = subject.other
     if other is None:
-        return window_agreement(given, [])
-    place = f"At each {given.noun}'s own context" if given.at.common else "At the common window"
+        return window_agreement(subject, [])
+    place = f"At each {subject.noun}'s own context" if subject.at.common else "At the common window"
     entries = other.study.checkpoints
-    return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(given.noun, other.panel, entries)]
+    return [f"{place}: {text[0].lower()}{text[1:]}" for text in _differences(subject.noun, other.panel, entries)]
 
 
 def _differences(noun: str, panel: HeadPanel, entries: Sequence[Entry]) -> list[str]:
@@ -109,20 +109,20 @@ def _differences(noun: str, panel: HeadPanel, entries: Sequence[Entry]) -> list[
     return [said]
 
 
-def _training(given: CardInput) -> list[Block | str]:
-    if len(given.checkpoints) == 1:
-        shares = sorted(_fractions(given, given.checkpoints[0].name).items(), key=lambda item: -item[1])
+def _training(subject: Subject) -> list[Block | str]:
+    if len(subject.checkpoints) == 1:
+        shares = sorted(_fractions(subject, subject.checkpoints[0].name).items(), key=lambda item: -item[1])
         parts = [f"{percent(v)} are {c}" for c, v in shares if v > 0]
-        return [f"At {label(given.checkpoints[0])}, {listed(parts)}."]
-    busiest = busiest_steps(given.panel, given.checkpoints)
+        return [f"At {label(subject.checkpoints[0])}, {listed(parts)}."]
+    busiest = busiest_steps(subject.panel, subject.checkpoints)
     said: list[Block | str] = []
     for name, step in zip(_turnover_names(busiest), busiest.steps, strict=True):
         place = f" is from {label(step.before)} to {label(step.after)}"
-        place += where(step.before, step.after, given.windows)
+        place += where(step.before, step.after, subject.windows)
         said.append(
-            paragraph(Strong(name), f"{place}. {sentence(_grew_and_shrank(step))} {_moves(given, step)}".rstrip())
+            paragraph(Strong(name), f"{place}. {sentence(_grew_and_shrank(step))} {_moves(subject, step)}".rstrip())
         )
-    phases = phase_changes(given.panel, given.checkpoints, CATEGORIES)
+    phases = phase_changes(subject.panel, subject.checkpoints, CATEGORIES)
     if any(entry.phase for entry in phases):
         said += ["Phase by phase:", *_phase_lines(phases)]
     elif not busiest.steps:
@@ -174,8 +174,8 @@ def _turn(entry: PhaseChange, shape: Shape) -> str:
     return f"{verb} {at(shape.turn, turn)} ({ends})"
 
 
-def _moves(given: CardInput, step: PhaseChange) -> str:
-    moves = moves_between(given.table("transitions"), step.before.name, step.after.name)
+def _moves(subject: Subject, step: PhaseChange) -> str:
+    moves = moves_between(subject.table("transitions"), step.before.name, step.after.name)
     if not moves.changed:
         return ""
     common = [f"{a} to {b} ({counted(n, 'head')})" for a, b, n in moves.commonest[:2]]
@@ -211,19 +211,19 @@ def _phase_lines(phases: list[PhaseChange]) -> list[Block]:
     return lines
 
 
-def _takeaway(given: CardInput) -> list[str]:
-    last = given.checkpoints[-1]
-    category, fraction = _largest(given, last.name)
-    if len(given.checkpoints) == 1:
+def _takeaway(subject: Subject) -> list[str]:
+    last = subject.checkpoints[-1]
+    category, fraction = _largest(subject, last.name)
+    if len(subject.checkpoints) == 1:
         return [f"The largest category is {category}, with {percent(fraction)} of heads."]
-    if not given.study.one_run:
-        return _differences(given.noun, given.panel, given.checkpoints)
-    overall = change_over(given.panel, given.checkpoints, CATEGORIES)
-    busiest = busiest_steps(given.panel, given.checkpoints)
+    if not subject.study.one_run:
+        return _differences(subject.noun, subject.panel, subject.checkpoints)
+    overall = change_over(subject.panel, subject.checkpoints, CATEGORIES)
+    busiest = busiest_steps(subject.panel, subject.checkpoints)
     said = [f"From {label(overall.before)} to {label(last)}, {_grew_and_shrank(overall)}"]
     if len(busiest.steps) > 1 and not busiest.more:
         places = " and ".join(f"from {label(s.before)} to {label(s.after)}" for s in busiest.steps)
         said.append(f"The heads are resorted mainly in two steps, {places}.")
-    said.append(context_takeaway(given, NAMED[:2]))
+    said.append(context_takeaway(subject, NAMED[:2]))
     said.append(f"At the end the largest category is {category}, with {percent(fraction)} of heads.")
     return said

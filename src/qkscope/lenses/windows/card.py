@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from qkscope.lenses.card import Card, CardInput, error_bars, pooled_kinds, rows
+from qkscope.lenses.card import Card, Subject, error_bars, pooled_kinds, rows
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
 from qkscope.lenses.told import MOST_TOLD, at_or_in
 from qkscope.lenses.windows.table import enough_words, is_shown, over_windows, smallest_enough
@@ -45,26 +45,26 @@ class WindowEffect:
         return [f"at {window:,}" for window in self.windows]
 
 
-def window_effects(given: CardInput) -> list[WindowEffect]:
+def window_effects(subject: Subject) -> list[WindowEffect]:
     """The effect of the window on each checkpoint that was measured at more than one."""
-    courses = given.own.once(over_windows).courses
+    courses = subject.own.once(over_windows).courses
     return [
         WindowEffect(checkpoint, courses[checkpoint.name].windows, courses[checkpoint.name].shapes)
-        for checkpoint in given.study.checkpoints
+        for checkpoint in subject.study.checkpoints
         if checkpoint.name in courses
     ]
 
 
-def _too_short(given: CardInput) -> dict[str, set[int]]:
+def _too_short(subject: Subject) -> dict[str, set[int]]:
     """By checkpoint the windows that have neither enough tokens nor an error: nothing is said of them."""
-    table = given.own.table("window_dependence")
+    table = subject.own.table("window_dependence")
     rows = table[~is_shown(table, "r_q")]
     return {str(model): {int(w) for w in group["window"]} for model, group in rows.groupby("model")}
 
 
-def _enough(given: CardInput) -> str:
+def _enough(subject: Subject) -> str:
     """The smallest window with enough tokens, and what became of shorter ones."""
-    table, left_out = given.table("window_dependence"), sum(len(each) for each in _too_short(given).values())
+    table, left_out = subject.table("window_dependence"), sum(len(each) for each in _too_short(subject).values())
     if not table["enough"].notna().any():
         return "How many tokens and documents are behind each window is not recorded."
     found = smallest_enough(table)
@@ -72,20 +72,20 @@ def _enough(given: CardInput) -> str:
         said = f"No window has {enough_words()}."
     else:
         low, high = min(found), max(found)
-        span = tokens(low) if low == high else f"{low:,} to {tokens(high)}, depending on the {given.noun}"
+        span = tokens(low) if low == high else f"{low:,} to {tokens(high)}, depending on the {subject.noun}"
         said = f"The smallest window with {enough_words()} is {span}."
         if len(found) < table["model"].nunique():
             lacking = table["model"].nunique() - len(found)
-            said += f" {counted(lacking, given.noun)} {'has' if lacking == 1 else 'have'} none."
+            said += f" {counted(lacking, subject.noun)} {'has' if lacking == 1 else 'have'} none."
     if left_out:
-        where = counted(left_out, f"window of a {given.noun}", f"windows of {given.noun}s")
+        where = counted(left_out, f"window of a {subject.noun}", f"windows of {subject.noun}s")
         return f"{said} {where} with fewer and without an error {are(left_out)} not drawn."
     return f"{said} Shorter ones are drawn with their errors." if (table["enough"] == 0).any() else said
 
 
-def _methods(given: CardInput) -> str:
+def _methods(subject: Subject) -> str:
     """Which errors are exact."""
-    if not set(given.table("window_dependence")["errors"].astype(str)) & {FIXED}:
+    if not set(subject.table("window_dependence")["errors"].astype(str)) & {FIXED}:
         return ""
     return (
         "Errors at the own context and at the common window are exact; at other windows the components, and the spread "
@@ -93,34 +93,34 @@ def _methods(given: CardInput) -> str:
     )
 
 
-def window_dependence(given: CardInput) -> Card:
+def window_dependence(subject: Subject) -> Card:
     """Figure 9: measures against the length of the prefix window."""
-    effects = window_effects(given)
+    effects = window_effects(subject)
     shows = [
         "Mean r_q, mean r_k, the share of position-dominated heads and the share of discordant heads on PC0 "
         "against the window, that is how many leading tokens of each document are analysed (log axis). One line for "
-        f"each of {rows(given)}; along a line the weights do not change. A filled marker is the {given.noun}'s own "
-        "context." + error_bars(given, "window_dependence", ("r_q", "r_k"), "Thin bars"),
-        " ".join(text for text in (_enough(given), _methods(given)) if text),
-        *_effects(given, effects),
-        *_counted(given, effects),
-        pooled_kinds(given),
+        f"each of {rows(subject)}; along a line the weights do not change. A filled marker is the {subject.noun}'s own "
+        "context." + error_bars(subject, "window_dependence", ("r_q", "r_k"), "Thin bars"),
+        " ".join(text for text in (_enough(subject), _methods(subject)) if text),
+        *_effects(subject, effects),
+        *_counted(subject, effects),
+        pooled_kinds(subject),
     ]
     steps = [
         (
             "Aggregation",
             "the same per-head analysis over prefix windows of one capture; means and shares over the heads of each "
-            f"({given.noun}, window).",
+            f"({subject.noun}, window).",
         ),
     ]
-    return Card("Dependence on the Window", shows, schema.QK_WINDOWS_CSV, steps, _takeaway(given, effects))
+    return Card("Dependence on the Window", shows, schema.QK_WINDOWS_CSV, steps, _takeaway(subject, effects))
 
 
-def _effects(given: CardInput, effects: list[WindowEffect]) -> list[str]:
+def _effects(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     """The last checkpoint of a run stands for it; of seeds and models each is told."""
     if not effects:
-        return [f"Each {given.noun} was measured at one window only, so nothing can be said about the window."]
-    return [_effect(each) for each in (effects[-1:] if given.study.one_run else effects[:MOST_TOLD])]
+        return [f"Each {subject.noun} was measured at one window only, so nothing can be said about the window."]
+    return [_effect(each) for each in (effects[-1:] if subject.study.one_run else effects[:MOST_TOLD])]
 
 
 def _effect(effect: WindowEffect) -> str:
@@ -131,26 +131,26 @@ def _effect(effect: WindowEffect) -> str:
     )
 
 
-def _counted(given: CardInput, effects: list[WindowEffect]) -> list[str]:
+def _counted(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     if len(effects) < 2:
         return []
-    said, word = [], at_or_in(given.study)
+    said, word = [], at_or_in(subject.study)
     for quantity, name, _ in QUANTITIES:
         trends = Counter(effect.shapes[quantity].trend for effect in effects)
         if len(trends) == 1:
-            said.append(sentence(f"{name} {_COUNTED[next(iter(trends))]} {word} every {given.noun}"))
+            said.append(sentence(f"{name} {_COUNTED[next(iter(trends))]} {word} every {subject.noun}"))
         else:
             ways = listed([f"{_COUNTED[trend]} {word} {n}" for trend, n in trends.most_common()])
-            said.append(sentence(f"{name} {ways} of {counted(len(effects), given.noun)}"))
+            said.append(sentence(f"{name} {ways} of {counted(len(effects), subject.noun)}"))
     return [" ".join(said)]
 
 
-def _takeaway(given: CardInput, effects: list[WindowEffect]) -> list[str]:
+def _takeaway(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     if not effects:
-        return [f"There is one window per {given.noun}, so its effect cannot be read from this figure."]
-    if not given.study.one_run:
+        return [f"There is one window per {subject.noun}, so its effect cannot be read from this figure."]
+    if not subject.study.one_run:
         return [_share_sentence(effect) for effect in effects[:MOST_TOLD]]
-    return [_share_sentence(effects[-1]), _against_training(given, effects[-1])]
+    return [_share_sentence(effects[-1]), _against_training(subject, effects[-1])]
 
 
 def _share_sentence(effect: WindowEffect) -> str:
@@ -172,15 +172,15 @@ def _share_sentence(effect: WindowEffect) -> str:
     return f"The same weights of {name} have {where}, so shares can only be compared at one window."
 
 
-def _against_training(given: CardInput, effect: WindowEffect) -> str:
+def _against_training(subject: Subject, effect: WindowEffect) -> str:
     """Whether training changed the share by more or less than the window alone does."""
-    there = (given.common or given.own).study.checkpoints
+    there = (subject.common or subject.own).study.checkpoints
     names = [c.name for c in there]
-    held = given.common is not None or len(set(given.windows.values())) == 1
+    held = subject.common is not None or len(set(subject.windows.values())) == 1
     shape = effect.shapes[POSITION_DOMINATED]
     if not held or len(names) < 2 or not shape.known:
         return ""
-    training = (given.common or given.own).panel.change(POSITION_DOMINATED, names[0], names[-1])
+    training = (subject.common or subject.own).panel.change(POSITION_DOMINATED, names[0], names[-1])
     alone = shape.points[shape.highest] - shape.points[shape.lowest] if shape.trend is not Trend.LEVEL else 0.0
     larger = alone > abs(training.after - training.before)
     if not larger and not training.direction:
