@@ -136,7 +136,7 @@ def test_ctrl_c_finishes_the_shard_in_flight(slow_study, tmp_path, start, worker
     said = re.search(
         r"note: stopping when the shard in flight is finished \((\d) of 10 shards (?:is|are) kept so far\)", told
     )
-    kept = re.search(r"qkscope: stopped; (\d) of 10 shards (?:is|are) kept: run the same command to continue", told)
+    kept = re.search(r"qkscope: stopped; (\d) of 10 shards (?:is|are) kept: run the same command to go on", told)
     assert 1 <= int(kept[1]) - int(said[1]) <= int(workers)
     assert len(list((tmp_path / "out/moments").rglob("*.safetensors"))) == int(kept[1])
     again = start(*RUN)
