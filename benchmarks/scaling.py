@@ -13,7 +13,7 @@ import yaml
 from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config
 
 from qkscope.capture.blueprint import blueprint
-from qkscope.cli.estimate import cost_rows, duration, scaled, verdict
+from qkscope.cli.estimate import cost_rows, duration, limit_lines, scaled
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import Estimate, estimate
 from qkscope.cost.tables import EIGEN
@@ -306,7 +306,7 @@ def section(case: Case) -> str:
             lines.append(row("of it", [time_shares(each) for each in found.values()]))
     lines += ["", case.then, ""]
     for name, each in found.items():
-        said = verdict(each)
+        said = limit_lines(each)
         lines.append(f"- {name}: {'; '.join(said)}.")
     return "\n".join(lines) + "\n"
 

@@ -150,4 +150,4 @@ def test_what_is_wrong_with_vectors_is_told(world, tmp_path, monkeypatch, capsys
 def test_a_share_of_vectors_that_is_none_is_refused_with_the_command_line(capsys, rate):
     with pytest.raises(SystemExit, match="2"):
         main(["capture", "study.yaml", "--vectors", rate])
-    assert "a share of tokens is above 0 and at most 1" in capsys.readouterr().err
+    assert "a share of tokens must be above 0 and at most 1" in capsys.readouterr().err

@@ -347,7 +347,7 @@ def test_pushes_that_are_wrong(results, finished, tmp_path):
     with pytest.raises(InputError, match=r"has no report\.html, which the Space needs"):
         push_results(bare, PushSettings("a/b"), dry_run=True)
     said = []
-    assert push_results(bare, PushSettings("a/b", space=False), dry_run=True, told=said.append) == []
+    assert push_results(bare, PushSettings("a/b", space=False), dry_run=True, report=said.append) == []
     assert not [line for line in said if line.startswith("space")]
 
 

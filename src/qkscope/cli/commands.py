@@ -160,10 +160,10 @@ def compare(options: argparse.Namespace) -> int:
     from qkscope.compare.write import compare_results
 
     out = Path(options.out) if options.out else None
-    found = compare_results(options.results, options.reference, tolerance=options.tolerance, out=out)
-    print("\n".join(found.lines))
-    print(f"comparison: {found.folder}/")
-    return 0 if found.reproduced else 1
+    comparison = compare_results(options.results, options.reference, tolerance=options.tolerance, out=out)
+    print("\n".join(comparison.lines))
+    print(f"comparison: {comparison.folder}/")
+    return 0 if comparison.reproduced else 1
 
 
 def draw_report(folder: Path, *, figures: bool = True, page: bool = True, out: Path | None = None) -> None:
@@ -225,9 +225,9 @@ def inspect(options: argparse.Namespace) -> int:
             plan = make_plan(file, events, trust_remote_code=trusted, results=folder)
         print("\n".join(describe_plan(plan, folder)))
     else:
-        given = (options.target, options.revision, options.context, options.documents)
+        arguments = (options.target, options.revision, options.context, options.documents)
         with progress() as events:
-            lines = describe_model(*given, noted=events.noted, trust_remote_code=trusted)
+            lines = describe_model(*arguments, noted=events.noted, trust_remote_code=trusted)
         print("\n".join(lines))
     return 0
 
@@ -244,8 +244,8 @@ def demo(options: argparse.Namespace) -> int:
     quiet_libraries()
     settings = DemoSettings(seed=options.seed).scaled(options.steps)
     folder = Path(options.out)
-    with training_progress() as told:
-        study = prepare_demo(folder, settings, told)
+    with training_progress() as show:
+        study = prepare_demo(folder, settings, show)
     with progress() as events:
         # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
         run_study(study, folder, events, command=command_line(), options=CaptureOptions(overwrite=True))

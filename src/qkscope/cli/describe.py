@@ -23,9 +23,8 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     from qkscope.run.finished import folder_notes
 
     study = plan.study
-    lines = [
-        f"study {study.study}: {counted(len(plan.checkpoints), 'checkpoint')}, {count(plan.tokens)} tokens in total"
-    ]
+    checkpoints = counted(len(plan.checkpoints), "checkpoint")
+    lines = [f"study {study.study}: {checkpoints}, {short_number(plan.tokens)} tokens in total"]
     first = plan.checkpoints[0]
     short = max(len(each.corpus.documents) - len(each.documents) for each in plan.checkpoints)
     long_enough = "all long enough" if not short else f"{short} too short for the longest context"
@@ -44,7 +43,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
                 checkpoint.phase or "",
                 str(each.context),
                 str(len(each.documents)),
-                count(each.tokens),
+                short_number(each.tokens),
                 attention_summary(each.blueprint.probe.layers),
             )
         )
@@ -68,9 +67,9 @@ def _common_window(plan: Plan) -> str:
 def cost_line(plan: Plan) -> str:
     """Memory and disk, predicted."""
     sizes = [each.sizes.file for each in plan.checkpoints]
-    least, most = size(min(sizes)), size(max(sizes))
+    least, most = byte_size(min(sizes)), byte_size(max(sizes))
     each = f"{most} on disk per checkpoint" if least == most else f"{least} to {most} on disk per checkpoint"
-    return f"sums: {size(plan.memory)} of memory where the layers run, {each}, {size(plan.disk)} in total"
+    return f"sums: {byte_size(plan.memory)} of memory where the layers run, {each}, {byte_size(plan.disk)} in total"
 
 
 def describe_status(status: Status) -> list[str]:
@@ -83,7 +82,7 @@ def describe_status(status: Status) -> list[str]:
                 f"{each.done} of {each.shards}",
                 str(each.running or "-"),
                 str(each.left or "-"),
-                f"{count(each.tokens_done)} of {count(each.tokens)}",
+                f"{short_number(each.tokens_done)} of {short_number(each.tokens)}",
                 clock(each.seconds) if each.seconds else "-",
             )
         )
@@ -153,30 +152,30 @@ def describe_model(
     longest = find_value(config, "max_position_embeddings")
     chosen = context or (longest if isinstance(longest, int) else DEFAULT_CONTEXT)
     check_config(config, chosen)
-    found = blueprint(config, trust_remote_code=trust_remote_code)
+    design = blueprint(config, trust_remote_code=trust_remote_code)
     theta = find_value(config, "rope_theta")
-    sizes = predict_sizes(capture_layout(chosen), found.probe.layers)
+    sizes = predict_sizes(capture_layout(chosen), design.probe.layers)
     return [
-        f"{source}: {config.model_type}, {count(found.parameters)} parameters without the language-model head",
-        attention_summary(found.probe.layers),
+        f"{source}: {config.model_type}, {short_number(design.parameters)} parameters without the language-model head",
+        attention_summary(design.probe.layers),
         f"max positions {longest if longest is not MISSING else 'not stated'}, "
         f"rope_theta {theta if theta is not MISSING else 'none'}",
-        *_blueprint_notes(found),
+        *_blueprint_notes(design),
         "",
-        *table(_layer_rows(found.probe.layers)),
+        *table(_layer_rows(design.probe.layers)),
         "",
-        f"a run over {counted(documents, 'document')} of {chosen} tokens: {count(documents * chosen)} tokens, "
-        f"{size(sizes.memory)} of memory for the sums, {size(sizes.file)} on disk",
+        f"a run over {counted(documents, 'document')} of {chosen} tokens: {short_number(documents * chosen)} tokens, "
+        f"{byte_size(sizes.memory)} of memory for the sums, {byte_size(sizes.file)} on disk",
     ]
 
 
-def _blueprint_notes(found: Blueprint) -> list[str]:
+def _blueprint_notes(design: Blueprint) -> list[str]:
     """What a reader has to know of layers that were read without weights."""
     lines = []
-    if not found.exact:
+    if not design.exact:
         lines.append("note: read from the config only; this model's code cannot run without weights")
-    if found.probe.gaps:
-        lines.append(f"layers without ordinary attention: {_ranges(found.probe.gaps)}")
+    if design.probe.gaps:
+        lines.append(f"layers without ordinary attention: {_ranges(design.probe.gaps)}")
     return lines
 
 
@@ -223,7 +222,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def count(number: float) -> str:
+def short_number(number: float) -> str:
     """1.2M rather than 1234567."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
         if number >= limit:
@@ -231,6 +230,6 @@ def count(number: float) -> str:
     return str(int(number))
 
 
-def size(number: float) -> str:
+def byte_size(number: float) -> str:
     """Bytes for people, in powers of ten as disks are sold."""
-    return f"{count(number)}B" if number >= 1e3 else f"{int(number)} bytes"
+    return f"{short_number(number)}B" if number >= 1e3 else f"{int(number)} bytes"

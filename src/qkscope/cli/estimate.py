@@ -24,10 +24,10 @@ OPTIONS: tuple[tuple[str, str, Callable[[str], float], str, str], ...]
 
 def quantity(text: str) -> float:
     """A number with a suffix as people write it: 80GB, 400T, 2GB/s, 1e9; powers of ten."""
-    found = QUANTITY.fullmatch(text.strip())
-    if not found:
+    match = QUANTITY.fullmatch(text.strip())
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a quantity such as 80GB, 312T, 2GB/s or 1e9")
-    return float(found["number"]) * PREFIXES[found["prefix"].lower()]
+    return float(match["number"]) * PREFIXES[match["prefix"].lower()]
 
 
 OPTIONS = (
@@ -105,43 +105,43 @@ def ablation_line(plan: Plan, cluster: Cluster) -> str:
     )
 
 
-def describe_estimate(found: Estimate) -> list[str]:
+def describe_estimate(estimate: Estimate) -> list[str]:
     """An estimate in words and numbers."""
     from qkscope.cli.describe import table
 
-    cluster = found.cluster
+    cluster = estimate.cluster
     return [
-        f"{counted(found.workers, 'worker')} of {found.per_model} of the {counted(cluster.devices, 'device')}, "
-        f"{counted(found.shards, 'shard')}; "
+        f"{counted(estimate.workers, 'worker')} of {estimate.per_model} of the {counted(cluster.devices, 'device')}, "
+        f"{counted(estimate.shards, 'shard')}; "
         f"devices reach {cluster.utilization:.0%} of {scaled(cluster.flops)}FLOP/s, "
         f"{scaled(cluster.flops32)}FLOP/s in float32, {scaled(cluster.flops64)}FLOP/s in float64 and "
         f"{scaled(cluster.memory_bandwidth)}B/s",
         "",
-        *table([("cost", "estimate"), *cost_rows(found)]),
+        *table([("cost", "estimate"), *cost_rows(estimate)]),
         "",
-        *table([("wall time in", "", "share"), *time_rows(found)]),
+        *table([("wall time in", "", "share"), *time_rows(estimate)]),
         "",
-        *verdict(found),
+        *limit_lines(estimate),
     ]
 
 
-def cost_rows(found: Estimate) -> list[tuple[str, str]]:
+def cost_rows(estimate: Estimate) -> list[tuple[str, str]]:
     """The cost, one quantity per row."""
-    memory, disk, flops = found.memory, found.disk, found.flops
+    memory, disk, flops = estimate.memory, estimate.disk, estimate.flops
     return [
-        ("tokens", scaled(found.tokens)),
+        ("tokens", scaled(estimate.tokens)),
         (
             "FLOPs",
             f"{scaled(flops.total)} (matrices {scaled(flops.matrices)}, attention {scaled(flops.attention)}, "
             f"sums {scaled(flops.sums)})",
         ),
-        ("device hours", f"{found.busy_hours:.3g} computing, {found.reserved_hours:.3g} reserved"),
+        ("device hours", f"{estimate.busy_hours:.3g} computing, {estimate.reserved_hours:.3g} reserved"),
         (
             "memory per device",
             f"{scaled(memory.total)}B (weights {scaled(memory.weights)}B, sums {scaled(memory.sums)}B, "
             f"activations {scaled(memory.activations)}B)",
         ),
-        ("memory on the host", f"{scaled(found.host)}B to write or add up sums"),
+        ("memory on the host", f"{scaled(estimate.host)}B to write or add up sums"),
         ("disk, results", f"{scaled(disk.moments)}B of moments, {scaled(disk.tables)}B of tables"),
         (
             "disk, at most",
@@ -149,41 +149,41 @@ def cost_rows(found: Estimate) -> list[tuple[str, str]]:
         ),
         (
             "network",
-            f"{scaled(found.network.weights)}B of downloads, {scaled(found.network.storage)}B to and from the results "
-            "folder",
+            f"{scaled(estimate.network.weights)}B of downloads, {scaled(estimate.network.storage)}B to and from the "
+            "results folder",
         ),
-        ("wall time", duration(found.wall)),
-        ("afterwards", f"{duration(found.report)} for `qkscope report`"),
+        ("wall time", duration(estimate.wall)),
+        ("afterwards", f"{duration(estimate.report)} for `qkscope report`"),
     ]
 
 
-def time_rows(found: Estimate) -> list[tuple[str, str, str]]:
+def time_rows(estimate: Estimate) -> list[tuple[str, str, str]]:
     """Where the wall time goes, largest first; what is below half a percent is left out."""
-    ordered = sorted(found.seconds.items(), key=lambda part: -part[1])
-    shown = [(name, seconds) for name, seconds in ordered if seconds >= 0.005 * found.wall]
-    return [(name, duration(seconds), f"{seconds / found.wall:.0%}") for name, seconds in shown]
+    ordered = sorted(estimate.seconds.items(), key=lambda part: -part[1])
+    shown = [(name, seconds) for name, seconds in ordered if seconds >= 0.005 * estimate.wall]
+    return [(name, duration(seconds), f"{seconds / estimate.wall:.0%}") for name, seconds in shown]
 
 
-def verdict(found: Estimate) -> list[str]:
+def limit_lines(estimate: Estimate) -> list[str]:
     """What limits the study and what to change then."""
     from qkscope.cost.estimate import ADVICE
 
     lines = []
-    if not found.fits:
+    if not estimate.fits:
         lines.append(
-            f"does not fit: the fullest device needs {scaled(found.memory.total)}B of "
-            f"{scaled(found.cluster.memory)}B; spread the model over more devices, or lower batch_tokens, buckets or "
-            "groups"
+            f"does not fit: the fullest device needs {scaled(estimate.memory.total)}B of "
+            f"{scaled(estimate.cluster.memory)}B; spread the model over more devices, or lower batch_tokens, buckets "
+            "or groups"
         )
-    share = found.seconds[found.bottleneck] / found.wall
-    lines.append(f"bottleneck: {found.bottleneck} ({share:.0%} of the wall time): {ADVICE[found.bottleneck]}")
-    if found.per_model > 1:
+    share = estimate.seconds[estimate.bottleneck] / estimate.wall
+    lines.append(f"bottleneck: {estimate.bottleneck} ({share:.0%} of the wall time): {ADVICE[estimate.bottleneck]}")
+    if estimate.per_model > 1:
         way_out = "only devices with more memory avoid it"
-        if found.cluster.per_model is not None:
+        if estimate.cluster.per_model is not None:
             way_out = "give a model as few devices as it fits in, and run more workers"
         lines.append(
-            f"devices that share a model take turns, so {found.per_model - 1} of {found.per_model} wait at any moment; "
-            f"{way_out}"
+            f"devices that share a model take turns, so {estimate.per_model - 1} of {estimate.per_model} wait at any "
+            f"moment; {way_out}"
         )
     return lines
 

@@ -63,9 +63,9 @@ def push(options: argparse.Namespace) -> int:
     from qkscope.share.push import PushSettings, push_results
 
     settings = PushSettings(options.repo, not options.no_space, options.private, options.message)
-    told = push_results(
-        options.results, settings, dry_run=options.dry_run, told=lambda line: print(visible(line), file=sys.stderr)
+    addresses = push_results(
+        options.results, settings, dry_run=options.dry_run, report=lambda line: print(visible(line), file=sys.stderr)
     )
-    for address in told:
+    for address in addresses:
         print(f"uploaded: {address}")
     return 0

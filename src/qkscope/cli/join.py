@@ -61,9 +61,9 @@ def join(options: argparse.Namespace) -> int:
 
     common = None if options.windows is None else options.windows == "common"
     request = JoinRequest(options.measures, options.scores, options.measure, options.models, common)
-    found = join_scores(request, Path(options.out) if options.out else None)
-    print("\n".join(map(visible_line, found.lines)))
-    print(f"join: {found.folder}/")
+    outcome = join_scores(request, Path(options.out) if options.out else None)
+    print("\n".join(map(visible_line, outcome.lines)))
+    print(f"join: {outcome.folder}/")
     return 0
 
 

@@ -79,18 +79,18 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def bases_of(given: list[str]) -> dict[float | None, float]:
+def bases_of(texts: list[str]) -> dict[float | None, float]:
     """`2000000`, or `10000=500000` for layers of one base."""
-    found: dict[float | None, float] = {}
-    for text in given:
+    bases: dict[float | None, float] = {}
+    for text in texts:
         old, equals, new = text.rpartition("=")
         try:
-            found[float(old) if equals else None] = float(new)
+            bases[float(old) if equals else None] = float(new)
         except ValueError:
             raise InputError(f"--rope-theta {text}: write a number, or OLD=NEW") from None
-    if None in found and len(found) > 1:
+    if None in bases and len(bases) > 1:
         raise InputError("--rope-theta: write OLD=NEW for every base, or one number for all layers")
-    return found
+    return bases
 
 
 def lines(each: Answer) -> list[str]:

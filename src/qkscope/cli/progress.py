@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from qkscope.cli.describe import clock, cost_line, count, plan_summary, size
+from qkscope.cli.describe import byte_size, clock, cost_line, plan_summary, short_number
 from qkscope.cli.visible import visible
 from qkscope.run.events import Events
 from qkscope.text import are, counted
@@ -51,11 +51,11 @@ def training_progress(stream: TextIO | None = None) -> Iterator[Callable[[DemoPr
     with _bars(out) as bars:
         task = bars.add_task("training", total=None, what="")
 
-        def told(step: DemoProgress) -> None:
-            what = f"{step.checkpoint}  loss {step.loss:.2f}  {count(step.tokens_per_second)} tokens/s"
+        def show(step: DemoProgress) -> None:
+            what = f"{step.checkpoint}  loss {step.loss:.2f}  {short_number(step.tokens_per_second)} tokens/s"
             bars.update(task, total=step.total_steps, completed=step.step, what=what)
 
-        yield told
+        yield show
 
 
 @contextmanager
@@ -127,7 +127,7 @@ class PlainEvents(Events):
             for number, each in enumerate(plan.checkpoints, start=1)
         }
         self._meter.start(plan.tokens)
-        self._say(f"study {plan.study.study}: {counted(total, 'checkpoint')}, {count(plan.tokens)} tokens")
+        self._say(f"study {plan.study.study}: {counted(total, 'checkpoint')}, {short_number(plan.tokens)} tokens")
         self._say(f"kind: {plan.how_read()}")
         self._say(cost_line(plan))
         for note in plan.notes():
@@ -171,7 +171,7 @@ class PlainEvents(Events):
             self._say(
                 f"{self._name(plan)}: {self._documents[plan.checkpoint.name]} of "
                 f"{counted(len(plan.documents), 'document')}, "
-                f"{count(self._meter.rate())} tokens/s, {self._meter.left()} left"
+                f"{short_number(self._meter.rate())} tokens/s, {self._meter.left()} left"
             )
 
     def noted(self, message: str) -> None:
@@ -180,7 +180,7 @@ class PlainEvents(Events):
 
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
         """The checkpoint is safe."""
-        rate = count(plan.tokens / max(seconds, 1e-9))
+        rate = short_number(plan.tokens / max(seconds, 1e-9))
         self._say(f"{self._name(plan)}: {seconds:.1f} s, {rate} tokens/s")
 
     def left_out(self, plan: CheckpointPlan, reason: str) -> None:
@@ -190,7 +190,7 @@ class PlainEvents(Events):
 
     def evicted(self, plan: CheckpointPlan, freed: int) -> None:
         """Disk is free again."""
-        self._say(f"{self._name(plan)}: {size(freed)} removed from the cache")
+        self._say(f"{self._name(plan)}: {byte_size(freed)} removed from the cache")
 
     def wrote(self, path: str) -> None:
         """A result."""
@@ -240,7 +240,7 @@ class BarEvents(PlainEvents):
     def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
         """Move the bar."""
         super().advanced(plan, documents, tokens)
-        what = f"documents  {count(self._meter.rate())} tokens/s  whole run: {self._meter.left()} left"
+        what = f"documents  {short_number(self._meter.rate())} tokens/s  whole run: {self._meter.left()} left"
         if plan.checkpoint.name in self._running:
             self._bars.update(self._running[plan.checkpoint.name], advance=documents, what=what)
 
@@ -273,6 +273,6 @@ class _PlainTraining:
         self._next, self._checkpoint = time.monotonic() + LINE_SECONDS, step.checkpoint
         _tell(
             f"training: step {step.step} of {step.total_steps}, {step.phase}, towards {step.checkpoint}, loss "
-            f"{step.loss:.2f}, {count(step.tokens_per_second)} tokens/s",
+            f"{step.loss:.2f}, {short_number(step.tokens_per_second)} tokens/s",
             self._out,
         )

@@ -63,13 +63,13 @@ class HeadPoints:
 
 def parse_heads(texts: Sequence[str]) -> list[tuple[int, int]]:
     """`L5H3` as layer and head."""
-    found = []
+    heads = []
     for text in texts:
         match = _HEAD.fullmatch(text)
         if match is None:
             raise InputError(f"--head {text[:40]}: write layer and head, such as L5H3")
-        found.append((int(match[1]), int(match[2])))
-    return found
+        heads.append((int(match[1]), int(match[2])))
+    return heads
 
 
 class CheckpointVectors:
@@ -121,10 +121,10 @@ def _directions(sums: LayerSums, axes: Axes, name: str) -> tuple[Array, str]:
     """Two unit vectors (d, 2) of the only head of a layer's sums, and what they are worth."""
     if axes.components is None:
         plane = axes_of(sums)
-        found = np.stack([plane.a[0], plane.b[0]], axis=1)
-        if not np.isfinite(found).all():
+        plane_axes = np.stack([plane.a[0], plane.b[0]], axis=1)
+        if not np.isfinite(plane_axes).all():
             raise InputError(f"{name}: has no axis a, because its queries and keys do not move with position")
-        return found, "plane of drift and separation"
+        return plane_axes, "plane of drift and separation"
     of, width = sums.principal, sums.facts.head_dim
     if max(axes.components) >= width:
         raise InputError(f"--components: {name} has components 0 to {width - 1}")

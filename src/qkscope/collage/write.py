@@ -28,14 +28,14 @@ def write_collage(
     from qkscope.collage.figure import draw_collage, save_collage  # matplotlib: only here
 
     of = CheckpointVectors(folder, checkpoint)
-    found = [of.points(layer, head, axes) for layer, head in of.chosen(parse_heads(heads))]
-    there = sorted(set(found[0].table["document"]))
+    points = [of.points(layer, head, axes) for layer, head in of.chosen(parse_heads(heads))]
+    there = sorted(set(points[0].table["document"]))
     if document is not None and document not in there:
         raise InputError(f"--document {document}: none of its tokens was kept; there are {there[:8]} … {there[-1]}")
     place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axes.names)}"))
-    write_csv(pd.concat([each.table for each in found], ignore_index=True), place / POINTS_CSV)
-    save_collage(draw_collage(found, axes, checkpoint, document), place)
-    write_text(place / CARD, to_markdown(_card(checkpoint, found, axes, document)))
+    write_csv(pd.concat([each.table for each in points], ignore_index=True), place / POINTS_CSV)
+    save_collage(draw_collage(points, axes, checkpoint, document), place)
+    write_text(place / CARD, to_markdown(_card(checkpoint, points, axes, document)))
     return place
 
 

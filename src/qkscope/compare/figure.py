@@ -64,10 +64,10 @@ _COLUMNS = 12  # of the grid: rows have 1, 3, 4 or 6 panels
 
 
 def draw_published_comparison(
-    study: Entries, found: PublishedComparison, headline: str, note: str, run: str = "this run"
+    study: Entries, comparison: PublishedComparison, headline: str, note: str, run: str = "this run"
 ) -> Figure:
     """Run and publication side by side; `study` has the published checkpoints."""
-    cells = found.cells
+    cells = comparison.cells
     with matplotlib.rc_context(style.RC):
         rows = len(study.checkpoints)
         tall = max(1.9, 0.24 * rows + 0.6)
@@ -85,7 +85,7 @@ def draw_published_comparison(
                 _draw_curve(axes[measure], study, _rows(cells, what, measure, study), label, colour, marker)
                 if what in of_lenses:
                     axes[measure].tick_params(labelsize=6.5)
-        _print_discordant(axes["r_k"], study, found.coverage.set_index("model")["discordant"], run)
+        _print_discordant(axes["r_k"], study, comparison.coverage.set_index("model")["discordant"], run)
         for what, label, colours in _HEATMAPS:
             table = cells[cells["what"] == what]
             panels = [axes[f"{what} {part}"] for part in ("value", "reference", "difference")]

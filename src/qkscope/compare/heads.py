@@ -10,9 +10,9 @@ from qkscope.compare.words import (
     MEASURE_WORDS,
     one_side,
     records,
-    size,
     some_names,
     tally_of,
+    three_decimals,
     verdict_words,
     worst_lines,
     worst_section,
@@ -32,44 +32,44 @@ class HeadFacts:
 
     results: Results
     other: Results
-    found: HeadComparison
+    comparison: HeadComparison
 
 
 def head_note(facts: HeadFacts) -> str:
     """The line under the picture's title."""
-    found = facts.found
-    models = found.pairs["model"].nunique()
-    return f"{counted(len(found.pairs), 'head')} at {counted(models, 'checkpoint')}, matched by layer and head"
+    comparison = facts.comparison
+    models = comparison.pairs["model"].nunique()
+    return f"{counted(len(comparison.pairs), 'head')} at {counted(models, 'checkpoint')}, matched by layer and head"
 
 
 def head_lines(facts: HeadFacts) -> list[str]:
     """What the command line prints; the last line is the verdict."""
-    found = facts.found
+    comparison = facts.comparison
     lines = [
         f"compared with {shortened(str(facts.other.folder), 200)} head by head: {head_note(facts)}",
         *_head_windows(facts),
     ]
     for measure, name in MEASURE_WORDS.items():
-        lines.append(f"{name}: {_spread(found, measure)}")
-    lines.append(_changed_words(found))
-    lines += _doubts(found)
-    lines += worst_lines(found.cells)
-    lines += one_side(found.only_results, found.only_reference) + _lonely(found)
-    return [*lines, verdict_words(found.reproduced, tally_of(found.cells), "number")]
+        lines.append(f"{name}: {_spread(comparison, measure)}")
+    lines.append(_changed_words(comparison))
+    lines += _doubts(comparison)
+    lines += worst_lines(comparison.cells)
+    lines += one_side(comparison.only_results, comparison.only_reference) + _lonely(comparison)
+    return [*lines, verdict_words(comparison.reproduced, tally_of(comparison.cells), "number")]
 
 
-def _spread(found: HeadComparison, measure: str) -> str:
-    apart = found.cells.loc[found.cells["what"] == measure, "difference"].abs().dropna()
+def _spread(comparison: HeadComparison, measure: str) -> str:
+    apart = comparison.cells.loc[comparison.cells["what"] == measure, "difference"].abs().dropna()
     if apart.empty:
         return "no head has it on both sides"
-    half, most = apart.quantile([0.5, 0.95])
-    return f"differences of median {size(half)}, 95 % below {size(most)}, largest {size(float(apart.max()))}"
+    half, most, largest = (three_decimals(value) for value in (*apart.quantile([0.5, 0.95]), float(apart.max())))
+    return f"differences of median {half}, 95 % below {most}, largest {largest}"
 
 
-def _doubts(found: HeadComparison) -> list[str]:
+def _doubts(comparison: HeadComparison) -> list[str]:
     """Sentences about signs that are not known, unstable components, and differences within two errors."""
-    said, turned, unstable = [], int(found.pairs["turned"].sum()), int(found.pairs["unstable"].sum())
-    heads = len(found.pairs)
+    said, turned, unstable = [], int(comparison.pairs["turned"].sum()), int(comparison.pairs["unstable"].sum())
+    heads = len(comparison.pairs)
     if turned:
         said.append(
             f"In {counted(turned, 'head')} of {heads:,} r_k has opposite signs, but r_q is so close to 0 that the sign "
@@ -81,7 +81,7 @@ def _doubts(found: HeadComparison) -> list[str]:
             f"{counted(unstable, 'head')} of {heads:,} {has} an unstable component on either side: it may be another "
             "direction there."
         )
-    if (beyond := found.beyond_errors) is not None and beyond[1]:
+    if (beyond := comparison.beyond_errors) is not None and beyond[1]:
         said.append(
             f"Of {counted(beyond[1], 'different number')} with errors, {beyond[0]:,} differ by more than two standard "
             "errors over documents."
@@ -89,27 +89,27 @@ def _doubts(found: HeadComparison) -> list[str]:
     return said
 
 
-def _changed_words(found: HeadComparison) -> str:
-    if found.changed.empty:
+def _changed_words(comparison: HeadComparison) -> str:
+    if comparison.changed.empty:
         return "No head changed category."
-    return f"{counted(len(found.changed), 'head')} of {len(found.pairs):,} changed category."
+    return f"{counted(len(comparison.changed), 'head')} of {len(comparison.pairs):,} changed category."
 
 
-def _lonely(found: HeadComparison) -> list[str]:
+def _lonely(comparison: HeadComparison) -> list[str]:
     """Heads that one side lacks at checkpoints that both have."""
-    shared = set(found.pairs["model"])
-    rows = found.cells[(found.cells["verdict"] == MISSING) & found.cells["model"].isin(shared)]
+    shared = set(comparison.pairs["model"])
+    rows = comparison.cells[(comparison.cells["verdict"] == MISSING) & comparison.cells["model"].isin(shared)]
     rows = rows[rows["what"] == "r_q"]
     if rows.empty:
         return []
-    here = found.cells["model"].isin(shared) & (found.cells["what"] == "r_q")
+    here = comparison.cells["model"].isin(shared) & (comparison.cells["what"] == "r_q")
     return [
         f"{counted(len(rows), 'head')} of {int(here.sum()):,} at shared checkpoints were measured on one side only."
     ]
 
 
 def _head_windows(facts: HeadFacts) -> list[str]:
-    windows = facts.found.pairs.groupby("model", sort=False)[["window", "reference_window"]].max().dropna()
+    windows = facts.comparison.pairs.groupby("model", sort=False)[["window", "reference_window"]].max().dropna()
     other = windows[windows["window"] != windows["reference_window"]]
     if other.empty:
         return []
@@ -123,27 +123,27 @@ def _head_windows(facts: HeadFacts) -> list[str]:
 
 def head_card(facts: HeadFacts) -> list[AnyBlock]:
     """The README of the comparison."""
-    found = facts.found
-    doubts = [shortened(text, 400) for text in _doubts(found)]
-    missing = one_side(found.only_results, found.only_reference) + _lonely(found)
+    comparison = facts.comparison
+    doubts = [shortened(text, 400) for text in _doubts(comparison)]
+    missing = one_side(comparison.only_results, comparison.only_reference) + _lonely(comparison)
     return [
         heading(1, f"{shortened(facts.results.study.title)}: compared head by head"),
-        paragraph(Strong(verdict_words(found.reproduced, tally_of(found.cells), "number"))),
-        *_agreement_table(found),
+        paragraph(Strong(verdict_words(comparison.reproduced, tally_of(comparison.cells), "number"))),
+        *_agreement_table(comparison),
         heading(2, "What was compared"),
         _what_was_compared(facts),
         heading(2, "Largest differences"),
-        *worst_section(found.cells),
+        *worst_section(comparison.cells),
         *([paragraph(" ".join(doubts))] if doubts else []),
         heading(2, "Heads that changed category"),
-        *_changed_table(found),
+        *_changed_table(comparison),
         heading(2, "What is missing"),
         paragraph(" ".join(missing) or "Nothing: both have the same heads."),
         heading(2, "Tolerances"),
         paragraph(
-            f"A number counts as reproduced when it differs by at most {found.tolerance:g}.{_other_documents(found)} A "
-            "correlation that exists on neither side agrees; one that exists on one side only differs. Categories "
-            "follow from the correlations and do not enter the verdict on their own."
+            f"A number counts as reproduced when it differs by at most {comparison.tolerance:g}."
+            f"{_other_documents(comparison)} A correlation that exists on neither side agrees; one that exists on one "
+            "side only differs. Categories follow from the correlations and do not enter the verdict on their own."
         ),
         heading(2, "Files"),
         _files(),
@@ -151,7 +151,7 @@ def head_card(facts: HeadFacts) -> list[AnyBlock]:
 
 
 def _what_was_compared(facts: HeadFacts) -> Block:
-    pairs = facts.found.pairs
+    pairs = facts.comparison.pairs
     return paragraph(
         "This run is ",
         Code(shortened(str(facts.results.folder), PATH_CHARACTERS)),
@@ -180,26 +180,26 @@ def _files() -> Block:
     )
 
 
-def _other_documents(found: HeadComparison) -> str:
+def _other_documents(comparison: HeadComparison) -> str:
     """How far numbers from other documents may be apart."""
-    if found.multiple is None:
+    if comparison.multiple is None:
         return ""
     return (
-        f" At {some_names(found.other_documents)} both sides read other documents: there a number may differ "
-        f"by {found.multiple:.1f} standard errors over documents, chosen so that at most {100 * FALSE:g}% of those "
-        "beyond are expected to be there by chance (Benjamini and Hochberg)."
+        f" At {some_names(comparison.other_documents)} both sides read other documents: there a number may differ "
+        f"by {comparison.multiple:.1f} standard errors over documents, chosen so that at most {100 * FALSE:g}% of "
+        "those beyond are expected to be there by chance (Benjamini and Hochberg)."
     )
 
 
-def _agreement_table(found: HeadComparison) -> list[AnyBlock]:
+def _agreement_table(comparison: HeadComparison) -> list[AnyBlock]:
     """A row per checkpoint: median, 95 % and largest of each measure's absolute differences, and correlations."""
     rows = []
-    for model, group in found.agreement.groupby("model", sort=False):
+    for model, group in comparison.agreement.groupby("model", sort=False):
         measures = {row["measure"]: row for row in records(group)}
-        parts = [" / ".join(size(measures[m][q]) for q in ("median", "p95", "max")) for m in MEASURE_WORDS]
-        together = " / ".join(size(measures[m]["correlation"]) for m in MEASURE_WORDS)
-        heads = int((found.pairs["model"] == model).sum())
-        changed = int((found.changed["model"] == model).sum())
+        parts = [" / ".join(three_decimals(measures[m][q]) for q in ("median", "p95", "max")) for m in MEASURE_WORDS]
+        together = " / ".join(three_decimals(measures[m]["correlation"]) for m in MEASURE_WORDS)
+        heads = int((comparison.pairs["model"] == model).sum())
+        changed = int((comparison.changed["model"] == model).sum())
         rows.append([shortened(str(model)), f"{heads:,}", *parts, together, f"{changed:,}"])
     return [
         paragraph(
@@ -210,8 +210,8 @@ def _agreement_table(found: HeadComparison) -> list[AnyBlock]:
     ]
 
 
-def _changed_table(found: HeadComparison) -> list[AnyBlock]:
-    if found.changed.empty:
+def _changed_table(comparison: HeadComparison) -> list[AnyBlock]:
+    if comparison.changed.empty:
         return [paragraph("None.")]
     rows = [
         (
@@ -220,12 +220,12 @@ def _changed_table(found: HeadComparison) -> list[AnyBlock]:
             str(row["head"]),
             row["reference_category"],
             row["category"],
-            f"{size(row['reference_r_q'])} → {size(row['r_q'])}",
-            f"{size(row['reference_r_k'])} → {size(row['r_k'])}",
+            f"{three_decimals(row['reference_r_q'])} → {three_decimals(row['r_q'])}",
+            f"{three_decimals(row['reference_r_k'])} → {three_decimals(row['r_k'])}",
         )
-        for row in records(found.changed.head(SHOWN))
+        for row in records(comparison.changed.head(SHOWN))
     ]
     table = TableBlock(("checkpoint", "layer", "head", "reference", "this run", "r_q", "r_k"), rows)
-    more = len(found.changed) - SHOWN
+    more = len(comparison.changed) - SHOWN
     rest = [paragraph(f"The other {more:,} are in ", Code(CHANGED_HEADS_CSV), ".")] if more > 0 else []
-    return [paragraph(_changed_words(found)), table, *rest]
+    return [paragraph(_changed_words(comparison)), table, *rest]

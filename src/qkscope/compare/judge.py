@@ -87,7 +87,7 @@ def compare_with_published(
     heads: pd.DataFrame,
     names: Sequence[str],
     reference: PublishedReference,
-    given: float | None = None,
+    wanted_tolerance: float | None = None,
     of_lenses: Mapping[str, pd.DataFrame] | None = None,
     draws: Sequence[pd.DataFrame] = (),
     means: pd.DataFrame | None = None,
@@ -96,9 +96,9 @@ def compare_with_published(
     lenses' tables by the name in LENS_MEANS, where there are any, `draws` the same heads as other documents would
     have given them, and `means` the layers' means of lenses without each group of documents.
 
-    `given` replaces every tolerance: an absolute difference of correlations and shares of variance, a share of the
-    heads for numbers of heads, a share of the number itself for slopes and means. Raises InputError when no published
-    number can be compared at all.
+    `wanted_tolerance` replaces every tolerance: an absolute difference of correlations and shares of variance, a share
+    of the heads for numbers of heads, a share of the number itself for slopes and means. Raises InputError when no
+    published number can be compared at all.
     """
     sample = published_sample(reference)
     kept = _in_sample(heads, sample, reference)
@@ -112,7 +112,7 @@ def compare_with_published(
     cells = _aggregates(kept, models, reference, sample, lenses)
     if not cells["on_both"].any():
         raise InputError(_nothing_published(names, reference, coverage))
-    cells["tolerance"] = _tolerances(cells, kept, sample, reference, given, lenses)
+    cells["tolerance"] = _tolerances(cells, kept, sample, reference, wanted_tolerance, lenses)
     drawn = [_aggregates(_in_sample(draw, sample, reference), models, reference, sample, {}) for draw in draws]
     cells["error"] = _errors(cells, drawn, lenses, means)
     return PublishedComparison(
@@ -193,15 +193,15 @@ def _errors(
     """How far the run's own numbers would move with other documents: the spread of draws, and for numbers of lenses
     what these say; NaN where neither is known."""
     key = ["what", "model", "cell"]
-    found = np.full(len(cells), np.nan)
+    errors = np.full(len(cells), np.nan)
     if drawn:
         values = [cells[key].merge(part, on=key, how="left", validate="one_to_one")["value"] for part in drawn]
-        found = np.stack([part.to_numpy(dtype=float) for part in values]).std(axis=0)
+        errors = np.stack([part.to_numpy(dtype=float) for part in values]).std(axis=0)
     of_lenses = {name: LENS_MEANS[name].errors(rows, means) for name, rows in lenses.items()}
     for place, (what, model, cell) in enumerate(cells[key].itertuples(index=False)):
         if what in of_lenses:
-            found[place] = of_lenses[what].get((model, cell), np.nan)
-    return np.where(cells["value"].notna(), found, np.nan)
+            errors[place] = of_lenses[what].get((model, cell), np.nan)
+    return np.where(cells["value"].notna(), errors, np.nan)
 
 
 def _long(table: pd.DataFrame, columns: Sequence[str], name: str) -> pd.DataFrame:
@@ -221,21 +221,21 @@ def _complete_bins(kept: pd.DataFrame, models: Sequence[str], sample: pd.DataFra
     complete = {}
     for model in models:
         own = kept.loc[kept["model"] == model, "depth"].to_numpy()
-        found = np.bincount(depth.depth_bins(own), minlength=depth.N_BINS)
-        flags = zip(depth.DEPTH_COLUMNS, found == needed, needed > 0, strict=True)
+        measured = np.bincount(depth.depth_bins(own), minlength=depth.N_BINS)
+        flags = zip(depth.DEPTH_COLUMNS, measured == needed, needed > 0, strict=True)
         complete[model] = {column: bool(same) for column, same, some in flags if some}
     return complete
 
 
-def _given(cells: pd.DataFrame, reference: PublishedReference, given: float) -> list[float]:
+def _as_wanted(cells: pd.DataFrame, reference: PublishedReference, wanted: float) -> list[float]:
     """A tolerance that was asked for, in the unit of each row; NaN where there is no published number."""
-    found = []
+    tolerances = []
     for what, cell, value in cells[["what", "cell", "reference"]].itertuples(index=False):
-        of_table = given * reference.heads if what == "taxonomy" else given
+        of_table = wanted * reference.heads if what == "taxonomy" else wanted
         lens = LENS_MEANS.get(what)
-        allowed = of_table if lens is None else lens.given_tolerance(cell, value, given)
-        found.append(np.nan if np.isnan(value) else allowed)
-    return found
+        allowed = of_table if lens is None else lens.wanted_tolerance(cell, value, wanted)
+        tolerances.append(np.nan if np.isnan(value) else allowed)
+    return tolerances
 
 
 def _tolerances(
@@ -243,12 +243,12 @@ def _tolerances(
     kept: pd.DataFrame,
     sample: pd.DataFrame,
     reference: PublishedReference,
-    given: float | None,
+    wanted: float | None,
     lenses: Mapping[str, pd.DataFrame],
 ) -> list[float]:
     """One tolerance per row, as the module `tolerance` derives it; NaN where there is no published number."""
-    if given is not None:
-        return _given(cells, reference, given)
+    if wanted is not None:
+        return _as_wanted(cells, reference, wanted)
     multiple = tolerance.critical_value(int(cells["reference"].notna().sum()))
     tokens = reference.tokens
     layers, bins = sample["layer"].to_numpy(), depth.depth_bins(sample["depth"].to_numpy())
@@ -258,7 +258,7 @@ def _tolerances(
     of_lens: dict[str, Noise] = {
         name: LENS_MEANS[name].noise(rows, reference.tables[name], tokens, overall) for name, rows in lenses.items()
     }
-    found = []
+    tolerances = []
     for what, model, cell, value in cells[["what", "model", "cell", "reference"]].itertuples(index=False):
         if what in of_lens:
             noise = of_lens[what].get((model, cell), np.nan)
@@ -270,8 +270,8 @@ def _tolerances(
             noise = float(tolerance.correlation_noise(value, tokens)) * factors.get(cell, overall)
         lens = LENS_MEANS.get(what)
         reading = reference.reading_error[what] if lens is None else lens.reading_error(reference, cell)
-        found.append(np.nan if np.isnan(value) else reading + multiple * noise)
-    return found
+        tolerances.append(np.nan if np.isnan(value) else reading + multiple * noise)
+    return tolerances
 
 
 def _nothing_published(names: Sequence[str], reference: PublishedReference, coverage: pd.DataFrame) -> str:

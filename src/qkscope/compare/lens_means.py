@@ -52,13 +52,13 @@ class LensMeans:
     def values(self, rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
         """The run's numbers, a row per checkpoint; empty where a head of it is not known."""
         whole = rows.groupby("model")["known"].all()
-        found = self.aggregate(rows).reindex(list(models))[list(self.cells)]
-        found.loc[[not whole.get(model, False) for model in models]] = np.nan
-        return found.rename_axis("model").reset_index()
+        numbers = self.aggregate(rows).reindex(list(models))[list(self.cells)]
+        numbers.loc[[not whole.get(model, False) for model in models]] = np.nan
+        return numbers.rename_axis("model").reset_index()
 
-    def given_tolerance(self, cell: str, value: float, given: float) -> float:
-        """What a given tolerance means for this number."""
-        return given if cell in self.shares else given * abs(value)
+    def wanted_tolerance(self, cell: str, value: float, wanted: float) -> float:
+        """What a tolerance that was asked for means for this number."""
+        return wanted if cell in self.shares else wanted * abs(value)
 
     def reading_error(self, reference: PublishedReference, cell: str) -> float:
         """How exactly the number could be read."""

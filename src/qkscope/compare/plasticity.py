@@ -60,12 +60,12 @@ def plasticity_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, 
 
 def plasticity_errors(heads: pd.DataFrame, means: pd.DataFrame | None = None) -> Noise:
     """Errors of the run's own means, from those of heads: no replicates of sampled pairs are kept."""
-    found: Noise = {}
+    errors: Noise = {}
     for model, own in heads.groupby("model"):
         for name in WORDS:
             by_layer = own.groupby("layer")[error_name(name)].sum(min_count=1).to_numpy(dtype=float)
-            found[str(model), name] = WITH_QUERIES * math.sqrt(float(np.sum(by_layer**2))) / len(own)
-    return found
+            errors[str(model), name] = WITH_QUERIES * math.sqrt(float(np.sum(by_layer**2))) / len(own)
+    return errors
 
 
 def said_of_buckets(heads: pd.DataFrame) -> str:

@@ -40,13 +40,13 @@ class PublishedFacts:
 
     results: Results
     reference: PublishedReference
-    found: PublishedComparison
-    given: float | None
+    comparison: PublishedComparison
+    tolerance: float | None
 
     @property
     def cells(self) -> pd.DataFrame:
         """The published numbers only."""
-        return self.found.cells[~self.found.cells["model"].isin(self.found.only_results)]
+        return self.comparison.cells[~self.comparison.cells["model"].isin(self.comparison.only_results)]
 
 
 def published_note(facts: PublishedFacts) -> str:
@@ -67,9 +67,9 @@ def published_lines(facts: PublishedFacts) -> list[str]:
         tally = tally_of(facts.cells[facts.cells["what"] == what])
         tail = "".join(f", {n} {v}" for v, n in ((DIFFERS, tally[DIFFERS]), (MISSING, tally[MISSING])) if n)
         lines.append(f"{name}: {tally[REPRODUCED]} of {sum(tally.values())} reproduced{tail}")
-    lines += [*facts.found.notes, *_without_lenses(facts), *worst_lines(facts.cells)]
-    lines += one_side(facts.found.only_results, facts.found.only_reference)
-    return [*lines, verdict_words(facts.found.reproduced, tally_of(facts.cells), "published number")]
+    lines += [*facts.comparison.notes, *_without_lenses(facts), *worst_lines(facts.cells)]
+    lines += one_side(facts.comparison.only_results, facts.comparison.only_reference)
+    return [*lines, verdict_words(facts.comparison.reproduced, tally_of(facts.cells), "published number")]
 
 
 def _compared(facts: PublishedFacts) -> dict[str, str]:
@@ -90,7 +90,7 @@ def _without_lenses(facts: PublishedFacts) -> list[str]:
 
 def _heads_said(facts: PublishedFacts) -> list[str]:
     """Which heads are behind the numbers: the sample, out of how many, and where it is not complete."""
-    shared = facts.found.coverage[facts.found.coverage["published_context"].notna()]
+    shared = facts.comparison.coverage[facts.comparison.coverage["published_context"].notna()]
     complete = shared[shared["in_sample"] == shared["sample"]]
     reference, said = facts.reference, []
     sample = f"the published sample of {reference.heads} heads"
@@ -115,7 +115,7 @@ def _heads_said(facts: PublishedFacts) -> list[str]:
 
 
 def _windows_said(facts: PublishedFacts) -> list[str]:
-    coverage = facts.found.coverage
+    coverage = facts.comparison.coverage
     known = coverage[coverage["published_context"].notna() & coverage["window"].notna()]
     other = known[known["window"] != known["published_context"]]
     said = []
@@ -133,7 +133,9 @@ def _windows_said(facts: PublishedFacts) -> list[str]:
 
 def _signs_said(facts: PublishedFacts) -> list[str]:
     """What agreement in a mean of r_k leaves open."""
-    shares = facts.found.coverage.loc[facts.found.coverage["published_context"].notna(), "discordant"].dropna()
+    shares = facts.comparison.coverage.loc[
+        facts.comparison.coverage["published_context"].notna(), "discordant"
+    ].dropna()
     if shares.empty:
         return []
     low, high = percent(float(shares.min())), percent(float(shares.max()))
@@ -146,11 +148,11 @@ def _signs_said(facts: PublishedFacts) -> list[str]:
 
 def published_card(facts: PublishedFacts) -> list[AnyBlock]:
     """The README of the comparison."""
-    reference, found = facts.reference, facts.found
-    missing = one_side(found.only_results, found.only_reference) + _incomplete(facts)
+    reference, comparison = facts.reference, facts.comparison
+    missing = one_side(comparison.only_results, comparison.only_reference) + _incomplete(facts)
     return [
         heading(1, f"{shortened(facts.results.study.title)}: compared with published:{shortened(reference.name)}"),
-        paragraph(Strong(verdict_words(found.reproduced, tally_of(facts.cells), "published number"))),
+        paragraph(Strong(verdict_words(comparison.reproduced, tally_of(facts.cells), "published number"))),
         _tally_table(facts),
         heading(2, "What was compared"),
         paragraph(
@@ -199,12 +201,12 @@ def _tally_table(facts: PublishedFacts) -> TableBlock:
 def _said(facts: PublishedFacts) -> list[Run]:
     """What was compared with what, in sentences."""
     about_run = [*_heads_said(facts), *_windows_said(facts), *_signs_said(facts)]
-    about_lenses = " ".join([*facts.found.notes, *_without_lenses(facts)])
+    about_lenses = " ".join([*facts.comparison.notes, *_without_lenses(facts)])
     return [" ".join(about_run), " " if about_run and about_lenses else "", OwnWords(about_lenses)]
 
 
 def _incomplete(facts: PublishedFacts) -> list[str]:
-    absent = {*facts.found.only_reference}
+    absent = {*facts.comparison.only_reference}
     lost = facts.cells[(facts.cells["verdict"] == MISSING) & ~facts.cells["model"].isin(absent)]
     if lost.empty:
         return []
@@ -215,11 +217,11 @@ def _incomplete(facts: PublishedFacts) -> list[str]:
 
 def _published_tolerance(facts: PublishedFacts) -> Block:
     reference = facts.reference
-    if facts.given is not None:
+    if facts.tolerance is not None:
         return paragraph(
-            f"The tolerance was given: {facts.given:g} for correlations and explained variance, and that share of the "
-            f"heads ({facts.given * reference.heads:g} of {reference.heads}) for numbers of heads; of slopes, biases "
-            "and mean queries it is a share of the published number."
+            f"The tolerance was given: {facts.tolerance:g} for correlations and explained variance, and that share of "
+            f"the heads ({facts.tolerance * reference.heads:g} of {reference.heads}) for numbers of heads; of slopes, "
+            "biases and mean queries it is a share of the published number."
         )
     errors = reference.reading_error
     return paragraph(

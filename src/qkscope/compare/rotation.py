@@ -42,10 +42,10 @@ def rotated_heads(results: Results) -> pd.DataFrame | None:
 def rotation_numbers(heads: pd.DataFrame) -> pd.DataFrame:
     """Plain means and quartiles over heads, sizes without sign, as the publication has them."""
     groups = heads.assign(r_k_a_abs=heads["r_k_a"].abs(), alpha_k_abs=heads["alpha_k"].abs()).groupby("model")
-    found = groups[list(MEANS)].mean()
+    numbers = groups[list(MEANS)].mean()
     for quartile, (share, _) in QUARTILES.items():
-        found = found.join(groups[list(SPREAD)].quantile(share).add_suffix(f"_{quartile}"))
-    return found
+        numbers = numbers.join(groups[list(SPREAD)].quantile(share).add_suffix(f"_{quartile}"))
+    return numbers
 
 
 def rotation_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, factor: float) -> Noise:
@@ -57,17 +57,17 @@ def rotation_noise(heads: pd.DataFrame, published: pd.DataFrame, tokens: int, fa
     is the value of one or two of them, so its noise is at most that of one head: nothing is taken off for averaging.
     """
     spread = _query_spread(heads)
-    found: Noise = {}
+    noise: Noise = {}
     for row in published.to_dict("records"):
         model, r = str(row["model"]), float(row["r_k_a_abs"])
         slope, mean = _slope_noise(r, tokens), _mean_noise(spread.get(model, math.nan), tokens)
         parts = slope, mean, math.hypot(slope, mean / float(row["mu_q_a"]))
-        found |= {(model, name): factor * _noise_of(name, float(row[name]), parts, tokens) for name in MEANS}
+        noise |= {(model, name): factor * _noise_of(name, float(row[name]), parts, tokens) for name in MEANS}
         for name in SPREAD:
             for quartile in QUARTILES:
                 cell = f"{name}_{quartile}"
-                found[model, cell] = _noise_of(name, float(row[cell]), parts, tokens)
-    return found
+                noise[model, cell] = _noise_of(name, float(row[cell]), parts, tokens)
+    return noise
 
 
 def rotation_errors(heads: pd.DataFrame, means: pd.DataFrame | None) -> Noise:
@@ -82,14 +82,14 @@ def rotation_errors(heads: pd.DataFrame, means: pd.DataFrame | None) -> Noise:
     own = means[means["table"] == PurePath(TABLE.file).stem]
     columns = with_averaged(TABLE, {name: known[name] for name in TABLE.names})
     panel = LensPanel(known.assign(**columns), True, means, file=TABLE.file)
-    found: Noise = {}
+    errors: Noise = {}
     for model, rows in known.groupby("model"):
         compared = rows["layer"].value_counts().to_dict()
         for name in MEANS:
             kept = own[(own["model"] == model) & (own["column"] == name)]
             if dict(zip(kept["layer"], kept["heads"], strict=True)) == compared:
-                found[str(model), name] = panel.error(name, str(model))
-    return found
+                errors[str(model), name] = panel.error(name, str(model))
+    return errors
 
 
 def _noise_of(name: str, value: float, parts: tuple[float, float, float], tokens: int) -> float:

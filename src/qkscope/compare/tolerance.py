@@ -55,8 +55,8 @@ def discovery_multiple(ratios: npt.ArrayLike, groups: int) -> float:
     free, tests = max(groups - 1, 1), max(len(known), 1)
     p = np.sort(2 * t.sf(known, free))
     below = np.flatnonzero(p <= FALSE * np.arange(1, len(p) + 1) / tests)
-    found = int(below[-1]) + 1 if len(below) else 1
-    return float(t.isf(FALSE * found / tests / 2, free))
+    discoveries = int(below[-1]) + 1 if len(below) else 1
+    return float(t.isf(FALSE * discoveries / tests / 2, free))
 
 
 def correlation_noise(r: npt.ArrayLike, tokens: int) -> npt.NDArray[np.float64]:

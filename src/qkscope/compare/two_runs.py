@@ -74,15 +74,15 @@ def compare_heads(
     names: Sequence[str],
     other: pd.DataFrame,
     other_names: Sequence[str],
-    given: float | None = None,
+    wanted_tolerance: float | None = None,
     *,
     other_documents: Collection[str] = (),
     groups: int = 8,
 ) -> HeadComparison:
     """Compare two PC0 tables head by head; `other` is the reference. Raises InputError when they share no head.
 
-    `given` replaces every tolerance. `other_documents` are checkpoints that are known to have read other documents,
-    dealt into `groups`.
+    `wanted_tolerance` replaces every tolerance. `other_documents` are checkpoints that are known to have read other
+    documents, dealt into `groups`.
     """
     both = _joined(heads, other, list(dict.fromkeys([*names, *other_names])))
     pairs = both[both["side"] == "both"].drop(columns="side").reset_index(drop=True)
@@ -91,9 +91,11 @@ def compare_heads(
             "nothing in common: heads are matched by checkpoint name, layer and head; the results have the "
             f"checkpoints {some(names)}, the reference has {some(other_names)}"
         )
-    allowed = STRICT if given is None else given
+    allowed = STRICT if wanted_tolerance is None else wanted_tolerance
     cells = pd.concat([_head_cells(both, measure, allowed) for measure in MEASURES], ignore_index=True)
-    by_errors = (cells["model"].isin(list(other_documents)) & cells["error"].notna() & (given is None)).to_numpy()
+    by_errors = (
+        cells["model"].isin(list(other_documents)) & cells["error"].notna() & (wanted_tolerance is None)
+    ).to_numpy()
     multiple = _discovery_multiple(cells, by_errors, groups)
     if multiple is not None:
         cells["tolerance"] = np.where(by_errors, np.fmax(multiple * cells["error"], allowed), allowed)

@@ -26,7 +26,7 @@ MEASURE_WORDS = {"r_q": "r_q", "r_k": "r_k", "explained_variance": "explained va
 # --- numbers and names ------------------------------------------------------------------------------
 
 
-def size(value: float) -> str:
+def three_decimals(value: float) -> str:
     """A number of a comparison: three decimals, or an order of magnitude where these would be zeros."""
     if math.isnan(value):
         return "undefined"
@@ -41,7 +41,7 @@ def spelled(what: str, value: float) -> str:
         return f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"
     if what == ROTATION and not math.isnan(value):
         return f"{value:.3g}".replace("-", "−")  # slopes per token are far below a thousandth
-    return size(value)
+    return three_decimals(value)
 
 
 def cell_words(what: str, cell: str) -> str:

@@ -94,24 +94,26 @@ def _with_published(
     read = {name: lens.read(mine) for name, lens in LENS_MEANS.items() if name in reference.tables}
     of_lenses = {name: table for name, table in read.items() if table is not None}
     means = layer_means(mine)
-    found = compare_with_published(mine.heads, mine.study.names, reference, tolerance, of_lenses, list(draws), means)
-    facts = PublishedFacts(mine, reference, found, tolerance)
+    comparison = compare_with_published(
+        mine.heads, mine.study.names, reference, tolerance, of_lenses, list(draws), means
+    )
+    facts = PublishedFacts(mine, reference, comparison, tolerance)
     published = tuple(Entry(c.name, c.label, c.phase, c.context) for c in reference.checkpoints)
     figure = draw_published_comparison(
         Entries(mine.study.title, published, ()),
-        found,
+        comparison,
         f"Compared with {PREFIX}{reference.name}",
         published_note(facts),
     )
     folder = out or comparison_folder(mine.folder, f"published-{reference.name}")
-    return _write(folder, found, published_card(facts), published_lines(facts), partial(save_comparison, figure))
+    return _write(folder, comparison, published_card(facts), published_lines(facts), partial(save_comparison, figure))
 
 
 def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Path | None) -> Comparison:
     from qkscope.compare.figure import draw_head_comparison, save_comparison
 
     groups = [run.provenance.study.groups or GROUPS for run in (mine, other) if run.provenance.study is not None]
-    found = compare_heads(
+    comparison = compare_heads(
         mine.heads,
         mine.study.names,
         other.heads,
@@ -120,10 +122,10 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
         other_documents=_other_documents(mine, other),
         groups=min(groups, default=GROUPS),
     )
-    facts = HeadFacts(mine, other, found)
-    figure = draw_head_comparison(mine.study, found, "Compared Head by Head", head_note(facts))
+    facts = HeadFacts(mine, other, comparison)
+    figure = draw_head_comparison(mine.study, comparison, "Compared Head by Head", head_note(facts))
     folder = out or comparison_folder(mine.folder, folder_name(other.folder))
-    return _write(folder, found, head_card(facts), head_lines(facts), partial(save_comparison, figure))
+    return _write(folder, comparison, head_card(facts), head_lines(facts), partial(save_comparison, figure))
 
 
 def _other_documents(mine: Results, other: Results) -> list[str]:
@@ -151,17 +153,17 @@ def folder_name(reference: Path) -> str:
 
 def _write(
     folder: Path,
-    found: PublishedComparison | HeadComparison,
+    comparison: PublishedComparison | HeadComparison,
     card: list[AnyBlock],
     lines: list[str],
     save: Callable[[Path], list[Path]],
 ) -> Comparison:
     files = [folder / COMPARISON_CSV]
-    write_csv(found.cells, files[0])
-    changed = found.changed if isinstance(found, HeadComparison) else None
+    write_csv(comparison.cells, files[0])
+    changed = comparison.changed if isinstance(comparison, HeadComparison) else None
     if changed is not None:
         files.append(folder / CHANGED_HEADS_CSV)
         write_csv(changed, files[-1])
     files += [*save(folder), folder / CARD]
     write_text(files[-1], to_markdown(card))
-    return Comparison(found.reproduced, tuple(lines), folder, tuple(files), found.cells, changed)
+    return Comparison(comparison.reproduced, tuple(lines), folder, tuple(files), comparison.cells, changed)

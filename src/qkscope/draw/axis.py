@@ -62,8 +62,8 @@ class NumberAxis:
         at, last = np.asarray(place, dtype=np.float64), len(self.numbers) - 1
         beyond = np.maximum(at - self.places[-1], 0.0) + np.minimum(at - self.places[0], 0.0)
         inside: npt.NDArray[np.float64] = np.interp(at, self.places, np.arange(last + 1))
-        found: npt.NDArray[np.float64] = inside + beyond / self._even
-        return found
+        index: npt.NDArray[np.float64] = inside + beyond / self._even
+        return index
 
     @property
     def _even(self) -> float:
@@ -106,5 +106,5 @@ def _powers(numbers: Sequence[float]) -> list[float]:
     low, high = math.floor(math.log10(numbers[0])), math.ceil(math.log10(numbers[-1]))
     factors = (1,) if high - low > 1 else (1, 2, 3, 5)
     every = math.ceil((high - low + 1) / MOST_TICKS)
-    found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
-    return [number for number in found if numbers[0] <= number <= numbers[-1]]
+    round_numbers = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
+    return [number for number in round_numbers if numbers[0] <= number <= numbers[-1]]

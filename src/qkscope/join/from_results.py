@@ -64,15 +64,15 @@ def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
 
 def _there(at: AtWindow, names: Sequence[str]) -> list[str]:
     """Those of the names that these results have a number for, in at least three entries."""
-    found = []
+    known = []
     for name in names:
         try:
             panel, column = _panel(at, name)
         except InputError:
             continue
         if sum(math.isfinite(panel.mean(column, model)) for model in at.names) >= min(3, len(at.names)):
-            found.append(name)
-    return found
+            known.append(name)
+    return known
 
 
 def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
@@ -81,11 +81,11 @@ def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
     if not dot and _has(at.panel, column, at):
         return at.panel, column
     files = [file for file in at.files_by_head if not dot or PurePath(file).stem == table]
-    found = [file for file in files if _one_row(at, file) and _has(at.panel_of(file), column, at)]
-    if len(found) == 1:
-        return at.panel_of(found[0]), column
-    if found:
-        choices = [f"{PurePath(file).stem}.{column}" for file in found]
+    matches = [file for file in files if _one_row(at, file) and _has(at.panel_of(file), column, at)]
+    if len(matches) == 1:
+        return at.panel_of(matches[0]), column
+    if matches:
+        choices = [f"{PurePath(file).stem}.{column}" for file in matches]
         raise InputError(f"--measure {name}: several tables have this column; write {' or '.join(choices)}")
     stems = [PurePath(file).stem for file in at.files_by_head]
     raise InputError(

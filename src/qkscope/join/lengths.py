@@ -37,8 +37,8 @@ def within_models(measures: Measures, scores: Scores) -> pd.DataFrame:
             x, y = known[name].to_numpy(dtype=float), known[SCORE].to_numpy(dtype=float)
             length = np.log2(known[LENGTH].to_numpy(dtype=float))
             left, _ = of.partial_correlation(x, y, length) if len(known) else (math.nan, math.nan)
-            found = (of.correlation(x, y), of.correlation(length, y), of.correlation(length, x), left)
-            rows.append((str(model), name, len(known), *found))
+            correlations = (of.correlation(x, y), of.correlation(length, y), of.correlation(length, x), left)
+            rows.append((str(model), name, len(known), *correlations))
     return pd.DataFrame(rows, columns=list(WITHIN_COLUMNS))
 
 
@@ -68,12 +68,12 @@ def of_differences(changes: pd.DataFrame) -> pd.DataFrame:
         y = part["score_change"].to_numpy(dtype=float)
         r, n = of.correlation(x, y), len(part)
         low, high = of.fisher_interval(r, n)
-        found = {"short": short, "long": long, "measure": name, "n": n, "r": r, "r_low": low, "r_high": high}
-        found |= {"p": of.permutation_p(x, y), "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(n)}
+        row = {"short": short, "long": long, "measure": name, "n": n, "r": r, "r_low": low, "r_high": high}
+        row |= {"p": of.permutation_p(x, y), "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(n)}
         if n == 2:  # the difference in differences itself: nothing to correlate, but a number to see
             order = np.argsort(y)
-            found |= {"score_gap": float(np.diff(y[order])[0]), "measure_gap": float(np.diff(x[order])[0])}
-        rows.append(found)
+            row |= {"score_gap": float(np.diff(y[order])[0]), "measure_gap": float(np.diff(x[order])[0])}
+        rows.append(row)
     table = pd.DataFrame(rows)
     if len(table):
         table["p_holm"] = of.holm(list(table["p"].astype(float)))

@@ -145,13 +145,13 @@ def _drawn_orders(places: Sequence[Orders], n: int) -> Iterator[Orders]:
 # --- intervals and bars -----------------------------------------------------------------------------
 
 
-def fisher_interval(r: float, n: int, level: float = LEVEL, given: int = 0) -> tuple[float, float]:
-    """The interval of a correlation by Fisher's z; `given` quantities were taken out of both sides before."""
+def fisher_interval(r: float, n: int, level: float = LEVEL, held_equal: int = 0) -> tuple[float, float]:
+    """The interval of a correlation by Fisher's z; `held_equal` quantities were taken out of both sides before."""
     from scipy.stats import norm
 
-    if n - given < 4 or not abs(r) < 1:
+    if n - held_equal < 4 or not abs(r) < 1:
         return (math.nan, math.nan)
-    reach = float(norm.ppf(1 - level / 2)) / math.sqrt(n - given - 3)
+    reach = float(norm.ppf(1 - level / 2)) / math.sqrt(n - held_equal - 3)
     return math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
 
 
@@ -182,16 +182,16 @@ def without_each(x: Array, y: Array, groups: Sequence[object]) -> dict[object, f
     """r without the points of each group in turn: single models, or whole families."""
     labels = list(groups)
     kept = {name: np.array([each != name for each in labels]) for name in dict.fromkeys(labels)}
-    return {name: correlation(x[keep], y[keep]) for name, keep in kept.items()}
+    return {name: correlation(x[others], y[others]) for name, others in kept.items()}
 
 
-def partial_correlation(x: Array, y: Array, given: Array) -> tuple[float, float]:
-    """r of what a line in `given` leaves of x and y, and its p by a t test with n − 3 degrees of freedom."""
+def partial_correlation(x: Array, y: Array, held_equal: Array) -> tuple[float, float]:
+    """r of what a line in `held_equal` leaves of x and y, and its p by a t test with n − 3 degrees of freedom."""
     from scipy.stats import t
 
     n = len(x)
-    rest = [_without_line(values, given) for values in (x, y)]
-    if n < 4 or not varies(given) or any(_gone(left, values) for left, values in zip(rest, (x, y), strict=True)):
+    rest = [_without_line(values, held_equal) for values in (x, y)]
+    if n < 4 or not varies(held_equal) or any(_gone(left, values) for left, values in zip(rest, (x, y), strict=True)):
         return math.nan, math.nan
     r = correlation(rest[0], rest[1])
     if not abs(r) < 1:
@@ -199,8 +199,8 @@ def partial_correlation(x: Array, y: Array, given: Array) -> tuple[float, float]
     return r, float(2 * t.sf(abs(r) * math.sqrt((n - 3) / (1 - r * r)), n - 3))
 
 
-def _without_line(values: Array, given: Array) -> Array:
-    centred = given - given.mean()
+def _without_line(values: Array, held_equal: Array) -> Array:
+    centred = held_equal - held_equal.mean()
     size = float(centred @ centred)
     slope = float(centred @ values) / size if size else 0.0
     return np.asarray(values - values.mean() - slope * centred)
@@ -221,12 +221,12 @@ def prediction_r2(x: Array, y: Array) -> float:
         return math.nan
     errors, of_mean = [], []
     for i in range(n):
-        keep = np.arange(n) != i
-        if not varies(x[keep]):
+        others = np.arange(n) != i
+        if not varies(x[others]):
             return math.nan
-        slope, start = np.polyfit(x[keep], y[keep], 1)
+        slope, start = np.polyfit(x[others], y[others], 1)
         errors.append(y[i] - slope * x[i] - start)
-        of_mean.append(y[i] - y[keep].mean())
+        of_mean.append(y[i] - y[others].mean())
     return float(1 - np.square(errors).sum() / np.square(of_mean).sum())
 
 

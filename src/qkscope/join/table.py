@@ -97,9 +97,9 @@ def _row(points: pd.DataFrame, name: str, role: str) -> Row:
     return {**row, "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(n)}
 
 
-def _without(what: str, found: dict[object, float]) -> Row:
+def _without(what: str, by_absent: dict[object, float]) -> Row:
     """The lowest and highest r without one of them, and whose absence gives it."""
-    known = {name: r for name, r in found.items() if not math.isnan(r)}
+    known = {name: r for name, r in by_absent.items() if not math.isnan(r)}
     if not known:
         empty: Row = {f"without_{what}_low": math.nan, f"without_{what}_high": math.nan}
         return {**empty, f"low_without_{what}": "", f"high_without_{what}": ""}
@@ -128,7 +128,7 @@ def _beside_parameters(known: pd.DataFrame, x: of.Array, y: of.Array, role: str)
     if role == NULL_ROLE or not len(sizes) or not np.isfinite(sizes).all():
         return {"partial_r": math.nan, "partial_r_low": math.nan, "partial_r_high": math.nan, "partial_p": math.nan}
     r, p = of.partial_correlation(x, y, np.log10(sizes))
-    low, high = of.fisher_interval(r, len(x), given=1)
+    low, high = of.fisher_interval(r, len(x), held_equal=1)
     return {"partial_r": r, "partial_r_low": low, "partial_r_high": high, "partial_p": p}
 
 

@@ -74,15 +74,15 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
 
 
 def _measures(request: JoinRequest) -> Measures:
-    given, path = request.measures, Path(request.measures)
-    if given == f"{PREFIX}{MODELS}":
+    source, path = request.measures, Path(request.measures)
+    if source == f"{PREFIX}{MODELS}":
         return _only(load_published_models().measures, request.chosen)
-    if given.startswith(PREFIX):
-        raise InputError(f"{given}: the published measures are {PREFIX}{MODELS}")
+    if source.startswith(PREFIX):
+        raise InputError(f"{source}: the published measures are {PREFIX}{MODELS}")
     if path.is_dir():
-        found = measures_from_results(path, request.chosen, common=request.common)
-        require_three(found)
-        return found
+        measures = measures_from_results(path, request.chosen, common=request.common)
+        require_three(measures)
+        return measures
     if not path.exists():
         raise InputError(
             f"{path}: no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
@@ -104,10 +104,10 @@ def _only(measures: Measures, chosen: Sequence[str]) -> Measures:
     return replace(measures, means=measures.means[kept], errors=measures.errors[kept], by_length=by_length)
 
 
-def _scores(given: str) -> Scores:
-    if given.startswith(PREFIX):
-        return published_scores(given.removeprefix(PREFIX))
-    path = Path(given)
+def _scores(source: str) -> Scores:
+    if source.startswith(PREFIX):
+        return published_scores(source.removeprefix(PREFIX))
+    path = Path(source)
     return scores_of(read_table(path, [MODEL, SCORE], (MODEL,)), path.stem, str(path))
 
 

@@ -47,14 +47,14 @@ class StudyResults:
         from qkscope.lenses.at_window import summary_file
 
         at = self._at(common)
-        found = at.find(name)
-        if found is None:
+        table = at.find(name)
+        if table is None:
             known = [
                 *(summary_file(each.name, common).removesuffix(".csv") for each in at.summaries()),
                 *at.head_tables,
             ]
             raise InputError(f"{self.folder} has no table {name!r}{_closest(name, known)}")
-        return found.copy()
+        return table.copy()
 
     def figure(self, name: str, *, common: bool = False) -> Figure:
         """A figure of the report, as a matplotlib figure."""

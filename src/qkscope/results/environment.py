@@ -14,9 +14,9 @@ NUMERIC = ("torch", "transformers")
 
 def environment() -> dict[str, str]:
     """Versions of everything that could change a number."""
-    found = {"qkscope": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    versions = {"qkscope": __version__, "python": platform.python_version(), "platform": platform.platform()}
     installed = {package: _installed(package) for package in PACKAGES}
-    return found | {package: number for package, number in installed.items() if number is not None}
+    return versions | {package: number for package, number in installed.items() if number is not None}
 
 
 def numeric_versions() -> dict[str, str | None]:

@@ -239,8 +239,8 @@ def refuse_links(folder: Path) -> None:
 def entries(folder: Path) -> list[os.DirEntry[str]]:
     """What is in a folder; nothing where there is none."""
     try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as scanned:
+            return sorted(scanned, key=lambda entry: entry.name)
     except OSError:
         return []
 

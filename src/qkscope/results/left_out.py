@@ -53,9 +53,9 @@ def take_back(folder: Path, name: str) -> None:
         _write(folder, {other: reason for other, reason in read_left_out(folder).items() if other != name})
 
 
-def _write(folder: Path, found: Mapping[str, str]) -> None:
+def _write(folder: Path, reasons: Mapping[str, str]) -> None:
     path = results_file(folder, LEFT_OUT_JSON)
-    if found:
-        write_text(path, json.dumps({"checkpoints": found}, indent=1, ensure_ascii=False) + "\n")
+    if reasons:
+        write_text(path, json.dumps({"checkpoints": reasons}, indent=1, ensure_ascii=False) + "\n")
     else:
         remove_file(path)

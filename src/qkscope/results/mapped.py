@@ -100,9 +100,9 @@ class MappedColumns:
         with writing(_place()):
             self._file.flush()
             view = _mapping(self._file, self._end)
-        found = {name: self._column(name, view) for name in self._names}
+        columns = {name: self._column(name, view) for name in self._names}
         rows = pd.RangeIndex(self._rows) if index is None else index
-        return pd.DataFrame(found, index=rows, copy=False)
+        return pd.DataFrame(columns, index=rows, copy=False)
 
     def _column(self, name: str, view: mmap.mmap | None) -> Any:
         if name in self._held:
@@ -183,8 +183,8 @@ def mapped(table: pd.DataFrame) -> pd.DataFrame:
     columns = MappedColumns()
     columns.add(table[fresh])
     there = columns.table(table.index)
-    found = {name: (there if name in there.columns else table)[name].array for name in table.columns}
-    return pd.DataFrame(found, index=table.index, copy=False)
+    arrays = {name: (there if name in there.columns else table)[name].array for name in table.columns}
+    return pd.DataFrame(arrays, index=table.index, copy=False)
 
 
 def taken(table: pd.DataFrame, wanted: NDArray[np.bool_]) -> pd.DataFrame:
@@ -214,10 +214,10 @@ def rows_of_entries(names: pd.Series[Any]) -> dict[str, Rows]:
     """
     runs: list[tuple[str, int, int]] = []
     for start in range(0, len(names), BLOCK):
-        codes, found = pd.factorize(names.iloc[start : start + BLOCK])
+        codes, distinct = pd.factorize(names.iloc[start : start + BLOCK])
         edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
         for first, end in itertools.pairwise(edges):
-            name = str(found[codes[first]])
+            name = str(distinct[codes[first]])
             if runs and runs[-1][0] == name:
                 runs[-1] = name, runs[-1][1], start + end
             else:

@@ -227,11 +227,11 @@ class Provenance(Record):
 
     def by_name(self) -> dict[str, CheckpointRecord]:
         """The checkpoints that have a name, in order; of a name that is there twice, the first."""
-        found: dict[str, CheckpointRecord] = {}
+        records: dict[str, CheckpointRecord] = {}
         for each in self.checkpoints or []:
             if each is not None and each.name is not None and each.name.strip():
-                found.setdefault(each.name, each)
-        return found
+                records.setdefault(each.name, each)
+        return records
 
     def left_out(self) -> Sequence[str]:
         """Names of the checkpoints that the tables are without."""

@@ -248,12 +248,12 @@ def _with_numbers(table: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> None:
     blocks = in_blocks(table[list(key)]) if "model" in key else iter([table[list(key)]])
-    found = [block[block.duplicated()] for block in blocks]  # an entry's rows are in one block
-    repeated = next((rows for rows in found if not rows.empty), None)
+    repeats = [block[block.duplicated()] for block in blocks]  # an entry's rows are in one block
+    repeated = next((rows for rows in repeats if not rows.empty), None)
     if repeated is not None:
         row = repeated.iloc[0]
         where = ", ".join(f"{name} {row[name]}" for name in key)
-        raise TableError(f"{path}: {sum(map(len, found))} repeated row(s), the first is {where}")
+        raise TableError(f"{path}: {sum(map(len, repeats))} repeated row(s), the first is {where}")
 
 
 def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS) -> Iterator[pd.DataFrame]:
@@ -281,11 +281,11 @@ def _parsed(file: BinaryIO, texts: Sequence[str], rows: int | None) -> Iterator[
     file.seek(0)
     empty = {c: _EMPTY for c in header.columns if not c.endswith("model")}  # a checkpoint may be called "NA"
     text: dict[str, type] = {c: str for c in texts if c in header.columns}
-    given: dict[str, Any] = {"encoding": "utf-8", "dtype": text, "keep_default_na": False, "na_values": empty}
+    options: dict[str, Any] = {"encoding": "utf-8", "dtype": text, "keep_default_na": False, "na_values": empty}
     if rows is None:
-        yield pd.read_csv(lines_of(file), low_memory=False, **given)
+        yield pd.read_csv(lines_of(file), low_memory=False, **options)
     else:
-        yield from pd.read_csv(lines_of(file), chunksize=rows, low_memory=False, **given)
+        yield from pd.read_csv(lines_of(file), chunksize=rows, low_memory=False, **options)
 
 
 def _make_numbers(table: pd.DataFrame, name: str, path: Path) -> None:

@@ -114,17 +114,17 @@ def _rest(results: Results, files: Sequence[str]) -> list[AnyBlock]:
 
 def paths_in(results: Results) -> list[str]:
     """Absolute paths that the provenance names: whoever gets the results reads them."""
-    found: dict[str, None] = {}
-    _gather(json.loads(json.dumps(results.provenance.to_json(), default=str)), found)
-    return list(found)
+    paths: dict[str, None] = {}
+    _gather(json.loads(json.dumps(results.provenance.to_json(), default=str)), paths)
+    return list(paths)
 
 
-def _gather(value: Any, found: dict[str, None]) -> None:
+def _gather(value: Any, paths: dict[str, None]) -> None:
     if isinstance(value, dict):
         for each in value.values():
-            _gather(each, found)
+            _gather(each, paths)
     elif isinstance(value, list):
         for each in value:
-            _gather(each, found)
+            _gather(each, paths)
     elif isinstance(value, str) and (value.startswith(("/", "~")) or value[1:3] == ":\\"):
-        found[value] = None
+        paths[value] = None

@@ -34,7 +34,7 @@ def push_results(
     settings: PushSettings,
     *,
     dry_run: bool = False,
-    told: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Upload a results folder; returns the addresses. With `dry_run`, only tell what would be uploaded."""
     if not REPOSITORY.fullmatch(settings.repo) or "--" in settings.repo or ".." in settings.repo:
@@ -46,21 +46,21 @@ def push_results(
             command=f"make it with `qkscope report {folder}`, or give --no-space",
         )
     for path in paths_in(bundle.results)[:5]:
-        told(f"note: the provenance contains a path on this machine, which will be uploaded with it: {path}")
+        report(f"note: the provenance contains a path on this machine, which will be uploaded with it: {path}")
     with tempfile.TemporaryDirectory(prefix="qkscope-push-") as temporary:
         place = Path(temporary)
         write_bundle(bundle, place / "dataset")
-        _tell_files(place / "dataset", f"dataset {settings.repo}", told)
+        _tell_files(place / "dataset", f"dataset {settings.repo}", report)
         if settings.space:
             _write_space(bundle, place / "space")
-            _tell_files(place / "space", f"space {settings.repo}", told)
+            _tell_files(place / "space", f"space {settings.repo}", report)
         if dry_run:
-            told("nothing was uploaded: this was a dry run")
+            report("nothing was uploaded: this was a dry run")
             return []
-        found = [_upload(place / "dataset", settings, "dataset")]
+        addresses = [_upload(place / "dataset", settings, "dataset")]
         if settings.space:
-            found.append(_upload(place / "space", settings, "space"))
-    return found
+            addresses.append(_upload(place / "space", settings, "space"))
+    return addresses
 
 
 def _write_space(bundle: Bundle, place: Path) -> None:
@@ -68,12 +68,12 @@ def _write_space(bundle: Bundle, place: Path) -> None:
     write_bytes(place / "index.html", bundle.files[REPORT_HTML].read_bytes())
 
 
-def _tell_files(place: Path, name: str, told: Callable[[str], None]) -> None:
+def _tell_files(place: Path, name: str, report: Callable[[str], None]) -> None:
     files = [path for path in sorted(place.rglob("*")) if path.is_file()]
     total = sum(path.stat().st_size for path in files)
-    told(f"{name}: {len(files)} files, {total / 1e6:.1f} MB")
+    report(f"{name}: {len(files)} files, {total / 1e6:.1f} MB")
     for path in files:
-        told(f"  {path.relative_to(place).as_posix()} ({path.stat().st_size:,} bytes)")
+        report(f"  {path.relative_to(place).as_posix()} ({path.stat().st_size:,} bytes)")
 
 
 def _upload(place: Path, settings: PushSettings, kind: str) -> str:

@@ -21,22 +21,22 @@ PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qksco
 
 def entry_scalars(at: AtWindow, name: str, prefix: str = PREFIX) -> dict[str, float]:
     """The numbers of one entry; a callback in training has the same under a prefix of its own."""
-    found = _means(at, name, "", EVERY_HEAD)
+    scalars = _means(at, name, "", EVERY_HEAD)
     kinds = kinds_in_order(at.heads["layer_kind"])
     for kind in kinds if len(kinds) > 1 else []:
-        found |= _means(at, name, f"{_plain(kind)}/", Part(layer_kind=kind))
+        scalars |= _means(at, name, f"{_plain(kind)}/", Part(layer_kind=kind))
     for depth, part in DEPTHS.items():
-        found |= _means(at, name, f"{depth}/", part)
+        scalars |= _means(at, name, f"{depth}/", part)
     for category in CATEGORIES:
-        found |= _with_error(at, name, category, f"share/{_plain(category)}", EVERY_HEAD)
-    return {f"{prefix}{key}": value for key, value in found.items()}
+        scalars |= _with_error(at, name, category, f"share/{_plain(category)}", EVERY_HEAD)
+    return {f"{prefix}{key}": value for key, value in scalars.items()}
 
 
 def _means(at: AtWindow, name: str, prefix: str, part: Part) -> dict[str, float]:
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for quantity in MEASURES:
-        found |= _with_error(at, name, quantity, f"{prefix}{quantity}_mean", part)
-    return found
+        scalars |= _with_error(at, name, quantity, f"{prefix}{quantity}_mean", part)
+    return scalars
 
 
 def _with_error(at: AtWindow, name: str, quantity: str, key: str, part: Part) -> dict[str, float]:

@@ -43,14 +43,14 @@ def log_results(
     for run, listed in runs.items():
         title = name or results.study.title
         named = safe_name(f"{title}-{run}" if run else title)
-        steps, told = steps_of(listed)
+        steps, numbering = steps_of(listed)
         tracker = _open(to, where, project, named, {"title": title, "study": str(Path(folder).name)})
         try:
             for entry, step in zip(listed, steps, strict=True):
                 tracker.log(entry_scalars(at, entry.name), step)
         finally:
             tracker.close()
-        notes.append(f"{named}: {len(listed)} entries at {told}")
+        notes.append(f"{named}: {len(listed)} entries at {numbering}")
     return notes
 
 

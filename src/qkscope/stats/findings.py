@@ -137,8 +137,10 @@ class PhaseChange:
     def moved(self, direction: int) -> list[tuple[str, Change]]:
         """What grew (1) or shrank (-1) without a peak or dip on the way, the largest change first."""
         turned = {name for name, _ in self.turned()}
-        found = [(n, change) for n, change in self.changes.items() if change.direction == direction and n not in turned]
-        return sorted(found, key=lambda item: -abs(item[1].difference))
+        changes = [
+            (n, change) for n, change in self.changes.items() if change.direction == direction and n not in turned
+        ]
+        return sorted(changes, key=lambda item: -abs(item[1].difference))
 
     def turned(self) -> list[tuple[str, Shape]]:
         """What peaked, dipped, or moved and came back: its two ends alone would mislead."""

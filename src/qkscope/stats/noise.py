@@ -157,8 +157,8 @@ class HeadPanel:
         if not self.knows_documents or "kv_head" not in self._places:
             return None
         layer, key = (self._place(model, name).astype(np.int64) for name in ("layer", "kv_head"))
-        found = layer * 100_000 + key
-        return np.asarray(found[self._inside(model, part)])
+        clusters = layer * 100_000 + key
+        return np.asarray(clusters[self._inside(model, part)])
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The quantity of each head of a checkpoint, by layer and head."""
@@ -245,12 +245,12 @@ class _Draw:
 def _rows_of(heads: pd.DataFrame) -> dict[str, Rows]:
     """Where the rows of each checkpoint are, by layer and head; a slice where they are in that order already."""
     layer, head = heads["layer"].to_numpy(), heads["head"].to_numpy()
-    found: dict[str, Rows] = {}
+    rows: dict[str, Rows] = {}
     for model, at in rows_of_entries(heads["model"]).items():
         order = np.lexsort((head[at], layer[at]))
         sorted_already = isinstance(at, slice) and bool((np.diff(order) == 1).all())
-        found[model] = at if sorted_already else np.arange(len(heads))[at][order]
-    return found
+        rows[model] = at if sorted_already else np.arange(len(heads))[at][order]
+    return rows
 
 
 def _numbers_of(heads: pd.DataFrame) -> dict[str, npt.NDArray[Any]]:

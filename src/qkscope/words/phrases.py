@@ -287,11 +287,11 @@ _AFTERTHOUGHTS = {
 }
 
 
-def agreements(found: Sequence[Agreement], names: Sequence[tuple[str, Format]], place: str) -> str:
+def agreements(items: Sequence[Agreement], names: Sequence[tuple[str, Format]], place: str) -> str:
     """Whether changes at one step are there at both choices of windows; one sentence per verdict."""
     said: list[str] = []
     for verdict in Verdict:
-        group = [(item, name, fmt) for item, (name, fmt) in zip(found, names, strict=True) if item.verdict is verdict]
+        group = [(item, name, fmt) for item, (name, fmt) in zip(items, names, strict=True) if item.verdict is verdict]
         if group:
             text = _agreement(verdict, group)
             said.append(sentence(f"{place}, {text}" if not said else text))
@@ -321,12 +321,12 @@ def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]])
     }[verdict]
 
 
-def survives(found: Sequence[Agreement], place: str, common: bool) -> str:
+def survives(items: Sequence[Agreement], place: str, common: bool) -> str:
     """One short sentence for a takeaway: does what happens at a step hold at the other choice of windows?"""
     here, only_here = (
-        ([item for item in found if item.common.direction], Verdict.ONLY_COMMON)
+        ([item for item in items if item.common.direction], Verdict.ONLY_COMMON)
         if common
-        else ([item for item in found if item.own.direction], Verdict.ONLY_OWN)
+        else ([item for item in items if item.own.direction], Verdict.ONLY_OWN)
     )
     there = "each checkpoint's own context" if common else "the common window"
     verdicts = {item.verdict for item in here}

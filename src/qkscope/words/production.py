@@ -30,11 +30,11 @@ def produced(results: Results, rows: int, table: str, steps: Sequence[tuple[str,
 
 
 def _distinct(values: Iterable[object]) -> list[Any]:
-    found: list[Any] = []
+    distinct: list[Any] = []
     for value in values:
-        if value is not None and value not in found:
-            found.append(value)
-    return found
+        if value is not None and value not in distinct:
+            distinct.append(value)
+    return distinct
 
 
 def _models(checkpoints: Sequence[Entry]) -> list[Run]:
