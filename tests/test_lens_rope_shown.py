@@ -252,7 +252,7 @@ def test_models_have_predictions_and_no_split(tmp_path):
     assert drawing(tables, "rope_split") is None
     figure = drawing(tables, "rope_excess")
     assert all(line.get_linestyle() == "None" for line in dots(figure.axes[0], "r_q"))  # nothing joins models
-    assert len(drawing(tables, "rope_kernel").axes) == 2 * 2 + 2  # a head of each model, heatmap, its scale
+    assert len(drawing(tables, "rope_kernel").axes) == 2 * 4  # a head, its planes, a heatmap, its scale
     assert "lowest in" in card_text(tables, "rope_excess") or "does not differ" in card_text(tables, "rope_excess")
 
 
