@@ -41,10 +41,9 @@ def draw_rope_kernel(at: AtWindow) -> Figure:
             top.set_ylabel("mean score, as softmax sees it")
             bottom.set_ylabel("share of kernel")
     place = outer[:, len(heads)]
-    rows = place.subgridspec(len(models), 1)
-    places = [place] if len(models) == 1 else [rows[number, 0] for number in range(len(models))]
-    for model, of_model in zip(models, places, strict=True):
-        _draw_heatmap(figure, figure.add_subplot(of_model), at, model)
+    for number, model in enumerate(models):
+        spot = place if len(models) == 1 else place.subgridspec(len(models), 1)[number]
+        _draw_heatmap(figure, figure.add_subplot(spot), at, model)
     style.header_legend(figure, _keys(), 3)
     return style.finish(figure)
 
