@@ -124,7 +124,7 @@ def limits(tables: Tables, compared: int) -> str:
         "with it. Those of scores and plasticity hold covariances within position buckets fixed, those of predictions "
         "the covariances before rotation ([errors.md](errors.md)).",
         "Differences between windows, corpora, queries and keys, or measured and half of predicted are judged as if "
-        "their errors were independent. Windows of one model share documents, so their differences are surer than "
+        "their errors were independent. Windows of one model share documents, so their differences are probably surer than "
         "said. Shares of scores add up to 1, so their errors are not independent: a lead is judged by the sum of both.",
         "Position 0, often far from all others, is in every measured number; predictions give it the mean of the "
         "other positions ([lenses/rope.md](lenses/rope.md)).",
@@ -186,7 +186,7 @@ def made(tables: Tables) -> str:
     rows += [[spoken(corpus), _archives([of_texts.get(corpus, "")], hashes)] for corpus in tables.corpora]
     return (
         f"`make study` (qkscope {first['qkscope']}, torch {first['torch']}, transformers {first['transformers']}, "
-        f"{first['dtype']}): `qkscope run`, `ablate`, `report` and `among` on each corpus{_beginning(tables)}. "
+        f"{first['dtype']}): `qkscope run`, `ablate`, `report` and `among` on each corpus. "
         f"{_took(tables)}Tables: `benchmarks/results/study`. Everything comes from these archives, whose sha256 are "
         "pinned (their beginnings here):\n\n" + table(["what", "archives"], [row for row in rows if row[1]])
     )

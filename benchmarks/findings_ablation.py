@@ -123,7 +123,7 @@ def _ablation_short(tables: Tables, rows: pd.DataFrame) -> list[str]:
     return [
         f"**Ablation.** Against as many random heads of the same layers, by 95 % intervals {', '.join(said)} (largest "
         f"difference {_excess(largest)} nats per token). Corrected for {len(rows)} comparisons (Holm), "
-        f"{len(holding)} of these {int((rows['way'] != 0).sum())} hold{which}. {_repeats(tables, rows)}"
+        f"{len(holding)} of these {int((rows['way'] != 0).sum())} hold{which}.{_repeats(tables, rows)}"
     ]
 
 
@@ -155,7 +155,7 @@ def _repeats(tables: Tables, rows: pd.DataFrame) -> str:
             cost = "more" if of["way"].iloc[0] > 0 else "less"
             said.append(f"{kind} of {tables.models[str(model)]} cost {cost} under `{edit}`")
     return (
-        f"On every corpus the same way: {listed(said)}." if said else "Nothing is beyond its interval on all corpora."
+        f" On every corpus the same way: {listed(said)}." if said else " Nothing is beyond its interval on all corpora."
     )
 
 

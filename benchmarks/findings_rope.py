@@ -61,11 +61,17 @@ def _rope_short(tables: Tables, short: list[Found], long: list[Found]) -> str:
 def _failures(tables: Tables, short: list[Found], long: list[Found]) -> str:
     """Where the prediction is of no use for keys."""
     ends = (("longest", long), ("shortest", short))
-    fails = {end: [each[0] for each in found if _fails(tables, each)] for end, found in ends}
+    fails = {end: [each[0] for each in _by_kind(tables, found) if _fails(tables, each)] for end, found in ends}
     named = [f"at the {end} window in {tables.grouped(places)}" for end, places in fails.items() if places]
     if not named:
         return " For keys it is off by more than half of what it predicts in no case."
     return f" **For keys it fails**, off by more than half of what it predicts, {' and '.join(named)}."
+
+
+def _by_kind(tables: Tables, found: list[Found]) -> list[Found]:
+    """The same cases, each kind of layer by itself where there are several."""
+    kinds = [(tables.with_kinds(place, "rope"), window) for place, window in found]
+    return [(place, window) for places, window in kinds for place in places[1:] or places]
 
 
 def _number(tables: Tables, column: str, found: Found) -> Number:
@@ -98,7 +104,7 @@ def _over_heads(tables: Tables, found: list[Found]) -> str:
     """Whether the prediction tells heads apart; means can agree where heads do not."""
     said = []
     for name in ("r_q", "r_k"):
-        known = [(_number(tables, f"{name}_corr", each).value, each[0]) for each in found]
+        known = [(_number(tables, f"{name}_corr", each).value, each[0]) for each in _by_kind(tables, found)]
         known = [(value, place) for value, place in known if value == value]
         if known:
             values, weak = [value for value, _ in known], [place for value, place in known if value < WEAK]

@@ -154,6 +154,10 @@ def test_predictions_are_judged_at_both_ends_and_head_by_head(tmp_path):
     assert "for r_q −0.30 to 0.90, below 0.5 in B" in short
     assert "| B | 128 |" in part.text[1] and "| B | 64 |" not in part.text[1]
     assert "| A | − | − |" in part.text[2] and "| B | · | · |" in part.text[2]
+    kinds = [{**rope_row("c", 1024, (0.5, 0.5), (k, 0.2), 0.9), "layer_kind": kind}
+             for kind, k in (("all", 0.2), ("rotary, full", 0.0), ("rotary, sliding 4", 0.22))]  # fmt: skip
+    apart = findings_rope.rope(tables(tmp_path, ("speeches",), rope=kinds)).short[0]
+    assert "at the longest window in C (full) and at" in apart
     fine = tables(tmp_path, ("speeches",), rope=rows[1:2])
     assert "For keys it is off by more than half of what it predicts in no case." in findings_rope.rope(fine).short[0]
 
