@@ -13,7 +13,7 @@ from qkscope.join.inputs import LENGTH, MODEL, Measures
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.read import load_results
-from qkscope.results.twins import shared_attention
+from qkscope.results.twins import same_networks
 from qkscope.stats.noise import HeadPanel
 
 # What is tried where nobody says what: few, because every further one makes the others' p values larger. One for each
@@ -50,7 +50,7 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
         family={name: record.family for name, record in records.items() if record.family},
         parameters={name: float(record.parameters) for name, record in records.items() if record.parameters},
         by_length=_by_length(tables.own, list(values)),
-        notes=tuple(shared_attention(list(records.values()))),
+        same_weights=tuple(same_networks(list(records.values()))),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.join import statistics as of
-from qkscope.join.inputs import Measures, Scores, shared_models
+from qkscope.join.inputs import Measures, Scores, distinct_networks, refuse_strangers, shared_models
 
 NULL = "parameters"  # the null model: the logarithm of the number of parameters
 Row = dict[str, Any]
@@ -42,6 +42,13 @@ class Joined:
         """Those of the measures tried that have a p, which Holm's correction counts."""
         return sum(not math.isnan(row["p"]) for row in self.rows(MEASURE_ROLE))
 
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the models of this join, and of no others."""
+        models = {*self.points["model"], *self.scores.by_length["model"]}
+        about = [note.text for note in self.measures.notes if note.concerns(models)]
+        return [*self.measures.left_out, *about]
+
     def rows(self, role: str) -> list[Row]:
         """The rows of measures, or of null models."""
         return records(self.table[self.table["role"] == role])
@@ -54,6 +61,8 @@ def records(table: pd.DataFrame) -> list[Row]:
 
 def join(measures: Measures, scores: Scores) -> Joined:
     """Every measure, and the null model, against the scores of the models that have one."""
+    refuse_strangers(measures, scores)
+    measures, scores = distinct_networks(measures, scores)
     models = shared_models(measures, scores)
     points = pd.DataFrame(
         {

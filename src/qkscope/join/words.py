@@ -32,7 +32,7 @@ def terminal_lines(joined: Joined) -> list[str]:
             f"{'' if null else p_words(row['p_holm']):>8}{'' if null else number(row['partial_r']):>22}   "
             f"{'null model' if null else row['verdict']}"
         )
-    notes = [f"note: {note}" for note in joined.measures.notes]
+    notes = [f"note: {note}" for note in joined.notes]
     return [*said, *headline(joined), *bar_sentences(joined), *notes]
 
 
