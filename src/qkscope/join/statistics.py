@@ -110,7 +110,7 @@ def smallest_p(n: int) -> float:
 def smallest_p_with(y: Array) -> float:
     """The smallest two-sided p that any measure can have with these scores: that of the scores themselves.
 
-    Equal scores change places without a change, and where scores lie symmetrically, their mirror image is as far from 0.
+    Equal scores change places without a change; where scores lie symmetrically, their mirror image is as far from 0.
     """
     if len(y) < 3 or not varies(y):
         return math.nan
