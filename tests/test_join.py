@@ -215,11 +215,11 @@ def test_two_falling_curves_are_held_against_length_alone():
     assert set(across["n"]) <= {1, 2}
     assert across["r"].isna().all()  # two models have no correlation, whatever their curves do
     whole = join(_only(shipped, "ap"), ruler)
-    assert "have the same text weights" in " ".join(shipped.notes)
     assert whole.table["verdict"].iloc[0] == UNKNOWN
     written = to_markdown(join_card(whole, within.reset_index(), across))
     assert "too few to know" in written
-    assert "llama3.2-11b and llama3.1-8b have the same text weights" in written
+    assert "Mistral v0.2 was measured as an instruct model" in written
+    assert "Qwen3" not in written  # notes are about the models of the join
 
 
 def _only(found, name):
@@ -378,6 +378,56 @@ def test_three_models_can_show_nothing():
     assert found.table.iloc[0]["r"] == pytest.approx(1.0)
     assert found.table.iloc[0]["p"] == pytest.approx(2 / 6)
     assert found.table.iloc[0]["verdict"] == UNKNOWN
+
+
+def test_measures_that_nothing_could_have_shown_are_not_given_a_bar():
+    """Five models, eight measures: 8 x 2/120 is above 0.05, so no r at all passes Holm's correction."""
+    generator = np.random.default_rng(0)
+    many = {"best": np.arange(5.0), **{f"noise{i}": generator.normal(size=5) for i in range(7)}}
+    found = join(measures(many), scores(range(5)))
+    assert found.table["smallest_p"].iloc[0] == found.table["p"].iloc[0] == pytest.approx(2 / 120)
+    assert set(found.table["verdict"]) == {UNKNOWN}
+    said = " ".join(terminal_lines(found))
+    assert "none can be shown, whatever its r. With these models at most 2 measures may be tried" in said
+    assert "Nothing can be known from 5 models: no order of so few is rare enough for 8 measures" in said
+    assert "the best needs" not in said
+    two = join(measures({"best": np.arange(5.0), "noise": many["noise0"]}), scores(range(5)))
+    assert two.table["verdict"].iloc[0] == GOES_WITH
+
+
+@pytest.mark.parametrize("y", [[0, 1, 2, 3, 4], [0, 1, 2, 3, 7], [0, 0, 1, 2, 5], [0, 0, 1, 2, 2], [3, 1, 4, 1, 5]])
+def test_no_measure_has_a_smaller_p_than_the_smallest(y):
+    """Scores that are not symmetric allow 1/n!, symmetric ones 2/n!; ties allow less."""
+    scored = np.array(y, dtype=float)
+    smallest = of.smallest_p_with(scored)
+    assert of.permutation_p(scored, scored) == pytest.approx(smallest)
+    generator = np.random.default_rng(1)
+    tried = [of.permutation_p(generator.normal(size=5), scored) for _ in range(200)]
+    assert min(tried) >= smallest - 1e-12
+
+
+def test_how_many_measures_may_be_tried_is_what_holm_allows():
+    for n in range(4, 9):
+        smallest = 2 / math.factorial(n)
+        most = of.most_measures(smallest)
+        assert not most or of.holm([smallest] * most)[0] < 0.05
+        assert not of.holm([smallest] * (most + 1))[0] < 0.05
+
+
+def test_what_is_undefined_is_said_to_be_unknown_and_not_to_fail():
+    found = join(measures({"x": [1.0, 2, math.nan]}), scores([1, 2, 3]))
+    written = to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
+    assert "nan" not in written
+    assert "p cannot be known" in written
+    assert "predicts a model cannot be known" in written
+    assert "the mean of the other models predicts" not in written
+    assert any("2  undefined" in line for line in terminal_lines(found))
+
+
+def test_two_measures_that_predict_are_spoken_of_in_the_plural():
+    x, y, size, family = world(n=12)
+    found = join(measures({"x": x, "z": x + 0.001 * np.arange(12)}, family, size), scores(y))
+    assert "x and z predict bench beyond" in " ".join(terminal_lines(found))
 
 
 def test_a_model_twice_or_no_measure_is_refused():

@@ -1,5 +1,6 @@
 """Where a model stands among the published ones: the same mean over heads, each with its window.
 
+The published values are of full-attention layers, so the heads of an entry's other layers are left out of its means.
 Nearly all of these numbers depend on the window, so a rank is given only at the published model's own window.
 """
 
@@ -15,6 +16,7 @@ import pandas as pd
 
 from qkscope.errors import InputError
 from qkscope.files import write_text
+from qkscope.join.full_heads import compared_heads
 from qkscope.join.published import PublishedModels, load_published_models
 from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
@@ -63,12 +65,14 @@ def _rows(own: AtWindow, measure: str, file: str, published: PublishedModels) ->
     values, windows = theirs[measure].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
     rows = []
     for name in own.names:
-        mean, error, window = panel.mean(measure, name), panel.error(measure, name), own.window_of(name)
+        heads, window = compared_heads(own, name), own.window_of(name)
+        mean, error = heads.mean(panel, measure, name), heads.error(panel, measure, name)
         alike = np.abs(windows / window - 1.0) <= NEAR if window == window else np.zeros(len(windows), dtype=bool)
         there = values[alike]
         rows.append(
             {
                 "model": name, "measure": measure, "value": mean, "value_se": error, "window": window,
+                "heads": heads.heads, "heads_measured": heads.every, "heads_said": heads.words,
                 "published_low": values.min(), "published_median": float(np.median(values)),
                 "published_high": values.max(), "published_models": len(values),
                 "nearest": str(theirs["model"].iloc[int(np.abs(values - mean).argmin())]) if mean == mean else "",
@@ -82,11 +86,13 @@ def _rows(own: AtWindow, measure: str, file: str, published: PublishedModels) ->
 def among_lines(table: pd.DataFrame, published: PublishedModels) -> list[str]:
     """The table in words."""
     said = [
-        f"among {counted(len(published.table), 'published model')}: mean over heads, published from lowest to highest"
+        f"among {counted(len(published.table), 'published model')}: means over heads of full-attention layers; "
+        "published from lowest to highest over the models that have the measure"
     ]
     for model, rows in table.groupby("model", sort=False):
         window = rows["window"].iloc[0]
-        said.append(f"{model} (window {'not recorded' if window != window else f'{window:,.0f} tokens'})")
+        heads = f"; {rows['heads_said'].iloc[0]}" if rows["heads_said"].iloc[0] else ""
+        said.append(f"{model} (window {'not recorded' if window != window else f'{window:,.0f} tokens'}{heads})")
         said += [f"  {row['measure']:22} {_value(row):>18}   {_span(row)}" for row in rows.to_dict("records")]
     warning = markdown_text(window_warning(table, published))
     return [*said, warning] if warning else said
@@ -115,7 +121,7 @@ def _value(row: Mapping[Any, Any]) -> str:
 
 def _span(row: Mapping[Any, Any]) -> str:
     low, middle, high = (significant(row[f"published_{part}"]) for part in ("low", "median", "high"))
-    text = f"published {low} … {middle} … {high}"
+    text = f"published {low} … {middle} … {high} ({counted(int(row['published_models']), 'model')})"
     here = row["at_this_window"]
     if here and not math.isnan(row["above"]):
         return f"{text}; above {int(row['above'])} of {here} at this window"
@@ -128,9 +134,15 @@ def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]
     table = among(folder, published)
     place = out or join_folder(folder, "among")
     lines = among_lines(table, published)
-    write_csv(table, place / POINTS_CSV)
+    write_csv(table.drop(columns="heads_said"), place / POINTS_CSV)
     write_text(place / CARD, to_markdown(_card(table, published)))
     return lines, place
+
+
+def _heads_said(table: pd.DataFrame) -> list[AnyBlock]:
+    """Which heads the means of an entry are over, where that is not plain."""
+    entries = table[table["heads_said"] != ""].drop_duplicates("model")
+    return [bullet(f"{shortened(str(row['model']))}: {row['heads_said']}.") for row in entries.to_dict("records")]
 
 
 def _card(table: pd.DataFrame, published: PublishedModels) -> list[AnyBlock]:
@@ -152,6 +164,7 @@ def _card(table: pd.DataFrame, published: PublishedModels) -> list[AnyBlock]:
     return [
         heading(1, f"Among {shortened(published.title.lower())}"),
         *([paragraph(*warning)] if warning else []),
+        *_heads_said(table),
         TableBlock(titles, rows),
         heading(2, "What was published"),
         paragraph(shortened(published.source, 600)),

@@ -59,7 +59,7 @@ def join_card(joined: Joined, within: pd.DataFrame, changes: pd.DataFrame) -> li
 
 
 def _notes(joined: Joined) -> list[Block]:
-    notes = [bullet(shortened(note, 400)) for note in joined.measures.notes]
+    notes = [bullet(shortened(note, 400)) for note in joined.notes]
     return [heading(2, "What to know about these models"), *notes] if notes else []
 
 

@@ -1,4 +1,7 @@
-"""Measures of a results folder: means over heads of each entry, with errors over documents."""
+"""Measures of a results folder: means over heads of each entry, with errors over documents.
+
+Where an entry has layers with and without a window, its means are over the heads of its full-attention layers.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from pathlib import Path, PurePath
 import pandas as pd
 
 from qkscope.errors import InputError
-from qkscope.join.inputs import LENGTH, MODEL, Measures
+from qkscope.join.full_heads import ComparedHeads, compared_heads, has_window
+from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.read import load_results
-from qkscope.results.twins import shared_attention
+from qkscope.results.twins import same_networks
 from qkscope.stats.noise import HeadPanel
 
 # What is tried where nobody says what: few, because every further one makes the others' p values larger. One for each
@@ -35,12 +39,13 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     """Means over heads at the common window where there is one (or as `common` says), else at the own contexts."""
     tables = build_tables(load_results(folder))
     at = _chosen(tables, common, folder)
+    heads = {model: compared_heads(at, model) for model in at.names}
     values: dict[str, dict[str, float]] = {}
     errors: dict[str, dict[str, float]] = {}
     for name in wanted or _there(at, DEFAULT):
         panel, column = _panel(at, name)
-        values[name] = {model: panel.mean(column, model) for model in at.names}
-        errors[name] = {model: panel.error(column, model) for model in at.names}
+        values[name] = {model: heads[model].mean(panel, column, model) for model in at.names}
+        errors[name] = {model: heads[model].error(panel, column, model) for model in at.names}
     records = {entry.name: entry.record for entry in at.study.checkpoints}
     return Measures(
         source=str(folder),
@@ -50,8 +55,13 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
         family={name: record.family for name, record in records.items() if record.family},
         parameters={name: float(record.parameters) for name, record in records.items() if record.parameters},
         by_length=_by_length(tables.own, list(values)),
-        notes=tuple(shared_attention(list(records.values()))),
+        notes=tuple(_note(model, each) for model, each in heads.items() if each.words),
+        same_weights=tuple(same_networks(list(records.values()))),
     )
+
+
+def _note(model: str, heads: ComparedHeads) -> ModelNote:
+    return ModelNote(f"Means of {model} are over {heads.words}.", (model,))
 
 
 def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
@@ -111,7 +121,10 @@ def _by_length(own: AtWindow, measures: Sequence[str]) -> pd.DataFrame | None:
     names = [name for name in measures if name in OF_WINDOWS]
     if own.windows is None or not names:
         return None
-    means = own.derived(own.windows).groupby(["model", "window"], sort=False)[names].mean().reset_index()
+    limited = has_window(own.windows)
+    mixed = limited.groupby(own.windows["model"]).transform(lambda each: each.any() and not each.all())
+    rows = own.windows[~(limited & mixed.astype(bool))]  # of full-attention layers, where there are others beside them
+    means = own.derived(rows).groupby(["model", "window"], sort=False)[names].mean().reset_index()
     return means.rename(columns={"model": MODEL, "window": LENGTH}).astype({LENGTH: float})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +35,18 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class ModelNote:
+    """What a reader should know of some models before believing a join; of all of them where none is named."""
+
+    text: str
+    models: tuple[str, ...] = ()
+
+    def concerns(self, models: Collection[str]) -> bool:
+        """Whether it is about one of these models."""
+        return not self.models or any(name in models for name in self.models)
+
+
+@dataclass(frozen=True)
 class Measures:
     """Numbers of models: one per model and measure, with errors where they are known, and who the models are."""
 
@@ -45,7 +57,9 @@ class Measures:
     family: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, float] = field(default_factory=dict)
     by_length: pd.DataFrame | None = None  # model, length, and the measures at that window
-    notes: tuple[str, ...] = ()  # what a reader should know before believing it
+    notes: tuple[ModelNote, ...] = ()
+    same_weights: tuple[tuple[str, str], ...] = ()  # pairs of models that are one network under two names
+    left_out: tuple[str, ...] = ()  # which models were, and why
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -164,20 +178,56 @@ def measures_of(table: pd.DataFrame, source: str) -> Measures:
     return empty.about(who)
 
 
-def shared_models(measures: Measures, scores: Scores) -> list[str]:
-    """The models that have both, in the order of the measures; a score of anybody else is an error."""
+def distinct_networks(measures: Measures, scores: Scores) -> tuple[Measures, Scores]:
+    """The same with one model of each network that has scores under two names: two would count one thing twice.
+
+    The first in the order of the measures stays; a note says which one goes.
+    """
+    kept: list[str] = []
+    gone: dict[str, str] = {}
+    pairs = {frozenset(pair) for pair in measures.same_weights}
+    for name in (name for name in measures.models if name in scores.models):
+        same = [other for other in kept if frozenset((name, other)) in pairs]
+        if same:
+            gone[name] = same[0]
+        else:
+            kept.append(name)
+    if not gone:
+        return measures, scores
+    left_out = [
+        f"{name!r} is left out: it has the attention weights of {other!r}, and the two count as one model."
+        for name, other in gone.items()
+    ]
+    by_length = measures.by_length
+    fewer = replace(
+        measures,
+        means=measures.means.drop(index=list(gone)),
+        errors=measures.errors.drop(index=list(gone)),
+        by_length=None if by_length is None else by_length[~by_length[MODEL].isin(list(gone))],
+        left_out=tuple(left_out),
+    )
+    overall = {name: score for name, score in scores.overall.items() if name not in gone}
+    return fewer, Scores(scores.name, overall, scores.by_length[~scores.by_length[MODEL].isin(list(gone))])
+
+
+def refuse_strangers(measures: Measures, scores: Scores) -> None:
+    """A score of a model that was not measured is an error."""
     strangers = [name for name in scores.models if name not in set(measures.models)]
     if strangers:
         raise InputError(
             f"{scores.name} scores {listed_names(strangers)}, which {measures.source} does not have; it has "
             f"{listed_names(list(measures.models))}. Names must match exactly: rename or remove those rows"
         )
+
+
+def shared_models(measures: Measures, scores: Scores) -> list[str]:
+    """The models that have both, in the order of the measures."""
     shared = [name for name in measures.models if name in scores.overall]
     if len(shared) < _FEWEST and not len(scores.by_length):
         raise InputError(
             f"{len(shared)} of the {len(measures.models)} models of {measures.source} "
             f"{'has' if len(shared) == 1 else 'have'} a score in {scores.name}: a correlation needs at least "
-            f"{_FEWEST}, and is informative from about ten"
+            f"{_FEWEST}, and is informative from about ten{''.join(f'. {why}' for why in measures.left_out)}"
         )
     values = np.array([scores.overall[name] for name in shared])
     if len(shared) >= _FEWEST and np.ptp(values) == 0:

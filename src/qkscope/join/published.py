@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from qkscope.errors import InputError
-from qkscope.join.inputs import FAMILY, LENGTH, MODEL, Measures, Scores, checked, measures_of, scores_of
+from qkscope.join.inputs import FAMILY, LENGTH, MODEL, Measures, ModelNote, Scores, checked, measures_of, scores_of
 
 PREFIX = "published:"
 MODELS = "models"
@@ -39,10 +39,12 @@ def load_published_models() -> PublishedModels:
     kept = table[[MODEL, FAMILY, "parameters", "window", *names]]
     measures = measures_of(kept, f"{PREFIX}{MODELS}")
     by_length = _read("by_length.csv", [MODEL, LENGTH])
-    whole = replace(measures, by_length=by_length, notes=tuple(about["warnings"]))
-    return PublishedModels(
-        about["title"], about["source"], tuple(about["warnings"]), dict(about["reading_error"]), table, whole
-    )
+    notes = tuple(ModelNote(each["text"], tuple(each.get("models", ()))) for each in about["warnings"])
+    pairs = tuple((str(one), str(other)) for one, other in about["same_weights"])
+    whole = replace(measures, by_length=by_length, notes=notes, same_weights=pairs)
+    same = [f"{one} and {other} have the same text weights according to public descriptions." for one, other in pairs]
+    warnings = (*same, *(note.text for note in notes))
+    return PublishedModels(about["title"], about["source"], warnings, dict(about["reading_error"]), table, whole)
 
 
 def published_scores(name: str) -> Scores:

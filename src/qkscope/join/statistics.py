@@ -107,6 +107,26 @@ def smallest_p(n: int) -> float:
     return 2.0 / math.factorial(n) if n >= 2 else math.nan
 
 
+def smallest_p_with(y: Array) -> float:
+    """The smallest two-sided p that any measure can have with these scores: that of the scores themselves.
+
+    Equal scores change places without a change; where scores lie symmetrically, their mirror image is as far from 0.
+    """
+    if len(y) < 3 or not varies(y):
+        return math.nan
+    ordered = np.sort(y)
+    _, counts = np.unique(y, return_counts=True)
+    tolerance = _EQUAL * float(np.ptp(y))
+    mirrored = bool(np.abs(ordered + ordered[::-1] - ordered[0] - ordered[-1]).max() <= tolerance)
+    orders = math.prod(math.factorial(int(count)) for count in counts) * (2 if mirrored else 1)
+    return orders / math.factorial(len(y))
+
+
+def most_measures(smallest: float, level: float = LEVEL) -> int:
+    """How many measures may be tried so that the smallest p can still be below the level after Holm's correction."""
+    return max(0, math.ceil(level / smallest - 1e-9) - 1)
+
+
 def _places(strata: Sequence[object]) -> list[Orders]:
     names = list(dict.fromkeys(strata))
     return [np.array([i for i, each in enumerate(strata) if each == name], dtype=np.intp) for name in names]

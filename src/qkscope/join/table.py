@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.join import statistics as of
-from qkscope.join.inputs import Measures, Scores, shared_models
+from qkscope.join.inputs import Measures, Scores, distinct_networks, refuse_strangers, shared_models
 
 NULL = "parameters"  # the null model: the logarithm of the number of parameters
 Row = dict[str, Any]
@@ -34,8 +34,20 @@ class Joined:
 
     @property
     def tried(self) -> int:
-        """How many measures were tried, which Holm's correction counts."""
+        """How many measures were tried."""
         return int((self.table["role"] == MEASURE_ROLE).sum())
+
+    @property
+    def corrected_for(self) -> int:
+        """Those of the measures tried that have a p, which Holm's correction counts."""
+        return sum(not math.isnan(row["p"]) for row in self.rows(MEASURE_ROLE))
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the models of this join, and of no others."""
+        models = {*self.points["model"], *self.scores.by_length["model"]}
+        about = [note.text for note in self.measures.notes if note.concerns(models)]
+        return [*self.measures.left_out, *about]
 
     def rows(self, role: str) -> list[Row]:
         """The rows of measures, or of null models."""
@@ -49,6 +61,8 @@ def records(table: pd.DataFrame) -> list[Row]:
 
 def join(measures: Measures, scores: Scores) -> Joined:
     """Every measure, and the null model, against the scores of the models that have one."""
+    refuse_strangers(measures, scores)
+    measures, scores = distinct_networks(measures, scores)
     models = shared_models(measures, scores)
     points = pd.DataFrame(
         {
@@ -65,6 +79,10 @@ def join(measures: Measures, scores: Scores) -> Joined:
     rows = [_row(points, name, MEASURE_ROLE) for name in measures.names]
     for row, corrected in zip(rows, of.holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = corrected
+    # Holm's correction rises with every p, so the smallest p of all measures give the smallest that is possible.
+    possible = [math.nan if math.isnan(row["p"]) else row["smallest_p"] for row in rows]
+    for row, corrected in zip(rows, of.holm(possible), strict=True):
+        row["smallest_p_holm"] = corrected
     if points["parameters"].notna().any():
         rows.append(_row(points.assign(**{NULL: np.log10(points["parameters"])}), NULL, NULL_ROLE))
     table = pd.DataFrame(rows)
@@ -94,7 +112,7 @@ def _row(points: pd.DataFrame, name: str, role: str) -> Row:
     row |= _without("model", of.without_each(x, y, list(known["model"])))
     row |= _families(known, x, y)
     row |= _beside_parameters(known, x, y, role)
-    return {**row, "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(n)}
+    return {**row, "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p_with(y)}
 
 
 def _without(what: str, by_absent: dict[object, float]) -> Row:
@@ -139,7 +157,9 @@ def failures(row: Row) -> list[str]:
         said.append(f"{row['n']} models (at least {FEWEST_MODELS})")
     if row["families"] < FEWEST_FAMILIES:
         said.append(f"{row['families'] or 'no known'} families (at least {FEWEST_FAMILIES})")
-    if not row["p_holm"] < of.LEVEL:
+    if math.isnan(row["p_holm"]):
+        said.append("p cannot be known")
+    elif not row["p_holm"] < of.LEVEL:
         said.append(f"p = {row['p_holm']:.2g} after Holm (below {of.LEVEL:g})")
     for what in ("model", "family"):
         low, high = row[f"without_{what}_low"], row[f"without_{what}_high"]
@@ -151,14 +171,16 @@ def failures(row: Row) -> list[str]:
         said.append("what is left at equal parameters cannot be known")
     elif not row["partial_p"] < of.LEVEL:
         said.append(f"p = {row['partial_p']:.2g} at equal parameters (below {of.LEVEL:g})")
-    if not row["prediction_r2"] > 0:
+    if math.isnan(row["prediction_r2"]):
+        said.append("how well a line through the other models predicts a model cannot be known")
+    elif not row["prediction_r2"] > 0:
         said.append("the mean of the other models predicts a model better than a line through them")
     return said
 
 
 def verdict(row: Row) -> str:
-    """What may be said of a measure."""
-    if math.isnan(row["r"]) or row["smallest_p"] >= of.LEVEL:
+    """What may be said of a measure; nothing where no order of the models could have passed Holm's correction."""
+    if math.isnan(row["r"]) or not row["smallest_p_holm"] < of.LEVEL:
         return UNKNOWN
     if not failures(row):
         return PREDICTS

@@ -23,16 +23,16 @@ from qkscope.words.phrases import listed, number
 
 def terminal_lines(joined: Joined) -> list[str]:
     """A small table, and what may be said."""
-    said = [f"{'measure':30}{'n':>4}{'r':>8}{'95 %':>18}{'p':>8}{'Holm':>8}{'at equal parameters':>22}   says"]
+    said = [f"{'measure':30}{'n':>4}{'r':>11}{'95 %':>18}{'p':>8}{'Holm':>8}{'at equal parameters':>22}   says"]
     for row in records(joined.table):
         null = row["role"] == NULL_ROLE
         interval = interval_words(row)
         said.append(
-            f"{str(row['measure'])[:29]:30}{row['n']:>4}{number(row['r']):>8}{interval:>18}{p_words(row['p']):>8}"
+            f"{str(row['measure'])[:29]:30}{row['n']:>4}{number(row['r']):>11}{interval:>18}{p_words(row['p']):>8}"
             f"{'' if null else p_words(row['p_holm']):>8}{'' if null else number(row['partial_r']):>22}   "
             f"{'null model' if null else row['verdict']}"
         )
-    notes = [f"note: {note}" for note in joined.measures.notes]
+    notes = [f"note: {note}" for note in joined.notes]
     return [*said, *headline(joined), *bar_sentences(joined), *notes]
 
 
@@ -52,14 +52,16 @@ def headline(joined: Joined) -> list[str]:
     by = {word: [str(row["measure"]) for row in rows if row["verdict"] == word] for word in (PREDICTS, GOES_WITH)}
     said = []
     if by[PREDICTS]:
-        said.append(f"{listed(by[PREDICTS])} predicts {joined.scores.name} beyond what parameters do.")
+        verb = "predicts" if len(by[PREDICTS]) == 1 else "predict"
+        said.append(f"{listed(by[PREDICTS])} {verb} {joined.scores.name} beyond what parameters do.")
     if by[GOES_WITH]:
         verb = "goes" if len(by[GOES_WITH]) == 1 else "go"
         said.append(
             f"{listed(by[GOES_WITH])} {verb} with {joined.scores.name} over these models; that is short of predicting."
         )
     if not said and all(row["verdict"] == UNKNOWN for row in rows):
-        said.append(f"Nothing can be known from {counted(_most(joined), 'model')}: no order of so few is rare enough.")
+        enough = "rare enough" if joined.corrected_for < 2 else f"rare enough for {joined.corrected_for} measures"
+        said.append(f"Nothing can be known from {counted(_most(joined), 'model')}: no order of so few is {enough}.")
     elif not said:
         none = "The measure tried is not" if joined.tried == 1 else f"None of the {joined.tried} measures tried is"
         said.append(f"{none} shown to go with {joined.scores.name} over {counted(_most(joined), 'model')}.")
@@ -91,16 +93,29 @@ def _against_null(joined: Joined) -> list[str]:
 
 def bar_sentences(joined: Joined) -> list[str]:
     """What could have been found at all with so many models."""
-    n = _most(joined)
-    if not of.smallest_p(n) < of.LEVEL:
+    n, rows = _most(joined), joined.rows(MEASURE_ROLE)
+    smallest = min((row["smallest_p"] for row in rows if not math.isnan(row["smallest_p"])), default=math.nan)
+    if not smallest < of.LEVEL:
         return [f"With {counted(n, 'model')}, no correlation can be significant: their orders are too few."]
-    smallest, tried = of.smallest_significant(n), [row["p"] for row in joined.rows(MEASURE_ROLE)]
-    said = [f"With {n} models, a t test calls no |r| below {number(smallest)} significant."]
-    if joined.tried > 1:
-        after = of.smallest_significant(n, of.LEVEL / joined.tried)
-        said.append(
-            f"{joined.tried} measures were tried: by luck alone, one of them has p < {of.LEVEL:g} with a chance of "
-            f"{100 * at_risk(tried):.0f} % if they are independent; after Holm's correction the best needs |r| of "
-            f"about {number(after)}."
-        )
+    said = [f"With {n} models, a t test calls no |r| below {number(of.smallest_significant(n))} significant."]
+    if joined.corrected_for > 1:
+        said.append(_correction_sentence(joined, n, smallest))
     return said
+
+
+def _correction_sentence(joined: Joined, n: int, smallest: float) -> str:
+    """What having tried several measures takes from each; that nothing can pass, where that is so."""
+    rows, tried = joined.rows(MEASURE_ROLE), joined.corrected_for
+    if not any(row["smallest_p_holm"] < of.LEVEL for row in rows):
+        most = of.most_measures(smallest)
+        return (
+            f"{tried} measures were tried: of {n} models no p can be below {p_words(smallest)}, and {tried} times that "
+            f"is not below {of.LEVEL:g}, so none can be shown, whatever its r. With these models at most "
+            f"{counted(most, 'measure')} may be tried."
+        )
+    chance = at_risk([row["p"] for row in rows])
+    return (
+        f"{tried} measures were tried: by luck alone, one of them has p < {of.LEVEL:g} with a chance of "
+        f"{100 * chance:.0f} % if they are independent; after Holm's correction the best needs |r| of about "
+        f"{number(of.smallest_significant(n, of.LEVEL / tried))}."
+    )

@@ -57,6 +57,7 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
         measures = measures.about(models_of(read_table(Path(request.models), [MODEL], (MODEL, FAMILY))))
     folder = out or _folder(request, scores)
     joined = join(measures, scores)
+    measures, scores = joined.measures, joined.scores  # without models that are another under a second name
     within, changes = within_models(measures, scores), differences(measures, scores)
     across = of_differences(changes)
     files = [folder / JOIN_CSV, folder / POINTS_CSV]
