@@ -197,7 +197,7 @@ def pooled_kinds(given: CardInput) -> str:
     kinds = kinds_in_order(given.at.heads["layer_kind"])
     if len(kinds) < 2:
         return ""
-    apart = "; the figure layer_kinds tells them apart" if given.own.has("layer_kinds") else ""
+    apart = "; the figure layer_kinds has r_q and r_k of each" if given.own.has("layer_kinds") else ""
     return f"Heads of all kinds of layers are taken together here ({'; '.join(map(shortened, kinds))}){apart}."
 
 
