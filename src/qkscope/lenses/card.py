@@ -198,7 +198,7 @@ def pooled_kinds(subject: Subject) -> str:
     kinds = kinds_in_order(subject.at.heads["layer_kind"])
     if len(kinds) < 2:
         return ""
-    apart = "; the figure layer_kinds tells them apart" if subject.own.has("layer_kinds") else ""
+    apart = "; the figure layer_kinds has r_q and r_k of each" if subject.own.has("layer_kinds") else ""
     return f"Heads of all kinds of layers are taken together here ({'; '.join(map(shortened, kinds))}){apart}."
 
 
