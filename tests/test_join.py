@@ -17,7 +17,7 @@ from qkscope.join.card import join_card
 from qkscope.join.inputs import Measures, Scores, measures_of, scores_of
 from qkscope.join.lengths import differences, of_differences, within_models
 from qkscope.join.published import load_published_models, published_scores
-from qkscope.join.table import GOES_WITH, NOT_SHOWN, PREDICTS, UNKNOWN, at_risk, join
+from qkscope.join.table import GOES_WITH, NOT_SHOWN, PREDICTS, UNKNOWN, at_risk, between_families, join, within_families
 from qkscope.join.words import terminal_lines
 from qkscope.join.write import JoinRequest, join_scores
 from qkscope.words.blocks import to_markdown
@@ -196,6 +196,28 @@ def test_nothing_is_said_to_predict_in_the_published_case(published):
     assert "7 models (at least 10)" in written
     assert " predicts published" not in written
     assert "no |r| below 0.75 significant" in " ".join(terminal_lines(published))
+
+
+def test_rank_correlations_have_exact_p_values_which_a_t_test_only_approximates(published):
+    """The published recomputation has 0.12 and 0.006, by a t test; over all 5040 orders they are larger."""
+    for measure, by_t, exact in (("ap_drop", 0.12, 0.14), ("parameters", 0.006, 0.013)):
+        row = published.table.set_index("measure").loc[measure]
+        statistic = abs(row["spearman"]) * math.sqrt(5 / (1 - row["spearman"] ** 2))
+        assert 2 * stats.t.sf(statistic, 5) == pytest.approx(by_t, abs=0.006 if by_t > 0.1 else 0.0006)
+        assert row["spearman_p"] == pytest.approx(exact, abs=0.005 if exact > 0.1 else 0.0005)
+
+
+def test_families_by_themselves_and_their_means_alone(published):
+    inside = within_families(published.points, "ap_drop")
+    assert set(inside) == {"Qwen3", "Ministral3"}  # one Llama has no correlation
+    assert inside["Ministral3"] == (3, pytest.approx(0.02, abs=0.0051))
+    assert inside["Qwen3"] == (3, pytest.approx(-1.00, abs=0.0051))
+    families, rank, p = between_families(published.points, "ap_drop")
+    assert (families, rank) == (3, pytest.approx(-1.0))
+    assert p == pytest.approx(2 / 6)  # either direction; in the one that was expected, 1/6
+    written = to_markdown(join_card(published, pd.DataFrame(), pd.DataFrame()))
+    assert "within Ministral3 r = 0.02 (3 models)" in written
+    assert "over the means of 3 families, Spearman −1.00 (p = 0.333)" in written
 
 
 def test_what_one_model_decides_is_named(published):

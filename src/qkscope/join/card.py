@@ -7,8 +7,20 @@ import math
 import pandas as pd
 
 from qkscope.join import statistics as of
-from qkscope.join.table import FEWEST_FAMILIES, FEWEST_MODELS, MEASURE_ROLE, NULL_ROLE, Joined, Row, failures, records
-from qkscope.join.words import bar_sentences, headline, interval_words, p_words
+from qkscope.join.table import (
+    FEWEST_FAMILIES,
+    FEWEST_MODELS,
+    LENGTH_NULL,
+    MEASURE_ROLE,
+    NULL_ROLE,
+    Joined,
+    Row,
+    between_families,
+    failures,
+    records,
+    within_families,
+)
+from qkscope.join.words import bar_sentences, headline, interval_words, length_sentences, p_words
 from qkscope.results.folder import (
     CHANGES_CSV,
     DIFFERENCES_CSV,
@@ -48,7 +60,7 @@ def join_card(joined: Joined, within: pd.DataFrame, changes: pd.DataFrame) -> li
         paragraph(OwnWords(" ".join(bar_sentences(joined)))),
         TableBlock(_TITLES, [_main_row(row) for row in records(joined.table)]),
         heading(2, "What decides it"),
-        *(bullet(_deciding(row)) for row in records(joined.table)),
+        *(bullet(_deciding(row, joined.points)) for row in records(joined.table)),
         heading(2, "What keeps it from predicting"),
         *_short_of(joined),
         *_length_sections(joined, within, changes),
@@ -67,7 +79,7 @@ def _main_row(row: Row) -> list[Text]:
     null, name = row["role"] == NULL_ROLE, shortened(row["measure"])
     return [
         [Emphasis(f"{name} (null model)")] if null else name,
-        str(row["n"]),
+        f"{row['n']} scores" if null and row["measure"] == LENGTH_NULL else str(row["n"]),
         number(row["r"]) + _plus(row["r_se_documents"]),
         interval_words(row),
         p_words(row["p"]),
@@ -83,7 +95,7 @@ def _plus(error: float) -> str:
     return "" if math.isnan(error) else f" ± {significant(error, -1)}"
 
 
-def _deciding(row: Row) -> str:
+def _deciding(row: Row, points: pd.DataFrame) -> str:
     name = shortened(row["measure"])
     if math.isnan(row["r"]):
         return f"{name}: undefined, because its values are equal or too few."
@@ -91,6 +103,8 @@ def _deciding(row: Row) -> str:
         f"{number(row['without_model_low'])} without {shortened(row['low_without_model'])}, "
         f"{number(row['without_model_high'])} without {shortened(row['high_without_model'])}"
     )
+    if math.isnan(row["without_model_low"]):
+        return f"{name}: r = {number(row['r'])}; what it is without one model cannot be known."
     text = f"{name}: r = {number(row['r'])}; leaving out one model, from {one}"
     if not math.isnan(row["without_family_low"]):
         text += (
@@ -100,7 +114,21 @@ def _deciding(row: Row) -> str:
         )
     if not math.isnan(row["p_within_families"]):
         text += f"; if only models of one family change places, p = {p_words(row['p_within_families'])}"
-    return f"{text}."
+    return f"{text}{_by_family(row, points)}."
+
+
+def _by_family(row: Row, points: pd.DataFrame) -> str:
+    """What is left inside families, and what their means alone would say."""
+    if row["role"] == NULL_ROLE or row["families"] < 2:
+        return ""
+    name = row["measure"]
+    inside = [
+        f"within {shortened(family)} r = {number(r)} ({n} models)"
+        for family, (n, r) in within_families(points, name).items()
+    ]
+    families, rank, p = between_families(points, name)
+    between = f"over the means of {families} families, Spearman {number(rank)} (p = {p_words(p)})"
+    return "".join(f"; {text}" for text in [*inside, *([] if math.isnan(rank) else [between])])
 
 
 def _short_of(joined: Joined) -> list[Block]:
@@ -123,17 +151,14 @@ def _length_sections(joined: Joined, within: pd.DataFrame, changes: pd.DataFrame
     if within.empty:
         return [
             heading(2, "By length"),
-            paragraph(
-                "The scores are at several lengths, but no measure was taken at one of these windows, so changes "
-                "between lengths cannot be compared."
-            ),
+            *(paragraph(shortened(text, 500)) for text in length_sentences(joined)),
+            paragraph("Changes between lengths cannot be compared."),
         ]
     return [
+        heading(2, "By length: all models"),
+        *(paragraph(shortened(text, 500)) for text in length_sentences(joined)),
         heading(2, "By length: within one model"),
-        paragraph(
-            "Two curves that fall with length correlate whatever they are: the null model here is the logarithm of "
-            "length."
-        ),
+        paragraph("The null model here is the logarithm of length."),
         _within_table(within),
         heading(2, "By length: differences in differences"),
         _differences_said(changes),
@@ -193,7 +218,7 @@ def _differences_said(changes: pd.DataFrame) -> Block:
 
 
 def _made(joined: Joined) -> list[Block]:
-    exact = bool(joined.table["exact"].all())
+    exact = bool(joined.of_models["exact"].all())
     how = (
         f"every order of the models was tried (up to {of.ENUMERATED} models), so p values are exact"
         if exact

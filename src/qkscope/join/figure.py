@@ -47,7 +47,7 @@ def draw_join(joined: Joined) -> Figure:
             _draw_scatter(axes, joined, name, looks)
             if i % columns == 0:
                 axes.set_ylabel("score")
-        _draw_intervals(figure.add_subplot(grid[:, columns]), joined.table)
+        _draw_intervals(figure.add_subplot(grid[:, columns]), joined.table, joined.most_models)
         key = [
             Line2D([], [], color=colour, marker=marker, linestyle="none", label=style.plain(name))
             for name, (colour, marker) in looks.items()
@@ -101,9 +101,8 @@ def _sized(parameters: float) -> str:
     return f"{parameters / 1e9:g}B" if parameters >= 1e9 else f"{parameters / 1e6:g}M"
 
 
-def _draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_intervals(axes: Axes, table: pd.DataFrame, n: int) -> None:
     """Every correlation with its interval; grey is where |r| could not be significant with so many models."""
-    n = int(table["n"].max())
     limit = of.smallest_significant(n)
     if math.isfinite(limit):
         axes.axvspan(-limit, limit, color=style.FAINT, alpha=0.45, linewidth=0, gid="not significant")

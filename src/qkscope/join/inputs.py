@@ -27,6 +27,7 @@ class Scores:
     name: str  # how sentences and folders call them
     overall: Mapping[str, float]
     by_length: pd.DataFrame  # model, length, score; empty where there are none
+    notes: tuple[str, ...] = ()  # what a reader should know before believing them
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -207,7 +208,8 @@ def distinct_networks(measures: Measures, scores: Scores) -> tuple[Measures, Sco
         left_out=tuple(left_out),
     )
     overall = {name: score for name, score in scores.overall.items() if name not in gone}
-    return fewer, Scores(scores.name, overall, scores.by_length[~scores.by_length[MODEL].isin(list(gone))])
+    remaining = scores.by_length[~scores.by_length[MODEL].isin(list(gone))].reset_index(drop=True)
+    return fewer, replace(scores, overall=overall, by_length=remaining)
 
 
 def refuse_strangers(measures: Measures, scores: Scores) -> None:

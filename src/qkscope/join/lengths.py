@@ -78,3 +78,30 @@ def of_differences(changes: pd.DataFrame) -> pd.DataFrame:
     if len(table):
         table["p_holm"] = of.holm(list(table["p"].astype(float)))
     return table
+
+
+def length_points(measures: Measures, scores: Scores) -> pd.DataFrame:
+    """The scores at lengths over which length is the null model: where a measure is known, else all of them."""
+    both = joined_lengths(measures, scores)
+    return scores.by_length if both.empty else both
+
+
+def over_lengths(measures: Measures, scores: Scores) -> pd.DataFrame:
+    """All models and lengths together: each measure against the score, beside log length over the same points.
+
+    Scores change places within a model only, because the lengths of a model belong together.
+    """
+    both = joined_lengths(measures, scores)
+    rows = []
+    for name in [each for each in both.columns if each not in (MODEL, LENGTH, SCORE)]:
+        known = both[both[name].notna()]
+        models, y = list(known[MODEL]), known[SCORE].to_numpy(dtype=float)
+        x, length = known[name].to_numpy(dtype=float), np.log2(known[LENGTH].to_numpy(dtype=float))
+        rows.append(
+            {
+                "measure": name, "n": len(known), "models": len(set(models)),
+                "r": of.correlation(x, y), "p": of.permutation_p(x, y, strata=models),
+                "r_log_length": of.correlation(length, y), "p_log_length": of.permutation_p(length, y, strata=models),
+            }
+        )  # fmt: skip
+    return pd.DataFrame([row for row in rows if row["n"]])

@@ -53,7 +53,8 @@ def published_scores(name: str) -> Scores:
     if name not in shipped:  # also keeps a name like ../x from becoming a path
         raise InputError(f"there are no published scores {name[:60]!r}; there are {', '.join(map(_named, shipped))}")
     table = _read(f"{_SCORES}{name}.csv", [MODEL, "score"])
-    return scores_of(table, _named(name), _named(name))
+    notes: dict[str, list[str]] = json.loads(_file("about.json"))["score_notes"]
+    return replace(scores_of(table, _named(name), _named(name)), notes=tuple(notes.get(name, ())))
 
 
 def shipped_scores() -> list[str]:

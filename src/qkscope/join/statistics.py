@@ -92,9 +92,9 @@ def permutation_p(
     return as_far / orders if exact else (as_far + 1) / (orders + 1)
 
 
-def kendall_p(x: Array, y: Array) -> float:
+def kendall_p(x: Array, y: Array, strata: Sequence[object] | None = None) -> float:
     """The same for Kendall's tau-b."""
-    return permutation_p(x, y, _kendall)
+    return permutation_p(x, y, _kendall, strata)
 
 
 def is_enumerated(sizes: Sequence[int]) -> bool:

@@ -11,9 +11,20 @@ import numpy as np
 import pandas as pd
 
 from qkscope.join import statistics as of
-from qkscope.join.inputs import Measures, Scores, distinct_networks, refuse_strangers, shared_models
+from qkscope.join.inputs import (
+    LENGTH,
+    MODEL,
+    SCORE,
+    Measures,
+    Scores,
+    distinct_networks,
+    refuse_strangers,
+    shared_models,
+)
+from qkscope.join.lengths import length_points
 
 NULL = "parameters"  # the null model: the logarithm of the number of parameters
+LENGTH_NULL = "length"  # the null model of scores at several lengths: the logarithm of length
 Row = dict[str, Any]
 MEASURE_ROLE, NULL_ROLE = "measure", "null model"
 
@@ -47,7 +58,21 @@ class Joined:
         """What to know about the models of this join, and of no others."""
         models = {*self.points["model"], *self.scores.by_length["model"]}
         about = [note.text for note in self.measures.notes if note.concerns(models)]
-        return [*self.measures.left_out, *about]
+        return [*self.measures.left_out, *about, *self.scores.notes]
+
+    @property
+    def of_models(self) -> pd.DataFrame:
+        """The rows whose points are models: all but that of length."""
+        return self.table[(self.table["role"] == MEASURE_ROLE) | (self.table["measure"] != LENGTH_NULL)]
+
+    @property
+    def most_models(self) -> int:
+        """Models of the measure that has most of them."""
+        return int(self.of_models["n"].max())
+
+    def null_row(self, name: str) -> Row | None:
+        """The row of a null model, where there is one."""
+        return next((row for row in self.rows(NULL_ROLE) if row["measure"] == name), None)
 
     def rows(self, role: str) -> list[Row]:
         """The rows of measures, or of null models."""
@@ -85,6 +110,8 @@ def join(measures: Measures, scores: Scores) -> Joined:
         row["smallest_p_holm"] = corrected
     if points["parameters"].notna().any():
         rows.append(_row(points.assign(**{NULL: np.log10(points["parameters"])}), NULL, NULL_ROLE))
+    if len(scores.by_length):
+        rows.append(_length_row(length_points(measures, scores)))
     table = pd.DataFrame(rows)
     order = [name for name in table.columns if name != "p_holm"]
     order.insert(order.index("p") + 1, "p_holm")
@@ -115,6 +142,24 @@ def _row(points: pd.DataFrame, name: str, role: str) -> Row:
     return {**row, "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p_with(y)}
 
 
+def _length_row(points: pd.DataFrame) -> Row:
+    """Log length against the score over models and lengths; scores change places within a model only.
+
+    Empty where a column is about one score per model.
+    """
+    models, n = list(points[MODEL]), len(points)
+    x, y = np.log2(points[LENGTH].to_numpy(dtype=float)), points[SCORE].to_numpy(dtype=float)
+    r, by_rank = of.correlation(x, y), (of.ranks(x), of.ranks(y))
+    low, high = of.fisher_interval(r, n)
+    row = {"measure": LENGTH_NULL, "role": NULL_ROLE, "n": n, "r": r, "r_low": low, "r_high": high}
+    sizes = [models.count(name) for name in dict.fromkeys(models)]
+    row |= {"p": of.permutation_p(x, y, strata=models), "exact": of.is_enumerated(sizes)}
+    row |= {"spearman": of.correlation(*by_rank), "spearman_p": of.permutation_p(*by_rank, strata=models)}
+    row |= {"kendall": of.kendall(x, y), "kendall_p": of.kendall_p(x, y, models)}
+    row |= _without("model", of.without_each(x, y, models))
+    return {**row, **_without("family", {}), "families": 0, "smallest_r": of.smallest_significant(n)}
+
+
 def _without(what: str, by_absent: dict[object, float]) -> Row:
     """The lowest and highest r without one of them, and whose absence gives it."""
     known = {name: r for name, r in by_absent.items() if not math.isnan(r)}
@@ -138,6 +183,24 @@ def _families(known: pd.DataFrame, x: of.Array, y: of.Array) -> Row:
     if max(families.count(name) for name in names) > 1:
         within = of.permutation_p(x, y, strata=families)
     return {"families": len(names), **_without("family", of.without_each(x, y, families)), "p_within_families": within}
+
+
+def within_families(points: pd.DataFrame, name: str) -> dict[str, tuple[int, float]]:
+    """Models and r of each family by itself, of those with at least three models."""
+    known = points[points[name].notna() & (points["family"] != "")]
+    return {
+        str(family): (len(part), of.correlation(part[name].to_numpy(dtype=float), part["score"].to_numpy(dtype=float)))
+        for family, part in known.groupby("family", sort=False)
+        if len(part) >= 3
+    }
+
+
+def between_families(points: pd.DataFrame, name: str) -> tuple[int, float, float]:
+    """Over the means of families: how many, Spearman's correlation and its exact p; undefined below three."""
+    known = points[points[name].notna() & (points["family"] != "")]
+    means = known.groupby("family", sort=False)[[name, "score"]].mean()
+    x, y = (of.ranks(means[each].to_numpy(dtype=float)) for each in (name, "score"))
+    return len(means), of.correlation(x, y), of.permutation_p(x, y)
 
 
 def _beside_parameters(known: pd.DataFrame, x: of.Array, y: of.Array, role: str) -> Row:

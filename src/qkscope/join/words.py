@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 
 from qkscope.join import statistics as of
+from qkscope.join.lengths import over_lengths
 from qkscope.join.table import (
     GOES_WITH,
+    LENGTH_NULL,
     MEASURE_ROLE,
+    NULL,
     NULL_ROLE,
     PREDICTS,
     UNKNOWN,
@@ -33,7 +36,7 @@ def terminal_lines(joined: Joined) -> list[str]:
             f"{'null model' if null else row['verdict']}"
         )
     notes = [f"note: {note}" for note in joined.notes]
-    return [*said, *headline(joined), *bar_sentences(joined), *notes]
+    return [*said, *headline(joined), *bar_sentences(joined), *length_sentences(joined), *notes]
 
 
 def p_words(p: float) -> str:
@@ -61,39 +64,37 @@ def headline(joined: Joined) -> list[str]:
         )
     if not said and all(row["verdict"] == UNKNOWN for row in rows):
         enough = "rare enough" if joined.corrected_for < 2 else f"rare enough for {joined.corrected_for} measures"
-        said.append(f"Nothing can be known from {counted(_most(joined), 'model')}: no order of so few is {enough}.")
+        said.append(
+            f"Nothing can be known from {counted(joined.most_models, 'model')}: no order of so few is {enough}."
+        )
     elif not said:
         none = "The measure tried is not" if joined.tried == 1 else f"None of the {joined.tried} measures tried is"
-        said.append(f"{none} shown to go with {joined.scores.name} over {counted(_most(joined), 'model')}.")
+        said.append(f"{none} shown to go with {joined.scores.name} over {counted(joined.most_models, 'model')}.")
     return [*said, *_against_null(joined)]
-
-
-def _most(joined: Joined) -> int:
-    return int(joined.table["n"].max())
 
 
 def _against_null(joined: Joined) -> list[str]:
     """How measures fare beside the number of parameters."""
-    null = joined.rows(NULL_ROLE)
+    null = joined.null_row(NULL)
     measures = [row for row in joined.rows(MEASURE_ROLE) if not math.isnan(row["r"])]
-    if not null:
+    if null is None:
         return ["Parameters are not known for these models, so their part in it is not either (study key `parameters`, "
                 "or --models)."]  # fmt: skip
-    if not measures or math.isnan(null[0]["r"]):
+    if not measures or math.isnan(null["r"]):
         return []
-    size, best = null[0]["r"], max(measures, key=lambda row: abs(row["r"]))
+    size, best = null["r"], max(measures, key=lambda row: abs(row["r"]))
     weaker = abs(best["r"]) <= abs(size)
     comparison = (
         f"no measure reaches it (largest: {best['measure']}, {number(best['r'])})"
         if weaker
         else f"{best['measure']} has {number(best['r'])}, and {number(best['partial_r'])} at equal parameters"
     )
-    return [f"The number of parameters alone has r = {number(size)} (p = {p_words(null[0]['p'])}); {comparison}."]
+    return [f"The number of parameters alone has r = {number(size)} (p = {p_words(null['p'])}); {comparison}."]
 
 
 def bar_sentences(joined: Joined) -> list[str]:
     """What could have been found at all with so many models."""
-    n, rows = _most(joined), joined.rows(MEASURE_ROLE)
+    n, rows = joined.most_models, joined.rows(MEASURE_ROLE)
     smallest = min((row["smallest_p"] for row in rows if not math.isnan(row["smallest_p"])), default=math.nan)
     if not smallest < of.LEVEL:
         return [f"With {counted(n, 'model')}, no correlation can be significant: their orders are too few."]
@@ -119,3 +120,31 @@ def _correction_sentence(joined: Joined, n: int, smallest: float) -> str:
         f"{100 * chance:.0f} % if they are independent; after Holm's correction the best needs |r| of about "
         f"{number(of.smallest_significant(n, of.LEVEL / tried))}."
     )
+
+
+def length_sentences(joined: Joined) -> list[str]:
+    """For scores at several lengths: what length alone gives, beside each measure over the same points."""
+    null = joined.null_row(LENGTH_NULL)
+    if null is None:
+        return []
+    together = records(over_lengths(joined.measures, joined.scores))
+    if not together:
+        return [
+            f"Over {null['n']} scores at several lengths, the logarithm of length alone has r = "
+            f"{_with_p(null, 'r', 'p')}; no measure was taken at one of these windows, so none can be held against it."
+        ]
+    said = []
+    for row in together:
+        over = f"{row['n']} scores of {counted(row['models'], 'model')} at several lengths"
+        measured, length = _with_p(row, "r", "p"), _with_p(row, "r_log_length", "p_log_length")
+        sizes = [round(abs(row[name]), 2) for name in ("r", "r_log_length")]  # as they are printed
+        judged = "smaller" if sizes[0] > sizes[1] else "larger" if sizes[0] < sizes[1] else "as large"
+        judged = "" if math.isnan(sum(sizes)) else f", which is {judged}"
+        said.append(
+            f"Over {over}, {row['measure']} has r = {measured}; the logarithm of length alone has {length}{judged}."
+        )
+    return [*said, "Two curves that fall with length correlate whatever they are: only changes between models count."]
+
+
+def _with_p(row: Row, r: str, p: str) -> str:
+    return f"{number(row[r])} (p = {p_words(row[p])} within models)"
