@@ -26,7 +26,10 @@ def measures_card(subject: Subject) -> Card:
             "own variance lies between the means of position buckets. Share (squares): how much of it is linear in "
             "position. None of them depends on a choice of component.",
         ),
-        *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(subject, panel, kind, name)) for kind, name in KINDS),
+        *(
+            paragraph(Strong(f"{name.capitalize()}."), " ", _courses(subject, panel, kind, name))
+            for kind, name in KINDS
+        ),
         " ".join(of_each(subject.study, lambda entry: _best(subject, entry))),
         pooled_kinds(subject),
         *held(subject, "measures"),
@@ -41,7 +44,7 @@ def _name(measure: str, kind: str) -> str:
     return f"Mean {measure} of {kind}"
 
 
-def _told(subject: Subject, panel: HeadPanel, kind: str, name: str) -> str:
+def _courses(subject: Subject, panel: HeadPanel, kind: str, name: str) -> str:
     """The course of the three measures, and where decode and share jump."""
     said = []
     for measure in ("decode", "shape", "share"):

@@ -46,9 +46,9 @@ def measures(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     _, first, which = np.unique(sums.kv_heads, return_index=True, return_inverse=True)
     keys = of_kind(sums.k.take(first), sums.bucket_means("k").take(first))
     queries = of_kind(sums.q, sums.bucket_means("q"))
-    found = {f"{name}_q": values for name, values in queries.items()}
-    found |= {f"{name}_k": values[which] for name, values in keys.items()}
-    return {**found, **best_component(sums)}
+    columns = {f"{name}_q": values for name, values in queries.items()}
+    columns |= {f"{name}_k": values[which] for name, values in keys.items()}
+    return {**columns, **best_component(sums)}
 
 
 def of_kind(of: Statistics, buckets: BucketMeans) -> dict[str, Array]:
@@ -57,25 +57,25 @@ def of_kind(of: Statistics, buckets: BucketMeans) -> dict[str, Array]:
     exists = (trace > NO_VARIANCE * of.spread) & (of.var_t > 0) & (of.n >= of.mean_x.shape[-1])
     with np.errstate(invalid="ignore", divide="ignore"):
         linear = (of.cov_xt**2).sum(axis=-1) / (of.var_t * trace)
-        found = {
+        shares = {
             "decode": read_out(of.cov_xx, of.cov_xt) / of.var_t,
             "share": linear,
             "shape": between_buckets(buckets) / trace,
         }
-    return {name: np.where(exists, np.clip(values, 0.0, 1.0), np.nan) for name, values in found.items()}
+    return {name: np.where(exists, np.clip(values, 0.0, 1.0), np.nan) for name, values in shares.items()}
 
 
 def read_out(cov_xx: Array, cov_xt: Array) -> Array:
     """c' Σ⁻¹ c of each head, over the directions that are not FAINTEST: the variance that the best line recovers."""
-    found = np.full(len(cov_xx), np.nan)
+    recovered = np.full(len(cov_xx), np.nan)
     known = np.isfinite(cov_xx).all(axis=(1, 2)) & np.isfinite(cov_xt).all(axis=1)
     if known.any():
         with one_blas_thread():
-            found[known] = _inverted(cov_xx[known], cov_xt[known])
-            faint = known & np.isnan(found)
+            recovered[known] = _inverted(cov_xx[known], cov_xt[known])
+            faint = known & np.isnan(recovered)
             if faint.any():
-                found[faint] = _without_faintest(cov_xx[faint], cov_xt[faint])
-    return found
+                recovered[faint] = _without_faintest(cov_xx[faint], cov_xt[faint])
+    return recovered
 
 
 def _inverted(cov_xx: Array, cov_xt: Array) -> Array:
@@ -83,15 +83,15 @@ def _inverted(cov_xx: Array, cov_xt: Array) -> Array:
 
     With Σ = L L', no eigenvalue is smaller than 1 over the sum of squares of L⁻¹, and none is larger than the trace.
     """
-    found = np.full(len(cov_xx), np.nan)
+    recovered = np.full(len(cov_xx), np.nan)
     for head, (cov, drift) in enumerate(zip(cov_xx, cov_xt, strict=True)):
         factor, failed = dpotrf(cov, lower=1)  # what lies above the diagonal becomes 0
         if failed:
             continue
         inverse, singular = dtrtri(factor, lower=1)
         if not singular and FAINTEST * np.trace(cov) * (inverse**2).sum() < 1.0:
-            found[head] = ((inverse @ drift) ** 2).sum()
-    return found
+            recovered[head] = ((inverse @ drift) ** 2).sum()
+    return recovered
 
 
 def _without_faintest(cov_xx: Array, cov_xt: Array) -> Array:

@@ -30,11 +30,11 @@ COLUMNS = (
 
 def norms_by_bucket(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """(heads, buckets) of each column; a replicate has lengths alone, with the whole's covariances."""
-    found = {"rms_q": _lengths(sums, "q"), "rms_k": _lengths(sums, "k")}
+    lengths = {"rms_q": _lengths(sums, "q"), "rms_k": _lengths(sums, "k")}
     if sums.whole is not None:
-        unknown = np.full(found["rms_q"].shape, np.nan)
-        return {"position": unknown, **found, "score_std": unknown}
-    return {"position": sums.q_buckets.mean_t, **found, "score_std": _spreads(sums)}
+        unknown = np.full(lengths["rms_q"].shape, np.nan)
+        return {"position": unknown, **lengths, "score_std": unknown}
+    return {"position": sums.q_buckets.mean_t, **lengths, "score_std": _spreads(sums)}
 
 
 def _lengths(sums: LayerSums, kind: Kind) -> Array:
@@ -52,11 +52,11 @@ def bucket_traces(sums: LayerSums) -> dict[Kind, Array]:
 def _spreads(sums: LayerSums) -> Array:
     """Standard deviation of scores: queries of each bucket, keys of all buckets up to it."""
     queries, (mean_k, cov_k), which = sums.q_buckets, so_far(sums.k_buckets), sums.distinct_keys[1]
-    found = np.empty(queries.n.shape)
+    spreads = np.empty(queries.n.shape)
     for head, key in enumerate(which):  # one head at a time: all at once would copy the keys for each
         _, variance = score_moments(queries.mean_x[head], queries.cov_xx[head], mean_k[key], cov_k[key])
-        found[head] = np.sqrt(variance)
-    return found
+        spreads[head] = np.sqrt(variance)
+    return spreads
 
 
 def so_far(keys: Statistics) -> tuple[Array, Array]:

@@ -59,9 +59,9 @@ def _scores(axes: Axes, at: AtWindow, table: pd.DataFrame) -> None:
     draw_band_line(axes, table, measure, colour=style.PURPLE, marker="o", label="all heads", joined=joined)
     _top(axes, table, measure, style.PURPLE, places, joined)
     by_kind = kind_means(at, measure)
-    for kind, look in kind_looks(kinds_in_order(by_kind)).items():
+    for kind, mark in kind_looks(kinds_in_order(by_kind)).items():
         axes.plot(
-            places, by_kind[kind], color=look.colour, marker=look.marker, linestyle="none", markersize=4,
+            places, by_kind[kind], color=mark.colour, marker=mark.marker, linestyle="none", markersize=4,
             label=style.plain(kind), gid=kind, zorder=5,
         )  # fmt: skip
     _limits(axes)

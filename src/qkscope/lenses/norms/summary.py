@@ -43,7 +43,7 @@ def kind_means(at: AtWindow, quantity: str) -> dict[str, list[float]]:
     panel = at.panel_of(FILE)
     kinds = at.heads.groupby("model", sort=False)["layer_kind"].unique()
     several = {model: set(kinds[model]) for model in at.names if len(set(kinds[model])) > 1}
-    names = sorted({kind for found in several.values() for kind in found if kind})
+    names = sorted({kind for own in several.values() for kind in own if kind})
     return {
         kind: [
             panel.mean(quantity, model, Part(layer_kind=kind)) if kind in several.get(model, ()) else np.nan

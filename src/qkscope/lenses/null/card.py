@@ -35,7 +35,7 @@ def null_card(subject: Subject) -> Card:
         "all documents alike. Vectors and components stay as they are; only positions change. Each head's null is the "
         "root mean square over all shifts. Slow drifts survive a shift in part: a straight line over 16 buckets keeps "
         "a null of 0.39 times its r. So a large null is not noise alone.",
-        *(paragraph(Strong(f"{name.capitalize()}."), " ", _told(subject, means, kind)) for kind, name in KINDS),
+        *(paragraph(Strong(f"{name.capitalize()}."), " ", _both_means(subject, means, kind)) for kind, name in KINDS),
         _missing(subject, means),
         pooled_kinds(subject),
     ]
@@ -44,8 +44,8 @@ def null_card(subject: Subject) -> Card:
         ("Aggregation", f"means, standard deviations and shares over the heads of each {subject.noun}."),
     ]
     headline = f"Measured against Shifted Positions {subject.study.span.title()}"
-    told = [_beyond(subject, means, kind, entry) for entry in _told_of(subject, means) for kind, _ in KINDS]
-    return Card(headline, shows, FILE, steps, told)
+    takeaway = [_beyond(subject, means, kind, entry) for entry in _described(subject, means) for kind, _ in KINDS]
+    return Card(headline, shows, FILE, steps, takeaway)
 
 
 def _with_null(subject: Subject, means: Means) -> list[Entry]:
@@ -53,7 +53,7 @@ def _with_null(subject: Subject, means: Means) -> list[Entry]:
     return [c for c in subject.checkpoints if c.name in known]
 
 
-def _told(subject: Subject, means: Means, kind: str) -> str:
+def _both_means(subject: Subject, means: Means, kind: str) -> str:
     """Measured and shifted at the ends of a run, or at each of a few entries."""
     there = _with_null(subject, means)
     chosen = [there[0], *there[1:][-1:]] if subject.study.one_run else there[:MOST_TOLD]
@@ -65,7 +65,7 @@ def _told(subject: Subject, means: Means, kind: str) -> str:
     return f"Mean |r_{kind}| is {listed(said)}."
 
 
-def _told_of(subject: Subject, means: Means) -> list[Entry]:
+def _described(subject: Subject, means: Means) -> list[Entry]:
     """Of those with a null, the last of a run, or each of a few seeds or models."""
     there = _with_null(subject, means)
     return there[-1:] if subject.study.one_run else there[:MOST_TOLD]

@@ -15,12 +15,12 @@ NULLS = tuple(f"{part}_{kind}" for part in ("null_r", "beyond_null") for kind, _
 
 def null_means(at: AtWindow) -> pd.DataFrame | None:
     """Per checkpoint: mean |r|, mean null and the share of heads beyond it, with errors; None without any null."""
-    found = at.find(FILE)
-    if found is None or not found[["null_r_q", "null_r_k"]].notna().any(axis=None):
+    heads = at.find(FILE)
+    if heads is None or not heads[["null_r_q", "null_r_k"]].notna().any(axis=None):
         return None
     names = list(at.names)
     table = pd.DataFrame({"model": names, "window": [at.window_of(name) for name in names]})
-    groups = found.groupby("model")
+    groups = heads.groupby("model")
     table["heads"] = groups.size().reindex(names).to_numpy()
     table["null_shifts"] = groups["null_shifts"].max().reindex(names).to_numpy()
     panels = {**{f"r_{kind}_abs": at.panel for kind, _ in KINDS}, **dict.fromkeys(NULLS, at.panel_of(FILE))}

@@ -53,18 +53,18 @@ COLUMNS = (
 
 def null_columns(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """The shifted correlations of each head in a few numbers."""
-    found: dict[str, Array] = {}
+    columns: dict[str, Array] = {}
     for kind, measured in (("q", sums.principal.r_q), ("k", sums.principal.r_k)):
         shifted = np.abs(shifted_correlations(sums, "q" if kind == "q" else "k"))
         r = np.abs(measured[:, 0])
         known = np.isfinite(r) & np.isfinite(shifted).all(axis=0) & (len(shifted) > 0)
         reached = (shifted >= r - TIE).sum(axis=0)
         with np.errstate(invalid="ignore"):
-            found[f"null_r_{kind}"] = np.sqrt((shifted**2).sum(axis=0) / max(len(shifted), 1))
-        found[f"null_p_{kind}"] = (1.0 + reached) / (1.0 + len(shifted))
-        found[f"beyond_null_{kind}"] = (reached == 0).astype(float)
-        found |= {name: np.where(known, found[name], np.nan) for name in found if name.endswith(f"_{kind}")}
-    return {**found, "null_shifts": np.full(len(sums.heads), len(shifted))}
+            columns[f"null_r_{kind}"] = np.sqrt((shifted**2).sum(axis=0) / max(len(shifted), 1))
+        columns[f"null_p_{kind}"] = (1.0 + reached) / (1.0 + len(shifted))
+        columns[f"beyond_null_{kind}"] = (reached == 0).astype(float)
+        columns |= {name: np.where(known, columns[name], np.nan) for name in columns if name.endswith(f"_{kind}")}
+    return {**columns, "null_shifts": np.full(len(sums.heads), len(shifted))}
 
 
 TABLE = HeadTable(FILE, COLUMNS, null_columns)

@@ -58,15 +58,15 @@ def answer(folder: Path, names: Sequence[str], question: Question, skip: int | N
             raise InputError(f"{folder}: no moments of a checkpoint {name!r}; there is {', '.join(known) or 'none'}")
     there = [name for name in dict.fromkeys((*known, *wanted)) if moments_path(folder, name).is_file()]
     files = {name: RestFile(moments_path(folder, name)) for name in there}
-    told = results.provenance.analysis if results else None
-    start = skip if skip is not None else (told.skip_positions if told else None) or 0
+    analysis = results.provenance.analysis if results else None
+    start = skip if skip is not None else (analysis.skip_positions if analysis else None) or 0
     return [_answer(name, files, question, results, start) for name in wanted]
 
 
 def _with_moments(folder: Path) -> list[str]:
     """The checkpoints of a folder without tables, by name."""
-    found = [Path(entry.name) for entry in entries(moments_folder(folder))]
-    return sorted(path.stem for path in found if path.suffix == MOMENTS_SUFFIX and not path.name.startswith("."))
+    paths = [Path(entry.name) for entry in entries(moments_folder(folder))]
+    return sorted(path.stem for path in paths if path.suffix == MOMENTS_SUFFIX and not path.name.startswith("."))
 
 
 def _results(folder: Path) -> Results | None:
@@ -99,8 +99,8 @@ def _answer(name: str, files: Mapping[str, RestFile], question: Question, result
 
 def one_base(file: RestFile) -> float | None:
     """The base of all layers that rotate; None where they have several, or none."""
-    found = {base_of(facts.rotation) for facts in file.layers.values() if facts.rotation is not None}
-    return next(iter(found)) if len(found) == 1 else None
+    bases = {base_of(facts.rotation) for facts in file.layers.values() if facts.rotation is not None}
+    return next(iter(bases)) if len(bases) == 1 else None
 
 
 def _measured(results: Results | None, name: str, window: int) -> dict[str, float]:

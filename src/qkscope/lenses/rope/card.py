@@ -40,7 +40,7 @@ def rope_alone_card(subject: Subject) -> Card:
     """Every head: measured against predicted."""
     entries = {c.name: c for c in subject.checkpoints}
     names = [name for name in shown_entries(subject.study) if name in entries]
-    told = [entries[name] for name in (names[-1:] if subject.study.one_run else names)]
+    named = [entries[name] for name in (names[-1:] if subject.study.one_run else names)]
     bars = f" Up to {FEW} heads have thin lines of ± 1 standard error of the difference." if _few(subject) else ""
     shows: list[Block | str] = [
         opening(
@@ -54,8 +54,8 @@ def rope_alone_card(subject: Subject) -> Card:
             paragraph(Strong(f"{label(entries[name])}."), " ", joined(_agreement(subject, name, headed=True)))
             for name in names
         ),
-        paragraph(Strong("Where it fails."), " ", joined([text for each in told for text in _largest(subject, each)])),
-        _flipped(subject, told),
+        paragraph(Strong("Where it fails."), " ", joined([text for each in named for text in _largest(subject, each)])),
+        _flipped(subject, named),
         _left_out(subject),
         errors_said(subject.table(FILE), HELD),
         paragraph(
@@ -71,7 +71,7 @@ def rope_alone_card(subject: Subject) -> Card:
         ("Null", "this is the null of position without learning of position in hidden states."),
     ]  # fmt: skip
     headline = f"Measured against RoPE Alone {subject.study.span.title()}"
-    takeaway = [text for e in told for text in (*_agreement(subject, e.name)[:2], _dominated(subject, e.name))]
+    takeaway = [text for e in named for text in (*_agreement(subject, e.name)[:2], _dominated(subject, e.name))]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -99,7 +99,7 @@ def rope_excess_card(subject: Subject) -> Card:
     ]
     steps = [("Aggregation", f"means over the heads of each {subject.noun} that have a prediction, by kind of layer.")]
     headline = f"What RoPE Alone Leaves {subject.study.span.title()}"
-    return Card(headline, shows, FILE, steps, [_told(subject, kinds[0])])
+    return Card(headline, shows, FILE, steps, [_predicted_change(subject, kinds[0])])
 
 
 BIAS = "The slope of the mean score in key position beyond what RoPE alone predicts, a mean over heads,"
@@ -256,7 +256,7 @@ def _excess_course(subject: Subject, measure: str, kind: str, part: Part) -> str
     return f"{said} {'It' if said else name} is {listed(ends)}.".strip()
 
 
-def _told(subject: Subject, kind: str) -> str:
+def _predicted_change(subject: Subject, kind: str) -> str:
     """Of the change that was measured, how much is predicted."""
     first, last = subject.checkpoints[0], subject.checkpoints[-1]
     one, two = _row(subject, first.name, kind), _row(subject, last.name, kind)

@@ -35,7 +35,7 @@ MEANING = (
     "(Shapley); the parts add up to the predicted change. What is left of the measured change is unexplained: a change "
     "of what the hidden states carry beyond RoPE."
 )
-TOLD = 4  # steps that are told one by one
+MOST_DESCRIBED = 4  # steps that are described one by one
 
 
 def rope_split_card(subject: Subject) -> Card:
@@ -44,14 +44,14 @@ def rope_split_card(subject: Subject) -> Card:
     steps, whole = consecutive(table, subject.study), whole_way(table, subject.study)
     entries = {c.name: c for c in subject.checkpoints}
     total = whole or steps[0]
-    told = _told_steps(steps)
+    described = _described_steps(steps)
     shows: list[Block | str] = [
         opening(subject, _what(subject, table, len(steps))),
         MEANING,
-        paragraph(Strong("The whole way."), " ", _told(total, entries)),
+        paragraph(Strong("The whole way."), " ", _sentences(total, entries)),
         *(
-            paragraph(Strong(f"{_headed(step[R_Q], entries)}."), " ", _told(step, entries, whole=False))
-            for step in (told if whole is not None else [])
+            paragraph(Strong(f"{_headed(step[R_Q], entries)}."), " ", _sentences(step, entries, whole=False))
+            for step in (described if whole is not None else [])
         ),
         _still(subject, entries),
         paragraph(Strong("Does it hold here?"), " ", _consolidation(subject, steps, entries)),
@@ -63,7 +63,7 @@ def rope_split_card(subject: Subject) -> Card:
         ("Split", "mean over six orders; means over heads here, single heads in rope_split_heads.csv."),
     ]
     headline = f"Window, RoPE Base and Weights {subject.study.span.title()}"
-    lead = [_step(total[R_Q], entries), *(_step(step[R_Q], entries) for step in told[:1] if whole is not None)]
+    lead = [_step(total[R_Q], entries), *(_step(step[R_Q], entries) for step in described[:1] if whole is not None)]
     return Card(headline, shows, FILE, how, lead)
 
 
@@ -79,10 +79,10 @@ def _what(subject: Subject, table: pd.DataFrame, count: int) -> str:
     )
 
 
-def _told_steps(steps: Steps) -> Steps:
+def _described_steps(steps: Steps) -> Steps:
     """Steps with a new window or base, in order; without any, the one with the largest change."""
     new = [step for step in steps if is_new(step[R_Q])]
-    return new[:TOLD] if new else sorted(steps, key=lambda step: -abs(float(step[R_Q]["change"])))[:1]
+    return new[:MOST_DESCRIBED] if new else sorted(steps, key=lambda step: -abs(float(step[R_Q]["change"])))[:1]
 
 
 def _between(row: pd.Series, entries: dict[str, Entry]) -> str:
@@ -104,7 +104,7 @@ def _headed(row: pd.Series, entries: dict[str, Entry]) -> str:
     return f"{_between(row, entries)}{_setting(row)}"
 
 
-def _told(step: dict[str, pd.Series], entries: dict[str, Entry], *, whole: bool = True) -> str:
+def _sentences(step: dict[str, pd.Series], entries: dict[str, Entry], *, whole: bool = True) -> str:
     """A step in one sentence for each quantity; the first says where, unless a heading did."""
     known = [q for q in NAMES if q in step]
     return joined([_step(step[q], entries, whole=whole and i == 0) for i, q in enumerate(known)])
@@ -181,11 +181,11 @@ def _consolidation(subject: Subject, steps: Steps, entries: dict[str, Entry]) ->
     if not longer:
         return f"{claim}: that cannot be asked here, because the context does not grow between these checkpoints."
     said = []
-    for step in longer[:TOLD]:
+    for step in longer[:MOST_DESCRIBED]:
         row = step[DOMINATED]
-        found = Found(float(row["joint_weights"]), float(row["joint_weights_se"]))
+        effect = Found(float(row["joint_weights"]), float(row["joint_weights_se"]))
         said.append(
-            f"{found.ruling} from {_between(row, entries)}, where the share goes from {percent(row['before'])} to "
+            f"{effect.ruling} from {_between(row, entries)}, where the share goes from {percent(row['before'])} to "
             f"{percent(row['after'])} and the weights alone add {_points(row, 'joint_weights')} (window and base "
             f"together {_points(row, 'joint')})"
         )

@@ -62,7 +62,7 @@ class HeadKernel:
 
 def chosen_heads(at: AtWindow) -> list[HeadKernel]:
     """The heads whose kernel moves most, in spreads of their scores: of the last checkpoint, or of each model."""
-    found: list[HeadKernel] = []
+    heads: list[HeadKernel] = []
     entries = [entry.name for entry in told_entries(at.study)]
     for model in entries:
         ranked = strengths(at, model)
@@ -70,8 +70,8 @@ def chosen_heads(at: AtWindow) -> list[HeadKernel]:
         for layer, head in ranked.index:
             if len(taken) < (HEADS if len(entries) == 1 else 1) and layer not in taken:
                 taken.add(int(layer))
-                found.append(_head(at, model, int(layer), int(head)))
-    return found
+                heads.append(_head(at, model, int(layer), int(head)))
+    return heads
 
 
 def strengths(at: AtWindow, model: str) -> pd.Series:

@@ -51,8 +51,8 @@ def with_base(file: RestFile, asked: Mapping[float | None, float], where: str) -
     config says another base than its angles do.
     """
     turning = {layer: facts.rotation for layer, facts in file.layers.items() if facts.rotation is not None}
-    found = {layer: base_of(rotation) for layer, rotation in turning.items()}
-    odd = [layer for layer, base in found.items() if base is None and len(turning[layer].angles) > 1]
+    base_of_layer = {layer: base_of(rotation) for layer, rotation in turning.items()}
+    odd = [layer for layer, base in base_of_layer.items() if base is None and len(turning[layer].angles) > 1]
     other = "take the rotation of a checkpoint that has it with --rotation-of NAME"
     if odd:
         raise InputError(
@@ -61,8 +61,8 @@ def with_base(file: RestFile, asked: Mapping[float | None, float], where: str) -
         )
     if not turning:
         raise InputError(f"{where}: no layer has a measured rotation, so there is no base to change")
-    bases = sorted({base for base in found.values() if base is not None})
-    _require_told(CheckpointRecord.read(file.provenance), bases, where, other)
+    bases = sorted({base for base in base_of_layer.values() if base is not None})
+    _require_config_base(CheckpointRecord.read(file.provenance), bases, where, other)
     if None in asked and len(bases) > 1:
         listed = ", ".join(f"{base:g}" for base in bases)
         raise InputError(f"{where}: its layers have several bases ({listed}); write OLD=NEW for those that change")
@@ -71,7 +71,7 @@ def with_base(file: RestFile, asked: Mapping[float | None, float], where: str) -
         raise InputError(f"{where}: no layer has base {unknown[0]:g}; there is {', '.join(f'{b:g}' for b in bases)}")
 
     def turned(facts: LayerFacts) -> Rotation | None:
-        base, rotation = found.get(facts.layer), facts.rotation
+        base, rotation = base_of_layer.get(facts.layer), facts.rotation
         for old, new in asked.items():
             if rotation is not None and (old is None or (base is not None and np.isclose(old, base, rtol=1e-3))):
                 return rebased(rotation, new)
@@ -80,11 +80,11 @@ def with_base(file: RestFile, asked: Mapping[float | None, float], where: str) -
     return turned
 
 
-def _require_told(record: CheckpointRecord, bases: list[float], where: str, other: str) -> None:
+def _require_config_base(record: CheckpointRecord, bases: list[float], where: str, other: str) -> None:
     """Refuse angles whose base is another than the config's: then powers are not spaced as a base would have them."""
-    told = record.rope_theta
-    if isinstance(told, int | float) and bases and not any(np.isclose(told, base, rtol=1e-3) for base in bases):
-        raise InputError(f"{where}: its angles look like base {bases[0]:g}, its config says {told:g}; {other}")
+    theta = record.rope_theta
+    if isinstance(theta, int | float) and bases and not any(np.isclose(theta, base, rtol=1e-3) for base in bases):
+        raise InputError(f"{where}: its angles look like base {bases[0]:g}, its config says {theta:g}; {other}")
 
 
 def with_rotation_of(file: RestFile, name: str, where: str) -> Turned:
@@ -185,9 +185,9 @@ def _means(parts: list[_LayerFound]) -> dict[str, tuple[float, float]]:
     known = [part.draws for part in parts if part.draws is not None]
     r_q, r_k = (np.concatenate([draws[i] for draws in known], axis=1) for i in (0, 1))
     categories = np.where(np.isnan(r_q) | np.isnan(r_k), np.nan, classify(r_q, r_k) == CATEGORIES[0])
-    found = {}
+    with_errors = {}
     for name, values in (("r_q", r_q), ("r_k", r_k), ("position_dominated", categories)):
         means = np.nanmean(values, axis=1)
         error = float(np.sqrt(((means[1:] - means[0]) ** 2).mean())) if len(means) > 1 else float("nan")
-        found[name] = (float(means[0]), error)
-    return found
+        with_errors[name] = (float(means[0]), error)
+    return with_errors

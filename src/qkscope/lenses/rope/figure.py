@@ -58,7 +58,7 @@ def _lowest(rows: pd.DataFrame) -> float:
 
 def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, low: float) -> None:
     axes.plot([low, 1.05], [low, 1.05], color=style.GREY, linewidth=0.9, zorder=1, gid="diagonal")
-    looks: dict[bool, dict[str, Any]] = {False: {"c": colour}, True: {"facecolors": "none", "edgecolors": style.AMBER}}
+    fills: dict[bool, dict[str, Any]] = {False: {"c": colour}, True: {"facecolors": "none", "edgecolors": style.AMBER}}
     partly = _limited(rows)
     for (still, limited), marker in MARKS.items():
         part = rows[((rows["prediction"] == 1) == still) & (partly == limited)]
@@ -67,7 +67,7 @@ def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, low: flo
         size, name = 16 if len(rows) <= FEW else 7, f"{'still' if still else 'rotary'}{' limited' if limited else ''}"
         axes.scatter(
             part[f"{measure}_rope"], part[measure], s=size, alpha=0.9 if still else 0.6, linewidths=0.8 if still else 0,
-            marker=marker, zorder=3, gid=f"{measure} {name}", **looks[still],
+            marker=marker, zorder=3, gid=f"{measure} {name}", **fills[still],
         )  # fmt: skip
         if len(rows) <= FEW:
             error = part[f"{measure}_excess_se"]
@@ -158,8 +158,8 @@ def _draw_means(axes: Axes, here: pd.DataFrame, study: Entries) -> None:
         x, marker, line = _places(study, number), "os"[number], "-" if study.one_run else "none"
         axes.plot(x, here[measure], color=colour, marker=marker, linestyle=line, markersize=size, zorder=3, gid=measure)
         draw_errors(axes, x, here[measure], here[f"{measure}_se"], gid=measure)
-        look = {"linestyle": "--"} if study.one_run else {"linestyle": "none", "marker": "_", "markersize": 14}
-        axes.plot(x, here[f"{measure}_rope"], color=colour, alpha=0.8, zorder=2, gid=f"{measure}_rope", **look)
+        dash = {"linestyle": "--"} if study.one_run else {"linestyle": "none", "marker": "_", "markersize": 14}
+        axes.plot(x, here[f"{measure}_rope"], color=colour, alpha=0.8, zorder=2, gid=f"{measure}_rope", **dash)
         if study.one_run:
             axes.fill_between(x, here[measure], here[f"{measure}_rope"], color=colour, alpha=0.14, linewidth=0)
     values = here[["r_q", "r_k", "r_q_rope", "r_k_rope"]].to_numpy(dtype=np.float64)

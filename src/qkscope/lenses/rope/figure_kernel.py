@@ -54,10 +54,10 @@ def _draw_curve(axes: Axes, each: HeadKernel, at: AtWindow) -> None:
     axes.plot(distance, each.curve(distance, SHARP), color=CURVE, linewidth=0.6, alpha=0.35, zorder=2, gid="sharp")
     axes.plot(distance, each.curve(distance, SMOOTH), color=CURVE, linewidth=2.0, zorder=3, gid="kernel")
     checked = each.rows[each.rows["measured"].notna()]
-    looks: dict[str, dict[str, Any]] = {"averaged": {"facecolors": "white"}, "measured": {"color": style.INK}}
-    for name, look in looks.items():
+    fills: dict[str, dict[str, Any]] = {"averaged": {"facecolors": "white"}, "measured": {"color": style.INK}}
+    for name, fill in fills.items():
         axes.scatter(checked["distance"], each.scale * checked[name], s=17 if name == "averaged" else 7, linewidths=0.9,
-                     edgecolors=style.INK, zorder=4, gid=name, **look)  # fmt: skip
+                     edgecolors=style.INK, zorder=4, gid=name, **fill)  # fmt: skip
     axes.axvspan(each.window, end, color=style.FAINT, alpha=0.35, linewidth=0, zorder=0)
     axes.text(each.window, 0.985, " not run", transform=axes.get_xaxis_transform(), fontsize=7, color=style.GREY,
               va="top")  # fmt: skip

@@ -69,12 +69,12 @@ def draw_rope_split(at: AtWindow) -> Figure:
 
 
 def _places(shown: Sequence[int], quantity: str, steps: Steps) -> list[_Place]:
-    found, x = [], 0.0
+    places, x = [], 0.0
     for number, step in enumerate(shown):
         if number:
             x += 1.0 if shown[number - 1] == step - 1 else 1.0 + GAP
-        found.append(_Place(steps[step][quantity], x))
-    return found
+        places.append(_Place(steps[step][quantity], x))
+    return places
 
 
 def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> bool:

@@ -45,19 +45,19 @@ def kernel_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     points = _points(sums.window, tuple(apart.distances))
     rest, heads = sums.once(at_rest)[1], len(sums.heads)
     nothing = np.full((heads, len(points.distances)), np.nan)
-    found = {column.name: nothing for column in COLUMNS}
-    found["distance"] = np.broadcast_to(points.distances, nothing.shape)
+    columns = {column.name: nothing for column in COLUMNS}
+    columns["distance"] = np.broadcast_to(points.distances, nothing.shape)
     scores, tokens = _measured_scores(sums)
-    found["measured"] = points.at_pairs(apart.averaged(scores, tokens))
+    columns["measured"] = points.at_pairs(apart.averaged(scores, tokens))
     if rest is None:
-        return found
+        return columns
     kernel = kernel_at(rest, points.distances)
     scale = np.nan if sums.facts.score_scale is None else sums.facts.score_scale
     averaged = apart.averaged(_turned_scores(rest, apart), tokens)
-    found |= {"kernel": kernel, "kernel_scaled": kernel * scale, "averaged": points.at_pairs(averaged)}
+    columns |= {"kernel": kernel, "kernel_scaled": kernel * scale, "averaged": points.at_pairs(averaged)}
     if sums.whole is None:  # it has no error, so replicates need not compute it
-        found["kernel_sd"] = spread_at(rest, points.distances)
-    return found
+        columns["kernel_sd"] = spread_at(rest, points.distances)
+    return columns
 
 
 def plane_products(rest: LayerAtRest) -> Complex:
@@ -139,12 +139,12 @@ class PairsApart:
 
     def averaged(self, scores: Array, tokens: Array) -> Array:
         """The mean score of each place's pairs, by tokens: (heads, places); NaN where no pair has any."""
-        found = np.full((len(scores), len(self.distances)), np.nan)
+        means = np.full((len(scores), len(self.distances)), np.nan)
         for place in range(len(self.distances)):
             chosen = (self.steps == place) & (tokens > 0)
             if chosen.any():
-                found[:, place] = scores[:, chosen] @ tokens[chosen] / tokens[chosen].sum()
-        return found
+                means[:, place] = scores[:, chosen] @ tokens[chosen] / tokens[chosen].sum()
+        return means
 
 
 @lru_cache(maxsize=16)
@@ -194,9 +194,9 @@ class _Points:
 
     def at_pairs(self, values: Array) -> Array:
         """Values of pairs of buckets at their places, NaN at all others."""
-        found = np.full((len(values), len(self.distances)), np.nan)
-        found[:, self.pairs] = values
-        return found
+        placed = np.full((len(values), len(self.distances)), np.nan)
+        placed[:, self.pairs] = values
+        return placed
 
 
 def log_distances(longest: float) -> Array:

@@ -29,8 +29,8 @@ def followed(apply: Callable[[Array], Array], start: Array) -> tuple[Array, Arra
     best = np.abs(turns[..., 0, :]).argmax(axis=-1)[..., None]  # the start is the first vector of the basis
     turn = np.take_along_axis(turns, best[..., None], axis=-1)[..., 0]
     turn = turn * np.where(turn[..., :1] < 0, -1.0, 1.0)
-    found = (turn[..., None, :] @ basis)[..., 0, :]
-    return np.take_along_axis(values, best, axis=-1)[..., 0], found / np.linalg.norm(found, axis=-1, keepdims=True)
+    vector = (turn[..., None, :] @ basis)[..., 0, :]
+    return np.take_along_axis(values, best, axis=-1)[..., 0], vector / np.linalg.norm(vector, axis=-1, keepdims=True)
 
 
 def _space(apply: Callable[[Array], Array], start: Array) -> tuple[Array, Array]:

@@ -85,10 +85,10 @@ def less_one(omega: Array, n: float) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         large = np.sin(whole) / (n * np.sin(half)) - 1.0
         small = (n * _less_sine(half) - _less_sine(whole)) / (n * np.sin(half))
-    found = np.where(np.abs(whole) < SMALL, small, large)
-    found = np.where(half == 0.0, 0.0, found)
+    less = np.where(np.abs(whole) < SMALL, small, large)
+    less = np.where(half == 0.0, 0.0, less)
     sign = np.where((turns * (n - 1)) % 2 == 0, 1.0, -1.0)
-    return np.asarray(sign * found + (sign - 1.0))
+    return np.asarray(sign * less + (sign - 1.0))
 
 
 def _less_sine(x: Array) -> Array:

@@ -62,17 +62,17 @@ def predict(rest: LayerAtRest, window: RopeWindow) -> Predicted:
     q = rest.q.turned(window.q, tokens * window.share)
     k = rest.k.turned(window.k, np.ones(len(rest.k.cov))).take(rest.keys)
     k = replace(k, n=tokens * (1 - window.share))
-    found = head_components(q, k, 1)
+    components = head_components(q, k, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         bias = (q.mean_x * k.cov_xt).sum(axis=1) / k.var_t
     return Predicted(
-        r_q=found.r_q[:, 0],
-        r_k=found.r_k[:, 0],
-        explained=found.explained_variance[:, 0],
-        alpha=found.alpha[:, 0],
-        beta=found.beta[:, 0],
+        r_q=components.r_q[:, 0],
+        r_k=components.r_k[:, 0],
+        explained=components.explained_variance[:, 0],
+        alpha=components.alpha[:, 0],
+        beta=components.beta[:, 0],
         bias=bias,
-        directions=found.directions[:, :, 0],
+        directions=components.directions[:, :, 0],
     )
 
 
@@ -132,10 +132,10 @@ class _Turned:
         planes = self.by.planes
         z, w = planes.complex(self.rest), planes.complex(v)
         turned = (z.conj() * w) @ self.by.spread_minus.T + (z * w.conj()) @ self.by.spread_plus.T
-        found: Array = v @ self.cov  # symmetric
-        found[..., : planes.count] += 0.5 * (z * turned).real
-        found[..., planes.count : 2 * planes.count] += 0.5 * (z * turned).imag
-        return found
+        product: Array = v @ self.cov  # symmetric
+        product[..., : planes.count] += 0.5 * (z * turned).real
+        product[..., planes.count : 2 * planes.count] += 0.5 * (z * turned).imag
+        return product
 
     @property
     def trace(self) -> Array:

@@ -34,14 +34,14 @@ def shapley(predictions: Array) -> Shares:
 
     `predictions` is (2, 2, 2, …): window, base and weights before (0) or after (1).
     """
-    found = np.empty((len(ORDERS), len(PARTS), *predictions.shape[3:]))
+    shares = np.empty((len(ORDERS), len(PARTS), *predictions.shape[3:]))
     for number, order in enumerate(ORDERS):
         at = [0, 0, 0]
         for part in order:
             before = predictions[tuple(at)]
             at[part] = 1
-            found[number, part] = predictions[tuple(at)] - before
-    return Shares(found.mean(axis=0), found.max(axis=0) - found.min(axis=0))
+            shares[number, part] = predictions[tuple(at)] - before
+    return Shares(shares.mean(axis=0), shares.max(axis=0) - shares.min(axis=0))
 
 
 def together(predictions: Array) -> Shares:
@@ -81,8 +81,8 @@ class Explained:
 
 def explained(before: Array, after: Array, predictions: Array) -> Explained:
     """A measured change and its parts."""
-    found, joint = shapley(predictions), together(predictions)
-    return Explained(before, after, found.shares, found.spread, joint.shares, joint.spread[0])
+    parts, joint = shapley(predictions), together(predictions)
+    return Explained(before, after, parts.shares, parts.spread, joint.shares, joint.spread[0])
 
 
 def dominated(r_q: Array, r_k: Array) -> Array:

@@ -103,7 +103,7 @@ class Predictions:
         """Nothing more is asked about an entry."""
         del self._entries[number]
         self._turned = {key: rest for key, rest in self._turned.items() if key[0] != number}
-        self._made = {key: found for key, found in self._made.items() if key[0] != number}
+        self._made = {key: pair for key, pair in self._made.items() if key[0] != number}
 
     def of(self, window: int, base: int, weights: int) -> tuple[Array, Array]:
         """(r_q, r_k), each (1 + groups, heads), with the window, rotation and vectors at rest of these entries.
@@ -133,6 +133,6 @@ class Predictions:
 
     def cube(self, before: int, after: int) -> tuple[Array, Array]:
         """All eight predictions of a step, (2, 2, 2, 1 + groups, heads): window, base, weights before or after."""
-        found = [self.of(*((before, after)[each] for each in which)) for which in itertools.product((0, 1), repeat=3)]
-        r_q, r_k = (np.stack([each[i] for each in found]) for i in (0, 1))
+        pairs = [self.of(*((before, after)[each] for each in which)) for which in itertools.product((0, 1), repeat=3)]
+        r_q, r_k = (np.stack([each[i] for each in pairs]) for i in (0, 1))
         return r_q.reshape(2, 2, 2, *r_q.shape[1:]), r_k.reshape(2, 2, 2, *r_k.shape[1:])

@@ -84,8 +84,8 @@ def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
             means += [about | row for row in step.means(measured.errors)]
             if study.settings.detail:
                 heads.add(step.heads().assign(**where))
-    found = {FILE: pd.DataFrame(means)} if means else {}
-    return found | ({HEADS_FILE: heads.table()} if means and study.settings.detail else {})
+    tables = {FILE: pd.DataFrame(means)} if means else {}
+    return tables | ({HEADS_FILE: heads.table()} if means and study.settings.detail else {})
 
 
 # --- entries, one after the other -------------------------------------------------------------------
@@ -104,8 +104,8 @@ class SplitEntry:
     @property
     def base(self) -> float:
         """The base of all rotating layers; NaN where there is no one."""
-        found = {base_of(facts.rotation) for facts in self.file.layers.values() if facts.rotary != "nope"}
-        base = next(iter(found)) if len(found) == 1 else None
+        bases = {base_of(facts.rotation) for facts in self.file.layers.values() if facts.rotary != "nope"}
+        base = next(iter(bases)) if len(bases) == 1 else None
         return np.nan if base is None else base
 
 
@@ -170,9 +170,9 @@ class SplitLayers:
 
         def of_layer(layer: int) -> None:
             heads, groups = self.heads[layer], self.measured.groups
-            found = entry_layer(entry.file, layer, heads, entry.window, self.skip, groups)
-            assert found is not None  # as it was when layers were chosen
-            self.predictions[layer].hold(entry.number, found)
+            held = entry_layer(entry.file, layer, heads, entry.window, self.skip, groups)
+            assert held is not None  # as it was when layers were chosen
+            self.predictions[layer].hold(entry.number, held)
 
         over_layers(of_layer, self.predictions)
 
@@ -262,9 +262,9 @@ class SplitStep:
         r_q, r_k = (np.concatenate([cube[i] for cube in cubes], axis=-1) for i in (0, 1))
         facts = [after.file.layers[layer] for layer, _ in places]
         kinds = [kind_name(each.rotary, each.attention, each.attention_window) for each in facts]
-        found = [{R_Q: q, R_K: k, DOMINATED: dominated(q, k)} for q, k in (*ends, (r_q, r_k))]
+        by_quantity = [{R_Q: q, R_K: k, DOMINATED: dominated(q, k)} for q, k in (*ends, (r_q, r_k))]
         layer, head = (np.array([place[i] for place in places]) for i in (0, 1))
-        return cls(layer, head, np.array([each.rotary for each in facts]), np.array(kinds), *found)
+        return cls(layer, head, np.array([each.rotary for each in facts]), np.array(kinds), *by_quantity)
 
     def known(self, quantity: str) -> NDArray[np.bool_]:
         """Which heads have a measurement at both ends and a prediction."""
@@ -285,11 +285,11 @@ class SplitStep:
                 known = inside & self.known(quantity)
                 if known.any():
                     before, after = (of[quantity][:, known].mean(axis=1) for of in (self.before, self.after))
-                    found = explained(before, after, self.predicted[quantity][..., known].mean(axis=-1))
+                    split = explained(before, after, self.predicted[quantity][..., known].mean(axis=-1))
                     about = {"heads_of": heads_of, "quantity": quantity, "errors": errors}
                     counts = {"heads": int(known.sum()), "heads_left_out": int((inside & ~known).sum())}
                     cube = self.predicted[quantity][..., 0, known].mean(axis=-1)
-                    yield about | counts | {k: float(v) for k, v in _columns(found, cube).items()}
+                    yield about | counts | {k: float(v) for k, v in _columns(split, cube).items()}
 
     def heads(self) -> pd.DataFrame:
         """Rows of every head that has a prediction."""
@@ -297,23 +297,23 @@ class SplitStep:
         for quantity in (R_Q, R_K):
             known = self.known(quantity)
             cube = self.predicted[quantity][..., known]
-            found = explained(self.before[quantity][:, known], self.after[quantity][:, known], cube)
+            split = explained(self.before[quantity][:, known], self.after[quantity][:, known], cube)
             who = {"layer": self.layer[known], "head": self.head[known], "quantity": quantity}
-            tables.append(pd.DataFrame({**who, **_columns(found, cube[..., 0, :])}))
+            tables.append(pd.DataFrame({**who, **_columns(split, cube[..., 0, :])}))
         return pd.concat(tables, ignore_index=True).sort_values(["layer", "head"], kind="stable")
 
 
-def _columns(found: Explained, cube: Array) -> dict[str, Array]:
+def _columns(split: Explained, cube: Array) -> dict[str, Array]:
     """The columns of a split; of its arrays, the first entry of axis 0 is all documents, the others are draws."""
-    columns = {"before": found.before[0], "after": found.after[0]}
+    columns = {"before": split.before[0], "after": split.after[0]}
     columns |= {"before_rope": cube[0, 0, 0], "after_rope": cube[1, 1, 1]}
-    columns |= _with_error("change", found.change)
+    columns |= _with_error("change", split.change)
     for place, part in enumerate(PARTS):
-        columns |= _with_error(part, found.parts[place])
-        columns[f"{part}_spread"] = found.spread[place][0]
-    columns |= {**_with_error("joint", found.joint[0]), **_with_error("joint_weights", found.joint[1])}
-    columns["joint_spread"] = found.joint_spread[0]
-    return columns | _with_error("unexplained", found.unexplained)
+        columns |= _with_error(part, split.parts[place])
+        columns[f"{part}_spread"] = split.spread[place][0]
+    columns |= {**_with_error("joint", split.joint[0]), **_with_error("joint_weights", split.joint[1])}
+    columns["joint_spread"] = split.joint_spread[0]
+    return columns | _with_error("unexplained", split.unexplained)
 
 
 def _with_error(name: str, values: Array) -> dict[str, Array]:

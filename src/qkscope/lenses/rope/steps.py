@@ -23,14 +23,14 @@ def split_rows(at: AtWindow) -> pd.DataFrame:
 def consecutive(table: pd.DataFrame, study: Entries) -> Steps:
     """Each step from one checkpoint to the next, in order."""
     pairs = list(zip(study.names, study.names[1:], strict=False))
-    found = [_of_pair(table, *pair) for pair in pairs]
-    return [each for each in found if each]
+    steps = [_of_pair(table, *pair) for pair in pairs]
+    return [each for each in steps if each]
 
 
 def whole_way(table: pd.DataFrame, study: Entries) -> dict[str, pd.Series] | None:
     """From the first checkpoint to the last, where others lie between."""
-    found = _of_pair(table, study.names[0], study.names[-1]) if len(study.names) > 2 else {}
-    return found or None
+    step = _of_pair(table, study.names[0], study.names[-1]) if len(study.names) > 2 else {}
+    return step or None
 
 
 def _of_pair(table: pd.DataFrame, before: str, after: str) -> dict[str, pd.Series]:

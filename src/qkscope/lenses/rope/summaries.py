@@ -42,38 +42,38 @@ def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
     if not at.has(FILE):
         return None
     rows = beside_measured(at)
-    places, found = rows_of_entries(rows["model"]), []
+    places, summaries = rows_of_entries(rows["model"]), []
     for model in at.names:
         here = rows.iloc[places.get(model, NOWHERE)]
         for kind in kinds_of(here):
             part = here if kind == EVERY else here[here["layer_kind"] == kind]
             if len(part):
-                found.append({"model": model, "layer_kind": kind, **_summary(at, model, kind, part)})
-    return pd.DataFrame(found) if found else None
+                summaries.append({"model": model, "layer_kind": kind, **_summary(at, model, kind, part)})
+    return pd.DataFrame(summaries) if summaries else None
 
 
 def _summary(at: AtWindow, model: str, kind: str, rows: pd.DataFrame) -> dict[str, float]:
     where = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
     panel = at.panel_of(FILE)
-    found: dict[str, float] = {"window": at.window_of(model), "heads": float(len(rows))}
+    summary: dict[str, float] = {"window": at.window_of(model), "heads": float(len(rows))}
     for name in ("r_q", "r_k"):
         # Of the heads that have a prediction, and of no others: what is measured is predicted and excess together.
         parts = [panel.drawn(f"{name}_{part}", model, where) for part in ("rope", "excess")]
         error = float(np.std(parts[0] + parts[1])) if len(parts[0]) == len(parts[1]) > 0 else np.nan
-        found |= {name: float(rows[name].mean()), error_name(name): error}
+        summary |= {name: float(rows[name].mean()), error_name(name): error}
     for name in PREDICTED:
-        found |= {name: float(rows[name].mean()), error_name(name): panel.error(name, model, where)}
+        summary |= {name: float(rows[name].mean()), error_name(name): panel.error(name, model, where)}
     moves = rows[rows["prediction"] == 0]
     for name in ("r_q", "r_k"):
-        found[f"corr_{name}"] = _correlation(moves[name], moves[f"{name}_rope"])
-    found["median_pc0_cos"] = float(rows["pc0_cos"].median())
-    found["position_dominated"] = float(rows[POSITION_DOMINATED].mean())
-    found["position_dominated_rope"] = float((rows["category_rope"] == _CODE).mean())
+        summary[f"corr_{name}"] = _correlation(moves[name], moves[f"{name}_rope"])
+    summary["median_pc0_cos"] = float(rows["pc0_cos"].median())
+    summary["position_dominated"] = float(rows[POSITION_DOMINATED].mean())
+    summary["position_dominated_rope"] = float((rows["category_rope"] == _CODE).mean())
     for name in ("r_q_excess", "r_k_excess"):
         known = rows[rows[error_name(name)].notna()]
         beyond = known[name].abs() > 2 * known[error_name(name)]
-        found[f"beyond_{name[:3]}"] = float(beyond.mean()) if len(known) else np.nan
-    return found
+        summary[f"beyond_{name[:3]}"] = float(beyond.mean()) if len(known) else np.nan
+    return summary
 
 
 def _correlation(one: pd.Series[float], other: pd.Series[float]) -> float:

@@ -60,27 +60,27 @@ COLUMNS = (
 
 def rope_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """One layer's heads under RoPE alone, beside what was measured."""
-    basis, found = sums.once(prediction_of)
+    basis, predicted = sums.once(prediction_of)
     rest, codes = sums.once(at_rest)[1], np.full(len(sums.heads), float(basis))
-    if found is None or rest is None:
+    if predicted is None or rest is None:
         return {**{column.name: np.full(len(codes), np.nan) for column in COLUMNS}, "prediction": codes}
     measured = sums.principal
-    cosine = (measured.directions[:, rest.q.planes.order, 0] * found.directions).sum(axis=1)
+    cosine = (measured.directions[:, rest.q.planes.order, 0] * predicted.directions).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         bias = (sums.q.mean_x * sums.k.cov_xt).sum(axis=1) / sums.k.var_t
     return {
-        "r_q_rope": found.r_q,
-        "r_k_rope": found.r_k,
-        "r_q_excess": measured.r_q[:, 0] - found.r_q,
-        "r_k_excess": measured.r_k[:, 0] - found.r_k,
-        "category_rope": category_codes(found.r_q, found.r_k),
-        "explained_rope": found.explained,
+        "r_q_rope": predicted.r_q,
+        "r_k_rope": predicted.r_k,
+        "r_q_excess": measured.r_q[:, 0] - predicted.r_q,
+        "r_k_excess": measured.r_k[:, 0] - predicted.r_k,
+        "category_rope": category_codes(predicted.r_q, predicted.r_k),
+        "explained_rope": predicted.explained,
         "pc0_cos": np.minimum(np.abs(cosine), 1.0),
         "pc0_agrees": np.where(np.isnan(cosine) | (basis == Basis.NOTHING_ROTATES), np.nan, cosine >= 0),
-        "alpha_rope": found.alpha,
-        "beta_rope": found.beta,
-        "bias_rope": found.bias,
-        "bias_excess": bias - found.bias,
+        "alpha_rope": predicted.alpha,
+        "beta_rope": predicted.beta,
+        "bias_rope": predicted.bias,
+        "bias_excess": bias - predicted.bias,
         "drift_rest_q": drift_at_rest(sums.q_before),
         "drift_rest_k": drift_at_rest(sums.k_before)[rest.keys],
         "prediction": codes,
@@ -103,9 +103,9 @@ def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
     whole, rest = sums.once(prediction_of)[1], sums.once(at_rest)[1]
     left = {each.left_out: (window_of(each), each.once(at_rest)[1]) for each in sums.replicates}
     waiting = {group: (window, at) for group, (window, at) in left.items() if group is not None and window and at}
-    found: dict[int, Predicted] = {}
+    predictions: dict[int, Predicted] = {}
     if whole is None or rest is None:
-        return found
+        return predictions
     while waiting:
         window = next(iter(waiting.values()))[0]
         alike = [group for group, (other, _) in waiting.items() if window.same_as(other)]
@@ -116,8 +116,8 @@ def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
             rest.keys,
         )
         samples = predict_samples(together, window, whole)
-        found |= {group: samples.sample(number) for number, group in enumerate(alike)}
-    return found
+        predictions |= {group: samples.sample(number) for number, group in enumerate(alike)}
+    return predictions
 
 
 def window_of(sums: LayerSums) -> RopeWindow | None:

@@ -114,25 +114,25 @@ def turned_drift(mean: Array, by: Turning) -> Array:
 def turned_covariance(cov: Array, by: Turning) -> Array:
     """(heads, width, width): the mean over the window of a covariance at rest, turned at each position."""
     count = by.planes.count
-    found = np.empty_like(cov)
+    turned = np.empty_like(cov)
     same, mirrored = plane_moments(cov, count)
-    _write(found, same * by.minus, mirrored * by.plus, count)
+    _write(turned, same * by.minus, mirrored * by.plus, count)
     stay = slice(2 * count, None)
     crossed = (cov[:, :count, stay] + 1j * cov[:, count : 2 * count, stay]) * by.first[:, None]
-    found[:, :count, stay], found[:, count : 2 * count, stay] = crossed.real, crossed.imag
-    found[:, stay, : 2 * count] = found[:, : 2 * count, stay].swapaxes(1, 2)
-    found[:, stay, stay] = cov[:, stay, stay]
-    return found
+    turned[:, :count, stay], turned[:, count : 2 * count, stay] = crossed.real, crossed.imag
+    turned[:, stay, : 2 * count] = turned[:, : 2 * count, stay].swapaxes(1, 2)
+    turned[:, stay, stay] = cov[:, stay, stay]
+    return turned
 
 
 def spread_of_mean(mean: Array, by: Turning) -> Array:
     """(heads, width, width): the covariance over the window that a mean at rest has because it is turned."""
     z = by.planes.complex(mean)
-    found = np.zeros((*mean.shape, mean.shape[-1]))
+    spread = np.zeros((*mean.shape, mean.shape[-1]))
     same = z[:, :, None] * z[:, None, :].conj() * by.spread_minus
     mirrored = z[:, :, None] * z[:, None, :] * by.spread_plus
-    _write(found, same, mirrored, by.planes.count)
-    return found
+    _write(spread, same, mirrored, by.planes.count)
+    return spread
 
 
 def plane_moments(cov: Array, count: int) -> tuple[Complex, Complex]:

@@ -26,20 +26,20 @@ def draw_parts(
     bottom = np.zeros(len(table))
     crowded = len(table) > 60
     numbered = len(table) <= NUMBERED_BARS
-    for i, (share, look) in enumerate(zip(shares, LOOKS, strict=True)):
+    for i, (share, part) in enumerate(zip(shares, LOOKS, strict=True)):
         heights = table[share].to_numpy(dtype=float)
         axes.bar(
-            x, heights, width, bottom=bottom, color=look.colour, edgecolor="none" if crowded else "white",
-            linewidth=0.0 if crowded else 0.5, label=look.name, zorder=2, gid=look.name,
+            x, heights, width, bottom=bottom, color=part.colour, edgecolor="none" if crowded else "white",
+            linewidth=0.0 if crowded else 0.5, label=part.name, zorder=2, gid=part.name,
         )  # fmt: skip
         if numbered:
-            _print_shares(axes, x, heights, bottom, look.colour)
+            _print_shares(axes, x, heights, bottom, part.colour)
         last = i == len(LOOKS) - 1
         ends = bottom if last else bottom + heights
         error = error_name(share)
         if error in table.columns and not crowded:
             aside = 0.7 * width * ((i + 0.5) / len(LOOKS) - 0.5)
-            draw_errors(axes, np.asarray(x) + aside, ends, table[error].to_numpy(dtype=float), gid=look.name)
+            draw_errors(axes, np.asarray(x) + aside, ends, table[error].to_numpy(dtype=float), gid=part.name)
         bottom = bottom + heights
     axes.set_ylim(0.0, 1.0)
 
@@ -57,7 +57,7 @@ def _print_shares(
 
 def part_keys(errors: bool) -> list[Artist]:
     """The legend: parts as they are stacked, top first, and error bars."""
-    parts = [Patch(facecolor=look.colour, label=look.name) for look in reversed(LOOKS)]
+    parts = [Patch(facecolor=part.colour, label=part.name) for part in reversed(LOOKS)]
     return [*parts, *error_keys(errors)]
 
 

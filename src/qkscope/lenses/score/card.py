@@ -133,7 +133,7 @@ def _kinds(subject: Subject, last: Entry) -> str:
     kinds = [kind for kind in table.loc[table["model"] == last.name, "layer_kind"] if kind != EVERY_KIND]
     if not kinds:
         return ""
-    told = [
+    by_kind = [
         f"in {shortened(kind)} layers position is {_share(subject, last, 0, kind)} and "
         f"{lean_of(shares_row(subject, last.name, kind))}"
         for kind in kinds
@@ -148,7 +148,7 @@ def _kinds(subject: Subject, last: Entry) -> str:
             if gap.direction
             else f"Position does not differ beyond noise between {shortened(one)} and {shortened(other)} layers."
         )
-    return " ".join([sentence(f"{opening_place(subject.study, last)}, {'; '.join(told)}"), *compared])
+    return " ".join([sentence(f"{opening_place(subject.study, last)}, {'; '.join(by_kind)}"), *compared])
 
 
 def _sizes(subject: Subject, panel: HeadPanel) -> str:
@@ -164,11 +164,11 @@ def _compared(subject: Subject) -> list[tuple[str, str, Format]]:
     """What the own contexts and the common window are compared by: the same kind of line at both."""
     common = subject.at if subject.at.common else subject.common
     shares = SHARES if common is None else shares_shown(common)
-    found: list[tuple[str, str, Format]] = [(shares[0], "the share of position", percent)]
-    found += [(shares[3], "the share of the query part", percent), (ADVANTAGE, "the advantage of late keys", number)]
+    compared: list[tuple[str, str, Format]] = [(shares[0], "the share of position", percent)]
+    compared += [(shares[3], "the share of the query part", percent), (ADVANTAGE, "the advantage of late keys", number)]
     if shares == LINE_SHARES:
-        found[0] = (shares[0], "the share of position (as one line over the window)", percent)
-    return found
+        compared[0] = (shares[0], "the share of position (as one line over the window)", percent)
+    return compared
 
 
 # --- by depth -----------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ def score_depth(subject: Subject) -> Card:
         *held(subject, "score_depth"),
     ]
     steps = [("Aggregation", f"mean of each share over the heads of each ({subject.noun}, {what})."), ("Errors", FIXED)]
-    told = chosen[-1:] if subject.study.one_run else chosen
-    takeaway = [*(_extremes(subject, entry) for entry in told), ruling_of(subject, "early_scores")]
+    described = chosen[-1:] if subject.study.one_run else chosen
+    takeaway = [*(_extremes(subject, entry) for entry in described), ruling_of(subject, "early_scores")]
     headline = "What Scores Are Made Of, by Depth"
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -207,13 +207,13 @@ def _extremes(subject: Subject, entry: Entry) -> str:
     values = cells[share].to_numpy(dtype=float)
     high, low = cells.iloc[int(values.argmax())], cells.iloc[int(values.argmin())]
 
-    def told(cell: "pd.Series") -> str:
+    def described(cell: "pd.Series") -> str:
         value = share_plus_minus(float(cell[share]), float(cell[error_name(share)]))
         return f"{_words(axis.columns, cell['cell'])} ({value})"
 
     return sentence(
-        f"{opening_place(subject.study, entry)} the share of position is largest at {told(high)} and smallest "
-        f"at {told(low)}"
+        f"{opening_place(subject.study, entry)} the share of position is largest at {described(high)} and smallest "
+        f"at {described(low)}"
     )
 
 

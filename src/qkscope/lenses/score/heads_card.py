@@ -74,8 +74,8 @@ def _largest(heads: pd.DataFrame, shares: Sequence[str]) -> str:
         return "No head has scores that vary."
     counts = known[list(shares)].idxmax(axis=1).value_counts()
     names = dict(zip(shares, PARTS, strict=True))
-    told = [f"{names[str(part)]} in {count:,}" for part, count in counts.items()]
-    return f"The largest part of the {counted(len(known), 'head')} is {listed(told)}."
+    tallies = [f"{names[str(part)]} in {count:,}" for part, count in counts.items()]
+    return f"The largest part of the {counted(len(known), 'head')} is {listed(tallies)}."
 
 
 def _leaders(heads: pd.DataFrame, column: str, words: str) -> str:
@@ -111,7 +111,7 @@ def score_map(subject: Subject) -> Card:
             "keys; what no query of a row sees is blank.",
         ),
         line_note(subject),
-        *(bullet(_told(subject, each)) for each in maps),
+        *(bullet(_describe_map(subject, each)) for each in maps),
         _map_errors(maps),
     ]
     steps = [
@@ -123,7 +123,7 @@ def score_map(subject: Subject) -> Card:
         ("Mean scores", "product of the mean query of a bucket and the mean key of a sixteenth of the window."),
     ]
     firsts = {each.model: each for each in reversed(maps)}  # of each entry the first
-    takeaway = [sentence(_told(subject, firsts[each.model])) for each in maps if firsts[each.model] is each]
+    takeaway = [sentence(_describe_map(subject, firsts[each.model])) for each in maps if firsts[each.model] is each]
     return Card("Mean Scores by Position", shows, MAP_FILE, steps, takeaway)
 
 
@@ -139,7 +139,7 @@ def _map_errors(maps: Sequence[HeadMap]) -> str:
     )
 
 
-def _told(subject: Subject, of: HeadMap) -> str:
+def _describe_map(subject: Subject, of: HeadMap) -> str:
     numbers = of.numbers
     head = f"Layer {of.layer} head {of.head}"
     if not subject.study.one_run:

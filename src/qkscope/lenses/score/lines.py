@@ -48,11 +48,11 @@ def cells_of(sums: LayerSums) -> KeyCells:
 
 def whole_window(sums: LayerSums) -> KeyCells:
     """The window as one cell, position 0 by itself where it is a bucket: what every layout of buckets can tell."""
-    keys, found = window_keys(sums), cells_edges(sums)
-    if not is_sink_apart(found):
-        return KeyCells((found[0], found[-1]), _alone(sums.q), _alone(keys))
+    keys, edges = window_keys(sums), cells_edges(sums)
+    if not is_sink_apart(edges):
+        return KeyCells((edges[0], edges[-1]), _alone(sums.q), _alone(keys))
     q, k = _apart(sums.q, sums.q_buckets), _apart(keys, sums.k_buckets)
-    return KeyCells((0, 1, found[-1]), q, k)
+    return KeyCells((0, 1, edges[-1]), q, k)
 
 
 def is_sink_apart(edges: tuple[int, ...]) -> bool:
@@ -112,8 +112,8 @@ def joined(of: Statistics, first: NDArray[np.intp]) -> Statistics:
 
     def mean(values: Array) -> Array:
         by = weight.reshape(*weight.shape, *[1] * (values.ndim - 2))
-        found = np.add.reduceat(np.where(by > 0, by * values, 0.0), first, axis=1)
-        return np.where(n.reshape(*n.shape, *[1] * (values.ndim - 2)) > 0, found, np.nan)
+        weighted = np.add.reduceat(np.where(by > 0, by * values, 0.0), first, axis=1)
+        return np.where(n.reshape(*n.shape, *[1] * (values.ndim - 2)) > 0, weighted, np.nan)
 
     x, t = mean(of.mean_x), mean(of.mean_t)
     by_x, by_t = of.mean_x - x[:, run], of.mean_t - t[:, run]

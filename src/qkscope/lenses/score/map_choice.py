@@ -57,19 +57,19 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
 def _maps_in(at: AtWindow, model: str) -> list[HeadMap]:
     rows, heads = at.table(MAP_FILE), at.table(FILE)
     rows, heads = rows[rows["model"] == model], heads[heads["model"] == model]
-    found: dict[tuple[int, int], HeadMap] = {}
+    maps: dict[tuple[int, int], HeadMap] = {}
     shares = dict(zip(SHARES, shares_shown(at), strict=True))
     for why, share, part in CHOICES:
         column = shares[share]
-        left = heads[[(row.layer, row.head) not in found for row in heads.itertuples()]]
+        left = heads[[(row.layer, row.head) not in maps for row in heads.itertuples()]]
         left = left[early_wins(left)] if why == EARLY else left
         if left[column].notna().any():
             chosen = left.iloc[int(np.nanargmax(left[column].to_numpy(dtype=float)))]
             place = int(chosen["layer"]), int(chosen["head"])
             of_head = rows[(rows["layer"] == place[0]) & (rows["head"] == place[1])].sort_values("bucket")
             if len(of_head):
-                found[place] = _map(of_head, chosen, (why, part, column))
-    return list(found.values())
+                maps[place] = _map(of_head, chosen, (why, part, column))
+    return list(maps.values())
 
 
 def several_rows(at: AtWindow) -> bool:

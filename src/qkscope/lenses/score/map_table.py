@@ -60,13 +60,13 @@ def score_map(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     seen = (bounds[:, 0] <= ends[1:, None] - 1) & (bounds[:, 1] >= first[:, None])
     scores = np.where(seen, scores, np.nan)
     nothing = np.full((heads, buckets), np.nan)
-    found = dict.fromkeys((TO_FIRST, *TO_CELLS), nothing)
+    by_cell = dict.fromkeys((TO_FIRST, *TO_CELLS), nothing)
     names = ((TO_FIRST,) if is_sink_apart(edges) else ()) + TO_CELLS
-    found |= dict(zip(names, np.moveaxis(scores, 2, 0), strict=False))
+    by_cell |= dict(zip(names, np.moveaxis(scores, 2, 0), strict=False))
     return {
         "start": np.broadcast_to(ends[:-1], (heads, buckets)),
         "end": np.broadcast_to(ends[1:], (heads, buckets)),
-        **found,
+        **by_cell,
     }
 
 

@@ -137,8 +137,8 @@ def _exactly(cells: KeyCells, axes: SplitAxes, q: Array, k: Array) -> tuple[Spli
 
 def _weighted(cells: KeyCells, weights: Array) -> Array:
     """(weights, heads, d, d): the queries' residual covariances, added up over buckets with each of these weights."""
-    found = [np.tensordot(weights, residuals(cells.q, head), axes=1) for head in range(len(cells.q.n))]
-    return np.stack(found, axis=1)
+    covariances = [np.tensordot(weights, residuals(cells.q, head), axes=1) for head in range(len(cells.q.n))]
+    return np.stack(covariances, axis=1)
 
 
 def _axes(sums: LayerSums, cells: KeyCells) -> SplitAxes:

@@ -50,8 +50,8 @@ def score_depth(at: AtWindow) -> pd.DataFrame | None:
             for cell in sorted(chosen["cell"].unique()):
                 place = axis.part(int(cell))
                 part = Part(place.low, place.high, place.layer, None if kind == EVERY_KIND else kind)
-                found = _means(at.panel_of(FILE), model, part, (*SHARES, *LINE_SHARES, ADVANTAGE))
-                rows.append({"model": model, "layer_kind": kind, "cell": axis.columns[int(cell)], **found})
+                means = _means(at.panel_of(FILE), model, part, (*SHARES, *LINE_SHARES, ADVANTAGE))
+                rows.append({"model": model, "layer_kind": kind, "cell": axis.columns[int(cell)], **means})
     return pd.DataFrame(rows)
 
 
@@ -74,11 +74,11 @@ def wins(heads: pd.DataFrame) -> dict[str, int | float]:
 
 def _means(panel: HeadPanel, model: str, part: Part, names: Iterable[str]) -> dict[str, float]:
     """Means with their errors over documents."""
-    found = {}
+    means = {}
     for name in names:
-        found[name] = panel.mean(name, model, part)
-        found[error_name(name)] = panel.error(name, model, part)
-    return found
+        means[name] = panel.mean(name, model, part)
+        means[error_name(name)] = panel.error(name, model, part)
+    return means
 
 
 def shares_shown(at: AtWindow) -> tuple[str, ...]:
