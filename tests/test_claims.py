@@ -21,7 +21,7 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.categories import classify
 from qkscope.lenses.claims.account import CLAIMS, COLUMNS, claim_rows
-from qkscope.lenses.claims.base import Found, Ruling
+from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.claims.steps import against_keys
 from qkscope.lenses.means import finished_means, joined_means, mean_rows, tokens_row
 from qkscope.lenses.registry import registered
@@ -146,14 +146,14 @@ def verdict(name, at):
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (Found(0.5, 0.2), SUPPORTED),
-        (Found(-0.5, 0.2), CONTRADICTED),
-        (Found(0.4, 0.2), UNDECIDED),  # exactly two errors
-        (Found(-0.3, 0.2), UNDECIDED),
-        (Found(0.0005, 0.0), UNDECIDED),  # below what three decimals show
-        (Found(0.5), UNDECIDED),  # no error is known
-        (Found(math.nan, 0.1), UNASKED),
-        (Found(0.5, 0.1, why="no such heads"), UNASKED),
+        (Evidence(0.5, 0.2), SUPPORTED),
+        (Evidence(-0.5, 0.2), CONTRADICTED),
+        (Evidence(0.4, 0.2), UNDECIDED),  # exactly two errors
+        (Evidence(-0.3, 0.2), UNDECIDED),
+        (Evidence(0.0005, 0.0), UNDECIDED),  # below what three decimals show
+        (Evidence(0.5), UNDECIDED),  # no error is known
+        (Evidence(math.nan, 0.1), UNASKED),
+        (Evidence(0.5, 0.1, why="no such heads"), UNASKED),
     ],
 )
 def test_two_errors_decide(found, expected):
@@ -593,7 +593,7 @@ def check_card(run, figure, at):
     assert "nan" not in said
     for claim in (each for each in CLAIMS if figure in each.figures):
         rows = table[table["claim"] == claim.name]
-        row = rows.iloc[0 if claim.told == "first" else -1]
+        row = rows.iloc[0 if claim.cited == "first" else -1]
         assert said.count(f"**{claim.said}**") == 1
         told = said.partition(f"If so, {claim.statistic}. " if claim.statistic else f"**{claim.said}** ")[2]
         assert told.startswith(row["verdict"].capitalize()), (claim.name, told[:80])

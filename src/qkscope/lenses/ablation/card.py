@@ -42,7 +42,7 @@ def ablation_card(subject: Subject) -> Card:
         "Spearman's rank correlation over heads with a 95 % interval (bootstrap over layers; in models of few layers, "
         "heads count as independent).",
         matter,
-        f"Rank correlations with the loss: {'; '.join(_told(row) for _, row in ranks.iterrows())}.",
+        f"Rank correlations with the loss: {'; '.join(_named_correlation(row) for _, row in ranks.iterrows())}.",
         "A head is edited alone, so what several heads do together, or in each other's place, is not in these numbers.",
     ]
     steps = [PASSES, ("Aggregation", f"one row per head; rank correlations in tables/{NAME}.csv.")]
@@ -83,7 +83,7 @@ def _matter(heads: pd.DataFrame, edit: str, documents: int | None) -> str:
     )
 
 
-def _told(row: "pd.Series[float]") -> str:
+def _named_correlation(row: "pd.Series[float]") -> str:
     return f"{STRENGTHS[str(row['strength'])]}: {rank_correlation(row)}"
 
 

@@ -51,17 +51,17 @@ def _panel(axes: Axes, heads: pd.DataFrame, name: str, edit: str) -> None:
     loss, error = f"loss_{edit}", f"loss_{edit}_se"
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     kinds = kinds_in_order(heads["layer_kind"])
-    looks = (
+    marks = (
         kind_looks(kinds) if len(kinds) > 1 else {kind: KindLook(style.INK, "o") for kind in set(heads["layer_kind"])}
     )
-    for kind, look in looks.items():
+    for kind, mark in marks.items():
         rows = heads[heads["layer_kind"] == kind]
         known = rows[rows[name].notna()]
         axes.errorbar(
-            known[name].abs(), known[loss], yerr=known[error], fmt=look.marker, color=look.colour,
-            markersize=3.2, linewidth=0.6, alpha=0.75, label=style.plain(kind), gid=f"{name} {look.marker}",
+            known[name].abs(), known[loss], yerr=known[error], fmt=mark.marker, color=mark.colour,
+            markersize=3.2, linewidth=0.6, alpha=0.75, label=style.plain(kind), gid=f"{name} {mark.marker}",
         )  # fmt: skip
-    if len(looks) > 1:
+    if len(marks) > 1:
         axes.legend(loc="upper left", fontsize=7, frameon=False)
 
 
@@ -122,13 +122,13 @@ def draw_course(at: AtWindow) -> Figure:
     left, right = figure.subplots(1, 2)
     for number, edit in enumerate(edits):
         marker = MARKERS[number % len(MARKERS)]
-        look = {"marker": marker, "markersize": 4, "linewidth": 1.2, "color": f"C{number}"}
+        line_style = {"marker": marker, "markersize": 4, "linewidth": 1.2, "color": f"C{number}"}
         x, rows = _measured(at, table, edit)
-        left.errorbar(x, rows["mean"], yerr=rows["mean_se"], label=edit, gid=f"mean {edit}", **look)
-        right.plot(x, rows["costly"], label=f"{edit}: costs here", gid=f"costly {edit}", **look)
+        left.errorbar(x, rows["mean"], yerr=rows["mean_se"], label=edit, gid=f"mean {edit}", **line_style)
+        right.plot(x, rows["costly"], label=f"{edit}: costs here", gid=f"costly {edit}", **line_style)
         x, since = _measured(at, begins, edit)
-        look |= {"linestyle": "--", "linewidth": 1.0, "markerfacecolor": "white"}
-        right.plot(x, since["so_far"], label=f"{edit}: and at all later ones", gid=f"begun {edit}", **look)
+        line_style |= {"linestyle": "--", "linewidth": 1.0, "markerfacecolor": "white"}
+        right.plot(x, since["so_far"], label=f"{edit}: and at all later ones", gid=f"begun {edit}", **line_style)
     left.set_ylabel(f"mean {RISE}")
     left.axhline(0.0, color=style.GREY, linewidth=0.8)
     right.set_ylabel("heads whose edit costs beyond two errors")

@@ -44,15 +44,15 @@ def strengths_at(at: AtWindow) -> pd.DataFrame | None:
     if FILE not in at.head_tables:
         return None
     heads = heads_at(at)
-    found = [
+    tables = [
         table.assign(model=model, edit=edit)
         for model in at.names
         for edit in EDITS
         if (table := correlations(heads[heads["model"] == model], f"loss_{edit}")) is not None
     ]
-    if not found:
+    if not tables:
         return None
-    joined = pd.concat(found, ignore_index=True)
+    joined = pd.concat(tables, ignore_index=True)
     return joined[["model", "edit", *(name for name in joined.columns if name not in ("model", "edit"))]]
 
 
@@ -71,8 +71,8 @@ def correlations(heads: pd.DataFrame, loss: str) -> pd.DataFrame | None:
         error = independent_error(rho, len(pairs)) if drawn is None else float(np.nanstd(_fisher(drawn[:, place])))
         low, high = fisher_interval(rho, error)
         rows.append({"strength": name, "heads": len(pairs), "rho": rho, "low": low, "high": high})
-    found = pd.DataFrame(rows)
-    return found.assign(**_behind(found, drawn))
+    table = pd.DataFrame(rows)
+    return table.assign(**_behind(table, drawn))
 
 
 def _enough(heads: pd.DataFrame, loss: str, name: str) -> bool:
@@ -98,12 +98,12 @@ def _drawn(known: pd.DataFrame, loss: str, names: list[str]) -> Array:
         for rows, count in zip(by_layer, counts, strict=True):
             times[draw, rows] = count
     ranks = np.stack([_ranks(column, times) for column in values.T], axis=-1)  # (draws, heads, loss and measures)
-    found = np.empty((DRAWS, len(names)))
+    rhos = np.empty((DRAWS, len(names)))
     with np.errstate(invalid="ignore"):
         for draw, chosen in enumerate(layers):
             rows = np.concatenate([by_layer[layer] for layer in chosen])
-            found[draw] = np.corrcoef(ranks[draw, rows], rowvar=False)[0, 1:]
-    return found
+            rhos[draw] = np.corrcoef(ranks[draw, rows], rowvar=False)[0, 1:]
+    return rhos
 
 
 def _ranks(values: Array, times: Array) -> Array:
@@ -117,14 +117,14 @@ def _ranks(values: Array, times: Array) -> Array:
     return np.asarray((upto[:, first] + upto[:, last] + 1) / 2)
 
 
-def _behind(found: pd.DataFrame, drawn: Array | None) -> dict[str, list[float]]:
+def _behind(table: pd.DataFrame, drawn: Array | None) -> dict[str, list[float]]:
     """How much smaller the size of each correlation is than that of the largest one."""
-    sizes = found["rho"].abs().to_numpy(float)
+    sizes = table["rho"].abs().to_numpy(float)
     best = int(sizes.argmax())
     behind = sizes[best] - sizes
     error = np.full(len(sizes), np.nan)
     if drawn is not None:
-        signs = np.sign(found["rho"].to_numpy(float))
+        signs = np.sign(table["rho"].to_numpy(float))
         error = np.nanstd(signs[best] * drawn[:, [best]] - signs * drawn, axis=0)
     return {
         "behind": list(behind),

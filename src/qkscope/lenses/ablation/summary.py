@@ -18,8 +18,8 @@ def begins_at(at: AtWindow) -> pd.DataFrame | None:
     """
     if FILE not in at.head_tables or len(measured_entries(at)) < 2 or not at.study.one_run:
         return None
-    found = [row for edit in measured_edits(at) for row in _begins(at, edit)]
-    return pd.DataFrame(found) if found else None
+    rows = [row for edit in measured_edits(at) for row in _begins(at, edit)]
+    return pd.DataFrame(rows) if rows else None
 
 
 def _begins(at: AtWindow, edit: str) -> list[dict[str, object]]:

@@ -56,16 +56,16 @@ def _at(subject: Subject, entry: Entry, measure: str, component: int) -> str:
 
 def _beyond(subject: Subject) -> str:
     """Models in which some later component follows position more than component 0 does."""
-    found = []
+    larger = []
     for entry in subject.checkpoints:
         for kind in ("q", "k"):
             sizes = at_component(subject.table(ROLES), entry.name, f"r_{kind}_abs")
             best = int(max(range(len(sizes)), key=lambda i, s=sizes: -1.0 if math.isnan(s[i]) else float(s[i])))  # type: ignore[misc]
             if best:
-                found.append(f"r_{kind} of {label(entry)} (component {best})")
-    if not found:
+                larger.append(f"r_{kind} of {label(entry)} (component {best})")
+    if not larger:
         return f"In no {subject.noun} is the mean size of r larger on a later component than on component 0."
-    return f"The mean size of r is larger on a later component than on component 0 for {listed(found)}."
+    return f"The mean size of r is larger on a later component than on component 0 for {listed(larger)}."
 
 
 def explained(subject: Subject) -> Card:

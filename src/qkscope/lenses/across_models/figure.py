@@ -26,7 +26,7 @@ FAMILY_COLOURS = ("#8b5cf6", "#b45309", "#0f766e", "#6b7280", "#be185d", "#4d7c0
 MARKERS = "osD^vPX*<>"
 
 
-def family_looks(entries: tuple[Entry, ...]) -> dict[str, str]:
+def family_colours(entries: tuple[Entry, ...]) -> dict[str, str]:
     """A colour for each family."""
     families = list(dict.fromkeys(family_of(entry) for entry in entries))
     return {name: FAMILY_COLOURS[i % len(FAMILY_COLOURS)] for i, name in enumerate(families)}
@@ -68,7 +68,7 @@ def _draw_role(axes: Axes, at: AtWindow, name: str) -> None:
 
 def draw_explained(at: AtWindow) -> Figure:
     """Mean share of variance of each component, a line per model, coloured by family."""
-    table, looks = at.table(ROLES), family_looks(at.study.checkpoints)
+    table, colours = at.table(ROLES), family_colours(at.study.checkpoints)
     figure = canvas(at, 8.2, 4.6, f"Explained Variance by Component {style.span_title(at.study)}")
     axes = figure.subplots()
     seen: dict[str, int] = {}
@@ -80,7 +80,7 @@ def draw_explained(at: AtWindow) -> Figure:
         x = at_component(table, entry.name, "pc")
         label = style.plain(entry.label)
         axes.plot(
-            x, shares, color=looks[family], marker=marker, markersize=4.5, linewidth=1.2, label=label, gid="model"
+            x, shares, color=colours[family], marker=marker, markersize=4.5, linewidth=1.2, label=label, gid="model"
         )
     axes.set_yscale("log")
     axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
@@ -94,9 +94,9 @@ def draw_explained(at: AtWindow) -> Figure:
 
 def draw_families(at: AtWindow) -> Figure:
     """Every head on PC0, r_q against r_k: a panel per family, models told apart by their marks."""
-    looks = family_looks(at.study.checkpoints)
-    figure, axes = _grid(at, len(looks), "Every Head by Family (PC0)", 2.9)
-    for place, (family, colour) in zip(axes, looks.items(), strict=False):
+    colours = family_colours(at.study.checkpoints)
+    figure, axes = _grid(at, len(colours), "Every Head by Family (PC0)", 2.9)
+    for place, (family, colour) in zip(axes, colours.items(), strict=False):
         members = [entry for entry in at.study.checkpoints if family_of(entry) == family]
         for i, entry in enumerate(members):
             mine = at.heads[at.heads["model"] == entry.name]

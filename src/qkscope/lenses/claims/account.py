@@ -8,7 +8,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import POSITION_DOMINATED
-from qkscope.lenses.claims.base import Claim, Found, unasked
+from qkscope.lenses.claims.base import Claim, Evidence, unasked
 from qkscope.lenses.claims.groups import (
     by_interaction,
     dominated_more,
@@ -182,7 +182,7 @@ CLAIMS = (
     ),
     Claim(
         "rope_structure", "Position in queries early in training is the structure of RoPE.",
-        "of mean r_q, RoPE alone gives more than half", ("rope_excess",), mostly_rope, (ROPE,), told="first",
+        "of mean r_q, RoPE alone gives more than half", ("rope_excess",), mostly_rope, (ROPE,), cited="first",
         said_elsewhere="Position in queries is the structure of RoPE.",
     ),
     Claim(
@@ -202,7 +202,7 @@ def claim_rows(claim: Claim, at: AtWindow) -> pd.DataFrame:
     return pd.DataFrame([_row(claim, at, entry) for entry in entries], columns=list(COLUMNS))
 
 
-def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Found:
+def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Evidence:
     missing = [file for file in claim.needs if file not in at.head_tables]
     if missing:
         return unasked(f"{missing[0]} is not among these results at this window")
@@ -210,17 +210,17 @@ def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Found:
 
 
 def _row(claim: Claim, at: AtWindow, entry: Entry) -> dict[str, Any]:
-    found = _asked(claim, at, entry)
+    evidence = _asked(claim, at, entry)
     return {
         "claim": claim.name,
         "said": claim.sentence(one_run=at.study.one_run),
         "statistic": claim.statistic,
         "model": entry.name,
-        "value": found.value,
-        "value_se": found.error,
-        "errors": found.source,
-        "value_se_heads": found.heads_error,
-        "verdict": found.ruling.value,
-        "found": found.words,
-        "why": found.reason,
+        "value": evidence.value,
+        "value_se": evidence.error,
+        "errors": evidence.source,
+        "value_se_heads": evidence.heads_error,
+        "verdict": evidence.ruling.value,
+        "found": evidence.words,
+        "why": evidence.reason,
     }

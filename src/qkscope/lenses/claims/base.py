@@ -31,7 +31,7 @@ class Ruling(StrEnum):
 
 
 @dataclass(frozen=True)
-class Found:
+class Evidence:
     """What was found of a claim in one place."""
 
     value: float = math.nan  # above 0 where the claim is right
@@ -64,10 +64,10 @@ class Claim:
     said: str  # claims with one sentence are parts of it
     statistic: str  # what `value` is, in words
     figures: tuple[str, ...]
-    test: Callable[[AtWindow, Entry], Found]
+    test: Callable[[AtWindow, Entry], Evidence]
     needs: tuple[str, ...] = ()  # files of head tables
     about: Literal["entry", "training"] = "entry"  # asked of every entry, or once of a training run
-    told: Literal["first", "last"] = "last"  # which entry of a run its cards speak of
+    cited: Literal["first", "last"] = "last"  # which entry of a run its cards speak of
     said_elsewhere: str = ""  # what it says of seeds and models, where `said` is about stages of a run
 
     def sentence(self, *, one_run: bool) -> str:
@@ -75,6 +75,6 @@ class Claim:
         return self.said if one_run else self.said_elsewhere or self.said
 
 
-def unasked(why: str) -> Found:
+def unasked(why: str) -> Evidence:
     """A claim that cannot be asked here."""
-    return Found(why=why)
+    return Evidence(why=why)

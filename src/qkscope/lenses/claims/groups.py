@@ -9,7 +9,7 @@ import numpy as np
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
-from qkscope.lenses.claims.base import Found, unasked
+from qkscope.lenses.claims.base import Evidence, unasked
 from qkscope.lenses.depth.findings import EARLY, LATE
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import kinds_in_order, reach_of
@@ -24,7 +24,7 @@ from qkscope.stats.noise import EVERY_HEAD, FEWEST_HEADS, HeadPanel, Part
 from qkscope.text import counted
 from qkscope.words.phrases import listed, plus_minus
 
-Test = Callable[[AtWindow, Entry], Found]
+Test = Callable[[AtWindow, Entry], Evidence]
 DOMINATED, OTHERS = Part(dominated=True), Part(dominated=False)
 HALF = 0.5
 MARGIN = 0.1  # means of r nearer than this count as one value
@@ -51,7 +51,7 @@ def spread(draws: Array) -> float:
     return float(draws.std()) if len(draws) and np.isfinite(draws).all() else math.nan
 
 
-def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str], less: tuple[Part, str]) -> Found:
+def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str], less: tuple[Part, str]) -> Evidence:
     """Whether a mean is larger in one part of an entry's heads than in another."""
     counts = [with_value(panel, quantity, model, part) for part, _ in (more, less)]
     if min(counts) < FEWEST_HEADS:
@@ -60,7 +60,7 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
     change = panel.contrast(quantity, model, less[0], more[0])
     words = listed([f"{mean_of(panel, quantity, model, part)} in {name}" for part, name in (more, less)])
     apart = panel.contrast_head_error(quantity, model, less[0], more[0])
-    return Found(change.difference, change.error, change.source, apart, words)
+    return Evidence(change.difference, change.error, change.source, apart, words)
 
 
 # --- position-dominated heads -----------------------------------------------------------------------
@@ -69,14 +69,14 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
 def dominated_more(file: str, quantity: Callable[[AtWindow], str]) -> Test:
     """Whether a mean is larger in position-dominated heads than in the others."""
 
-    def test(at: AtWindow, entry: Entry) -> Found:
+    def test(at: AtWindow, entry: Entry) -> Evidence:
         panel, name = at.panel_of(file), quantity(at)
         return more_in(panel, name, entry.name, (DOMINATED, "position-dominated heads"), (OTHERS, "the others"))
 
     return test
 
 
-def by_interaction(at: AtWindow, entry: Entry) -> Found:
+def by_interaction(at: AtWindow, entry: Entry) -> Evidence:
     """Whether the product of both drifts makes more of the bias than the mean query does."""
     panel, name = at.panel_of(ROTATED), "interaction_share"
     count = with_value(panel, name, entry.name, DOMINATED)
@@ -86,11 +86,11 @@ def by_interaction(at: AtWindow, entry: Entry) -> Found:
     over_heads = panel.head_error(name, entry.name, DOMINATED)
     words = f"its share is {plus_minus(share, error)} on average in {counted(count, 'position-dominated head')}"
     if math.isfinite(error):
-        return Found(share - HALF, error, "documents", over_heads, words)
-    return Found(share - HALF, over_heads, "heads", math.nan, words)
+        return Evidence(share - HALF, error, "documents", over_heads, words)
+    return Evidence(share - HALF, over_heads, "heads", math.nan, words)
 
 
-def sign_leans(at: AtWindow, entry: Entry) -> Found:
+def sign_leans(at: AtWindow, entry: Entry) -> Evidence:
     """Whether late keys win where keys run with their queries, and early ones where they run against them."""
     columns = [ADVANTAGE, error_name(ADVANTAGE)]
     scores = at.of_entry(entry.name, SCORE)
@@ -112,7 +112,7 @@ def sign_leans(at: AtWindow, entry: Entry) -> Found:
     likely = (share * count + 1.0) / (count + 2.0)
     error = max(error, math.sqrt(likely * (1.0 - likely) / (count + 2.0)))
     words = f"they agree in {int(agrees.sum())} of the {counted(len(heads), 'head')} whose two signs are sure"
-    return Found(share - HALF, error, "key heads", math.nan, words)
+    return Evidence(share - HALF, error, "key heads", math.nan, words)
 
 
 # --- depth and kinds --------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def ends_of_depth(at: AtWindow, panel: HeadPanel, model: str) -> tuple[Part, Par
 def early_more(file: str | None, quantity: Callable[[AtWindow], str]) -> Test:
     """Whether a mean is larger in the first than in the last three tenths of depth."""
 
-    def test(at: AtWindow, entry: Entry) -> Found:
+    def test(at: AtWindow, entry: Entry) -> Evidence:
         panel = panel_of(at, file)
         ends = ends_of_depth(at, panel, entry.name)
         if ends is None:
@@ -145,15 +145,15 @@ def early_more(file: str | None, quantity: Callable[[AtWindow], str]) -> Test:
     return test
 
 
-def even_depth(at: AtWindow, entry: Entry) -> Found:
+def even_depth(at: AtWindow, entry: Entry) -> Evidence:
     """Whether mean r_q of early and late layers is the same within a margin."""
-    found = early_more(None, fixed("r_q"))(at, entry)
-    if found.why:
-        return found
-    return Found(MARGIN - abs(found.value), found.error, found.source, found.heads_error, found.words)
+    evidence = early_more(None, fixed("r_q"))(at, entry)
+    if evidence.why:
+        return evidence
+    return Evidence(MARGIN - abs(evidence.value), evidence.error, evidence.source, evidence.heads_error, evidence.words)
 
 
-def vary_more(at: AtWindow, entry: Entry) -> Found:
+def vary_more(at: AtWindow, entry: Entry) -> Evidence:
     """Whether layers differ more in mean r_k than in mean r_q."""
     panel, layers = at.panel, at.panel.layers_of(entry.name)
     if len(layers) < FEWEST_HEADS:
@@ -170,10 +170,10 @@ def vary_more(at: AtWindow, entry: Entry) -> Found:
     known = all(len(each) for side in drawn for each in side)
     errors = [over_layers(side) for side in drawn] if known else [np.zeros(0)] * 2
     words = f"the standard deviation over layers is {float(whole[0]):.2f} for r_k and {float(whole[1]):.2f} for r_q"
-    return Found(float(whole[0] - whole[1]), spread(errors[0] - errors[1]), "documents", math.nan, words)
+    return Evidence(float(whole[0] - whole[1]), spread(errors[0] - errors[1]), "documents", math.nan, words)
 
 
-def nope_less(at: AtWindow, entry: Entry) -> Found:
+def nope_less(at: AtWindow, entry: Entry) -> Evidence:
     """Whether mean r_q is lower in NoPE layers than in rotary ones that see as much of the window."""
     kinds = kinds_in_order(at.of_entry(entry.name)["layer_kind"].dropna())
     sides = [[kind for kind in kinds if name in kind.replace(",", "").split()] for name in ("rotary", "NoPE")]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.claims.base import Found, unasked
+from qkscope.lenses.claims.base import Evidence, unasked
 from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of, spread
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import kinds_in_order
@@ -37,32 +37,32 @@ def longer_contexts(at: AtWindow) -> tuple[Entry, Entry] | None:
     return None
 
 
-def why_no_longer_context(at: AtWindow) -> Found:
+def why_no_longer_context(at: AtWindow) -> Evidence:
     """Why a claim about long-context training cannot be asked."""
     if not at.study.one_run:
         return unasked(f"the {at.study.noun}s are not stages of one training run")
     return unasked("the context does not grow between these checkpoints")
 
 
-def difference(panel: HeadPanel, quantity: str, before: Entry, after: Entry, way: int) -> Found:
+def difference(panel: HeadPanel, quantity: str, before: Entry, after: Entry, way: int) -> Evidence:
     """Whether a mean goes up (`way` 1) or down (−1) from one checkpoint to another."""
     change = panel.change(quantity, before.name, after.name)
     means = [plus_minus(panel.mean(quantity, e.name), panel.error(quantity, e.name)) for e in (before, after)]
     words = f"from {label(before)} to {label(after)} it goes from {means[0]} to {means[1]}"
-    return Found(way * change.difference, change.error, change.source, math.nan, words)
+    return Evidence(way * change.difference, change.error, change.source, math.nan, words)
 
 
 def goes(file: str | None, quantity: Quantity, way: int) -> Test:
     """Whether longer contexts move a mean up (`way` 1) or down (−1)."""
 
-    def test(at: AtWindow, _: Entry) -> Found:
+    def test(at: AtWindow, _: Entry) -> Evidence:
         ends = longer_contexts(at)
         return difference(panel_of(at, file), quantity(at), *ends, way) if ends else why_no_longer_context(at)
 
     return test
 
 
-def keys_fall(at: AtWindow) -> tuple[Entry, Entry] | Found:
+def keys_fall(at: AtWindow) -> tuple[Entry, Entry] | Evidence:
     """Where longer contexts bring mean r_k down; why a claim about that fall cannot be asked where they do not."""
     ends = longer_contexts(at)
     if ends is None:
@@ -77,9 +77,9 @@ def keys_fall(at: AtWindow) -> tuple[Entry, Entry] | Found:
 def after_the_fall(file: str | None, quantity: Quantity, way: int) -> Test:
     """The same as `goes`, asked only where mean r_k falls."""
 
-    def test(at: AtWindow, _: Entry) -> Found:
+    def test(at: AtWindow, _: Entry) -> Evidence:
         ends = keys_fall(at)
-        if isinstance(ends, Found):
+        if isinstance(ends, Evidence):
             return ends
         if not comparable(at, file, ends):
             return unasked("the position buckets of the two checkpoints differ in width")
@@ -96,7 +96,7 @@ def comparable(at: AtWindow, file: str | None, ends: tuple[Entry, Entry]) -> boo
 def falls_with(file: str, quantity: Quantity) -> Test:
     """Whether, head by head, what keys lose of position goes with a gain of something else."""
 
-    def test(at: AtWindow, _: Entry) -> Found:
+    def test(at: AtWindow, _: Entry) -> Evidence:
         ends = longer_contexts(at)
         if ends is None:
             return why_no_longer_context(at)
@@ -122,7 +122,7 @@ def changes_of_heads(at: AtWindow, file: str, quantity: str, before: Entry, afte
     return pd.DataFrame({"x": gained["size"].to_numpy(), "y": gained[quantity].to_numpy(), "key": places})
 
 
-def against_keys(gained: pd.DataFrame, before: Entry, after: Entry) -> Found:
+def against_keys(gained: pd.DataFrame, before: Entry, after: Entry) -> Evidence:
     """A correlation below 0, with its error by leaving out one key head at a time."""
     sizes = gained["key"].value_counts()
     x, y = gained["x"].to_numpy(), gained["y"].to_numpy()
@@ -134,13 +134,13 @@ def against_keys(gained: pd.DataFrame, before: Entry, after: Entry) -> Found:
         without = [float(np.corrcoef(x[rest], y[rest])[0, 1]) for rest in left]
     error = float(jackknife_error(r, without, sizes.to_numpy(), "fisher"))
     words = f"over {counted(len(gained), 'head')}, from {label(before)} to {label(after)}, r is {plus_minus(r, error)}"
-    return Found(-r, error, "key heads", math.nan, words)
+    return Evidence(-r, error, "key heads", math.nan, words)
 
 
-def deep_falls_more(at: AtWindow, _: Entry) -> Found:
+def deep_falls_more(at: AtWindow, _: Entry) -> Evidence:
     """Whether mean r_k falls more in the last than in the first three tenths of depth."""
     ends = keys_fall(at)
-    if isinstance(ends, Found):
+    if isinstance(ends, Evidence):
         return ends
     parts = ends_of_depth(at, at.panel, ends[1].name)
     if parts is None:
@@ -153,8 +153,8 @@ def deep_falls_more(at: AtWindow, _: Entry) -> Found:
     )
     error = spread(drawn[0] - drawn[1]) if len(drawn[0]) == len(drawn[1]) else math.nan
     if math.isfinite(error):
-        return Found(early.difference - late.difference, error, "documents", math.nan, words)
-    return Found(early.difference - late.difference, math.hypot(early.error, late.error), "heads", math.nan, words)
+        return Evidence(early.difference - late.difference, error, "documents", math.nan, words)
+    return Evidence(early.difference - late.difference, math.hypot(early.error, late.error), "heads", math.nan, words)
 
 
 def _drawn_change(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], part: Part) -> Array:
@@ -173,7 +173,7 @@ def _courses(panel: HeadPanel, quantity: str, entries: tuple[Entry, ...]) -> tup
     return means, np.stack(drawn) if alike else np.zeros((len(entries), 0))
 
 
-def change_more(at: AtWindow, _: Entry) -> Found:
+def change_more(at: AtWindow, _: Entry) -> Evidence:
     """Whether mean r_k varies more over training than mean r_q."""
     entries = at.study.checkpoints
     if not at.study.one_run or len(entries) < FEWEST_CHECKPOINTS:
@@ -181,10 +181,10 @@ def change_more(at: AtWindow, _: Entry) -> Found:
     (keys, drawn_keys), (queries, drawn_queries) = (_courses(at.panel, name, entries) for name in ("r_k", "r_q"))
     error = spread(drawn_keys.std(axis=0) - drawn_queries.std(axis=0))
     words = f"the standard deviation over checkpoints is {keys.std():.2f} for r_k and {queries.std():.2f} for r_q"
-    return Found(float(keys.std() - queries.std()), error, "documents", math.nan, words)
+    return Evidence(float(keys.std() - queries.std()), error, "documents", math.nan, words)
 
 
-def queries_first(at: AtWindow, _: Entry) -> Found:
+def queries_first(at: AtWindow, _: Entry) -> Evidence:
     """Whether mean r_q has made more of its rise than mean r_k by the second checkpoint."""
     entries, ends = at.study.checkpoints, longer_contexts(at)
     if ends is not None:
@@ -203,7 +203,7 @@ def queries_first(at: AtWindow, _: Entry) -> Found:
         f"of the rise from {label(entries[0])} to {label(entries[-1])}, mean r_q has made {shares[0]} by "
         f"{label(entries[1])} and mean r_k {shares[1]}"
     )
-    return Found(float(queries - keys), error, "documents", math.nan, words)
+    return Evidence(float(queries - keys), error, "documents", math.nan, words)
 
 
 def _made(course: Array) -> Array:
@@ -214,7 +214,7 @@ def _made(course: Array) -> Array:
 # --- RoPE -------------------------------------------------------------------------------------------
 
 
-def mostly_rope(at: AtWindow, entry: Entry) -> Found:
+def mostly_rope(at: AtWindow, entry: Entry) -> Evidence:
     """Whether more than half of mean r_q is what RoPE alone predicts, in heads that rotate."""
     table, panel, heads = at.of_entry(entry.name, ROPE), at.panel_of(ROPE), at.of_entry(entry.name)
     kinds = heads.loc[heads["rotary"] == "rotary", "layer_kind"]
@@ -232,7 +232,7 @@ def mostly_rope(at: AtWindow, entry: Entry) -> Found:
         f"{where}RoPE alone gives {plus_minus(predicted, panel.error('r_q_rope', entry.name, part))}, the excess is "
         f"{plus_minus(beyond, panel.error('r_q_excess', entry.name, part))}"
     )
-    return Found(predicted - beyond, error, "documents", math.nan, words)
+    return Evidence(predicted - beyond, error, "documents", math.nan, words)
 
 
 def never(why: str) -> Test:

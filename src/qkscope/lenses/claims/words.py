@@ -38,7 +38,7 @@ def held(subject: Subject, figure: str) -> list[Block]:
     )
     blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{stages}".strip())]
     for said, parts in itertools.groupby(chosen, key=lambda claim: claim.sentence(one_run=subject.study.one_run)):
-        blocks.append(bullet(Strong(said), " ", " ".join(_told(subject, claim) for claim in parts)))
+        blocks.append(bullet(Strong(said), " ", " ".join(_described(subject, claim) for claim in parts)))
     return blocks if every else []
 
 
@@ -66,8 +66,8 @@ def _rulings(subject: Subject, claim: Claim, rows: pd.DataFrame) -> str:
     if not asked:
         return ""
     said = claim.sentence(one_run=False).removesuffix(".")
-    told = "; ".join(f"{row['verdict']}{_place(subject, claim, row)} ({_size(row)})" for row in asked)
-    return f"{said}: judged by whether {claim.statistic}, {told}."
+    rulings = "; ".join(f"{row['verdict']}{_place(subject, claim, row)} ({_size(row)})" for row in asked)
+    return f"{said}: judged by whether {claim.statistic}, {rulings}."
 
 
 def _rows(table: pd.DataFrame, claim: Claim) -> pd.DataFrame:
@@ -75,15 +75,15 @@ def _rows(table: pd.DataFrame, claim: Claim) -> pd.DataFrame:
 
 
 def _chosen(subject: Subject, claim: Claim, rows: pd.DataFrame) -> pd.Series:
-    return rows.iloc[0 if claim.told == "first" and subject.study.one_run else -1]
+    return rows.iloc[0 if claim.cited == "first" and subject.study.one_run else -1]
 
 
-def _told(subject: Subject, claim: Claim) -> str:
+def _described(subject: Subject, claim: Claim) -> str:
     """One statistic: its verdict, the numbers, what the other window says, and how often it is so."""
     rows = _rows(subject.table(NAME), claim)
     if claim.about == "entry" and not subject.study.one_run and len(rows) > 1:
-        told = [_judged(subject, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
-        return " ".join([f"{_then(claim)}{told[0]}", *told[1:], _counts(subject, rows)]).strip()
+        judged = [_judged(subject, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
+        return " ".join([f"{_then(claim)}{judged[0]}", *judged[1:], _counts(subject, rows)]).strip()
     row = _chosen(subject, claim, rows)
     said = [_at_entry(subject, claim, row), _elsewhere(subject, claim, row)]
     return " ".join(text for text in (*said, _counts(subject, rows)) if text)

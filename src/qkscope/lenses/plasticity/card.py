@@ -188,8 +188,8 @@ def drops_card(subject: Subject) -> Card:
     takeaway = [course_of(subject, "ap_drop", "The mean drop of plasticity along the window")]
     if entries:
         takeaway += [_drop(subject, entry) for entry in entries]
-        told = [text for entry in entries for text in (_drop(subject, entry), _real(subject, entry))]
-        shows.append(paragraph(Strong("Drop or distance."), " ", joined(told)))
+        sentences = [text for entry in entries for text in (_drop(subject, entry), _real(subject, entry))]
+        shows.append(paragraph(Strong("Drop or distance."), " ", joined(sentences)))
         shows.append(joined([_kinds(subject, entry, "ap_drop", "the mean drop") for entry in entries]))
     shows += [*_agreement(subject, [("ap_drop", "the mean drop", number)]), held_fixed(subject)]
     headline = f"Plasticity Along the Window {subject.study.span.title()}"

@@ -282,11 +282,11 @@ def _preferences(queries: Array, k: Spreads, which: Index, grid: PartGrid) -> tu
 def _apart(keys: Array, q: Spreads, which: Index, grid: PartGrid) -> Array:
     """k_c' Σ_b k_d for the means of all parts b, c and d; about their centre, since only differences count."""
     about = _about_centre(keys)[which]  # (heads, parts, d)
-    found = _apart_by(q.cov, about)[:, grid.source]  # (heads, parts b, c, d)
+    products = _apart_by(q.cov, about)[:, grid.source]  # (heads, parts b, c, d)
     if not grid.divided.any():
-        return np.asarray(found)
+        return np.asarray(products)
     line = (q.slope @ about.swapaxes(1, 2))[:, grid.source]  # (heads, parts b, parts c)
-    return np.asarray(found + q.excess(grid)[..., None, None] * line[..., :, None] * line[..., None, :])
+    return np.asarray(products + q.excess(grid)[..., None, None] * line[..., :, None] * line[..., None, :])
 
 
 def _apart_by(matrices: Array, about: Array) -> Array:
@@ -308,9 +308,9 @@ def _quadratic(matrices: Array, vectors: Array) -> Array:
 
 def _on_keys(matrices: Array, vectors: Array, which: Index) -> Array:
     """The same, where the matrices (key heads, …) are those of the key head that each row reads: one product each."""
-    found = np.empty((*vectors.shape[:2], matrices.shape[1]))
+    forms = np.empty((*vectors.shape[:2], matrices.shape[1]))
     for key, of_key in enumerate(matrices):
         mine = which == key
         stacked = vectors[mine].reshape(1, -1, vectors.shape[2])
-        found[mine] = _quadratic(of_key[None], stacked)[0].reshape(found[mine].shape)
-    return found
+        forms[mine] = _quadratic(of_key[None], stacked)[0].reshape(forms[mine].shape)
+    return forms

@@ -41,17 +41,17 @@ def sampled_table(
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> pd.DataFrame:
     """One row per present query head, window and estimator; `moments` are those of the same checkpoint."""
-    found = open_vectors(folder, reading)
+    vector_set = open_vectors(folder, reading)
     parts = []
-    for of_layer, layer in _layers(found, moments):
-        vectors = layer_vectors(found, layer, request.seed)
+    for of_layer, layer in _layers(vector_set, moments):
+        vectors = layer_vectors(vector_set, layer, request.seed)
         for window in windows:
-            sums = layer_sums(of_layer, layer, sorted(found.pairs[layer]), window, skip=skip)
+            sums = layer_sums(of_layer, layer, sorted(vector_set.pairs[layer]), window, skip=skip)
             tallies = {
                 **sampled_plasticity(sums, vectors, request),
                 PUBLISHED: published_plasticity(sums, vectors, request),
             }
-            parts += [rows_of(sums, name, tally, model, found.n_layers) for name, tally in tallies.items()]
+            parts += [rows_of(sums, name, tally, model, vector_set.n_layers) for name, tally in tallies.items()]
     order = ["window", "estimator", "layer", "head"]
     return pd.concat(parts, ignore_index=True).sort_values(order, kind="stable", ignore_index=True)
 
@@ -84,10 +84,13 @@ def _beside(name: str, numbers: Mapping[str, Array], errors: Mapping[str, Array]
     return [(name, numbers[name]), (error_name(name), errors[name])]
 
 
-def layer_vectors(found: VectorSet, layer: int, seed: int = 0) -> LayerVectors:
+def layer_vectors(vector_set: VectorSet, layer: int, seed: int = 0) -> LayerVectors:
     """The sample of a layer's queries and keys; of more than MOST_TOKENS of a head, so many are drawn."""
-    queries = {head: _read(found.scans[HeadName(layer, head, "q")], seed) for head in found.pairs[layer]}
-    keys = {head: _read(found.scans[HeadName(layer, head, "k")], seed) for head in set(found.pairs[layer].values())}
+    queries = {head: _read(vector_set.scans[HeadName(layer, head, "q")], seed) for head in vector_set.pairs[layer]}
+    keys = {
+        head: _read(vector_set.scans[HeadName(layer, head, "k")], seed)
+        for head in set(vector_set.pairs[layer].values())
+    }
     return LayerVectors(queries, keys)
 
 
@@ -105,14 +108,14 @@ def _read(scan: HeadScan, seed: int) -> SampledVectors:
     return SampledVectors(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
-def _layers(found: VectorSet, moments: Moments | None) -> Iterator[tuple[Moments, int]]:
+def _layers(vector_set: VectorSet, moments: Moments | None) -> Iterator[tuple[Moments, int]]:
     """Moments that know a layer, layer by layer: the checkpoint's, or those of the sample."""
     if moments is not None:
-        for layer, facts in found.layers.items():
+        for layer, facts in vector_set.layers.items():
             known = moments.layers.get(layer)
             if known is None or (known.q_heads, known.head_dim) != (facts.q_heads, facts.head_dim):
-                raise VectorsError(f"{found.root}: layer {layer} is not one of the model that the moments are of")
+                raise VectorsError(f"{vector_set.root}: layer {layer} is not one of the model that the moments are of")
             yield moments, layer
         return
-    for facts, sums in layers_from_vectors(found):
-        yield Moments.from_layers(found.layout, [facts], {facts.layer: sums}, {}), facts.layer
+    for facts, sums in layers_from_vectors(vector_set):
+        yield Moments.from_layers(vector_set.layout, [facts], {facts.layer: sums}, {}), facts.layer

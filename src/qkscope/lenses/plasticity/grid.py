@@ -186,9 +186,9 @@ def _seen(grid: PartGrid, attention: AttentionKind, reach: int | None) -> list[A
     """For each part, the keys of every part that its queries see: (queries, parts), one row where all see the same."""
     if attention == "full" or reach is None:
         return [np.where(grid.high <= low, grid.width, 0)[None].astype(float) for low in grid.low]
-    found = []
+    counts = []
     for low, high in zip(grid.low, grid.high, strict=True):
         back = first_seen(np.arange(low, high, dtype=float), attention, reach)
         seen = np.minimum(grid.high, low)[None] - np.maximum(grid.low[None], back[:, None])
-        found.append(np.clip(seen, 0, None).astype(float))
-    return found
+        counts.append(np.clip(seen, 0, None).astype(float))
+    return counts

@@ -50,8 +50,8 @@ def draw_pairs(keys: SampledVectors, most: int, generator: np.random.Generator) 
     _, start, count = np.unique(keys.document[order], return_index=True, return_counts=True)
     of_document = count * (count - 1) // 2
     if of_document.sum() <= most:
-        found = [first + np.array(np.triu_indices(n, 1)) for first, n in zip(start, count, strict=True)]
-        one, other = np.concatenate([np.zeros((2, 0), np.intp), *found], axis=1)
+        indices = [first + np.array(np.triu_indices(n, 1)) for first, n in zip(start, count, strict=True)]
+        one, other = np.concatenate([np.zeros((2, 0), np.intp), *indices], axis=1)
     else:
         chosen = generator.choice(len(count), most, p=of_document / of_document.sum())
         n = count[chosen]
@@ -79,12 +79,12 @@ class Tally:
         shape = (*queries.shape, classes, GROUPS)
         return cls(low, high, queries, np.zeros(shape), np.zeros(shape))
 
-    def add(self, head: int, place: int, pairs: KeyPairs, classes: Index, found: Array) -> None:
+    def add(self, head: int, place: int, pairs: KeyPairs, classes: Index, plasticity: Array) -> None:
         """Add the pairs of one head and place; those without a value do not count."""
         shape = self.pairs.shape[2:]
         where = np.minimum(classes, shape[0] - 1) * shape[1] + pairs.document % GROUPS
-        known = np.isfinite(found)
-        for sums, values in ((self.total, np.where(known, found, 0.0)), (self.pairs, known.astype(float))):
+        known = np.isfinite(plasticity)
+        for sums, values in ((self.total, np.where(known, plasticity, 0.0)), (self.pairs, known.astype(float))):
             sums[head, place] += np.bincount(where, values, shape[0] * shape[1]).reshape(shape)
 
     def numbers(self, without: int | None = None) -> dict[str, Array]:
@@ -92,13 +92,13 @@ class Tally:
         kept = [group for group in range(GROUPS) if group != without]
         total, pairs = (sums[..., kept].sum(axis=3) for sums in (self.total, self.pairs))
         every = np.ones_like(self.queries)
-        found = {"ap": self._mean(total, pairs, every), "ap_near": self._mean(total[..., :1], pairs[..., :1], every)}
+        means = {"ap": self._mean(total, pairs, every), "ap_near": self._mean(total[..., :1], pairs[..., :1], every)}
         ends = fifths(self.low, self.high, np.flatnonzero(self.pairs.sum(axis=(0, 2, 3)) > 0))
         if ends is None:
-            return found | dict.fromkeys(NUMBERS[2:], np.full(len(total), np.nan))
+            return means | dict.fromkeys(NUMBERS[2:], np.full(len(total), np.nan))
         first, last = (self._mean(total, pairs, share) for share in ends)
         matched = self._at_same_distances(total, pairs, ends)
-        return found | dict(zip(NUMBERS[2:], (first, last, first - last, matched), strict=True))
+        return means | dict(zip(NUMBERS[2:], (first, last, first - last, matched), strict=True))
 
     def _mean(self, total: Array, pairs: Array, shares: Array) -> Array:
         """The mean over places that have pairs, weighted by queries times `shares`: (heads,)."""

@@ -33,8 +33,8 @@ def profile_card(subject: Subject) -> Card:
         "later queries have keys before them that lie further apart; the figure of drops tells the two apart.",
         held_fixed(subject),
     ]
-    told = chosen[-1:] if subject.study.one_run else chosen
-    takeaway = [f"{label(entry)}: {_course(subject, entry.name)}" for entry in told]
+    named = chosen[-1:] if subject.study.one_run else chosen
+    takeaway = [f"{label(entry)}: {_course(subject, entry.name)}" for entry in named]
     headline = "Plasticity by Query Position"
     steps = [("Selection", f"{listed([label(entry) for entry in chosen])}."), ESTIMATOR]
     return Card(headline, shows, PROFILE_FILE, steps, takeaway)
@@ -75,8 +75,8 @@ def map_card(subject: Subject) -> Card:
         too_few_buckets(subject, "ap"),
         "Every cell of every layer has its error over documents in the table; the sentences above carry none.",
     ]
-    told = chosen[-1:] if subject.study.one_run else chosen
-    takeaway = [f"{label(entry)}: {_ends(subject, entry.name)}" for entry in told]
+    named = chosen[-1:] if subject.study.one_run else chosen
+    takeaway = [f"{label(entry)}: {_ends(subject, entry.name)}" for entry in named]
     headline = "Plasticity by Distance of Keys and Query"
     steps = [("Selection", f"{listed([label(entry) for entry in chosen])}."), ESTIMATOR]
     return Card(headline, shows, MAP_FILE, steps, takeaway, "cells of a sixteenth of the window")

@@ -39,9 +39,9 @@ def draw_profile(at: AtWindow) -> Figure:
     rows, columns = GRIDS[len(models)]
     figure = canvas(at, max(5.6, 3.5 * columns + 0.5), 2.9 * rows + 1.0, "Plasticity by Query Position", models)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    looks = _looks(kinds_of(at.table(MEANS)))
+    marks = _marks(kinds_of(at.table(MEANS)))
     for axes, model in zip(grid.flat, models, strict=False):
-        _draw_profile_panel(axes, table[table["model"] == model], looks)
+        _draw_profile_panel(axes, table[table["model"] == model], marks)
         axes.set_xlim(0.0, at.window_of(model))
         axes.set_title(style.plain(study.labels[model]), fontsize=9.5, loc="left")
         _token_axis(axes)
@@ -51,37 +51,37 @@ def draw_profile(at: AtWindow) -> Figure:
         axes.set_ylabel("plasticity (AP)")
     for axes in grid.flat[max(0, len(models) - columns) : len(models)]:
         axes.set_xlabel("position of the query (tokens)")
-    keys = [_kind_key(kind, look) for kind, look in looks.items()]
+    keys = [_kind_key(kind, mark) for kind, mark in marks.items()]
     style.header_legend(figure, [*keys, band_key(style.GREY)], min(3, len(keys) + 1))
     return style.finish(figure)
 
 
-def _looks(kinds: Sequence[str]) -> dict[str, KindLook]:
+def _marks(kinds: Sequence[str]) -> dict[str, KindLook]:
     return {ALL: KindLook(style.PURPLE, "o")} if list(kinds) == [ALL] else kind_looks(kinds)
 
 
-def _kind_key(kind: str, look: KindLook) -> Line2D:
+def _kind_key(kind: str, mark: KindLook) -> Line2D:
     label = "mean over heads" if kind == ALL else style.plain(kind)
-    return Line2D([], [], color=look.colour, marker=look.marker, linestyle=cast(Any, look.line), label=label)
+    return Line2D([], [], color=mark.colour, marker=mark.marker, linestyle=cast(Any, mark.line), label=label)
 
 
-def _draw_profile_panel(axes: Axes, table: pd.DataFrame, looks: Mapping[str, KindLook]) -> None:
+def _draw_profile_panel(axes: Axes, table: pd.DataFrame, marks: Mapping[str, KindLook]) -> None:
     heads = table.groupby(["layer", "head"]).ngroups
-    for kind, look in looks.items():
+    for kind, mark in marks.items():
         rows = table[(table["layer_kind"] == kind) & table["ap"].notna()]
         if rows.empty:
             continue
         lines = [one[["position", "ap"]].to_numpy() for _, one in rows.groupby(["layer", "head"])]
         axes.add_collection(
-            LineCollection(lines, colors=look.colour, alpha=max(0.12, min(0.45, 25 / heads)), linewidths=0.6, zorder=1)
+            LineCollection(lines, colors=mark.colour, alpha=max(0.12, min(0.45, 25 / heads)), linewidths=0.6, zorder=1)
         )
         mean = mean_profile(rows)
         axes.fill_between(
-            mean["position"], mean["ap"] - mean["ap_std"], mean["ap"] + mean["ap_std"], color=look.colour, alpha=0.16,
+            mean["position"], mean["ap"] - mean["ap_std"], mean["ap"] + mean["ap_std"], color=mark.colour, alpha=0.16,
             linewidth=0, zorder=2, gid="band",
         )  # fmt: skip
         axes.plot(
-            mean["position"], mean["ap"], color=look.colour, marker=look.marker, linestyle=look.line, linewidth=1.8,
+            mean["position"], mean["ap"], color=mark.colour, marker=mark.marker, linestyle=mark.line, linewidth=1.8,
             markersize=3.5, zorder=4, gid=f"profile {kind}",
         )  # fmt: skip
         draw_errors(axes, mean["position"], mean["ap"], mean["ap_se"], gid=kind)

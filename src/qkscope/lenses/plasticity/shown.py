@@ -34,14 +34,14 @@ def mean_profile(rows: pd.DataFrame) -> pd.DataFrame:
     Errors of heads may go together, since heads read the same documents: a mean's error is at most their mean.
     """
     groups = rows.groupby("bucket")
-    found = {"position": groups["position"].first(), "ap": groups["ap"].mean(), "ap_std": groups["ap"].std()}
-    found["ap_se"] = groups["ap_se"].mean() if "ap_se" in rows.columns else groups["ap"].mean() * np.nan
-    return pd.DataFrame(found).dropna(subset="ap").reset_index()
+    columns = {"position": groups["position"].first(), "ap": groups["ap"].mean(), "ap_std": groups["ap"].std()}
+    columns["ap_se"] = groups["ap_se"].mean() if "ap_se" in rows.columns else groups["ap"].mean() * np.nan
+    return pd.DataFrame(columns).dropna(subset="ap").reset_index()
 
 
 def mean_map(rows: pd.DataFrame) -> pd.DataFrame:
     """The map over some layers: means weighted by heads, and the share of pairs behind each cell."""
     known = rows.assign(sum=rows["ap"].fillna(0.0) * rows["heads"])
     groups = known.groupby(["key_distance", "query_distance"])
-    found = groups[["sum", "heads"]].sum().join(groups["weight"].mean()).reset_index()
-    return found.assign(ap=found["sum"] / found["heads"].where(found["heads"] > 0)).drop(columns="sum")
+    cells = groups[["sum", "heads"]].sum().join(groups["weight"].mean()).reset_index()
+    return cells.assign(ap=cells["sum"] / cells["heads"].where(cells["heads"] > 0)).drop(columns="sum")

@@ -134,7 +134,7 @@ def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     values = cell_values(sums)
     weighed = Weighed(values)
     ap, content = weighed.mean(values.ap), weighed.mean(values.content)
-    found = {
+    columns = {
         "ap": ap,
         "ap_content": content,
         "ap_near": weighed.mean(values.ap, weighed.near),
@@ -142,7 +142,7 @@ def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
         **_ends(weighed),
         "loss_not_position": _ratio(1.0 - content, np.nan_to_num(1.0 - ap), np.nan),
     }
-    return {**found, "ap_buckets": np.full(len(ap), float(buckets_of(sums.edges)))}
+    return {**columns, "ap_buckets": np.full(len(ap), float(buckets_of(sums.edges)))}
 
 
 def _ends(weighed: Weighed) -> dict[str, Array]:
@@ -182,14 +182,14 @@ def distance_map(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     cells, weighed = values.cells, Weighed(values)
     places, of_cell = np.unique(np.stack([cells.key_class, cells.query_class]), axis=1, return_inverse=True)
     count = places.shape[1]
-    found, weights = weighed.by(of_cell.reshape(-1).astype(np.intp), count, values.ap)
-    known = np.isfinite(found)
+    means, weights = weighed.by(of_cell.reshape(-1).astype(np.intp), count, values.ap)
+    known = np.isfinite(means)
     heads = known.sum(axis=0)
     share = _ratio(weights, weights.sum(axis=1, keepdims=True)).mean(axis=0)
     return {
         "key_distance": (places[0] * cells.grid.step)[None],
         "query_distance": (places[1] * cells.grid.step)[None],
-        "ap": _ratio(np.where(known, found, 0.0).sum(axis=0), heads.astype(float), np.nan)[None],
+        "ap": _ratio(np.where(known, means, 0.0).sum(axis=0), heads.astype(float), np.nan)[None],
         "weight": share[None],
         "heads": heads[None].astype(float),
     }

@@ -51,21 +51,21 @@ def turned_covariance(means: Array, rotation: Rotation, edges: tuple[int, ...]) 
     order, count = pairs.T.ravel(), len(pairs)  # the planes' first coordinates, then their second ones
     in_order = np.array_equal(order, np.arange(2 * count))
     half_same, half_mirrored = _turns(rotation.angles, edges)
-    found = np.zeros((*means.shape, means.shape[-1]))
+    covariance = np.zeros((*means.shape, means.shape[-1]))
     one, two = slice(0, count), slice(count, 2 * count)
     for head, vectors in enumerate(means):  # what one head takes stays in a processor's cache
         planes = vectors[:, pairs[:, 0]] + 1j * vectors[:, pairs[:, 1]]
         same, mirrored = (planes[:, :, None] * other[:, None, :] for other in (planes.conj(), planes))
         same *= half_same  # half of Cov(w, w'*) of w = planes · e^{iθt}
         mirrored *= half_mirrored  # half of Cov(w, w')
-        into = found[head] if in_order else np.zeros((len(vectors), 2 * count, 2 * count))
+        into = covariance[head] if in_order else np.zeros((len(vectors), 2 * count, 2 * count))
         np.add(same.real, mirrored.real, out=into[:, one, one])
         np.subtract(same.real, mirrored.real, out=into[:, two, two])
         np.subtract(mirrored.imag, same.imag, out=into[:, one, two])
         np.add(mirrored.imag, same.imag, out=into[:, two, one])
         if not in_order:
-            found[head][:, order[:, None], order] = into
-    return found
+            covariance[head][:, order[:, None], order] = into
+    return covariance
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening
-from qkscope.lenses.claims.base import Found
+from qkscope.lenses.claims.base import Evidence
 from qkscope.lenses.rope.split import PARTS
 from qkscope.lenses.rope.split_table import DOMINATED, FILE, R_K, R_Q, ROTARY
 from qkscope.lenses.rope.steps import (
@@ -183,7 +183,7 @@ def _consolidation(subject: Subject, steps: Steps, entries: dict[str, Entry]) ->
     said = []
     for step in longer[:MOST_DESCRIBED]:
         row = step[DOMINATED]
-        effect = Found(float(row["joint_weights"]), float(row["joint_weights_se"]))
+        effect = Evidence(float(row["joint_weights"]), float(row["joint_weights_se"]))
         said.append(
             f"{effect.ruling} from {_between(row, entries)}, where the share goes from {percent(row['before'])} to "
             f"{percent(row['after'])} and the weights alone add {_points(row, 'joint_weights')} (window and base "

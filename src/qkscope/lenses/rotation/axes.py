@@ -115,10 +115,10 @@ def followed_axis(moments: Array, a: Array, start: Array) -> Array:
         shifted = moments.copy()
         shifted[:, width, width] -= form(moments, b)[:, None]
         # The solution at a right angle to a: that of b, less as much of that of a as it takes.
-        found = np.linalg.solve(shifted, np.stack([b, a], axis=2))
-        ahead = np.einsum("hd,hdc->hc", a, found)
+        solutions = np.linalg.solve(shifted, np.stack([b, a], axis=2))
+        ahead = np.einsum("hd,hdc->hc", a, solutions)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            further = _beside(found[..., 0] - (ahead[:, 0] / ahead[:, 1])[:, None] * found[..., 1], a)
+            further = _beside(solutions[..., 0] - (ahead[:, 0] / ahead[:, 1])[:, None] * solutions[..., 1], a)
         b = np.where(np.isfinite(further), further, b)  # an eigenvector already: there is no step left
     return b
 

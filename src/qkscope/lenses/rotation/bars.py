@@ -86,11 +86,11 @@ def _of_kind(at: AtWindow, table: pd.DataFrame, kind: str) -> pd.DataFrame:
 def _keys(table: pd.DataFrame, kinds: Mapping[str, pd.DataFrame]) -> list[Artist]:
     """What marks mean: quartiles, errors, kinds of layers."""
     spread = Line2D([], [], color=style.INK, alpha=0.25, linewidth=5, label="middle half of heads")
-    looks = kind_looks(list(kinds))
+    by_kind = kind_looks(list(kinds))
     marks = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle="none", markersize=5, label=style.plain(kind),
+        Line2D([], [], color=mark.colour, marker=mark.marker, linestyle="none", markersize=5, label=style.plain(kind),
                markeredgecolor="white", markeredgewidth=0.6)
-        for kind, look in looks.items()
+        for kind, mark in by_kind.items()
     ]  # fmt: skip
     return [spread, *error_keys(bool(table["separation_strength_se"].notna().any())), *marks]
 
@@ -114,18 +114,18 @@ def bars(
         places, low, high, color=style.INK, alpha=0.25, linewidth=_spread_width(table), zorder=3, gid="quartiles"
     )
     draw_errors(axes, places, table[measure], table[f"{measure}_se"], gid=measure)
-    for kind, look in kind_looks(list(kinds)).items():
-        _marks(axes, places, kinds[kind][measure], look, kind)
+    for kind, mark in kind_looks(list(kinds)).items():
+        _marks(axes, places, kinds[kind][measure], mark, kind)
 
 
 def _spread_width(table: pd.DataFrame) -> float:
     return 5.0 if len(table) <= 20 else 2.0
 
 
-def _marks(axes: Axes, places: np.ndarray, values: pd.Series, look: KindLook, kind: str) -> None:
+def _marks(axes: Axes, places: np.ndarray, values: pd.Series, mark: KindLook, kind: str) -> None:
     size = 0.9 * style.marker_size(len(places))
     axes.plot(
-        places, values, color=look.colour, marker=look.marker, linestyle="none", markersize=size,
+        places, values, color=mark.colour, marker=mark.marker, linestyle="none", markersize=size,
         markeredgecolor="white", markeredgewidth=0.6, zorder=5, gid=kind,
     )  # fmt: skip
 

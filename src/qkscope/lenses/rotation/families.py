@@ -22,10 +22,10 @@ def of_models(at: AtWindow) -> bool:
 
 def families(at: AtWindow) -> dict[str, list[Entry]]:
     """The models of each family, in the order of the study."""
-    found: dict[str, list[Entry]] = {}
+    by_family: dict[str, list[Entry]] = {}
     for entry in at.study.checkpoints:
-        found.setdefault(family_of(entry), []).append(entry)
-    return found
+        by_family.setdefault(family_of(entry), []).append(entry)
+    return by_family
 
 
 def within_models(at: AtWindow, members: list[Entry]) -> dict[str, float]:

@@ -40,8 +40,8 @@ def heads_card(subject: Subject) -> Card:
     steps = [("Correlation", "Pearson's r over heads; its interval by a delete-one-layer jackknife on Fisher's scale.")]
     which = "at Selected Checkpoints" if subject.study.one_run else f"of Selected {subject.noun.title()}s"
     headline = f"Bias of Every Head {which}"
-    told = chosen[-1:] or subject.checkpoints[-1:] if subject.study.one_run else chosen
-    takeaway = [f"{opening_place(subject.study, entry)}, {_entry(panel, relation, entry)}" for entry in told]
+    named = chosen[-1:] or subject.checkpoints[-1:] if subject.study.one_run else chosen
+    takeaway = [f"{opening_place(subject.study, entry)}, {_entry(panel, relation, entry)}" for entry in named]
     return Card(headline, shows, FILE, steps, takeaway)
 
 
@@ -111,7 +111,7 @@ def planes_card(subject: Subject) -> Card:
     heads = cast("list[dict[str, Any]]", chosen_heads(subject.at).to_dict("records"))
     entries = {c.name: c for c in subject.checkpoints}
     shown = [entries[name] for name in dict.fromkeys(head["model"] for head in heads)]
-    told = [_head(subject, head) for head in heads if head["model"] == shown[-1].name or not subject.study.one_run]
+    sentences = [_head(subject, head) for head in heads if head["model"] == shown[-1].name or not subject.study.one_run]
     shows: list[Block | str] = [
         opening(
             subject,
@@ -120,7 +120,7 @@ def planes_card(subject: Subject) -> Card:
             "squares) of one position bucket, darker with position; a line joins their means. What drifts along a "
             "moves to the right with position; a head that turns shows a curve, which no slope describes.",
         ),
-        *(bullet(text) for text in told),
+        *(bullet(text) for text in sentences),
         f"The heads are chosen by a rule: {RULE}. Any head of a moments file can be drawn with "
         "qkscope.lenses.rotation.ellipses.draw_plane.",
         "Means have errors over documents; spreads within a bucket have none, because groups of documents have no "
@@ -128,14 +128,14 @@ def planes_card(subject: Subject) -> Card:
     ]
     steps = [("Selection", f"{RULE}."), ("Ellipses", "means and 2 × 2 covariances of each bucket, from sums.")]
     headline = "Queries and Keys in the Plane of a and b"
-    return Card(headline, shows, PLANES, steps, _ends_told(subject, heads, told))
+    return Card(headline, shows, PLANES, steps, _ends_told(subject, heads, sentences))
 
 
-def _ends_told(subject: Subject, heads: Sequence[dict[str, Any]], told: list[str]) -> list[str]:
+def _ends_told(subject: Subject, heads: Sequence[dict[str, Any]], sentences: list[str]) -> list[str]:
     """For a takeaway: of those told the first and the last; of seeds and models the last of each, which drifts most."""
     if subject.study.one_run:
-        return [*told[-1:], *told[:1]] if len(told) > 1 else told
-    return list({head["model"]: text for head, text in zip(heads, told, strict=True)}.values())
+        return [*sentences[-1:], *sentences[:1]] if len(sentences) > 1 else sentences
+    return list({head["model"]: text for head, text in zip(heads, sentences, strict=True)}.values())
 
 
 def _head(subject: Subject, head: dict[str, Any]) -> str:

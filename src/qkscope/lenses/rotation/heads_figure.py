@@ -28,17 +28,17 @@ def draw_heads(at: AtWindow) -> Figure:
     figure = canvas(at, max(5.2, 2.3 * len(models) + 1.0), 5.6, f"Bias of Every Head {which}", models)
     panels = figure.subplots(2, len(models), squeeze=False, height_ratios=(1, 1.4))
     heads = at.with_kind(at.table(FILE))
-    looks = kind_looks(kinds_in_order(heads["layer_kind"]))
+    marks = kind_looks(kinds_in_order(heads["layer_kind"]))
     relation = relations(at)
     for column, model in enumerate(models):
         of_model = heads[heads["model"] == model]
         _histogram(panels[0, column], of_model["bias_strength"] * THOUSAND)
         panels[0, column].set_title(style.plain(at.study.labels[model], 20), fontsize=9.5, loc="left")
-        _scatter(panels[1, column], of_model, looks)
+        _scatter(panels[1, column], of_model, marks)
         panels[1, column].set_title(correlation_words(relation[model]), fontsize=7.5, loc="left", color=style.GREY)
     panels[0, 0].set_ylabel("heads")
     panels[1, 0].set_ylabel("bias per 1,000 tokens")
-    if len(looks) > 1:
+    if len(marks) > 1:
         handles = {handle.get_label(): handle for axes in panels[1] for handle in axes.collections if handle.get_gid()}
         style.header_legend(figure, list(handles.values()), 2)
     return style.finish(figure)
@@ -55,13 +55,13 @@ def _histogram(axes: Axes, bias: pd.Series) -> None:
     axes.locator_params(axis="x", nbins=4)
 
 
-def _scatter(axes: Axes, heads: pd.DataFrame, looks: dict[str, KindLook]) -> None:
+def _scatter(axes: Axes, heads: pd.DataFrame, marks: dict[str, KindLook]) -> None:
     small = 14.0 if len(heads) <= 200 else 6.0
     for kind, group in heads.groupby("layer_kind", sort=False, dropna=False):
-        look = looks.get(str(kind), KindLook(style.PURPLE, "o"))
+        mark = marks.get(str(kind), KindLook(style.PURPLE, "o"))
         axes.scatter(
-            group["separation_strength"], group["bias_strength"] * THOUSAND, s=small, marker=look.marker,
-            facecolor=look.colour, edgecolor="white", linewidth=0.3, alpha=0.7, label=str(kind), gid="heads", zorder=3,
+            group["separation_strength"], group["bias_strength"] * THOUSAND, s=small, marker=mark.marker,
+            facecolor=mark.colour, edgecolor="white", linewidth=0.3, alpha=0.7, label=str(kind), gid="heads", zorder=3,
         )  # fmt: skip
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     axes.set_xlim(0.0, 1.0)
@@ -72,7 +72,7 @@ def correlation_words(row: Mapping[str, float]) -> str:
     """`r = 0.48 (0.31 to 0.62)`."""
     if not math.isfinite(row["r"]):
         return "r undefined"
-    found = f"r = {style.signed(row['r'])}"
+    estimate = f"r = {style.signed(row['r'])}"
     if not math.isfinite(row["r_low"]):
-        return f"{found} (no interval)"
-    return f"{found} ({style.signed(row['r_low'])} to {style.signed(row['r_high'])})"
+        return f"{estimate} (no interval)"
+    return f"{estimate} ({style.signed(row['r_low'])} to {style.signed(row['r_high'])})"

@@ -102,15 +102,15 @@ def _mark_kinds(axes: Axes, at: AtWindow) -> str:
     kinds = layers["layer_kind"].value_counts()
     if len(kinds) < 2 or layers["layer"].duplicated().any():
         return ""
-    looks, said = kind_looks(kinds_in_order(kinds.index)), []
+    marks, said = kind_looks(kinds_in_order(kinds.index)), []
     for kind in kinds.index[1:]:
-        look = looks.get(str(kind))
-        if look is None:
+        mark = marks.get(str(kind))
+        if mark is None:
             continue
         here = layers.loc[layers["layer_kind"] == kind, "layer"]
         axes.plot(
-            here, np.full(len(here), -0.62), color=look.colour, marker=look.marker, linestyle="none", markersize=5,
+            here, np.full(len(here), -0.62), color=mark.colour, marker=mark.marker, linestyle="none", markersize=5,
             clip_on=False, gid=str(kind),
         )  # fmt: skip
-        said.append(f"{dict(zip('o^sDvP', '●▲■◆▼✚', strict=True))[look.marker]} {kind}")
+        said.append(f"{dict(zip('o^sDvP', '●▲■◆▼✚', strict=True))[mark.marker]} {kind}")
     return f"   ({', '.join(said)})" if said else ""

@@ -41,18 +41,18 @@ def planes(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """(heads, buckets) of each column. A replicate has means alone: groups have no squares in single buckets."""
     axes = sums.once(axes_of)
     queries, keys = sums.bucket_means("q"), sums.bucket_means("k")
-    found = {
+    projections = {
         f"{kind}_{axis}": np.einsum("hbd,hd->hb", means.mean, getattr(axes, axis))
         for kind, means in (("q", queries), ("k", keys))
         for axis in "ab"
     }
     unknown = np.full(queries.n.shape, np.nan)
     if sums.whole is not None:
-        return {"position": unknown, **found, **dict.fromkeys(SPREADS, unknown)}
+        return {"position": unknown, **projections, **dict.fromkeys(SPREADS, unknown)}
     which = sums.distinct_keys[1]
     spreads = _spreads("q", sums.q_buckets.cov_xx, np.arange(len(sums.heads)), axes)
     spreads |= _spreads("k", sums.k_buckets.cov_xx, which, axes)
-    return {"position": sums.q_buckets.mean_t, **found, **spreads}
+    return {"position": sums.q_buckets.mean_t, **projections, **spreads}
 
 
 def _spreads(kind: str, covariances: Array, which: NDArray[np.intp], axes: PlaneAxes) -> dict[str, Array]:

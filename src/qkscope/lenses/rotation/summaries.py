@@ -107,15 +107,15 @@ def correlation_over_layers(heads: pd.DataFrame, one: str, other: str) -> dict[s
     """
     known = heads[np.isfinite(heads[one]) & np.isfinite(heads[other])]
     r = _pearson(known, one, other)
-    found = {"heads": len(known), "layers": known["layer"].nunique(), "r": r, "r_low": np.nan, "r_high": np.nan}
+    correlation = {"heads": len(known), "layers": known["layer"].nunique(), "r": r, "r_low": np.nan, "r_high": np.nan}
     sizes = known["layer"].value_counts()
     if len(sizes) < FEWEST_GROUPS or not np.isfinite(r):
-        return found
+        return correlation
     without = np.array([_pearson(known[known["layer"] != layer], one, other) for layer in sizes.index])
     with np.errstate(divide="ignore"):
         whole, left = np.arctanh(r), np.arctanh(without)
     reach = quantile(len(sizes)) * float(jackknife_error(whole, left, sizes.to_numpy()))
-    return {**found, "r_low": float(np.tanh(whole - reach)), "r_high": float(np.tanh(whole + reach))}
+    return {**correlation, "r_low": float(np.tanh(whole - reach)), "r_high": float(np.tanh(whole + reach))}
 
 
 def _pearson(heads: pd.DataFrame, one: str, other: str) -> float:

@@ -197,8 +197,8 @@ def _left_beside(sums: LayerSums, a: Array) -> Array:
     variance = diagonal - 2 * a * along + a**2 * _dot(a, along)[:, None]
     left = pool.cov_xt - _dot(a, pool.cov_xt)[:, None] * a
     there = variance > NO_VARIANCE * (q.spread + k.spread)[:, None]
-    found = np.where(there, np.abs(left) / np.sqrt(variance * pool.var_t[:, None]), 0.0)
-    return np.where(np.isfinite(a).all(axis=1), np.clip(found.max(axis=1), 0.0, 1.0), np.nan)
+    correlations = np.where(there, np.abs(left) / np.sqrt(variance * pool.var_t[:, None]), 0.0)
+    return np.where(np.isfinite(a).all(axis=1), np.clip(correlations.max(axis=1), 0.0, 1.0), np.nan)
 
 
 def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:

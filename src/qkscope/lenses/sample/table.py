@@ -52,13 +52,13 @@ def spread_rows(count: int) -> NDArray[np.int64]:
 def _projections(sums: LayerSums, kept: KeptLayer, rows: NDArray[np.int64]) -> dict[str, Array]:
     """Of heads whose vectors were not kept, nothing."""
     directions = sums.principal.directions  # (heads, d, components)
-    found = {f"{kind}_pc{pc}": np.full((len(sums.heads), len(rows)), np.nan) for kind in "qk" for pc in AXES}
+    projections = {f"{kind}_pc{pc}": np.full((len(sums.heads), len(rows)), np.nan) for kind in "qk" for pc in AXES}
     for at, (head, key) in enumerate(zip(sums.heads, sums.kv_heads, strict=True)):
         for kind, vectors in (("q", kept.q.get(head)), ("k", kept.k.get(key))):
             for pc in AXES if vectors is not None else ():
                 if vectors is not None and pc < directions.shape[2]:
-                    found[f"{kind}_pc{pc}"][at] = vectors[rows].astype(np.float64) @ directions[at, :, pc]
-    return found
+                    projections[f"{kind}_pc{pc}"][at] = vectors[rows].astype(np.float64) @ directions[at, :, pc]
+    return projections
 
 
 TABLE = HeadTable(FILE, COLUMNS, sample, windows="own", across="token", detail=True, of_vectors=True)
