@@ -173,12 +173,12 @@ def _gradient_sentence(subject: Subject, known: list[DepthProfile], kind: _Kind)
 
 def _ends(subject: Subject, known: list[DepthProfile], *, late: bool = False) -> str:
     """Early against late layers, or the other way round: at the last row of a run, in each seed or model."""
-    told = []
+    compared = []
     for profile in known[-1:] if subject.study.one_run else known[:MOST_TOLD]:
         change = profile.early_to_late
         ends = (change.after, change.before) if late else (change.before, change.after)
-        told.append("{} against {}".format(*shown(number, *ends)) + f" {place(subject.study, profile.checkpoint)}")
-    return listed(told)
+        compared.append("{} against {}".format(*shown(number, *ends)) + f" {place(subject.study, profile.checkpoint)}")
+    return listed(compared)
 
 
 def _most_telling_step(subject: Subject, kind: _Kind) -> Step | None:
@@ -216,9 +216,9 @@ def _kinds_sentence(subject: Subject, kind: _Kind) -> str:
     rows_with = [c for c in subject.checkpoints if len(by_name[c.name]) > 1]
     if not rows_with:
         return ""
-    told = rows_with[:1] + rows_with[-1:] if subject.study.one_run and len(rows_with) > 1 else rows_with[:6]
+    named = rows_with[:1] + rows_with[-1:] if subject.study.one_run and len(rows_with) > 1 else rows_with[:6]
     texts = []
-    for checkpoint in told:
+    for checkpoint in named:
         kinds = by_name[checkpoint.name]
         means = [subject.panel.mean(kind.quantity, checkpoint.name, Part(layer_kind=each)) for each in kinds]
         parts = [f"{number(mean)} ({shortened(each)})" for each, mean in zip(kinds, means, strict=True)]

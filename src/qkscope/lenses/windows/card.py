@@ -67,15 +67,15 @@ def _enough(subject: Subject) -> str:
     table, left_out = subject.table("window_dependence"), sum(len(each) for each in _too_short(subject).values())
     if not table["enough"].notna().any():
         return "How many tokens and documents are behind each window is not recorded."
-    found = smallest_enough(table)
-    if not found:
+    smallest = smallest_enough(table)
+    if not smallest:
         said = f"No window has {enough_words()}."
     else:
-        low, high = min(found), max(found)
+        low, high = min(smallest), max(smallest)
         span = tokens(low) if low == high else f"{low:,} to {tokens(high)}, depending on the {subject.noun}"
         said = f"The smallest window with {enough_words()} is {span}."
-        if len(found) < table["model"].nunique():
-            lacking = table["model"].nunique() - len(found)
+        if len(smallest) < table["model"].nunique():
+            lacking = table["model"].nunique() - len(smallest)
             said += f" {counted(lacking, subject.noun)} {'has' if lacking == 1 else 'have'} none."
     if left_out:
         where = counted(left_out, f"window of a {subject.noun}", f"windows of {subject.noun}s")
