@@ -11,7 +11,7 @@ from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.told import at_or_in
+from qkscope.lenses.named_entries import at_or_in
 from qkscope.results import schema
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
 from qkscope.results.read import Entries, Entry, Results

@@ -11,7 +11,7 @@ from qkscope.lenses.claims.words import held
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
 from qkscope.lenses.depth_axis import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_by_name
-from qkscope.lenses.told import MOST_TOLD, at_or_in, opening_place, place
+from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in, opening_place, place
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
 from qkscope.text import counted
@@ -174,7 +174,7 @@ def _gradient_sentence(subject: Subject, known: list[DepthProfile], kind: _Kind)
 def _ends(subject: Subject, known: list[DepthProfile], *, late: bool = False) -> str:
     """Early against late layers, or the other way round: at the last row of a run, in each seed or model."""
     compared = []
-    for profile in known[-1:] if subject.study.one_run else known[:MOST_TOLD]:
+    for profile in known[-1:] if subject.study.one_run else known[:NAMED_AT_MOST]:
         change = profile.early_to_late
         ends = (change.after, change.before) if late else (change.before, change.after)
         compared.append("{} against {}".format(*shown(number, *ends)) + f" {place(subject.study, profile.checkpoint)}")

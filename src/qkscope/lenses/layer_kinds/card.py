@@ -4,7 +4,7 @@ import itertools
 
 from qkscope.lenses.card import Card, Subject, bands, error_bars, opening, table_file
 from qkscope.lenses.claims.words import held
-from qkscope.lenses.told import MOST_TOLD, at_or_in, place
+from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in, place
 from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
 from qkscope.text import counted
@@ -125,7 +125,7 @@ def _gap(subject: Subject, several: list[Entry], quantity: str, name: str, fmt: 
         text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
     entry_gaps = list(zip(here, gaps, strict=True))
     values = []
-    for entry, gap in entry_gaps[-1:] if subject.study.one_run else entry_gaps[:MOST_TOLD]:
+    for entry, gap in entry_gaps[-1:] if subject.study.one_run else entry_gaps[:NAMED_AT_MOST]:
         before, after = shown(fmt, gap.before, gap.after) if gap.direction else (fmt(gap.before), fmt(gap.after))
         where = f" {place(subject.study, entry)}" if len(here) > 1 else ""
         values.append(f"{before} ({first}) and {after} ({second}){where}")

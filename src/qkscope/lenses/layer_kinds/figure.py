@@ -12,7 +12,7 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 
 
 def draw_layer_kinds(at: AtWindow) -> Figure:
@@ -24,7 +24,7 @@ def draw_layer_kinds(at: AtWindow) -> Figure:
     figure = canvas(at, 11.0, 4.0, headline)
     panels = figure.subplots(1, 3, sharex=True)
     places = {name: i for i, name in enumerate(study.names)}
-    marks = kind_looks(kinds_in_order(table["layer_kind"]))
+    marks = kind_marks(kinds_in_order(table["layer_kind"]))
     for axes, measure, title in zip(
         panels,
         ("r_q", "r_k", "discordant"),
@@ -47,7 +47,7 @@ def draw_layer_kinds(at: AtWindow) -> Figure:
 
 
 def _draw_kind(
-    axes: Axes, rows: pd.DataFrame, measure: str, x: Sequence[float], kind: str, mark: KindLook, joined: bool
+    axes: Axes, rows: pd.DataFrame, measure: str, x: Sequence[float], kind: str, mark: KindMark, joined: bool
 ) -> None:
     label = style.plain(kind)
     if measure == "discordant":

@@ -10,7 +10,7 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 from qkscope.lenses.taxonomy.table import HIGH, LOW, POSITION_DOMINATED
 
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
@@ -27,7 +27,7 @@ def draw_rq_rk_scatter_grid(at: AtWindow) -> Figure:
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     fractions = at.table("taxonomy_fractions").set_index("model")[POSITION_DOMINATED]
     discordant = at.table("concordance").set_index("model")["discordant"]
-    marks = kind_looks(kinds_in_order(at.table("portraits")["layer_kind"]))
+    marks = kind_marks(kinds_in_order(at.table("portraits")["layer_kind"]))
     for axes, model in zip(grid.flat, models, strict=False):
         heads = at.table("portraits")[at.table("portraits")["model"] == model]
         _draw_panel(axes, heads, marks)
@@ -51,9 +51,9 @@ def draw_rq_rk_scatter_grid(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _draw_panel(axes: Axes, heads: pd.DataFrame, marks: Mapping[str, KindLook]) -> None:
+def _draw_panel(axes: Axes, heads: pd.DataFrame, marks: Mapping[str, KindMark]) -> None:
     for kind, group in heads.groupby("layer_kind", sort=False):
-        mark = marks.get(str(kind), KindLook(style.BLUE, "o"))
+        mark = marks.get(str(kind), KindMark(style.BLUE, "o"))
         axes.scatter(
             group["r_q"],
             group["r_k"],

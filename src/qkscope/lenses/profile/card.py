@@ -7,9 +7,9 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening
+from qkscope.lenses.named_entries import of_each
 from qkscope.lenses.profile.choice import MOST_BENT, HeadProfile, profiles_of, without_sink
 from qkscope.lenses.profile.table import BEND_FILE, FEWEST_BUCKETS, PROFILE_FILE
-from qkscope.lenses.told import of_each
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.text import counted

@@ -9,8 +9,8 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES, UNDEFINED
+from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.profile.table import BEND_FILE, PROFILE_FILE
-from qkscope.lenses.told import told_entries
 
 MOST_BENT = "most bent"
 FEWEST_BUCKETS = 3  # beside position 0, of a drawing at the common window
@@ -38,7 +38,7 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
     """The chosen heads of the last checkpoint of a run, in the order of the categories; of seeds and models a few."""
     if at.study.one_run:
         return _profiles_in(at, at.names[-1])
-    models = [entry.name for entry in told_entries(at.study) if _has_shape(at, entry.name)]
+    models = [entry.name for entry in named_entries(at.study) if _has_shape(at, entry.name)]
     each = max(1, MOST_COLUMNS // max(1, len(models)))
     by_model = [_profiles_in(at, model) for model in models]
     return [head for heads in by_model for head in (heads if len(heads) <= each else [*heads[: each - 1], heads[-1]])]
@@ -62,7 +62,7 @@ def _profiles_in(at: AtWindow, model: str) -> list[HeadProfile]:
 
 def shape_shows(at: AtWindow) -> bool:
     """Whether an entry has buckets enough for a shape; two, as at a short common window, are always a line."""
-    return any(_has_shape(at, entry.name) for entry in told_entries(at.study))
+    return any(_has_shape(at, entry.name) for entry in named_entries(at.study))
 
 
 def _has_shape(at: AtWindow, model: str) -> bool:

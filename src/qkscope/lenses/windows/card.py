@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qkscope.lenses.card import Card, Subject, error_bars, pooled_kinds, rows
+from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
-from qkscope.lenses.told import MOST_TOLD, at_or_in
 from qkscope.lenses.windows.table import enough_words, is_shown, over_windows, smallest_enough
 from qkscope.results import schema
 from qkscope.results.read import Entry
@@ -120,7 +120,7 @@ def _effects(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     """The last checkpoint of a run stands for it; of seeds and models each is told."""
     if not effects:
         return [f"Each {subject.noun} was measured at one window only, so nothing can be said about the window."]
-    return [_effect(each) for each in (effects[-1:] if subject.study.one_run else effects[:MOST_TOLD])]
+    return [_effect(each) for each in (effects[-1:] if subject.study.one_run else effects[:NAMED_AT_MOST])]
 
 
 def _effect(effect: WindowEffect) -> str:
@@ -149,7 +149,7 @@ def _takeaway(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     if not effects:
         return [f"There is one window per {subject.noun}, so its effect cannot be read from this figure."]
     if not subject.study.one_run:
-        return [_share_sentence(effect) for effect in effects[:MOST_TOLD]]
+        return [_share_sentence(effect) for effect in effects[:NAMED_AT_MOST]]
     return [_share_sentence(effects[-1]), _against_training(subject, effects[-1])]
 
 
