@@ -85,11 +85,11 @@ class AtWindow:
         """Rows of component 0 with what the lenses derive from them."""
         return _derived(rows, self._lenses)
 
-    def once(self, found: Callable[[AtWindow], T]) -> T:
+    def once(self, make: Callable[[AtWindow], T]) -> T:
         """What a function finds of this study; it is called once."""
-        if found not in self._once:
-            self._once[found] = found(self)
-        kept: T = self._once[found]
+        if make not in self._once:
+            self._once[make] = make(self)
+        kept: T = self._once[make]
         return kept
 
     def window_panel(self, name: str) -> HeadPanel:
@@ -187,10 +187,10 @@ class AtWindow:
 
     def table(self, name: str) -> pd.DataFrame:
         """A table that is known to be there."""
-        found = self.find(name)
-        if found is None:
+        rows = self.find(name)
+        if rows is None:
             raise KeyError(f"these results carry no table {name!r}")
-        return found
+        return rows
 
     def has(self, name: str) -> bool:
         """Whether the results carry a table."""
@@ -275,26 +275,26 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
 
 def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.DataFrame]:
     """The lenses' tables that are there; those of `qk.csv` and its kin are part of the results already."""
-    found: dict[str, pd.DataFrame] = {}
+    by_file: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for table in lens.tables if table.file not in QK_FILES):
         rows = read_head_table(results, table.file, table.names, table.key)
         if rows is not None:
-            found[table.file] = rows
+            by_file[table.file] = rows
         let_go()
     means = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
-    return found if means is None else {**found, LAYER_MEANS_CSV: means}
+    return by_file if means is None else {**by_file, LAYER_MEANS_CSV: means}
 
 
 def _read_study_tables(results: Results, lenses: Sequence[Lens], choice: str) -> dict[str, pd.DataFrame]:
     """The lenses' tables about the study as a whole that are there, at one choice of windows."""
-    found: dict[str, pd.DataFrame] = {}
+    by_file: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for build in lens.of_study for table in build.tables):
         numbers = [column.name for column in table.columns]
         rows = read_study_table(results, table.file, numbers, table.key, table.texts)
         here = None if rows is None else rows[rows["windows"] == choice].reset_index(drop=True)
         if here is not None and not here.empty:
-            found[table.file] = here
-    return found
+            by_file[table.file] = here
+    return by_file
 
 
 def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:

@@ -102,7 +102,7 @@ class HeadTable:
 class Judged:
     """A layer's columns, their errors (`<column>_se`), and the replicates of each (groups, heads[, components])."""
 
-    found: Mapping[str, NDArray[Any]]
+    columns: Mapping[str, NDArray[Any]]
     replicates: Mapping[str, NDArray[Any]]  # empty where there are none
     sums: LayerSums
 

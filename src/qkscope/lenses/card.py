@@ -11,7 +11,7 @@ from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.told import at_or_in
+from qkscope.lenses.named_entries import at_or_in
 from qkscope.results import schema
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
 from qkscope.results.read import Entries, Entry, Results
@@ -253,10 +253,10 @@ def window_agreement(
         ]
     said = []
     for before, after, one, other in changes[:3]:
-        found = _both(subject, before, after, [q for q, _, _ in quantities], file)
-        if found:
+        compared = _both(subject, before, after, [q for q, _, _ in quantities], file)
+        if compared:
             place = f"from {label(before)} to {label(after)} (context {one:,} to {other:,})"
-            said.append(agreements(found, [(name, fmt) for _, name, fmt in quantities], place))
+            said.append(agreements(compared, [(name, fmt) for _, name, fmt in quantities], place))
     return said
 
 
@@ -289,8 +289,8 @@ def context_takeaway(subject: Subject, quantities: Sequence[str], file: str | No
     if not changes or not subject.study.one_run:
         return ""
     before, after, _, _ = changes[0]
-    found = _both(subject, before, after, quantities, file)
-    return survives(found, f"from {label(before)} to {label(after)}", subject.at.common)
+    compared = _both(subject, before, after, quantities, file)
+    return survives(compared, f"from {label(before)} to {label(after)}", subject.at.common)
 
 
 def _both(

@@ -61,11 +61,11 @@ def undecided(
     q, k = (np.asarray(part, dtype=np.float64) for part in (r_q, r_k))
     sizes = np.abs(k)
     steps = [np.nan_to_num(ERRORS * np.asarray(error, dtype=np.float64)) for error in (r_q_error, r_k_error)]
-    category, found = _codes(q, sizes), np.zeros(q.shape, dtype=bool)
+    category, crossed = _codes(q, sizes), np.zeros(q.shape, dtype=bool)
     # Between its ends a range can cross both thresholds: 0.5 lies between them.
     ways = [[values - step, np.clip(0.5, values - step, values + step), values + step]
             for values, step in zip((q, sizes), steps, strict=True)]  # fmt: skip
     for one in ways[0]:
         for other in ways[1]:
-            found |= _codes(one, np.maximum(other, 0.0)) != category
-    return np.asarray(found & (category != CATEGORIES.index(UNDEFINED)), dtype=bool)
+            crossed |= _codes(one, np.maximum(other, 0.0)) != category
+    return np.asarray(crossed & (category != CATEGORIES.index(UNDEFINED)), dtype=bool)

@@ -48,11 +48,11 @@ def draw_tables(
 
     counts = [*KEY, "n_q", *(f"n_q_without_{group}" for group in groups)]
     sizes = _sizes((joined(block, counts) for block in in_blocks(heads)), groups)
-    every, found = list(replicates.columns), [Gathered() for _ in groups]
+    every, tables = list(replicates.columns), [Gathered() for _ in groups]
     for block in in_blocks(heads):
-        for gathered, draw in zip(found, _drawn(block, joined(block, every), groups, sizes), strict=True):
+        for gathered, draw in zip(tables, _drawn(block, joined(block, every), groups, sizes), strict=True):
             gathered.add(_numbers_of(derive(draw)))
-    return [gathered.table() for gathered in found]
+    return [gathered.table() for gathered in tables]
 
 
 def _joined(heads: pd.DataFrame, replicates: pd.DataFrame) -> pd.DataFrame:
@@ -114,5 +114,5 @@ def replicate_groups(replicates: pd.DataFrame) -> list[int]:
     """The document groups that have replicates; none where they are too few for errors."""
     prefix = "r_q_without_"
     named = [name for name in replicates.columns if name.startswith(prefix)]
-    found = [int(name.removeprefix(prefix)) for name in named if replicates[name].notna().any()]
-    return found if len(found) >= FEWEST_GROUPS else []
+    groups = [int(name.removeprefix(prefix)) for name in named if replicates[name].notna().any()]
+    return groups if len(groups) >= FEWEST_GROUPS else []

@@ -41,25 +41,25 @@ def with_mean_errors(
     A row is about the checkpoint in `model`, and about some of its heads where `parts` says which.
     """
     about = list(zip(table["model"], parts or [EVERY_HEAD] * len(table), strict=True))
-    found = table.copy()
+    extended = table.copy()
     for name in quantities:
         errors = {error_name(name): [panel.error(name, model, part) for model, part in about]}
         if over_heads:
             errors[heads_error_name(name)] = [panel.head_error(name, model, part) for model, part in about]
-        _insert_behind(found, name, errors)
-    return found
+        _insert_behind(extended, name, errors)
+    return extended
 
 
 def column_means(at: AtWindow, file: str, columns: Sequence[str]) -> pd.DataFrame:
     """By checkpoint the mean, standard deviation and error over documents of columns of a lens's table."""
     names, panel = list(at.names), at.panel_of(file)
     groups = at.table(file).groupby("model")
-    found: dict[str, object] = {"model": names}
+    means: dict[str, object] = {"model": names}
     for column in columns:
-        found[column] = groups[column].mean().reindex(names).to_numpy()
-        found[f"{column}_std"] = groups[column].std().reindex(names).to_numpy()
-        found[error_name(column)] = [panel.error(column, name) for name in names]
-    return pd.DataFrame(found)
+        means[column] = groups[column].mean().reindex(names).to_numpy()
+        means[f"{column}_std"] = groups[column].std().reindex(names).to_numpy()
+        means[error_name(column)] = [panel.error(column, name) for name in names]
+    return pd.DataFrame(means)
 
 
 def _insert_behind(table: pd.DataFrame, column: str, errors: Mapping[str, list[float]]) -> None:

@@ -72,9 +72,9 @@ def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
     kinds: dict[int, str] = dict(zip(layers["layer"].tolist(), layers["layer_kind"].tolist(), strict=True))
     usual = max(dict.fromkeys(kinds.values()), key=list(kinds.values()).count, default="")
     apart = set(usual.replace(",", "").split())
-    found = {}
+    unusual = {}
     for layer, kind in kinds.items():
         if kind and kind != usual:
             words = [word for word in kind.replace(",", "").split() if word not in apart and not word.isdigit()]
-            found[layer] = " ".join(words) or kind
-    return found
+            unusual[layer] = " ".join(words) or kind
+    return unusual

@@ -35,10 +35,10 @@ def has_means(table: HeadTable) -> bool:
 
 
 def mean_rows(
-    table: HeadTable, sums: LayerSums, found: Mapping[str, NDArray[Any]], replicates: Mapping[str, NDArray[Any]]
+    table: HeadTable, sums: LayerSums, columns: Mapping[str, NDArray[Any]], replicates: Mapping[str, NDArray[Any]]
 ) -> list[MeanRow]:
     """One row per column of a layer's part of a table: the mean over heads that have a value."""
-    every, left = with_averaged(table, found), with_averaged(table, replicates)
+    every, left = with_averaged(table, columns), with_averaged(table, replicates)
     stem, whole = PurePath(table.file).stem, np.ones(len(sums.heads), dtype=bool)
 
     def row(name: str, inside: NDArray[np.bool_], column: str) -> MeanRow:
@@ -65,9 +65,9 @@ def column_of(column: str, side: bool | None) -> str:
     return column if side is None else f"{column} of {POSITION_DOMINATED if side else 'others'}"
 
 
-def with_averaged(table: HeadTable, found: Mapping[str, Any]) -> dict[str, Any]:
+def with_averaged(table: HeadTable, values: Mapping[str, Any]) -> dict[str, Any]:
     """A table's columns, and what follows from them for means; nothing of nothing."""
-    columns = {name: found[name] for name in table.names if name in found}
+    columns = {name: values[name] for name in table.names if name in values}
     return {**columns, **(table.averaged(columns) if table.averaged is not None and columns else {})}
 
 

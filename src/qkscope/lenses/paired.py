@@ -44,11 +44,11 @@ def paired_changes(
         one, other = own.iloc[of_heads.get(model, NOWHERE)], without.iloc[of_replicates.get(model, NOWHERE)]
         return one.merge(other, on=KEY, validate="one_to_one").set_index(["layer", "head"])
 
-    found, last = Gathered(), (pairs[0][0], entry(pairs[0][0]))
+    changes, last = Gathered(), (pairs[0][0], entry(pairs[0][0]))
     for before, after in pairs:
         one, last = last[1] if last[0] == before else entry(before), (after, entry(after))
-        found.add(_step(one, last[1], groups).assign(from_model=before, to_model=after)[COLUMNS])
-    return found.table()
+        changes.add(_step(one, last[1], groups).assign(from_model=before, to_model=after)[COLUMNS])
+    return changes.table()
 
 
 def _step(one: pd.DataFrame, two: pd.DataFrame, groups: list[int]) -> pd.DataFrame:

@@ -78,34 +78,34 @@ def matched_components(
         unknown = np.full_like(whole.explained_variance, np.nan)
         return _along(q, k, whole.directions, unknown, unknown, oriented=True)
     overlap = np.einsum("hdc,hdj->hcj", whole.directions, eigen.vectors)
-    found = _assigned(np.abs(overlap))  # (heads, components): which of the replicate's eigenvectors
-    sign = np.where(np.take_along_axis(overlap, found[..., None], axis=2)[..., 0] < 0, -1.0, 1.0)
-    vectors = np.take_along_axis(eigen.vectors, found[:, None, :], axis=2) * sign[:, None, :]
-    values = np.maximum(np.take_along_axis(eigen.values, found, axis=1), 0.0)
+    matches = _assigned(np.abs(overlap))  # (heads, components): which of the replicate's eigenvectors
+    sign = np.where(np.take_along_axis(overlap, matches[..., None], axis=2)[..., 0] < 0, -1.0, 1.0)
+    vectors = np.take_along_axis(eigen.vectors, matches[:, None, :], axis=2) * sign[:, None, :]
+    values = np.maximum(np.take_along_axis(eigen.values, matches, axis=1), 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        gap = 1.0 - _largest_behind(eigen.values, found) / values
+        gap = 1.0 - _largest_behind(eigen.values, matches) / values
     return _along(q, k, vectors, _explained(values, eigen.trace), gap, oriented=True)
 
 
 def _assigned(overlap: Array) -> NDArray[np.intp]:
     """For each component the eigenvector that it overlaps most with, the largest overlaps first and none twice."""
     heads, components, _ = overlap.shape
-    left, found = np.nan_to_num(overlap).copy(), np.zeros((heads, components), dtype=np.intp)
+    left, matches = np.nan_to_num(overlap).copy(), np.zeros((heads, components), dtype=np.intp)
     rows = np.arange(heads)
     for _ in range(components):
         best = left.reshape(heads, -1).argmax(axis=1)
         component, vector = np.unravel_index(best, left.shape[1:])
-        found[rows, component] = vector
+        matches[rows, component] = vector
         left[rows, component, :] = -1.0
         left[rows, :, vector] = -1.0
-    return found
+    return matches
 
 
-def _largest_behind(values: Array, found: NDArray[np.intp]) -> Array:
+def _largest_behind(values: Array, matches: NDArray[np.intp]) -> Array:
     """For each component the largest eigenvalue of those that are neither it nor one before it; 0 if none is left."""
-    left, behind = values.copy(), np.zeros(found.shape)
-    for component in range(found.shape[1]):
-        np.put_along_axis(left, found[:, component : component + 1], 0.0, axis=1)
+    left, behind = values.copy(), np.zeros(matches.shape)
+    for component in range(matches.shape[1]):
+        np.put_along_axis(left, matches[:, component : component + 1], 0.0, axis=1)
         behind[:, component] = np.maximum(left.max(axis=1), 0.0)
     return behind
 

@@ -74,17 +74,17 @@ def checkpoint_rows(
         return parts
 
     layers = over_layers(of_layer, chosen)
-    found = {}
+    by_file = {}
     for table in tables:
         windows = [
             finished(table, [part[table.file, window] for part in layers], model, window)
             for window in wanted[table.file]
         ]
-        found[table.file] = pd.concat(windows, ignore_index=True)
+        by_file[table.file] = pd.concat(windows, ignore_index=True)
     if any(has_means(table) for table in tables):
         means = {window: [part[LAYER_MEANS_CSV, window] for part in layers] for window in every}
-        found[LAYER_MEANS_CSV] = finished_means(means, model)
-    return found
+        by_file[LAYER_MEANS_CSV] = finished_means(means, model)
+    return by_file
 
 
 def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers: int) -> dict[str, Columns]:
@@ -92,9 +92,9 @@ def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers:
     parts: dict[str, Columns] = {}
     means = [tokens_row(sums)]
     for table in tables:
-        found, replicates = with_errors(table, sums)
-        parts[table.file] = layer_rows(table, sums, found, replicates, n_layers)
-        means += mean_rows(table, sums, found, replicates) if has_means(table) else []
+        columns, replicates = with_errors(table, sums)
+        parts[table.file] = layer_rows(table, sums, columns, replicates, n_layers)
+        means += mean_rows(table, sums, columns, replicates) if has_means(table) else []
     return {**parts, LAYER_MEANS_CSV: joined_means(means, layer)}
 
 
@@ -118,11 +118,11 @@ def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
     """The lens's own columns of one layer: exactly those that it declares."""
     if table.rows is None:
         raise ValueError(f"{table.file} is not made from sums")
-    found = {name: np.asarray(values) for name, values in table.rows(sums).items()}
-    if set(found) != set(table.names):
-        odd = sorted(set(found) ^ set(table.names))[0]
+    columns = {name: np.asarray(values) for name, values in table.rows(sums).items()}
+    if set(columns) != set(table.names):
+        odd = sorted(set(columns) ^ set(table.names))[0]
         raise ValueError(f"{table.file}: column {odd!r} is {'not computed' if odd in table.names else 'not declared'}")
-    return found
+    return columns
 
 
 def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
@@ -134,40 +134,40 @@ def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[A
 
 def with_errors(table: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """A layer's columns with their errors and what is judged by them, and the replicates."""
-    found, replicates = own_columns(table, sums), replicated_columns(table, sums)
+    columns, replicates = own_columns(table, sums), replicated_columns(table, sums)
     for column in table.columns:
         if column.error is not None:
-            whole, sizes = found[column.name], sums.replication.sizes
-            found[error_name(column.name)] = (
+            whole, sizes = columns[column.name], sums.replication.sizes
+            columns[error_name(column.name)] = (
                 jackknife_error(whole, replicates[column.name], sizes, column.error, column.bias)
                 if replicates
                 else np.full(whole.shape, np.nan)
             )
     if table.judge is not None:
-        found.update(table.judge(Judged(found, replicates, sums)))
-    return found, replicates
+        columns.update(table.judge(Judged(columns, replicates, sums)))
+    return columns, replicates
 
 
 def layer_rows(
     table: HeadTable,
     sums: LayerSums,
-    found: dict[str, NDArray[Any]],
+    columns: dict[str, NDArray[Any]],
     replicates: Mapping[str, NDArray[Any]],
     n_layers: int,
 ) -> Columns:
     """One layer's part of a table: the lens's own columns with their errors, and who and where."""
     for name in table.replicated:
         for group in range(sums.groups):
-            found[replicate_name(name, group)] = _replicate(replicates.get(name), sums, group, found[name])
+            columns[replicate_name(name, group)] = _replicate(replicates.get(name), sums, group, columns[name])
     units = len(sums.heads) if table.per == "head" else 1
-    count = 1 if table.across is None else next(values.shape[1] for values in found.values() if values.ndim == 2)
-    for name, values in found.items():
+    count = 1 if table.across is None else next(values.shape[1] for values in columns.values() if values.ndim == 2)
+    for name, values in columns.items():
         if values.shape not in ((units,), (units, count)):
             raise ValueError(f"{table.file}: column {name!r} has shape {values.shape} for {units} {table.per}s")
     who = {"head": sums.heads, "kv_head": sums.kv_heads} if table.per == "head" else {}
     return {
         **{name: np.repeat(np.array(values), count) for name, values in who.items()},
-        **{name: values.ravel() if values.ndim == 2 else np.repeat(values, count) for name, values in found.items()},
+        **{name: values.ravel() if values.ndim == 2 else np.repeat(values, count) for name, values in columns.items()},
         **({table.across: np.tile(np.arange(count), units)} if table.across else {}),
         **{name: [value] * (units * count) for name, value in _of_layer(table, sums, n_layers).items()},
     }

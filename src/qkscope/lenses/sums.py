@@ -120,8 +120,8 @@ class LayerSums:
     @cached_property
     def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
-        found, which = np.unique(self.kv_heads, return_inverse=True)
-        return found.astype(np.intp), which.astype(np.intp)
+        distinct, which = np.unique(self.kv_heads, return_inverse=True)
+        return distinct.astype(np.intp), which.astype(np.intp)
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
         """Each position bucket in the window by itself, one entry per query head."""
@@ -153,23 +153,23 @@ class LayerSums:
     @cached_property
     def q_before(self) -> BeforeRotation | None:
         """Queries before rotation, one entry per head; None where that was not summed."""
-        found = self._before["q"]
-        return None if found is None else found.take(np.array(self.heads))
+        of_layer = self._before["q"]
+        return None if of_layer is None else of_layer.take(np.array(self.heads))
 
     @cached_property
     def k_before(self) -> BeforeRotation | None:
         """Keys before rotation, one entry per *distinct* key head."""
-        found = self._before["k"]
-        return None if found is None else found.take(self.distinct_keys[0])
+        of_layer = self._before["k"]
+        return None if of_layer is None else of_layer.take(self.distinct_keys[0])
 
     @cached_property
     def _before(self) -> dict[Kind, BeforeRotation | None]:
         """Of all the layer's heads; a replicate's covariances are the whole's, which are unpacked once."""
-        found: dict[Kind, BeforeRotation | None] = {}
+        by_kind: dict[Kind, BeforeRotation | None] = {}
         for kind in KINDS:
             whole = None if self.whole is None else self.whole._before[kind]
-            found[kind] = self._source.before(kind, self.left_out, None if whole is None else whole.cov)
-        return found
+            by_kind[kind] = self._source.before(kind, self.left_out, None if whole is None else whole.cov)
+        return by_kind
 
     @property
     def _source(self) -> WindowSource:
@@ -188,8 +188,8 @@ class LayerSums:
         """What `make` makes of these sums, made once: for what several tables need."""
         if make not in self._made:
             self._made[make] = make(self)
-        found: Made = self._made[make]
-        return found
+        made: Made = self._made[make]
+        return made
 
     @cached_property
     def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
@@ -256,10 +256,10 @@ def _leave_out(
     """The chosen heads of one kind without a document group; what groups do not have of their own is the whole's."""
     moments, layer = source.moments, source.layer
     sums = moments.without_group(layer, kind, group, source.window, source.skip, fixed=method != "jackknife")
-    found = sums.statistics(moments.layout.scale)
+    statistics = sums.statistics(moments.layout.scale)
     if method == "covariances fixed":
-        found = replace(found, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
-    return found.take(chosen[kind])
+        statistics = replace(statistics, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
+    return statistics.take(chosen[kind])
 
 
 def how_to_replicate(moments: Moments, layer: int, window: int | None = None, skip: int = 0) -> Replication:

@@ -27,10 +27,10 @@ def table_from_vectors(
     reading: Reading = Reading(),  # noqa: B008 - frozen
 ) -> pd.DataFrame:
     """The rows of the query heads that are present, over the first `window` positions (all by default)."""
-    found = open_vectors(folder, replace(reading, groups=1))  # groups only serve error bars
+    vectors = open_vectors(folder, replace(reading, groups=1))  # groups only serve error bars
     layers = []
-    for facts, sums in layers_from_vectors(found):
-        moments = Moments.from_layers(found.layout, [facts], {facts.layer: sums}, {})
-        of_layer = layer_sums(moments, facts.layer, sorted(found.pairs[facts.layer]), window, components)
-        layers.append(layer_rows(table, of_layer, *with_errors(table, of_layer), found.n_layers))
-    return finished(table, layers, model, window or found.layout.context)
+    for facts, sums in layers_from_vectors(vectors):
+        moments = Moments.from_layers(vectors.layout, [facts], {facts.layer: sums}, {})
+        of_layer = layer_sums(moments, facts.layer, sorted(vectors.pairs[facts.layer]), window, components)
+        layers.append(layer_rows(table, of_layer, *with_errors(table, of_layer), vectors.n_layers))
+    return finished(table, layers, model, window or vectors.layout.context)

@@ -97,8 +97,8 @@ def answer(tables: StudyTables) -> dict[str, Any]:
 
 def cause_of_change(tables: StudyTables) -> Cause | None:
     """What made the change, by the first lens that knows; None where none does."""
-    found = (lens.cause(tables) for lens in registered() if lens.cause is not None)
-    return next((cause for cause in found if cause is not None), None)
+    causes = (lens.cause(tables) for lens in registered() if lens.cause is not None)
+    return next((cause for cause in causes if cause is not None), None)
 
 
 def examples(at: AtWindow) -> list[Mapping[str, Any]]:
@@ -168,8 +168,8 @@ def window_finding(tables: StudyTables) -> Finding | None:
         Quantity("r_k", part, f"mean r_k {where}"),
     ]
     steps = [(a, b) for a, b in itertools.pairwise(at.names) if at.window_of(a) != at.window_of(b)]
-    found = [compare(tables, quantity, *step) for quantity in quantities for step in steps]
-    known = [each for each in found if each.common is not None]
+    findings = [compare(tables, quantity, *step) for quantity in quantities for step in steps]
+    known = [each for each in findings if each.common is not None]
     order: tuple[Judgement, ...] = ("reverses", "vanishes", "hidden", "survives", "within", "unknown", "alone")
     return min(known, key=lambda each: order.index(each.judgement), default=None)
 

@@ -35,13 +35,13 @@ def add_details(
     there = [(each, choice) for each in declared for choice in tables.get(each.table.file, {})]
     if not there:
         return {"checkpoints": [], "tables": {}}
-    found = {
+    dense_tables = {
         (each.name, choice): _Dense.of(each, grid, _rows(tables[each.table.file], choice)) for each, choice in there
     }
-    kept = kept_checkpoints(len(grid.names), sum(dense.bytes_each for dense in found.values()), room)
+    kept = kept_checkpoints(len(grid.names), sum(dense.bytes_each for dense in dense_tables.values()), room)
     described: dict[str, Any] = {}
     for each, choice in there:
-        dense = found[each.name, choice]
+        dense = dense_tables[each.name, choice]
         lines = [line for line in kept if dense.known[line]]
         if lines:
             for name, values in dense.columns.items():

@@ -58,9 +58,9 @@ def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[
         return enough
     places = pd.MultiIndex.from_tuples([(grid.names[index], size) for index, size in pairs], names=["model", "window"])
     for name, means in declared:
-        found = own.find(name)
-        if found is not None:
-            _add_window_means(pack, found.set_index(["model", "window"]).reindex(places), means)
+        table = own.find(name)
+        if table is not None:
+            _add_window_means(pack, table.set_index(["model", "window"]).reindex(places), means)
     rows = own.windows
     line = places.get_indexer(pd.MultiIndex.from_arrays([rows["model"], rows["window"].astype(np.int64)]))
     head = pd.MultiIndex.from_tuples(grid.heads).get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]]))
@@ -83,11 +83,11 @@ def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame, large: 
     flat = Grid(grid.names, (0,), grid.heads)
     known = heads[flat.places(heads.assign(pc=0))[2] >= 0].assign(pc=0)
     places = flat.places(known)
-    found = {error_name(name): column(known, error_name(name)) for name in STATISTICS}
-    found |= {name: column(known, name) for name in FLAGS}
-    found["undecided"] = _undecided(known)
-    found["sign_unknown"] = np.where(np.isfinite(found["sign_sure"]), sign_unsure(known).astype(float), np.nan)
-    for name, values in found.items():
+    columns = {error_name(name): column(known, error_name(name)) for name in STATISTICS}
+    columns |= {name: column(known, name) for name in FLAGS}
+    columns["undecided"] = _undecided(known)
+    columns["sign_unknown"] = np.where(np.isfinite(columns["sign_sure"]), sign_unsure(known).astype(float), np.nan)
+    for name, values in columns.items():
         if np.isfinite(values).any():
             dense = flat.spread(places, values, np.nan)[:, 0]
             is_error = name.endswith(error_name(""))
@@ -110,16 +110,16 @@ def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
 def _undecided(heads: pd.DataFrame) -> Floats:
     """1 where another category is within two errors, 0 where none is, NaN where errors are not known."""
     errors = [column(heads, error_name(name)) for name in ("r_q", "r_k")]
-    found = undecided(column(heads, "r_q"), column(heads, "r_k"), *errors)
-    return np.where(np.isfinite(errors[0]) & np.isfinite(errors[1]), found.astype(float), np.nan)
+    unsure = undecided(column(heads, "r_q"), column(heads, "r_k"), *errors)
+    return np.where(np.isfinite(errors[0]) & np.isfinite(errors[1]), unsure.astype(float), np.nan)
 
 
 def _add_means(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
     for summary in all_summaries():
-        found = at.find(summary.name) if summary.means else None
-        if found is None:
+        table = at.find(summary.name) if summary.means else None
+        if table is None:
             continue
-        rows = found.set_index("model").reindex(list(grid.names))
+        rows = table.set_index("model").reindex(list(grid.names))
         for name in summary.means:
             errors = rows[error_name(name)].to_numpy(dtype=np.float64)
             if np.isfinite(errors).any():

@@ -43,8 +43,8 @@ class Pack:
         """
         entry: dict[str, Any] = {"type": kind}
         if kind == "log8":
-            values, found = to_log8(np.asarray(values, dtype=np.float64), coarse=coarse)
-            entry |= found
+            values, scale = to_log8(np.asarray(values, dtype=np.float64), coarse=coarse)
+            entry |= scale
         plain = np.ascontiguousarray(values, dtype=np.dtype(TYPES[kind]))
         entry["shape"] = list(plain.shape)
         if like is not None and like != name and kind != "log8":

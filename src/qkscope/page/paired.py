@@ -41,14 +41,14 @@ def add_draws(pack: Pack, grid: Grid, tables: StudyTables) -> None:
 def add_changes(pack: Pack, grid: Grid, tables: StudyTables) -> list[list[int]]:
     """`<choice>.change.<statistic>_se`, pair of checkpoints x head; returns the pairs."""
     pairs = compared_pairs(grid)
-    found = {
+    changes = {
         choice: _changes(at, [(grid.names[a], grid.names[b]) for a, b in pairs])
         for choice, at in zip(("own", "common"), tables.choices(), strict=False)
     }
-    if all(rows is None for rows in found.values()):
+    if all(rows is None for rows in changes.values()):
         return []
     heads = pd.MultiIndex.from_tuples(grid.heads)
-    for choice, rows in found.items():
+    for choice, rows in changes.items():
         if rows is None:
             continue
         line = pd.MultiIndex.from_tuples([(grid.names[a], grid.names[b]) for a, b in pairs]).get_indexer(

@@ -61,7 +61,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     kept = kept_columns(grid, registered(), of_lenses, large=large)
     about = {
         **_study(results, tables),
-        **_look(),
+        **_legend(),
         "enough": add_windows(pack, grid, tables.own, data["windows"]),
         "answer": {**answer(tables), "examples": examples(tables.own)},
         "facts": facts(results),
@@ -114,7 +114,7 @@ def _study(results: Results, tables: StudyTables) -> dict[str, Any]:
     }
 
 
-def _look() -> dict[str, Any]:
+def _legend() -> dict[str, Any]:
     """Categories, thresholds and colours."""
     return {
         "categories": [{"name": name, "colour": CATEGORY_COLOURS[name]} for name in CATEGORIES],

@@ -68,7 +68,7 @@ def analyze_study(
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
-    return write_tables(out or folder, files, AnalysisSettings.of(study), events, command, study, left_out, made=made)
+    return write_results(out or folder, files, AnalysisSettings.of(study), events, command, study, left_out, made=made)
 
 
 def analyze_folder(
@@ -128,7 +128,7 @@ def analyze_files(
         detail=len(files) <= MOST_IN_DETAIL if detail is None else detail,
     )
     with only_run(out):
-        return write_tables(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
+        return write_results(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
 
 
 def _named(paths: Sequence[Path]) -> tuple[dict[str, Path], int]:
@@ -170,7 +170,7 @@ def _checked_name(path: Path, name: str) -> str:
         raise InputError(f"{path}: is of a checkpoint named {name[:60]!r}, but {error}") from None
 
 
-def write_tables(
+def write_results(
     out: Path,
     files: Mapping[str, Path],
     settings: AnalysisSettings,
@@ -195,7 +195,7 @@ def write_tables(
     origins = [part.origin for part in parts]
     for sentence in shared_attention(origins):
         events.noted(sentence)
-    read_as = _kind(origins, (study.kind if study else None) or kind, events, told=study is None)
+    read_as = _kind(origins, (study.kind if study else None) or kind, events, aloud=study is None)
     for path in write_study_tables(out, files, parts, settings.rows(), read_as["kind"]):
         events.wrote(str(path))
     provenance = {**_provenance(settings, origins, command, study), **read_as}
@@ -217,10 +217,10 @@ def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str,
     return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
 
 
-def _kind(origins: list[CheckpointRecord], stated: StudyKind | None, events: Listener, told: bool) -> dict[str, Any]:
+def _kind(origins: list[CheckpointRecord], stated: StudyKind | None, events: Listener, aloud: bool) -> dict[str, Any]:
     """What the entries are to each other, for the provenance; said aloud where no plan said it."""
     kind = stated or kind_of([origin.architecture for origin in origins], [origin.run for origin in origins])
-    if told and len(origins) > 1:
+    if aloud and len(origins) > 1:
         events.noted(kind_sentence(kind, len(origins), stated is not None))
     return {"kind": kind, "kind_stated": stated is not None}
 

@@ -123,8 +123,8 @@ class TableParts:
 
     def _named(self, name: str) -> Checkpoint | None:
         """The study's checkpoint of that name, resolved."""
-        found = [each for each in self._study.checkpoints if each.name == name] if self._study else []
-        return self._study.resolved(found[0]) if self._study and found else None
+        matches = [each for each in self._study.checkpoints if each.name == name] if self._study else []
+        return self._study.resolved(matches[0]) if self._study and matches else None
 
 
 def _kept(moments: Path, name: str) -> Path | None:
@@ -179,17 +179,17 @@ class _Makers:
         return part
 
     def _process(self) -> subprocess.Popen[bytes]:
-        found: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
-        if found is None:
+        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+        if process is None:
             # A session of its own: Ctrl-C in a terminal is for the run, which decides.
-            found = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
-            self._processes.append(found)
-            self._own.process = found
-            for told in (sys.path, self._behind, self._packed):
-                pickle.dump(told, _there(found.stdin))
-        return found
+            self._processes.append(process)
+            self._own.process = process
+            for state in (sys.path, self._behind, self._packed):
+                pickle.dump(state, _there(process.stdin))
+        return process
 
     def close(self) -> None:
         """End all processes; what they were at is not wanted any more."""

@@ -11,14 +11,14 @@ ENOUGH = 2**33  # what is assumed of a system that does not say
 
 def free_memory() -> int:
     """Bytes that can be taken without anything being swapped or killed, as far as the system says."""
-    found = [_available(), _left_of_group()]
-    return min((each for each in found if each is not None), default=ENOUGH)
+    limits = [_available(), _left_of_group()]
+    return min((each for each in limits if each is not None), default=ENOUGH)
 
 
 def _available() -> int | None:
     try:
-        told = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        return int(told[1]) * 1024 if told else None
+        line = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        return int(line[1]) * 1024 if line else None
     except OSError:
         pass
     try:

@@ -37,11 +37,11 @@ def write_study_tables(
 
     study = StudySums(entries, kind, settings, head_table)
     for each in builds:
-        found = _tables(each, study)
+        by_file = _tables(each, study)
         for table in each.tables:
             path = head_table_path(out, table.file)
-            if table.file in found:
-                write_csv(found[table.file], path, DETAIL_DIGITS if table.detail else None)
+            if table.file in by_file:
+                write_csv(by_file[table.file], path, DETAIL_DIGITS if table.detail else None)
                 written.append(path)
             else:
                 remove_head_table(out, table.file)
@@ -55,11 +55,11 @@ def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
         return {}
     with located(" and ".join(table.file for table in wanted)):
         made = each.build(study)
-    found = {}
+    by_file = {}
     for table in wanted:
         if table.file in made and not made[table.file].empty:
-            found[table.file] = made[table.file][list(table.written)]
-    return found
+            by_file[table.file] = made[table.file][list(table.written)]
+    return by_file
 
 
 def _written(path: Path, names: Sequence[str], windows: Set[int]) -> Iterator[pd.DataFrame]:

@@ -20,7 +20,7 @@ from qkscope.lenses.ablation.table import (
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 from qkscope.lenses.taxonomy.heads import heads_at
 
 RISE = "rise of the loss (nats per token)"
@@ -52,7 +52,7 @@ def _panel(axes: Axes, heads: pd.DataFrame, name: str, edit: str) -> None:
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     kinds = kinds_in_order(heads["layer_kind"])
     marks = (
-        kind_looks(kinds) if len(kinds) > 1 else {kind: KindLook(style.INK, "o") for kind in set(heads["layer_kind"])}
+        kind_marks(kinds) if len(kinds) > 1 else {kind: KindMark(style.INK, "o") for kind in set(heads["layer_kind"])}
     )
     for kind, mark in marks.items():
         rows = heads[heads["layer_kind"] == kind]

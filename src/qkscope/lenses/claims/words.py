@@ -12,7 +12,7 @@ import pandas as pd
 
 from qkscope.lenses.card import Subject
 from qkscope.lenses.claims.base import Claim, Ruling
-from qkscope.lenses.told import MOST_TOLD, at_or_in
+from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in
 from qkscope.stats.noise import STANDARD_ERRORS
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import listed, plus_minus, shortened
@@ -62,7 +62,7 @@ def ruling_of(subject: Subject, name: str) -> str:
 
 def _rulings(subject: Subject, claim: Claim, rows: pd.DataFrame) -> str:
     """The same of each seed or model that it can be asked of."""
-    asked = [row for _, row in rows.head(MOST_TOLD).iterrows() if row["verdict"] != Ruling.UNASKED]
+    asked = [row for _, row in rows.head(NAMED_AT_MOST).iterrows() if row["verdict"] != Ruling.UNASKED]
     if not asked:
         return ""
     said = claim.sentence(one_run=False).removesuffix(".")
@@ -82,7 +82,7 @@ def _described(subject: Subject, claim: Claim) -> str:
     """One statistic: its verdict, the numbers, what the other window says, and how often it is so."""
     rows = _rows(subject.table(NAME), claim)
     if claim.about == "entry" and not subject.study.one_run and len(rows) > 1:
-        judged = [_judged(subject, claim, row) for _, row in rows.head(MOST_TOLD).iterrows()]
+        judged = [_judged(subject, claim, row) for _, row in rows.head(NAMED_AT_MOST).iterrows()]
         return " ".join([f"{_then(claim)}{judged[0]}", *judged[1:], _counts(subject, rows)]).strip()
     row = _chosen(subject, claim, rows)
     said = [_at_entry(subject, claim, row), _elsewhere(subject, claim, row)]

@@ -13,8 +13,8 @@ from qkscope.lenses.card import (
     window_agreement,
 )
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.named_entries import at_or_in
 from qkscope.lenses.position.card import sign_sentence
-from qkscope.lenses.told import at_or_in
 from qkscope.stats.findings import Step
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph

@@ -11,7 +11,7 @@ from qkscope.lenses.claims.words import held
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, depth_profile, spread_series
 from qkscope.lenses.depth_axis import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_by_name
-from qkscope.lenses.told import MOST_TOLD, at_or_in, opening_place, place
+from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in, opening_place, place
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
 from qkscope.text import counted
@@ -173,12 +173,12 @@ def _gradient_sentence(subject: Subject, known: list[DepthProfile], kind: _Kind)
 
 def _ends(subject: Subject, known: list[DepthProfile], *, late: bool = False) -> str:
     """Early against late layers, or the other way round: at the last row of a run, in each seed or model."""
-    told = []
-    for profile in known[-1:] if subject.study.one_run else known[:MOST_TOLD]:
+    compared = []
+    for profile in known[-1:] if subject.study.one_run else known[:NAMED_AT_MOST]:
         change = profile.early_to_late
         ends = (change.after, change.before) if late else (change.before, change.after)
-        told.append("{} against {}".format(*shown(number, *ends)) + f" {place(subject.study, profile.checkpoint)}")
-    return listed(told)
+        compared.append("{} against {}".format(*shown(number, *ends)) + f" {place(subject.study, profile.checkpoint)}")
+    return listed(compared)
 
 
 def _most_telling_step(subject: Subject, kind: _Kind) -> Step | None:
@@ -216,9 +216,9 @@ def _kinds_sentence(subject: Subject, kind: _Kind) -> str:
     rows_with = [c for c in subject.checkpoints if len(by_name[c.name]) > 1]
     if not rows_with:
         return ""
-    told = rows_with[:1] + rows_with[-1:] if subject.study.one_run and len(rows_with) > 1 else rows_with[:6]
+    named = rows_with[:1] + rows_with[-1:] if subject.study.one_run and len(rows_with) > 1 else rows_with[:6]
     texts = []
-    for checkpoint in told:
+    for checkpoint in named:
         kinds = by_name[checkpoint.name]
         means = [subject.panel.mean(kind.quantity, checkpoint.name, Part(layer_kind=each)) for each in kinds]
         parts = [f"{number(mean)} ({shortened(each)})" for each, mean in zip(kinds, means, strict=True)]

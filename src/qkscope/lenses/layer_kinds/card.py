@@ -4,7 +4,7 @@ import itertools
 
 from qkscope.lenses.card import Card, Subject, bands, error_bars, opening, table_file
 from qkscope.lenses.claims.words import held
-from qkscope.lenses.told import MOST_TOLD, at_or_in, place
+from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in, place
 from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
 from qkscope.text import counted
@@ -66,24 +66,24 @@ def kinds_of(subject: Subject) -> list[str]:
 
 def kinds_by_name(subject: Subject) -> dict[str, list[str]]:
     """The kinds of layers of each checkpoint, by its name, in the order of the table; none where it has one only."""
-    table, found = subject.own.find("layer_kinds"), {name: list[str]() for name in subject.study.names}
+    table, by_name = subject.own.find("layer_kinds"), {name: list[str]() for name in subject.study.names}
     if table is not None:
         present = table.groupby("model")["layer_kind"].agg(set)
-        found |= {str(name): [kind for kind in kinds_of(subject) if kind in kinds] for name, kinds in present.items()}
-    return found
+        by_name |= {str(name): [kind for kind in kinds_of(subject) if kind in kinds] for name, kinds in present.items()}
+    return by_name
 
 
 def _paragraph(subject: Subject, several: list[Entry], quantity: str, name: str, fmt: Format) -> Block:
     """One run: the course of each kind. Seeds or models: the values of each."""
     if subject.study.one_run:
-        told, kinds = [], kinds_by_name(subject)
+        sentences, kinds = [], kinds_by_name(subject)
         for kind in kinds_of(subject):
             here = [c for c in several if kind in kinds[c.name]]
             shape = subject.panel.series(quantity, [c.name for c in here], Part(layer_kind=kind))
-            told.append(f"In {shortened(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
+            sentences.append(f"In {shortened(kind)} layers it {course_words(shape, at_labels(here), fmt)}.")
     else:
-        told = [f"{label(c)} has {_values(subject, c, quantity, fmt)}." for c in several[:12]]
-    return paragraph(Strong(sentence(name)), " ", " ".join(told))
+        sentences = [f"{label(c)} has {_values(subject, c, quantity, fmt)}." for c in several[:12]]
+    return paragraph(Strong(sentence(name)), " ", " ".join(sentences))
 
 
 def _values(subject: Subject, checkpoint: Entry, quantity: str, fmt: Format) -> str:
@@ -123,9 +123,9 @@ def _gap(subject: Subject, several: list[Entry], quantity: str, name: str, fmt: 
         sides = [f"in {side} layers {word} {n}" for side, n in ((first, ahead), (second, behind)) if n]
         rest = f" and no different beyond noise {word} the others" if ahead + behind < len(here) else ""
         text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
-    told = list(zip(here, gaps, strict=True))
+    entry_gaps = list(zip(here, gaps, strict=True))
     values = []
-    for entry, gap in told[-1:] if subject.study.one_run else told[:MOST_TOLD]:
+    for entry, gap in entry_gaps[-1:] if subject.study.one_run else entry_gaps[:NAMED_AT_MOST]:
         before, after = shown(fmt, gap.before, gap.after) if gap.direction else (fmt(gap.before), fmt(gap.after))
         where = f" {place(subject.study, entry)}" if len(here) > 1 else ""
         values.append(f"{before} ({first}) and {after} ({second}){where}")

@@ -12,7 +12,7 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 
 
 def draw_layer_kinds(at: AtWindow) -> Figure:
@@ -24,18 +24,18 @@ def draw_layer_kinds(at: AtWindow) -> Figure:
     figure = canvas(at, 11.0, 4.0, headline)
     panels = figure.subplots(1, 3, sharex=True)
     places = {name: i for i, name in enumerate(study.names)}
-    looks = kind_looks(kinds_in_order(table["layer_kind"]))
+    marks = kind_marks(kinds_in_order(table["layer_kind"]))
     for axes, measure, title in zip(
         panels,
         ("r_q", "r_k", "discordant"),
         ("mean $r_q$", "mean $r_k$", "heads with $r_k$ < −0.3 (%)"),
         strict=True,
     ):
-        for number, (kind, look) in enumerate(looks.items()):
+        for number, (kind, mark) in enumerate(marks.items()):
             rows = table[table["layer_kind"] == kind]
-            aside = 0.0 if study.one_run else 0.2 * (number - (len(looks) - 1) / 2)
+            aside = 0.0 if study.one_run else 0.2 * (number - (len(marks) - 1) / 2)
             x = [places[model] + aside for model in rows["model"]]
-            _draw_kind(axes, rows, measure, x, kind, look, study.one_run)
+            _draw_kind(axes, rows, measure, x, kind, mark, study.one_run)
         axes.set_title(title, fontsize=9.5, loc="left")
         style.checkpoint_axis(axes, study, phase_names=False)
         _limits(axes, table, measure)
@@ -47,18 +47,18 @@ def draw_layer_kinds(at: AtWindow) -> Figure:
 
 
 def _draw_kind(
-    axes: Axes, rows: pd.DataFrame, measure: str, x: Sequence[float], kind: str, look: KindLook, joined: bool
+    axes: Axes, rows: pd.DataFrame, measure: str, x: Sequence[float], kind: str, mark: KindMark, joined: bool
 ) -> None:
     label = style.plain(kind)
     if measure == "discordant":
         axes.plot(
-            x, 100.0 * rows[measure], color=look.colour, marker=look.marker, linestyle=look.line if joined else "none",
+            x, 100.0 * rows[measure], color=mark.colour, marker=mark.marker, linestyle=mark.line if joined else "none",
             linewidth=1.8, markersize=style.marker_size(len(rows)), label=label, gid=measure,
         )  # fmt: skip
         draw_errors(axes, x, 100.0 * rows[measure], 100.0 * rows[f"{measure}_se"], gid=measure)
         return
     draw_band_line(
-        axes, rows, measure, colour=look.colour, marker=look.marker, label=label, linestyle=look.line, x=x,
+        axes, rows, measure, colour=mark.colour, marker=mark.marker, label=label, linestyle=mark.line, x=x,
         joined=joined,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from qkscope.lenses.card import Card, Subject, bands, error_span, opening, pooled_kinds, rows
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.measures.table import FILE
-from qkscope.lenses.told import of_each
+from qkscope.lenses.named_entries import of_each
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import HeadPanel

@@ -4,10 +4,10 @@ import math
 from typing import Any, cast
 
 from qkscope.lenses.card import Card, Subject, bands, opening, pooled_kinds, rows
+from qkscope.lenses.named_entries import named_entries, of_each, opening_place, place
 from qkscope.lenses.norms.summary import NAME
 from qkscope.lenses.norms.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
-from qkscope.lenses.told import of_each, opening_place, place, told_entries
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
@@ -132,7 +132,7 @@ def _levels(subject: Subject, table: dict[str, Any]) -> list[str]:
 
 def _largest(subject: Subject, table: dict[str, Any]) -> list[str]:
     """What bounds the largest score, and what a sample of pairs has."""
-    sampled = any(not math.isnan(table[entry.name]["score_max_sampled_max"]) for entry in told_entries(subject.study))
+    sampled = any(not math.isnan(table[entry.name]["score_max_sampled_max"]) for entry in named_entries(subject.study))
     limit = "A sample's largest value is a lower limit of the true one, and has no error."
     return [*_levels(subject, table), *([limit] if sampled else [])]
 

@@ -15,7 +15,7 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import kind_looks
+from qkscope.lenses.layer_kinds.marks import kind_marks
 from qkscope.lenses.norms.summary import NAME, kind_means
 
 BESIDE = 0.1  # where no line tells measures apart, their bars stand beside each other
@@ -59,7 +59,7 @@ def _scores(axes: Axes, at: AtWindow, table: pd.DataFrame) -> None:
     draw_band_line(axes, table, measure, colour=style.PURPLE, marker="o", label="all heads", joined=joined)
     _top(axes, table, measure, style.PURPLE, places, joined)
     by_kind = kind_means(at, measure)
-    for kind, mark in kind_looks(kinds_in_order(by_kind)).items():
+    for kind, mark in kind_marks(kinds_in_order(by_kind)).items():
         axes.plot(
             places, by_kind[kind], color=mark.colour, marker=mark.marker, linestyle="none", markersize=4,
             label=style.plain(kind), gid=kind, zorder=5,

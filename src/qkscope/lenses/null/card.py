@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, bands, error_bars, opening, pooled_kinds, rows
+from qkscope.lenses.named_entries import NAMED_AT_MOST, opening_place, place
 from qkscope.lenses.null.shifts import FEWEST_BLOCKS
 from qkscope.lenses.null.summary import NAME, PARTS
 from qkscope.lenses.null.table import FILE, KINDS
-from qkscope.lenses.told import MOST_TOLD, opening_place, place
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
@@ -56,7 +56,7 @@ def _with_null(subject: Subject, means: Means) -> list[Entry]:
 def _both_means(subject: Subject, means: Means, kind: str) -> str:
     """Measured and shifted at the ends of a run, or at each of a few entries."""
     there = _with_null(subject, means)
-    chosen = [there[0], *there[1:][-1:]] if subject.study.one_run else there[:MOST_TOLD]
+    chosen = [there[0], *there[1:][-1:]] if subject.study.one_run else there[:NAMED_AT_MOST]
     said = []
     for entry in chosen:
         row = means[entry.name]
@@ -68,7 +68,7 @@ def _both_means(subject: Subject, means: Means, kind: str) -> str:
 def _described(subject: Subject, means: Means) -> list[Entry]:
     """Of those with a null, the last of a run, or each of a few seeds or models."""
     there = _with_null(subject, means)
-    return there[-1:] if subject.study.one_run else there[:MOST_TOLD]
+    return there[-1:] if subject.study.one_run else there[:NAMED_AT_MOST]
 
 
 def _beyond(subject: Subject, means: Means, kind: str, entry: Entry) -> str:
@@ -87,7 +87,9 @@ def _missing(subject: Subject, means: Means) -> str:
     without = [label(c) for c in subject.checkpoints if c.name not in there]
     if not without:
         return ""
-    few = [*without[:MOST_TOLD], f"{len(without) - MOST_TOLD} more"] if len(without) > MOST_TOLD else without
+    few = (
+        [*without[:NAMED_AT_MOST], f"{len(without) - NAMED_AT_MOST} more"] if len(without) > NAMED_AT_MOST else without
+    )
     return (
         f"There is no null for {listed(few)}: the window has fewer than {FEWEST_BLOCKS} position buckets of equal "
         "length, too few to shift."

@@ -19,7 +19,7 @@ from qkscope.draw import style
 from qkscope.draw.curves import band_key, draw_errors
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 from qkscope.lenses.plasticity.shown import MOST_MAPS, mean_map, mean_profile, shown_entries, with_kinds
 from qkscope.lenses.plasticity.summaries import ALL, MEANS, kinds_of
 from qkscope.lenses.plasticity.table import MAP_FILE, PROFILE_FILE
@@ -56,16 +56,16 @@ def draw_profile(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _marks(kinds: Sequence[str]) -> dict[str, KindLook]:
-    return {ALL: KindLook(style.PURPLE, "o")} if list(kinds) == [ALL] else kind_looks(kinds)
+def _marks(kinds: Sequence[str]) -> dict[str, KindMark]:
+    return {ALL: KindMark(style.PURPLE, "o")} if list(kinds) == [ALL] else kind_marks(kinds)
 
 
-def _kind_key(kind: str, mark: KindLook) -> Line2D:
+def _kind_key(kind: str, mark: KindMark) -> Line2D:
     label = "mean over heads" if kind == ALL else style.plain(kind)
     return Line2D([], [], color=mark.colour, marker=mark.marker, linestyle=cast(Any, mark.line), label=label)
 
 
-def _draw_profile_panel(axes: Axes, table: pd.DataFrame, marks: Mapping[str, KindLook]) -> None:
+def _draw_profile_panel(axes: Axes, table: pd.DataFrame, marks: Mapping[str, KindMark]) -> None:
     heads = table.groupby(["layer", "head"]).ngroups
     for kind, mark in marks.items():
         rows = table[(table["layer_kind"] == kind) & table["ap"].notna()]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from qkscope.lenses.card import Subject
+from qkscope.lenses.named_entries import NAMED_AT_MOST, opening_place
 from qkscope.lenses.plasticity.grid import FEWEST, FEWEST_FOR_ENDS
 from qkscope.lenses.plasticity.summaries import ENDS, bucket_widths, compared_names, mean_where_all
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.tell import errors_said
-from qkscope.lenses.told import MOST_TOLD, opening_place
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.text import counted
@@ -87,7 +87,7 @@ def _few(names: list[str]) -> list[str]:
 def told_known(subject: Subject, column: str) -> list[Entry]:
     """The entries that are told one by one: the last of a run that has a value and can be compared, or a few others."""
     known = comparable_entries(subject, column)
-    return known[-1:] if subject.study.one_run else known[:MOST_TOLD]
+    return known[-1:] if subject.study.one_run else known[:NAMED_AT_MOST]
 
 
 def too_few_buckets(subject: Subject, column: str) -> str:

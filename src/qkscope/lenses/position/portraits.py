@@ -10,7 +10,7 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 from qkscope.lenses.taxonomy.table import HIGH, LOW, POSITION_DOMINATED
 
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
@@ -27,10 +27,10 @@ def draw_rq_rk_scatter_grid(at: AtWindow) -> Figure:
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     fractions = at.table("taxonomy_fractions").set_index("model")[POSITION_DOMINATED]
     discordant = at.table("concordance").set_index("model")["discordant"]
-    looks = kind_looks(kinds_in_order(at.table("portraits")["layer_kind"]))
+    marks = kind_marks(kinds_in_order(at.table("portraits")["layer_kind"]))
     for axes, model in zip(grid.flat, models, strict=False):
         heads = at.table("portraits")[at.table("portraits")["model"] == model]
-        _draw_panel(axes, heads, looks)
+        _draw_panel(axes, heads, marks)
         axes.set_title(style.plain(study.labels[model]), fontsize=9.5, loc="left")
         corner = f"{100 * fractions[model]:.0f}% position-dominated\n{100 * discordant[model]:.0f}% discordant"
         axes.set_title(corner, fontsize=7, loc="right", color=style.GREY)
@@ -47,19 +47,19 @@ def draw_rq_rk_scatter_grid(at: AtWindow) -> Figure:
         label: handle for all_handles, labels in panels for handle, label in zip(all_handles, labels, strict=True)
     }
     if len(handles) > 1:
-        style.header_legend(figure, [handles[kind] for kind in looks if kind in handles], min(3, len(handles)))
+        style.header_legend(figure, [handles[kind] for kind in marks if kind in handles], min(3, len(handles)))
     return style.finish(figure)
 
 
-def _draw_panel(axes: Axes, heads: pd.DataFrame, looks: Mapping[str, KindLook]) -> None:
+def _draw_panel(axes: Axes, heads: pd.DataFrame, marks: Mapping[str, KindMark]) -> None:
     for kind, group in heads.groupby("layer_kind", sort=False):
-        look = looks.get(str(kind), KindLook(style.BLUE, "o"))
+        mark = marks.get(str(kind), KindMark(style.BLUE, "o"))
         axes.scatter(
             group["r_q"],
             group["r_k"],
-            s=13 if look.marker == "o" else 17,
-            marker=look.marker,
-            facecolor=look.colour,
+            s=13 if mark.marker == "o" else 17,
+            marker=mark.marker,
+            facecolor=mark.colour,
             edgecolor="white",
             linewidth=0.3,
             alpha=0.65,

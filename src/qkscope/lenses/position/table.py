@@ -49,18 +49,18 @@ JUDGED = (
 
 def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     """How sure a component, the sign of its r_k and the category that it gives are; empty where there are no errors."""
-    found, known = of.found, np.isfinite(of.found["r_q_se"])
-    close = found["gap"] <= ERRORS * found["gap_se"]
+    columns, known = of.columns, np.isfinite(of.columns["r_q_se"])
+    close = columns["gap"] <= ERRORS * columns["gap_se"]
     above = np.pad(close[:, :-1], ((0, 0), (1, 0)))  # the component before is as close
-    sure = np.abs(found["r_q"]) > ERRORS * found["r_q_se"]
-    share = np.full(found["r_q"].shape, np.nan)
+    sure = np.abs(columns["r_q"]) > ERRORS * columns["r_q_se"]
+    share = np.full(columns["r_q"].shape, np.nan)
     if of.replicates:
         sizes = of.sums.replication.sizes
-        r_q, r_k = ((found[name], of.replicates[name]) for name in ("r_q", "r_k"))
+        r_q, r_k = ((columns[name], of.replicates[name]) for name in ("r_q", "r_k"))
         drawn = drawn_correlations(r_q, r_k, sizes)
-        share = (classify(*drawn) == classify(found["r_q"], found["r_k"])).mean(axis=0)
+        share = (classify(*drawn) == classify(columns["r_q"], columns["r_k"])).mean(axis=0)
     return {
-        "unstable": np.where(np.isfinite(found["gap_se"]), close | above, np.nan),
+        "unstable": np.where(np.isfinite(columns["gap_se"]), close | above, np.nan),
         "sign_sure": np.where(known, sure, np.nan),
         "category_share": np.where(known, share, np.nan),
     }
@@ -77,8 +77,8 @@ def leading_component(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 
 def _columns(sums: LayerSums, components: int) -> Mapping[str, NDArray[np.float64]]:
-    found = sums.principal
-    columns = {column.name: getattr(found, column.name) for column in COLUMNS}
+    principal = sums.principal
+    columns = {column.name: getattr(principal, column.name) for column in COLUMNS}
     columns = {name: values[:, :components] if values.ndim == 2 else values for name, values in columns.items()}
     return {**columns, **{name: columns[name].astype(np.int64) for name in ("n_q", "n_k")}}
 
@@ -112,8 +112,8 @@ _KEPT = ("explained_variance", "r_q", "r_k", "n_q")
 
 
 def _kept(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    found = {name: getattr(sums.principal, name) for name in _KEPT}
-    return {name: values[:, 0] if values.ndim == 2 else values for name, values in found.items()}
+    columns = {name: getattr(sums.principal, name) for name in _KEPT}
+    return {name: values[:, 0] if values.ndim == 2 else values for name, values in columns.items()}
 
 
 REPLICATES = HeadTable(

@@ -7,9 +7,9 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening
+from qkscope.lenses.named_entries import of_each
 from qkscope.lenses.profile.choice import MOST_BENT, HeadProfile, profiles_of, without_sink
 from qkscope.lenses.profile.table import BEND_FILE, FEWEST_BUCKETS, PROFILE_FILE
-from qkscope.lenses.told import of_each
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.text import counted
@@ -47,7 +47,7 @@ def profile_card(subject: Subject) -> Card:
             "not drawn. Thin bars, where errors are known, are ± 1 standard error of a mean over documents.",
         ),
         _few_places(subject, heads),
-        *(bullet(_told(subject, head)) for head in heads),
+        *(bullet(_head_sentence(subject, head)) for head in heads),
         *courses,
         " ".join(shapes),
     ]
@@ -88,7 +88,7 @@ def _bends(subject: Subject, model: str) -> pd.DataFrame:
     return table[table["model"] == model]
 
 
-def _told(subject: Subject, head: HeadProfile) -> str:
+def _head_sentence(subject: Subject, head: HeadProfile) -> str:
     numbers = head.numbers
     name = f"Layer {head.layer} head {head.head}"
     if not subject.study.one_run:
@@ -124,8 +124,8 @@ def wrong_shape(bends: pd.DataFrame) -> str:
     wrong = {
         name: int(((known[f"between_{kind}"] > MUCH) & (known[f"bend_{kind}"] > CURVED)).sum()) for kind, name in KINDS
     }
-    told = listed([f"the {name} of {count:,}" for name, count in wrong.items()])
+    who = listed([f"the {name} of {count:,}" for name, count in wrong.items()])
     return sentence(
-        f"Of {counted(len(known), 'head')}, {told} follow position along PC0 (it is more than {percent(MUCH)} of their "
+        f"Of {counted(len(known), 'head')}, {who} follow position along PC0 (it is more than {percent(MUCH)} of their "
         f"variance) in a shape of which a line explains less than {percent(1 - CURVED)}"
     )

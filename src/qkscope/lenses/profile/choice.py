@@ -9,8 +9,8 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES, UNDEFINED
+from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.profile.table import BEND_FILE, PROFILE_FILE
-from qkscope.lenses.told import told_entries
 
 MOST_BENT = "most bent"
 FEWEST_BUCKETS = 3  # beside position 0, of a drawing at the common window
@@ -38,31 +38,31 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
     """The chosen heads of the last checkpoint of a run, in the order of the categories; of seeds and models a few."""
     if at.study.one_run:
         return _profiles_in(at, at.names[-1])
-    models = [entry.name for entry in told_entries(at.study) if _has_shape(at, entry.name)]
+    models = [entry.name for entry in named_entries(at.study) if _has_shape(at, entry.name)]
     each = max(1, MOST_COLUMNS // max(1, len(models)))
-    found = [_profiles_in(at, model) for model in models]
-    return [head for heads in found for head in (heads if len(heads) <= each else [*heads[: each - 1], heads[-1]])]
+    by_model = [_profiles_in(at, model) for model in models]
+    return [head for heads in by_model for head in (heads if len(heads) <= each else [*heads[: each - 1], heads[-1]])]
 
 
 def _profiles_in(at: AtWindow, model: str) -> list[HeadProfile]:
     profiles, bends = (_of_model(at.table(file), model) for file in (PROFILE_FILE, BEND_FILE))
     own = [name for name in bends.columns if name.startswith(("bend", "between"))]
     heads = _of_model(at.heads, model).merge(bends[["layer", "head", *own]], on=["layer", "head"], how="inner")
-    found: list[HeadProfile] = []
+    chosen: list[HeadProfile] = []
     for category in CATEGORIES:
         inside = heads[(heads["category"] == category) & heads["explained_variance"].notna()]
         if category != UNDEFINED and len(inside):
-            found.append(_profile(_first(inside, inside["explained_variance"]), profiles, category))
-    taken = [(each.layer, each.head) for each in found]
+            chosen.append(_profile(_first(inside, inside["explained_variance"]), profiles, category))
+    taken = [(each.layer, each.head) for each in chosen]
     bent = most_bent(heads[[(row.layer, row.head) not in taken for row in heads.itertuples()]])
     if bent is not None:
-        found.append(_profile(bent, profiles, MOST_BENT))
-    return [each for each in found if len(each.rows)]
+        chosen.append(_profile(bent, profiles, MOST_BENT))
+    return [each for each in chosen if len(each.rows)]
 
 
 def shape_shows(at: AtWindow) -> bool:
     """Whether an entry has buckets enough for a shape; two, as at a short common window, are always a line."""
-    return any(_has_shape(at, entry.name) for entry in told_entries(at.study))
+    return any(_has_shape(at, entry.name) for entry in named_entries(at.study))
 
 
 def _has_shape(at: AtWindow, model: str) -> bool:

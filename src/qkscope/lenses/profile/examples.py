@@ -28,11 +28,11 @@ def examples(at: AtWindow) -> list[dict[str, Any]]:
         AGAINST: np.minimum(r_q, -r_k),
         NEITHER: LOW - np.maximum(np.abs(r_q), np.abs(r_k)),
     }
-    found = []
+    clearest = []
     for sort, how in clear.items():
         if len(how) and (how.max() > LOW if sort != NEITHER else how.max() > 0):
-            found.append(_example(at, heads.iloc[int(how.argmax())], sort))
-    return found
+            clearest.append(_example(at, heads.iloc[int(how.argmax())], sort))
+    return clearest
 
 
 def _example(at: AtWindow, head: pd.Series, sort: str) -> dict[str, Any]:

@@ -29,14 +29,14 @@ _NO_ERROR = "it has no error, since document groups have no squares in single bu
 
 
 def _profile_columns() -> tuple[Column, ...]:
-    found = [
+    columns = [
         Column("start", "First position of the bucket.", "tokens", error=None),
         Column("end", "Position behind the last one of the bucket.", "tokens", error=None),
         Column("tokens", "Queries (and keys) of the bucket.", "", (0.0, np.inf), error=None),
     ]
     for axis, name in AXES:
         for kind, what in KINDS:
-            found += [
+            columns += [
                 Column(f"{kind}_{axis}", f"Mean of the {what} of the bucket along {name}."),
                 Column(
                     f"{kind}_{axis}_sd",
@@ -46,15 +46,15 @@ def _profile_columns() -> tuple[Column, ...]:
                     error=None,
                 ),
             ]
-    return tuple(found)
+    return tuple(columns)
 
 
 def _bend_columns() -> tuple[Column, ...]:
-    found = []
+    columns = []
     for axis, name in AXES:
         end = "" if axis == "pc0" else f"_{axis}"
         for kind, what in KINDS:
-            found += [
+            columns += [
                 Column(
                     f"between_{kind}{end}",
                     f"Share of the variance of {what} along {name} that lies between the means of buckets.",
@@ -69,7 +69,7 @@ def _bend_columns() -> tuple[Column, ...]:
                     SHARE,
                 ),
             ]
-    return tuple(found)
+    return tuple(columns)
 
 
 def directions(sums: LayerSums) -> dict[str, Array]:
@@ -82,16 +82,16 @@ def profile(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     edges = np.asarray(sums.edges)
     means = {kind: sums.bucket_means(kind) for kind, _ in KINDS}
     shape = means["q"].n.shape
-    found: dict[str, NDArray[Any]] = {
+    values: dict[str, NDArray[Any]] = {
         "start": np.broadcast_to(edges[:-1], shape),
         "end": np.broadcast_to(edges[1:], shape),
         "tokens": means["q"].n.round(),
     }
     for axis, direction in directions(sums).items():
         for kind, _ in KINDS:
-            found[f"{kind}_{axis}"] = np.einsum("hbd,hd->hb", means[kind].mean, direction)
-            found[f"{kind}_{axis}_sd"] = _spread(sums, kind, direction)
-    return {column.name: found[column.name] for column in PROFILE_COLUMNS}
+            values[f"{kind}_{axis}"] = np.einsum("hbd,hd->hb", means[kind].mean, direction)
+            values[f"{kind}_{axis}_sd"] = _spread(sums, kind, direction)
+    return {column.name: values[column.name] for column in PROFILE_COLUMNS}
 
 
 def _spread(sums: LayerSums, kind: Kind, direction: Array) -> Array:
@@ -108,13 +108,13 @@ def _spread(sums: LayerSums, kind: Kind, direction: Array) -> Array:
 
 def bend(sums: LayerSums) -> Mapping[str, Array]:
     """How much of each projection lies between buckets, and how much of that no line explains."""
-    found = {}
+    shares = {}
     for axis, direction in directions(sums).items():
         end = "" if axis == "pc0" else f"_{axis}"
         for kind, _ in KINDS:
             between, bent = _shape(sums, kind, direction)
-            found[f"between_{kind}{end}"], found[f"bend_{kind}{end}"] = between, bent
-    return found
+            shares[f"between_{kind}{end}"], shares[f"bend_{kind}{end}"] = between, bent
+    return shares
 
 
 def _shape(sums: LayerSums, kind: Kind, direction: Array) -> tuple[Array, Array]:

@@ -9,12 +9,12 @@ import pandas as pd
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.named_entries import named_entries, of_each, opening_place, place
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import EVERY, beside_measured
 from qkscope.lenses.rope.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
-from qkscope.lenses.told import of_each, opening_place, place, told_entries
 from qkscope.results.read import Entry
 from qkscope.stats.noise import EVERY_HEAD, Part
 from qkscope.text import counted
@@ -248,7 +248,7 @@ def _excess_course(subject: Subject, measure: str, kind: str, part: Part) -> str
     else:
         shape = panel.series(column, [c.name for c in subject.checkpoints], part)
         said = course(shape, at_labels(subject.checkpoints), name, number)
-    there = [c for c in told_entries(subject.study) if math.isfinite(panel.mean(column, c.name, part))]
+    there = [c for c in named_entries(subject.study) if math.isfinite(panel.mean(column, c.name, part))]
     ends = [
         f"{plus_minus(panel.mean(column, c.name, part), panel.error(column, c.name, part))} {place(subject.study, c)}"
         for c in there or subject.checkpoints[-1:]

@@ -3,11 +3,11 @@
 import numpy as np
 
 from qkscope.lenses.card import Card, Subject, opening
+from qkscope.lenses.named_entries import opening_place, place
 from qkscope.lenses.rope import kernel, planes
 from qkscope.lenses.rope.card import HELD
 from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
 from qkscope.lenses.tell import errors_said, joined
-from qkscope.lenses.told import opening_place, place
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph

@@ -7,8 +7,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.rope import kernel, planes
-from qkscope.lenses.told import told_entries
 from qkscope.results.read import Entries
 
 Array = NDArray[np.float64]
@@ -63,7 +63,7 @@ class HeadKernel:
 def chosen_heads(at: AtWindow) -> list[HeadKernel]:
     """The heads whose kernel moves most, in spreads of their scores: of the last checkpoint, or of each model."""
     heads: list[HeadKernel] = []
-    entries = [entry.name for entry in told_entries(at.study)]
+    entries = [entry.name for entry in named_entries(at.study)]
     for model in entries:
         ranked = strengths(at, model)
         taken: set[int] = set()

@@ -18,7 +18,7 @@ from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 from qkscope.lenses.rotation.summaries import ALL
 
 WIDTH = 0.62  # of a bar, in steps between entries
@@ -86,7 +86,7 @@ def _of_kind(at: AtWindow, table: pd.DataFrame, kind: str) -> pd.DataFrame:
 def _keys(table: pd.DataFrame, kinds: Mapping[str, pd.DataFrame]) -> list[Artist]:
     """What marks mean: quartiles, errors, kinds of layers."""
     spread = Line2D([], [], color=style.INK, alpha=0.25, linewidth=5, label="middle half of heads")
-    by_kind = kind_looks(list(kinds))
+    by_kind = kind_marks(list(kinds))
     marks = [
         Line2D([], [], color=mark.colour, marker=mark.marker, linestyle="none", markersize=5, label=style.plain(kind),
                markeredgecolor="white", markeredgewidth=0.6)
@@ -114,7 +114,7 @@ def bars(
         places, low, high, color=style.INK, alpha=0.25, linewidth=_spread_width(table), zorder=3, gid="quartiles"
     )
     draw_errors(axes, places, table[measure], table[f"{measure}_se"], gid=measure)
-    for kind, mark in kind_looks(list(kinds)).items():
+    for kind, mark in kind_marks(list(kinds)).items():
         _marks(axes, places, kinds[kind][measure], mark, kind)
 
 
@@ -122,7 +122,7 @@ def _spread_width(table: pd.DataFrame) -> float:
     return 5.0 if len(table) <= 20 else 2.0
 
 
-def _marks(axes: Axes, places: np.ndarray, values: pd.Series, mark: KindLook, kind: str) -> None:
+def _marks(axes: Axes, places: np.ndarray, values: pd.Series, mark: KindMark, kind: str) -> None:
     size = 0.9 * style.marker_size(len(places))
     axes.plot(
         places, values, color=mark.colour, marker=mark.marker, linestyle="none", markersize=size,

@@ -2,10 +2,10 @@
 
 from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.named_entries import of_each, opening_place, place
 from qkscope.lenses.rotation.chosen import STABLE
 from qkscope.lenses.rotation.table import FILE
 from qkscope.lenses.tell import beyond_zero, errors_said, joined, mean_of, share_of, tell
-from qkscope.lenses.told import of_each, opening_place, place
 from qkscope.results.read import Entry
 from qkscope.stats.findings import context_changes
 from qkscope.stats.noise import Change, HeadPanel

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.rotation.planes import FILE as PLANES
 from qkscope.lenses.rotation.table import FILE
-from qkscope.lenses.told import told_entries
 
 SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # of the way from the head with the most negative effect to that with the largest
 STABLE = 0.9  # a cosine: axes that turn further without one group of documents are not shown
@@ -29,7 +29,7 @@ def chosen_heads(at: AtWindow) -> pd.DataFrame:
     table = at.table(FILE)
     last = ranked(table[table["model"] == shown[-1]])
     if not at.study.one_run:
-        apart = [entry.name for entry in told_entries(at.study) if entry.name in drawn]
+        apart = [entry.name for entry in named_entries(at.study) if entry.name in drawn]
         return pd.concat([ranked(table[table["model"] == name]) for name in apart], ignore_index=True)
     parts = [last[["layer", "head"]].merge(table[table["model"] == name], on=["layer", "head"]) for name in shown]
     return pd.concat(parts, ignore_index=True)[["model", "layer", "head", "bias_effect"]]

@@ -8,12 +8,12 @@ import pandas as pd
 
 from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.claims.words import held, ruling_of
+from qkscope.lenses.named_entries import at_or_in, of_each, opening_place
 from qkscope.lenses.rotation.chosen import RULE, chosen_heads
 from qkscope.lenses.rotation.planes import FILE as PLANES
 from qkscope.lenses.rotation.summaries import map_axis, relations
 from qkscope.lenses.rotation.table import FILE
 from qkscope.lenses.tell import errors_said, joined, share_of
-from qkscope.lenses.told import at_or_in, of_each, opening_place
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted

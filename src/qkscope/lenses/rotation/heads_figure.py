@@ -14,7 +14,7 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import KindLook, kind_looks
+from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 from qkscope.lenses.rotation.summaries import relations
 from qkscope.lenses.rotation.table import FILE, THOUSAND
 
@@ -28,7 +28,7 @@ def draw_heads(at: AtWindow) -> Figure:
     figure = canvas(at, max(5.2, 2.3 * len(models) + 1.0), 5.6, f"Bias of Every Head {which}", models)
     panels = figure.subplots(2, len(models), squeeze=False, height_ratios=(1, 1.4))
     heads = at.with_kind(at.table(FILE))
-    marks = kind_looks(kinds_in_order(heads["layer_kind"]))
+    marks = kind_marks(kinds_in_order(heads["layer_kind"]))
     relation = relations(at)
     for column, model in enumerate(models):
         of_model = heads[heads["model"] == model]
@@ -55,10 +55,10 @@ def _histogram(axes: Axes, bias: pd.Series) -> None:
     axes.locator_params(axis="x", nbins=4)
 
 
-def _scatter(axes: Axes, heads: pd.DataFrame, marks: dict[str, KindLook]) -> None:
+def _scatter(axes: Axes, heads: pd.DataFrame, marks: dict[str, KindMark]) -> None:
     small = 14.0 if len(heads) <= 200 else 6.0
     for kind, group in heads.groupby("layer_kind", sort=False, dropna=False):
-        mark = marks.get(str(kind), KindLook(style.PURPLE, "o"))
+        mark = marks.get(str(kind), KindMark(style.PURPLE, "o"))
         axes.scatter(
             group["separation_strength"], group["bias_strength"] * THOUSAND, s=small, marker=mark.marker,
             facecolor=mark.colour, edgecolor="white", linewidth=0.3, alpha=0.7, label=str(kind), gid="heads", zorder=3,

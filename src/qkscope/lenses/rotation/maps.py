@@ -15,7 +15,7 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth_axis import N_BINS, DepthAxis
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.looks import kind_looks
+from qkscope.lenses.layer_kinds.marks import kind_marks
 from qkscope.lenses.rotation.summaries import map_axis
 from qkscope.results.read import phase_segments
 
@@ -102,7 +102,7 @@ def _mark_kinds(axes: Axes, at: AtWindow) -> str:
     kinds = layers["layer_kind"].value_counts()
     if len(kinds) < 2 or layers["layer"].duplicated().any():
         return ""
-    marks, said = kind_looks(kinds_in_order(kinds.index)), []
+    marks, said = kind_marks(kinds_in_order(kinds.index)), []
     for kind in kinds.index[1:]:
         mark = marks.get(str(kind))
         if mark is None:

@@ -8,12 +8,12 @@ import pandas as pd
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.phrases import FIXED, MEANING, lean, line_note, shares_row, wins_sentence
 from qkscope.lenses.score.summaries import shares_shown, with_kind
 from qkscope.lenses.score.table import ADVANTAGE, FILE
-from qkscope.lenses.told import told_entries
 from qkscope.results.read import Entry
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
@@ -25,7 +25,7 @@ MOST_NAMED = 3
 
 def score_heads(subject: Subject) -> Card:
     """Every head of the last checkpoint, or of each seed or model."""
-    entries, shares = told_entries(subject.study), shares_shown(subject.at)
+    entries, shares = named_entries(subject.study), shares_shown(subject.at)
     names = listed([label(entry) for entry in entries])
     shows: list[Block | str] = [
         opening(

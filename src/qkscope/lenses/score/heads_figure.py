@@ -15,10 +15,10 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.summaries import shares_shown, with_kind
 from qkscope.lenses.score.table import ADVANTAGE
-from qkscope.lenses.told import told_entries
 
 NAMED_HEADS = 64  # up to here every bar has the name of its head
 MOST_KINDS = 3
@@ -26,7 +26,7 @@ MOST_KINDS = 3
 
 def draw_score_heads(at: AtWindow) -> Figure:
     """Bars of all heads and, below each, how far late keys win; entries and kinds of layers apart."""
-    models, shares = [entry.name for entry in told_entries(at.study)], shares_shown(at)
+    models, shares = [entry.name for entry in named_entries(at.study)], shares_shown(at)
     of = {model: style.plain(at.study.labels[model]) for model in models}
     groups = [group for model in models for group in _groups(at, model, "" if len(models) == 1 else f"{of[model]}: ")]
     headline = f"Every Head of {of[models[0]]}: What Its Scores Are Made Of"

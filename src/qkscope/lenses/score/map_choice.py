@@ -8,11 +8,11 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
+from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
 from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, SHARES
-from qkscope.lenses.told import told_entries
 from qkscope.stats.jackknife import ERRORS
 
 Array = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
     """The chosen heads of the last checkpoint of a run; of seeds and models the first two of each."""
     if at.study.one_run:
         return _maps_in(at, at.names[-1])
-    entries = [entry.name for entry in told_entries(at.study) if not at.common or _buckets(at, entry.name) > 1]
+    entries = [entry.name for entry in named_entries(at.study) if not at.common or _buckets(at, entry.name) > 1]
     return [each for name in entries for each in _maps_in(at, name)[:FEW]]
 
 
@@ -74,7 +74,7 @@ def _maps_in(at: AtWindow, model: str) -> list[HeadMap]:
 
 def several_rows(at: AtWindow) -> bool:
     """Whether queries of an entry are told apart by position: at a short common window it may have one bucket."""
-    return not at.common or any(_buckets(at, entry.name) > 1 for entry in told_entries(at.study))
+    return not at.common or any(_buckets(at, entry.name) > 1 for entry in named_entries(at.study))
 
 
 def _buckets(at: AtWindow, model: str) -> int:

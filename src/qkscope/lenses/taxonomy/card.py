@@ -95,9 +95,9 @@ def _differences(noun: str, panel: HeadPanel, entries: Sequence[Entry]) -> list[
     """The categories whose shares differ between seeds or models, the largest difference first."""
     if len(entries) < 2:
         return []
-    found = [(c, largest_contrast(panel, entries, c)) for c in CATEGORIES]
+    contrasts = [(c, largest_contrast(panel, entries, c)) for c in CATEGORIES]
     real = sorted(
-        ((c, contrast) for c, contrast in found if contrast is not None and contrast.real),
+        ((c, contrast) for c, contrast in contrasts if contrast is not None and contrast.real),
         key=lambda item: -item[1].size,
     )
     if not real:

@@ -87,8 +87,8 @@ class _OfLens:
         chosen = taken(table, (table["pc"] == 0).to_numpy()) if "pc" in table.columns else table
         own = [str(name) for name in chosen.columns if name not in (*IDENTITY_COLUMNS, *LAYER_COLUMNS)]
         whole = [name for name in own if pd.api.types.is_integer_dtype(chosen[name].dtype)]
-        found = cls(chosen, rows_of_entries(chosen["model"]), own, [])
-        return replace(found, gaps=whole) if whole and not found._has_all(heads) else found
+        of_lens = cls(chosen, rows_of_entries(chosen["model"]), own, [])
+        return replace(of_lens, gaps=whole) if whole and not of_lens._has_all(heads) else of_lens
 
     def _has_all(self, heads: pd.DataFrame) -> bool:
         blocks = (block[KEY] for block in in_blocks(heads))

@@ -76,12 +76,12 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
         pairs = pairs.assign(decided=(doubt == 0).astype(float).where(doubt.notna()))
         moves = pairs.groupby(["category_a", "category_b"])["decided"]
         sizes, sure = moves.size(), moves.sum(min_count=1)
-        found = {pair: (sizes[pair], sure[pair]) for pair in sizes.index}
+        counts = {pair: (sizes[pair], sure[pair]) for pair in sizes.index}
         rows += [
-            (before, after, a, b, int(found[a, b][0]), float(found[a, b][1]))
+            (before, after, a, b, int(counts[a, b][0]), float(counts[a, b][1]))
             for a in CATEGORIES
             for b in CATEGORIES
-            if (a, b) in found
+            if (a, b) in counts
         ]
     return pd.DataFrame(rows, columns=list(TRANSITION_COLUMNS))
 

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qkscope.lenses.card import Card, Subject, error_bars, pooled_kinds, rows
+from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
-from qkscope.lenses.told import MOST_TOLD, at_or_in
 from qkscope.lenses.windows.table import enough_words, is_shown, over_windows, smallest_enough
 from qkscope.results import schema
 from qkscope.results.read import Entry
@@ -67,15 +67,15 @@ def _enough(subject: Subject) -> str:
     table, left_out = subject.table("window_dependence"), sum(len(each) for each in _too_short(subject).values())
     if not table["enough"].notna().any():
         return "How many tokens and documents are behind each window is not recorded."
-    found = smallest_enough(table)
-    if not found:
+    smallest = smallest_enough(table)
+    if not smallest:
         said = f"No window has {enough_words()}."
     else:
-        low, high = min(found), max(found)
+        low, high = min(smallest), max(smallest)
         span = tokens(low) if low == high else f"{low:,} to {tokens(high)}, depending on the {subject.noun}"
         said = f"The smallest window with {enough_words()} is {span}."
-        if len(found) < table["model"].nunique():
-            lacking = table["model"].nunique() - len(found)
+        if len(smallest) < table["model"].nunique():
+            lacking = table["model"].nunique() - len(smallest)
             said += f" {counted(lacking, subject.noun)} {'has' if lacking == 1 else 'have'} none."
     if left_out:
         where = counted(left_out, f"window of a {subject.noun}", f"windows of {subject.noun}s")
@@ -120,7 +120,7 @@ def _effects(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     """The last checkpoint of a run stands for it; of seeds and models each is told."""
     if not effects:
         return [f"Each {subject.noun} was measured at one window only, so nothing can be said about the window."]
-    return [_effect(each) for each in (effects[-1:] if subject.study.one_run else effects[:MOST_TOLD])]
+    return [_effect(each) for each in (effects[-1:] if subject.study.one_run else effects[:NAMED_AT_MOST])]
 
 
 def _effect(effect: WindowEffect) -> str:
@@ -149,7 +149,7 @@ def _takeaway(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     if not effects:
         return [f"There is one window per {subject.noun}, so its effect cannot be read from this figure."]
     if not subject.study.one_run:
-        return [_share_sentence(effect) for effect in effects[:MOST_TOLD]]
+        return [_share_sentence(effect) for effect in effects[:NAMED_AT_MOST]]
     return [_share_sentence(effects[-1]), _against_training(subject, effects[-1])]
 
 

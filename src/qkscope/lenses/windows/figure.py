@@ -33,14 +33,14 @@ def draw_window_dependence(at: AtWindow) -> Figure:
     note += f"; dotted: {enough_words()}" if long_enough else ""
     figure = style.new_figure(9.6, 6.2, study, "Dependence on the Window", note)
     panels = figure.subplots(2, 2, sharex=True)
-    looks = _looks(study)
+    marks = _marks(study)
     lines = {str(model): rows for model, rows in table.groupby("model", sort=False)}
     for axes, (measure, title) in zip(panels.flat, PANELS, strict=True):
         scale = 100.0 if measure in ("position_dominated", "discordant") else 1.0
         for model in study.names:
             if model in lines:
                 rows = lines[model][is_shown(lines[model], measure)]
-                _draw_line(axes, rows["window"], scale * rows[measure], looks[model], at.window_of(model), study, model)
+                _draw_line(axes, rows["window"], scale * rows[measure], marks[model], at.window_of(model), study, model)
                 draw_errors(axes, rows["window"], scale * rows[measure], scale * rows[f"{measure}_se"], gid=model)
         axes.set_title(title, fontsize=9.5, loc="left")
         _value_axis(axes, table[is_shown(table, measure)], measure, scale)
@@ -65,7 +65,7 @@ def _value_axis(axes: Axes, drawn: pd.DataFrame, measure: str, scale: float) -> 
         axes.axhline(0.0, color=style.GREY, linewidth=0.8)
 
 
-def _looks(study: Entries) -> dict[str, tuple[tuple[float, float, float, float], str]]:
+def _marks(study: Entries) -> dict[str, tuple[tuple[float, float, float, float], str]]:
     """Colour from dark to light in the order of the checkpoints, marker by phase; none too pale for white paper."""
     colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.72, max(2, len(study.checkpoints))))
     markers = {}
@@ -79,12 +79,12 @@ def _draw_line(
     axes: Axes,
     windows: "pd.Series[float]",
     values: "pd.Series[float]",
-    look: tuple[tuple[float, float, float, float], str],
+    mark: tuple[tuple[float, float, float, float], str],
     own_window: float | None,
     study: Entries,
     model: str,
 ) -> None:
-    colour, marker = look
+    colour, marker = mark
     size = style.marker_size(len(study.checkpoints))
     axes.plot(
         windows, values, color=colour, marker=marker, markersize=size, markerfacecolor="white", linewidth=1.3,

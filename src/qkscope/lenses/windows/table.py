@@ -24,7 +24,7 @@ ESTIMATED = {
     "position_dominated": POSITION_DOMINATED,
     "content_focused": CONTENT_FOCUSED,
 }
-TOLD = ("r_q", "r_k", POSITION_DOMINATED)  # whose course over windows is put into words
+IN_WORDS = ("r_q", "r_k", POSITION_DOMINATED)  # whose course over windows is put into words
 WORTH_SHARING = 8  # entries; fewer are looked at before another process has started
 # What is enough for a window to be read without its error. Tokens of a head: the r of a head without position is then
 # within 0.06 of 0 in nineteen of twenty cases, if tokens were independent.
@@ -76,8 +76,8 @@ def _counts(windows: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _enough(tokens: pd.Series[float], documents: pd.Series[float]) -> pd.Series[float]:
     """Where documents were not counted, tokens alone decide."""
-    found = (tokens >= FEWEST_TOKENS) & ~(documents < FEWEST_DOCUMENTS)
-    return found.astype(float).where(tokens.notna())
+    enough = (tokens >= FEWEST_TOKENS) & ~(documents < FEWEST_DOCUMENTS)
+    return enough.astype(float).where(tokens.notna())
 
 
 def window_dependence_at(at: AtWindow) -> pd.DataFrame | None:
@@ -102,7 +102,7 @@ class WindowCourse:
     """One entry at all its windows, the same weights and heads."""
 
     windows: tuple[int, ...]  # rising
-    shapes: dict[str, Shape]  # of each quantity in TOLD
+    shapes: dict[str, Shape]  # of each quantity in IN_WORDS
 
 
 def over_windows(at: AtWindow) -> OverWindows:
@@ -113,15 +113,15 @@ def over_windows(at: AtWindow) -> OverWindows:
     of_entry = {name: table.iloc[rows] for name, rows in rows_of_entries(table["model"]).items()}
     names = [name for name in at.names if name in of_entry]
 
-    def look(name: str) -> tuple[dict[str, list[float]], WindowCourse | None]:
+    def errors_and_course(name: str) -> tuple[dict[str, list[float]], WindowCourse | None]:
         let_go()  # of the one before
         return _entry(at.window_panel(name), of_entry[name])
 
-    found = list(over_cores(look, names, WORTH_SHARING))
-    errors = {column: [error for each, _ in found for error in each[column]] for column in ESTIMATED}
+    by_entry = list(over_cores(errors_and_course, names, WORTH_SHARING))
+    errors = {column: [error for each, _ in by_entry for error in each[column]] for column in ESTIMATED}
     for column, known in errors.items():
         table.insert(list(table.columns).index(column) + 1, error_name(column), known)
-    return OverWindows(table, {name: course for name, (_, course) in zip(names, found, strict=True) if course})
+    return OverWindows(table, {name: course for name, (_, course) in zip(names, by_entry, strict=True) if course})
 
 
 def _entry(panel: HeadPanel, rows: pd.DataFrame) -> tuple[dict[str, list[float]], WindowCourse | None]:
@@ -133,7 +133,7 @@ def _entry(panel: HeadPanel, rows: pd.DataFrame) -> tuple[dict[str, list[float]]
     if len(sizes) < 2:
         return errors, None
     names = [str(size) for size in sizes]
-    return errors, WindowCourse(sizes, {quantity: panel.series(quantity, names) for quantity in TOLD})
+    return errors, WindowCourse(sizes, {quantity: panel.series(quantity, names) for quantity in IN_WORDS})
 
 
 def is_shown(table: pd.DataFrame, column: str) -> pd.Series[bool]:

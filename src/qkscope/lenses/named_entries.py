@@ -1,7 +1,7 @@
 """Which entries are spoken of and drawn one by one, and how a sentence says where it is.
 
 A training run ends with its last checkpoint, which stands for it. In a list of seeds or models the last is no more than
-that, so each is told. A checkpoint is a moment, *at* which something is so; a seed or model is a thing, *in* which it
+that, so each is named. A checkpoint is a moment, *at* which something is so; a seed or model is a thing, *in* which it
 is.
 """
 
@@ -13,18 +13,18 @@ from qkscope.results.read import Entries, Entry
 from qkscope.text import counted
 from qkscope.words.phrases import label
 
-MOST_TOLD = 6  # seeds or models that are told one by one
+NAMED_AT_MOST = 6  # seeds or models that are named one by one
 
 
-def told_entries(study: Entries) -> tuple[Entry, ...]:
+def named_entries(study: Entries) -> tuple[Entry, ...]:
     """The last checkpoint of a run; of seeds and models the first six."""
-    return study.checkpoints[-1:] if study.one_run else study.checkpoints[:MOST_TOLD]
+    return study.checkpoints[-1:] if study.one_run else study.checkpoints[:NAMED_AT_MOST]
 
 
 def of_each(study: Entries, say: Callable[[Entry], str]) -> list[str]:
     """What is said of each of them, and of how many it is not said."""
-    said = [text for text in map(say, told_entries(study)) if text]
-    left = 0 if study.one_run else len(study.checkpoints) - MOST_TOLD
+    said = [text for text in map(say, named_entries(study)) if text]
+    left = 0 if study.one_run else len(study.checkpoints) - NAMED_AT_MOST
     return [*said, f"The tables have {counted(left, study.noun)} more."] if said and left > 0 else said
 
 
