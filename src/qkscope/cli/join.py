@@ -23,7 +23,8 @@ examples:
 """
 AMONG = """\
 Where is my model among the published ones? Means over heads of each entry beside those of thirteen published models,
-each with its window. Numbers measured at a different window are marked as not comparable.
+each with its window. The published values are of full-attention layers, so heads of other layers are left out where a
+model has both. Numbers measured at a different window are marked as not comparable.
 """
 
 
