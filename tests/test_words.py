@@ -85,12 +85,8 @@ def test_the_test_of_types_would_notice():
     ]
 
 
-# Names that say nothing of what a thing is. A room joins the list when it has none of them left.
+# Names that say nothing of what a thing is.
 EMPTY = {"found", "given", "told"}
-CLEANED = (
-    "ablate", "capture", "cost", "demo", "documents", "moments", "run", "study", "train", "vectors",
-    "errors.py", "files.py", "foreign.py", "kinds.py", "layers.py", "processes.py", "text.py",
-)  # fmt: skip
 
 
 def empty_names(source: str) -> list[str]:
@@ -104,11 +100,8 @@ def empty_names(source: str) -> list[str]:
     return places
 
 
-@pytest.mark.parametrize("room", CLEANED)
-def test_names_say_what_a_thing_is(room):
-    paths = [PACKAGE / room] if room.endswith(".py") else sorted((PACKAGE / room).rglob("*.py"))
-    assert paths
-    empty = {str(path.relative_to(PACKAGE)): empty_names(text(path)) for path in paths}
+def test_names_say_what_a_thing_is():
+    empty = {str(path.relative_to(PACKAGE)): empty_names(text(path)) for path in sorted(PACKAGE.rglob("*.py"))}
     assert {path: places for path, places in empty.items() if places} == {}
 
 
@@ -125,7 +118,7 @@ def test_the_test_of_empty_names_would_notice():
 
 # Folders of another layout: a dataset of vectors on the Hub, and the published numbers that ship with the package.
 OTHER_LAYOUT = {"vectors/write.py": {"README.md"}, "join/published.py": {"measures.csv"}}
-NAME_TABLES = ("lenses/", "page/")  # lenses declare their tables; the page still spells those that its views draw
+NAME_TABLES = "lenses/"  # lenses declare their tables
 
 
 def names_of_files() -> tuple[set[str], set[str]]:

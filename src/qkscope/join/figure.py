@@ -41,16 +41,16 @@ def draw_join(joined: Joined) -> Figure:
         )
         figure = style.new_figure(3.1 * columns + 4.6, 2.7 * rows + 1.2, study, "Do Measures Go with Scores?", note)
         grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1.0] * columns + [1.25])
-        looks = _looks(joined.points)
+        marks = _marks_by_family(joined.points)
         for i, name in enumerate(names):
             axes = figure.add_subplot(grid[i // columns, i % columns])
-            _draw_scatter(axes, joined, name, looks)
+            _draw_scatter(axes, joined, name, marks)
             if i % columns == 0:
                 axes.set_ylabel("score")
         _draw_intervals(figure.add_subplot(grid[:, columns]), joined.table, joined.most_models)
         key = [
             Line2D([], [], color=colour, marker=marker, linestyle="none", label=style.plain(name))
-            for name, (colour, marker) in looks.items()
+            for name, (colour, marker) in marks.items()
             if name
         ]
         if key:
@@ -62,14 +62,14 @@ def _drawable(points: pd.DataFrame, name: str) -> bool:
     return bool(points[name].notna().sum() >= 2)
 
 
-def _looks(points: pd.DataFrame) -> dict[str, tuple[str, str]]:
+def _marks_by_family(points: pd.DataFrame) -> dict[str, tuple[str, str]]:
     families = list(dict.fromkeys(points["family"]))
     return {
         name: (FAMILY_COLOURS[i % len(FAMILY_COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(families)
     }
 
 
-def _draw_scatter(axes: Axes, joined: Joined, name: str, looks: dict[str, tuple[str, str]]) -> None:
+def _draw_scatter(axes: Axes, joined: Joined, name: str, marks: dict[str, tuple[str, str]]) -> None:
     points = joined.points[joined.points[name].notna()]
     x, y = points[name].to_numpy(dtype=float), points["score"].to_numpy(dtype=float)
     if name == NULL:
@@ -82,7 +82,7 @@ def _draw_scatter(axes: Axes, joined: Joined, name: str, looks: dict[str, tuple[
         known = np.isfinite(errors)
         axes.errorbar(x[known], y[known], xerr=errors[known], fmt="none", ecolor=style.LINE, elinewidth=0.9, zorder=1)
     for family, part in points.groupby("family", sort=False):
-        colour, marker = looks[str(family)]
+        colour, marker = marks[str(family)]
         axes.scatter(part[name], part["score"], s=34, color=colour, marker=marker, zorder=3, gid="model")
     if len(points) <= 12:
         for label, a, b in zip(points["model"], x, y, strict=True):
