@@ -35,7 +35,7 @@ check: setup $(NPM)  ## lint, types and the fast tests: what to run before each 
 	@$(MAKE) --no-print-directory --jobs=2 types lint fast
 
 # What the tests need is fetched at the same time, beside lint and types.
-test: setup  ## set up, then lint, types and all tests (eighteen minutes on two slow cores)
+test: setup  ## set up, then lint, types and all tests (seven to eighteen minutes on two cores, as fast as they are)
 	@$(MAKE) --no-print-directory --jobs ready lint types
 	$(PYTEST)
 
@@ -146,7 +146,7 @@ fidelity: $(WEIGHTS)  ## compare two pretrained models with an independent refer
 
 QUICK :=
 
-study: setup $(NPM)  ## four real models over three corpora, end to end (under two hours on two cores; QUICK=--quick: minutes); writes docs/findings.md
+study: setup $(NPM)  ## four real models over three corpora, end to end (about an hour on two cores, two on slow ones; QUICK=--quick: about fifteen minutes); writes docs/findings.md
 	$(BIN)/python benchmarks/study.py $(QUICK)
 
 BENCH_VENV := .cache/bench-venv

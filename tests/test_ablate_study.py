@@ -475,10 +475,7 @@ def test_the_estimate_counts_passes_and_runs_nothing(study, capsys):
     assert "one: 16 units x 2 edits x 4 documents of 32 tokens: at most 132 passes (4,224 tokens)" in said
     assert "FLOPs in 8 shards" in said
     assert main(["plan", str(path), "--out", str(out), "--estimate"]) == 0
-    assert (
-        "`qkscope ablate` of every head by itself (kernel and zero, up to 16 documents) takes"
-        in capsys.readouterr().out
-    )
+    assert "`qkscope ablate` of each head alone (kernel and zero, up to 16 documents) takes" in capsys.readouterr().out
 
 
 def test_the_flops_of_a_pass_are_those_that_torch_counts(study):

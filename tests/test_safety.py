@@ -112,10 +112,10 @@ def test_changed_code_is_captured_again(world, tmp_path, own_code):
     one_checkpoint(world, "own")
     arguments = ["capture", "study.yaml", "--out", "out", "--trust-remote-code"]
     assert run(tmp_path, *arguments).returncode == 0
-    assert "there already" in run(tmp_path, *arguments).stderr
+    assert "moments already exist" in run(tmp_path, *arguments).stderr
     with (tmp_path / "own/modeling.py").open("a") as file:
         file.write("\n# another version\n")
-    assert "there already" not in run(tmp_path, *arguments).stderr
+    assert "moments already exist" not in run(tmp_path, *arguments).stderr
 
 
 def test_the_flag_does_not_change_what_an_ordinary_run_is_known_by(world, checkpoints):
