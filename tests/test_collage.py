@@ -162,15 +162,22 @@ def test_tokens_have_the_text_of_the_document(results):
     assert "".join(mine["token"]) in "the cat number 3 sat on the mat and looked"  # a token is a byte
 
 
+def farthest_of(table):
+    """The farthest query and key of each head."""
+    return table.loc[table.groupby(["head", "kind"])["distance"].idxmax()]
+
+
 def test_a_collage_is_drawn_and_its_outliers_are_named(results, tmp_path, capsys):
     out = tmp_path / "out"
     asked = ["collage", str(results), "--checkpoint", "one", "--out", str(out), "--document", "2", "--plane"]
     assert main(asked) == 0
     assert {path.name for path in out.iterdir()} == {"points.csv", "collage.png", "collage.svg", "README.md"}
     table = pd.read_csv(out / "points.csv", keep_default_na=False)
-    farthest = table[table["kind"] == "q"].groupby("head")["distance"].max().round(1)
+    shown = table[table["document"] == 2]
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert all(f"| {distance:.1f} |" in card for distance in farthest)
+    assert all(f"| 2 | {row.position} | {row.distance:.1f} |" in card for row in farthest_of(shown).itertuples())
+    named = [line.split(" | ")[3] for line in card.splitlines() if line.startswith("| L")]
+    assert set(named) == {"2"}  # of the other documents none is named
     assert "Document 2 is in colour" in card
 
 

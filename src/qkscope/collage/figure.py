@@ -63,12 +63,11 @@ def _draw_head(panel: Panel, head: HeadPoints, axes: Axes, longest: int, documen
             mine["x"], mine["y"], s=9, c=mine["position"], cmap=_map(colours), vmin=0, vmax=longest, linewidth=0,
             alpha=0.8, zorder=2, gid=kind,
         )  # fmt: skip
-        for row in head.outliers(kind).to_dict("records"):
-            if document is None or row["document"] == document:
-                panel.annotate(
-                    style.plain(outlier_name(row), 16), (row["x"], row["y"]), xytext=(3, 3),
-                    textcoords="offset points", fontsize=6, color=style.INK, gid="outlier",
-                )  # fmt: skip
+        for row in head.outliers(kind, document).to_dict("records"):
+            panel.annotate(
+                style.plain(outlier_name(row), 16), (row["x"], row["y"]), xytext=(3, 3),
+                textcoords="offset points", fontsize=6, color=style.INK, gid="outlier",
+            )  # fmt: skip
     panel.set_title(f"{head.name}: {head.facts}", fontsize=7.5, loc="left")
     panel.set_xlabel(axes.names[0])
     panel.set_ylabel(axes.names[1])

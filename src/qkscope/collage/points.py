@@ -55,9 +55,11 @@ class HeadPoints:
         """L5H3."""
         return f"L{self.layer}H{self.head}"
 
-    def outliers(self, kind: str) -> pd.DataFrame:
-        """The tokens farthest from their kind's line in position."""
+    def outliers(self, kind: str, document: int | None = None) -> pd.DataFrame:
+        """The tokens, of one document or of all, that are farthest from their kind's line in position."""
         mine = self.table[self.table["kind"] == kind]
+        if document is not None:
+            mine = mine[mine["document"] == document]
         return mine.nlargest(OUTLIERS, "distance")
 
 

@@ -56,12 +56,12 @@ def _card(checkpoint: str, heads: Sequence[HeadPoints], axes: Axes, document: in
         ),
         TableBlock(
             ("head", "kind", "token", "document", "position", "distance"),
-            [row for head in heads for kind in ("q", "k") for row in _outlier_rows(head, kind)],
+            [row for head in heads for kind in ("q", "k") for row in _outlier_rows(head, kind, document)],
         ),
     ]
 
 
-def _outlier_rows(head: HeadPoints, kind: str) -> list[tuple[str, ...]]:
+def _outlier_rows(head: HeadPoints, kind: str, document: int | None) -> list[tuple[str, ...]]:
     return [
         (
             head.name,
@@ -71,5 +71,5 @@ def _outlier_rows(head: HeadPoints, kind: str) -> list[tuple[str, ...]]:
             str(row["position"]),
             f"{row['distance']:.1f}",
         )
-        for row in head.outliers(kind).to_dict("records")
+        for row in head.outliers(kind, document).to_dict("records")
     ]
