@@ -24,8 +24,9 @@ from qkscope.words.phrases import at_labels, course, label, listed, number, perc
 MEANING = (
     "RoPE alone: the mean and covariance of a head's queries and keys before rotation are taken as if they did not "
     "depend on position, and RoPE turns them. The component, r_q, r_k and category that follow have no learning of "
-    "position in them but what the mean query and key carry; NoPE heads are predicted 0. What is measured beyond that, "
-    "the excess, is position that the hidden states carry themselves."
+    "position in them but what the mean query and key carry; NoPE heads are predicted 0. The excess is what is "
+    "measured minus that: above 0, hidden states add position of their own; below 0, position before rotation, or a "
+    "spread that depends on it, takes from it."
 )
 HELD = "means before rotation are found anew, covariances before rotation are held fixed"
 SIGNS = (
