@@ -57,8 +57,8 @@ class Entry:
 ENTRIES = (
     Entry("stories15m", "stories15M", "Llama 2", 256, 256, "float32"),
     Entry("smollm2-135m", "SmolLM2-135M-Instruct", "SmolLM2", 8192, 8192, "Q4_1"),
-    Entry("gemma3-270m", "Gemma 3 270M", "Gemma 3", 4096, 32768, "Q4_K_M"),
-    Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct", "Qwen2.5", 4096, 32768, "Q4_K_M"),
+    Entry("gemma3-270m", "Gemma 3 270M", "Gemma 3", 8192, 32768, "Q4_K_M"),
+    Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct", "Qwen2.5", 8192, 32768, "Q4_K_M"),
 )
 
 

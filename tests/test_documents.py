@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from qkscope.documents.encode import encode
+from qkscope.documents.encode import Encoder, encode
 from qkscope.documents.sources import read_documents
 from qkscope.documents.tokens import batches, group_of, survey
 from qkscope.errors import DocumentError, QkscopeWarning, StorageError
@@ -136,6 +137,16 @@ def test_special_tokens_are_explicit():
     assert encode(tokenizer, "aé", "default") == plain  # this tokenizer adds none by itself
     with pytest.raises(DocumentError, match="no BOS token"):
         encode(byte_tokenizer(), "a", "bos")
+
+
+def test_what_stands_before_every_text_is_known_and_not_what_stands_behind_it():
+    tokenizer = byte_tokenizer(bos_token="<s>", eos_token="</s>")
+    assert Encoder(tokenizer, "none").opening() == Encoder(tokenizer, "default").opening() == []
+    assert Encoder(tokenizer, "bos").opening() == [tokenizer.bos_token_id]
+    around = [("<s>", tokenizer.bos_token_id), ("</s>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> <s> $A </s>", special_tokens=around)
+    assert Encoder(tokenizer, "default").opening() == [tokenizer.bos_token_id] * 2
+    assert Encoder(tokenizer, "none").opening() == []
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """GGUF files: parsed once for config, tokenizer and weights, after every path has been checked, and not in silence."""
 
+import json
 import sys
 
 import gguf
@@ -119,6 +120,16 @@ def test_the_header_says_whether_a_text_begins_with_the_bos_token(tmp_path, stat
     text = tokenizer("ab", add_special_tokens=False).input_ids
     assert tokenizer("ab").input_ids == ([tokenizer.bos_token_id] if stated else []) + text
     assert tokenizer.convert_ids_to_tokens(text) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("stated", "begin"), [(True, ["!"]), (False, [])])
+def test_the_provenance_says_what_texts_begin_with(world, tmp_path, stated, begin):
+    write_gguf(tmp_path / "a.gguf", add_bos=stated)
+    documents = {"files": "docs/*.txt", "special_tokens": "default"}
+    out = run_study(world(checkpoints=[entry("a")], documents=documents), tmp_path / "out")
+    # the file's BOS is its token 0
+    record = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
+    assert [each["texts_begin_with"] for each in record["checkpoints"]] == [begin]
 
 
 def test_a_gguf_file_that_was_replaced_is_parsed_again(world, tmp_path, parses):

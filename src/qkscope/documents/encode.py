@@ -42,6 +42,13 @@ class Encoder:
         """All token ids of a text."""
         return [*self._before, *self._ids(text)]
 
+    def opening(self) -> list[int]:
+        """The token ids that stand before every text, such as BOS; those behind a text do not count."""
+        plain: list[int] = self._tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
+        whole, length = self.whole("a"), len(plain)
+        places = (at for at in range(len(whole) - length + 1) if whole[at : at + length] == plain)
+        return whole[: next(places, 0)]
+
     def first(self, text: str, needed: int, name: str = "a text") -> list[int]:
         """`whole(text)[:needed]`, for which no more of the text than necessary is tokenized."""
         with self._explained(name):

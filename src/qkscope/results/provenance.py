@@ -162,6 +162,7 @@ class CheckpointRecord(Record):
     dtype: Text = None
     stage: Recorded[str] = None
     corpus: Recorded[CorpusRecord] = None
+    texts_begin_with: Recorded[list[str]] = None  # special tokens, as the tokenizer spells them
     documents: Recorded[int] = None
     documents_skipped: Recorded[list[dict[str, Any]]] = None
     tokens: Recorded[int] = None

@@ -9,6 +9,7 @@ from qkscope.capture.config import MISSING, find_value
 from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.identity import attention_hashes, count_parameters
 from qkscope.capture.probe import ProbedModel
+from qkscope.documents.encode import Encoder
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.plan import CheckpointPlan
@@ -100,6 +101,7 @@ def _read(plan: CheckpointPlan) -> dict[str, Any]:
             "documents": len(plan.corpus.documents),
             "special_tokens": plan.corpus.settings.special_tokens,
         },
+        "texts_begin_with": _opening(plan),
         "documents": len(plan.documents),
         "documents_too_short": len(plan.corpus.documents) - len(plan.documents),
         "tokens": plan.tokens,
@@ -107,6 +109,12 @@ def _read(plan: CheckpointPlan) -> dict[str, Any]:
         "protocol": plan.study.protocol,
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
     }
+
+
+def _opening(plan: CheckpointPlan) -> list[str]:
+    """The special tokens before every text, as the tokenizer spells them."""
+    encoder = Encoder(plan.tokenizer, plan.corpus.settings.special_tokens)
+    return [str(token) for token in plan.tokenizer.convert_ids_to_tokens(encoder.opening())]
 
 
 def _config_value(plan: CheckpointPlan, key: str) -> Any:
