@@ -102,6 +102,33 @@ def checkpoints() -> Path:
     return shared.once("checkpoints", save)
 
 
+TOKEN_TEXTS = (  # with what markup, spreadsheets and readers of tables stumble over
+    'the cat "zero" <i>\n=-1, sat on the mat. ', "NA,nan;null\tand -5 apples, or +7 pears! ",
+    "A quick brown fox\njumps over 13 dogs. ", "@home & <script>alert(3)</script> said ",
+    "It's 'quoted' \\ and \\n is not a line. ", "Numbers: 0.25, 1e9, 77, -3 and 0x5F end. ",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def kept_tokens(checkpoints, tmp_path_factory) -> Path:
+    """Results of one tiny checkpoint whose run kept every token with its text; not to be changed."""
+    from qkscope.run.execute import CaptureOptions, run_study
+    from qkscope.run.runner import VectorSample
+
+    folder = tmp_path_factory.mktemp("tokens")
+    for number, text in enumerate(TOKEN_TEXTS):
+        (folder / f"{number}.txt").write_text(text * 60, encoding="utf-8")
+    study = {
+        "study": "tokens",
+        "buckets": 4,
+        "documents": {"files": "*.txt"},
+        "checkpoints": [{"name": "one", "model": str(checkpoints / "short"), "context": 32}],
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study), encoding="utf-8")
+    return run_study(path, folder / "out", options=CaptureOptions(vectors=VectorSample(1.0, tokens=True)))
+
+
 @pytest.fixture(scope="session")
 def chromium():
     """A browser, one per test process. Without one the tests of the page fail: a skip would hide that nothing ran.

@@ -1,43 +1,22 @@
 """`qkscope collage`: points along a head's axes against numpy, tokens by their text, and what is refused."""
 
-import shutil
-
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
+from conftest import TOKEN_TEXTS
 from qkscope.cli.main import main
-from qkscope.collage.points import Axes, CheckpointVectors, distances, parse_heads
+from qkscope.collage.points import Axes, CheckpointVectors, parse_heads
 from qkscope.errors import InputError
-from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.runner import VectorSample
+from qkscope.lenses.sample.choose import distances
 from qkscope.vectors.layout import stored_sample
 
 
-@pytest.fixture(scope="module")
-def results(checkpoints, tmp_path_factory):
-    """A run of one tiny checkpoint that kept every token with its text, and one that kept nothing."""
-    folder = tmp_path_factory.mktemp("collage")
-    for number in range(6):
-        text = f"the cat number {number} sat on the mat and looked at the moon again. " * 60
-        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
-    study = {
-        "study": "collage",
-        "buckets": 4,
-        "documents": {"files": "*.txt"},
-        "checkpoints": [{"name": "one", "model": str(checkpoints / "short"), "context": 32}],
-    }
-    path = folder / "study.yaml"
-    path.write_text(yaml.safe_dump(study), encoding="utf-8")
-    return run_study(path, folder / "out", options=CaptureOptions(vectors=VectorSample(1.0, tokens=True)))
-
-
 @pytest.mark.slow
-def test_a_log_uniform_sample_is_kept_drawn_and_not_taken_for_an_even_one(results, tmp_path, capsys):
+def test_a_log_uniform_sample_is_kept_drawn_and_not_taken_for_an_even_one(kept_tokens, tmp_path, capsys):
     """4 of a doubling in 32 tokens: positions 0 to 6 of every document, then about 4 of 8, of 16, and the last with "
     "1/8."""
-    study = results.parent / "study.yaml"
+    study = kept_tokens.parent / "study.yaml"
     out = tmp_path / "out"
     assert main(["run", str(study), "--out", str(out), "--vectors", "log:4", "--vector-tokens"]) == 0
     assert stored_sample(out / "vectors/one") == (pytest.approx((7 + 4 + 4 + 0.125) / 32), 0, 4)
@@ -79,16 +58,16 @@ def test_a_token_off_the_line_is_the_farthest():
     np.testing.assert_array_equal(distances(np.stack([t, 2.0 * t], axis=1), t), np.zeros(200))
 
 
-def test_points_are_projections_on_the_axes_of_all_tokens(results):
+def test_points_are_projections_on_the_axes_of_all_tokens(kept_tokens):
     """Every token was kept, so that an ordinary PCA of the kept vectors has the same axes, up to a sign."""
     import pyarrow.parquet as pq
 
-    of = CheckpointVectors(results, "one")
+    of = CheckpointVectors(kept_tokens, "one")
     points = of.points(0, 1, Axes((0, 1))).table
     key = of.moments.layers[0].kv_head(1)
     vectors = {}
     for kind, head in (("q", 1), ("k", key)):
-        rows = pq.read_table(results / f"vectors/one/l00h{head:02d}{kind}/data.parquet").to_pandas()
+        rows = pq.read_table(kept_tokens / f"vectors/one/l00h{head:02d}{kind}/data.parquet").to_pandas()
         vectors[kind] = np.stack(rows["vector"]).astype(float)
         assert list(rows["position"]) == list(points[points["kind"] == kind]["position"])
     pool = np.concatenate([vectors["q"], vectors["k"]])
@@ -98,68 +77,18 @@ def test_points_are_projections_on_the_axes_of_all_tokens(results):
         np.testing.assert_allclose(np.abs(points[axis]), np.abs(expected), atol=1e-4 * np.abs(expected).max())
 
 
-def test_every_head_has_a_sample_of_its_tokens_along_the_axes_of_all(results):
-    """Evenly spread over documents; a PCA by numpy of all vectors, which were all kept, has the same axes."""
-    import pyarrow.parquet as pq
-
-    table = pd.read_csv(results / "sample.csv")
-    assert set(table.groupby(["layer", "head"]).size()) == {48}
-    for layer, head, key in ((0, 1, 0), (3, 2, 1)):
-        mine = table[(table["layer"] == layer) & (table["head"] == head)]
-        assert set(mine["document"]) == set(range(6))
-        files = {kind: pq.read_table(results / f"vectors/one/l{layer:02d}h{at:02d}{kind}/data.parquet").to_pandas()
-                 for kind, at in (("q", head), ("k", key))}  # fmt: skip
-        every = {kind: np.stack(rows["vector"]).astype(float) for kind, rows in files.items()}
-        _, directions = np.linalg.eigh(np.cov(np.concatenate(list(every.values())).T, bias=True))
-        place = files["q"].reset_index().set_index(["example_id", "position"])["index"]
-        rows = place.loc[list(zip(mine["document"], mine["position"], strict=True))].to_numpy()
-        for kind in "qk":
-            for pc in (0, 1):
-                expected = every[kind][rows] @ directions[:, -1 - pc]
-                np.testing.assert_allclose(
-                    mine[f"{kind}_pc{pc}"].abs(), np.abs(expected), atol=2e-4 * np.abs(expected).max()
-                )
-
-
-def test_tables_without_vectors_have_no_sample_and_an_old_one_goes(results, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(results, copy)
-    shutil.rmtree(copy / "vectors")
-    assert (copy / "sample.csv").is_file()
-    assert main(["analyze", str(copy)]) == 0
-    assert not (copy / "sample.csv").exists()
-    assert main(["analyze", str(results), "--no-detail", "--out", str(tmp_path / "short")]) == 0
-    assert not (tmp_path / "short/sample.csv").exists()
-
-
-def test_the_drawer_shows_the_kept_tokens_of_a_head(results, visit, tmp_path):
-    """48 tokens: as many circles (queries) and squares (keys), and one of each in the key."""
-    assert main(["report", str(results), "--no-figures", "--out", str(tmp_path)]) == 0
-    with visit(tmp_path / "report.html", "#head=0.1") as page:
-        chart = page.locator("#head [data-chart=sample]")
-        chart.locator("circle").first.wait_for(state="attached")
-        assert chart.locator("circle").count() == 49
-        fills = chart.locator("path").evaluate_all("nodes => nodes.map((node) => node.getAttribute('fill'))")
-        assert len([fill for fill in fills if fill not in (None, "none")]) == 49
-        strength = chart.locator("circle").evaluate_all(
-            "nodes => nodes.map((node) => Number(node.getAttribute('opacity') ?? 1))"
-        )
-        assert min(strength) == 0.25
-        assert max(strength) == 1
-
-
-def test_the_plane_has_drift_along_its_first_axis_and_offset_along_its_second(results):
-    points = CheckpointVectors(results, "one").points(0, 0, Axes(None)).table
+def test_the_plane_has_drift_along_its_first_axis_and_offset_along_its_second(kept_tokens):
+    points = CheckpointVectors(kept_tokens, "one").points(0, 0, Axes(None)).table
     assert np.corrcoef(points["x"], points["position"])[0, 1] > 0
     means = points.groupby("kind")["y"].mean()
     assert means["q"] > means["k"]
 
 
-def test_tokens_have_the_text_of_the_document(results):
-    table = CheckpointVectors(results, "one").points(0, 0, Axes((0, 1))).table
+def test_tokens_have_the_text_of_the_document(kept_tokens):
+    table = CheckpointVectors(kept_tokens, "one").points(0, 0, Axes((0, 1))).table
     mine = table[(table["kind"] == "q") & (table["document"] == 3)].sort_values("position")
     assert len(mine) == 32
-    assert "".join(mine["token"]) in "the cat number 3 sat on the mat and looked"  # a token is a byte
+    assert "".join(mine["token"]) == TOKEN_TEXTS[3][:32]  # a token is a byte
 
 
 def farthest_of(table):
@@ -167,9 +96,9 @@ def farthest_of(table):
     return table.loc[table.groupby(["head", "kind"])["distance"].idxmax()]
 
 
-def test_a_collage_is_drawn_and_its_outliers_are_named(results, tmp_path, capsys):
+def test_a_collage_is_drawn_and_its_outliers_are_named(kept_tokens, tmp_path, capsys):
     out = tmp_path / "out"
-    asked = ["collage", str(results), "--checkpoint", "one", "--out", str(out), "--document", "2", "--plane"]
+    asked = ["collage", str(kept_tokens), "--checkpoint", "one", "--out", str(out), "--document", "2", "--plane"]
     assert main(asked) == 0
     assert {path.name for path in out.iterdir()} == {"points.csv", "collage.png", "collage.svg", "README.md"}
     table = pd.read_csv(out / "points.csv", keep_default_na=False)
@@ -181,7 +110,7 @@ def test_a_collage_is_drawn_and_its_outliers_are_named(results, tmp_path, capsys
     assert "Document 2 is in colour" in card
 
 
-def test_what_cannot_be_drawn_is_said(results, tmp_path, capsys):
+def test_what_cannot_be_drawn_is_said(kept_tokens, tmp_path, capsys):
     for arguments, message in (
         (["--checkpoint", "two"], "'two' has no vectors"),
         (["--checkpoint", "one", "--head", "L9H9"], "has no vectors for this head"),
@@ -189,5 +118,5 @@ def test_what_cannot_be_drawn_is_said(results, tmp_path, capsys):
         (["--checkpoint", "one", "--head", "L0H0", "--components", "0", "5000"], "has components 0 to"),
         (["--checkpoint", "one", "--document", "99"], "none of its tokens was kept"),
     ):
-        assert main(["collage", str(results), *arguments, "--out", str(tmp_path / "out")]) == 2
+        assert main(["collage", str(kept_tokens), *arguments, "--out", str(tmp_path / "out")]) == 2
         assert message in capsys.readouterr().err

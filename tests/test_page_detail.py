@@ -67,6 +67,22 @@ def test_one_byte_holds_an_error_to_three_percent(values):
     assert np.isnan(found[-1])
 
 
+@given(
+    st.lists(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=5, max_size=5), min_size=1, max_size=4),
+)
+def test_one_byte_holds_a_point_to_a_hundredth_of_the_width_of_its_line(lines):
+    values = np.array([[np.nan if each is None else each for each in line] for line in lines], dtype=float)
+    pack = Pack()
+    pack.add("points", values, "lin8")
+    read = unpack(pack.text(), pack.index, "points")
+    assert np.array_equal(np.isnan(read), np.isnan(values))
+    for line, back in zip(values, read, strict=True):
+        known = line[np.isfinite(line)]
+        if len(known):
+            single = 1e-6 * np.abs(known).max() + 1e-40  # the ends are kept in single precision
+            assert np.nanmax(np.abs(back - line)) <= np.ptp(known) / 254 / 2 + single
+
+
 def test_the_precision_follows_the_size_of_the_values():
     assert precision(np.array([0.5, np.nan])) == "float16"
     assert precision(np.array([0.005])) == "float32"  # half precision would leave few digits
@@ -133,6 +149,82 @@ def test_a_lens_shows_details_by_declaring_them():
     heights = unpack(pack.text(), pack.index, "tide.own.height")
     assert heights[:, GRID.heads.index((1, 0))].tolist() == [[0, 0.5, 1]] * 2
     assert np.isnan(heights[:, GRID.heads.index((0, 0))]).all()
+
+
+SHOALS = HeadTable(
+    "shoals.csv",
+    (
+        Column("depth_of", "How deep.", error=None),
+        *(Column(name, "How many.", error=None) for name in ("cod", "eel", "ray")),
+        Column("name", "What it is called.", error=None, text=True),
+    ),
+    None,
+    across="shoal",
+    detail=True,
+)
+
+
+def shoal_rows(models=("a", "b"), shoals=40):
+    """All heads of a layer have the same depths and names; of head (1, 0) some cells are empty."""
+    names = ['"<b>"', '"=1"', "not JSON", "3", np.nan]
+    return pd.DataFrame(
+        [
+            (model, layer, head, 8, shoal, 10 * layer + shoal, shoal / 4, shoal / 8, head, names[(shoal + layer) % 5])
+            for model in models
+            for layer, head in GRID.heads
+            for shoal in range(shoals)
+        ],
+        columns=["model", "layer", "head", "window", "shoal", "depth_of", "cod", "eel", "ray", "name"],
+    )
+
+
+def packed_shoals(rows, **options):
+    """What is known of the detail, and how to unpack a column of it."""
+    detail = Detail("shoals", SHOALS, ("shoal",), ("cod", "eel", "ray"), of_layer=("depth_of", "name"), **options)
+    pack = Pack()
+    with with_lens(Lens("shoals", "Shoals", "Where?", tables=(SHOALS,), details=(detail,))):
+        known = add_details(pack, GRID, {"shoals.csv": {"own": rows}})
+    text = pack.text()
+    return known, lambda name: unpack(text, pack.index, f"shoals.own.{name}")
+
+
+def test_what_a_layer_has_in_common_is_there_once_and_words_are_a_list():
+    known, read = packed_shoals(shoal_rows())
+    assert known["tables"]["shoals"]["ofLayer"] == ["depth_of", "name"]
+    assert known["tables"]["shoals"]["texts"] == ["name"]
+    assert read("depth_of").shape == (2, 2, 40)  # checkpoints, layers, places
+    assert read("depth_of")[1, 1].tolist() == [10 + shoal for shoal in range(40)]
+    words, codes = json.loads(read("name.words")), read("name")
+    spelled = [None if np.isnan(code) else words[int(code)] for code in codes[0, 1, :5]]
+    assert spelled == ["=1", "not JSON", "3", None, "<b>"]  # what is no JSON string stays as it is
+
+
+def test_a_detail_with_a_room_of_its_own_gives_way_in_order():
+    """By hand: a place takes 2 bytes for itself, 1 for each column of each of 3 heads, and 2 for each of 2 columns of
+    each of 2 layers. All three columns: 19 bytes, one column: 13 bytes."""
+    rows = shoal_rows()
+    known, read = packed_shoals(rows, room=2 * 19 * 40, essential=1)
+    assert known["tables"]["shoals"]["own"] == [0, 1]
+    assert known["tables"]["shoals"]["columns"] == ["cod", "eel", "ray"]
+    known, _ = packed_shoals(rows, room=19 * 40, essential=1)
+    assert known["tables"]["shoals"]["own"] == [1]  # the last checkpoint
+    known, read = packed_shoals(rows, room=13 * 40, essential=1)
+    assert known["tables"]["shoals"]["columns"] == ["cod"]
+    known, read = packed_shoals(rows, room=13 * 20, essential=1)
+    assert known["tables"]["shoals"]["columns"] == ["cod"]
+    assert read("shoal")[0].tolist() == np.linspace(0, 39, 20).round().tolist()
+    np.testing.assert_allclose(read("cod")[0, 2], np.linspace(0, 39, 20).round() / 4, atol=39 / 4 / 254 / 2 + 1e-6)
+    assert read("depth_of")[0, 1].tolist() == (10 + np.linspace(0, 39, 20).round()).tolist()
+    known, read = packed_shoals(rows, room=1, essential=2)
+    assert known["tables"]["shoals"]["columns"] == ["cod", "eel"]
+    assert read("cod").shape == (1, 3, 16)
+
+
+def test_a_detail_of_some_checkpoints_is_of_those():
+    known, read = packed_shoals(shoal_rows(models=("a",)), room=10**6)
+    assert known["tables"]["shoals"]["own"] == [0]
+    assert known["checkpoints"] == []  # of the others there is nothing
+    assert read("cod").shape == (1, 3, 40)
 
 
 def test_a_detail_that_its_table_does_not_have_is_refused():

@@ -10,6 +10,7 @@ import pytest
 from qkscope.cli.main import main
 from qkscope.errors import CaptureError, InputError
 from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.vectors.layout import has_token_texts, stored_sample
 from reference import reference_rows
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
@@ -121,10 +122,32 @@ def test_vectors_of_another_run_do_not_pass_for_this_ones(world, tmp_path, monke
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 0
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.25"]) == 2
     assert "holds vectors of another run or rate; remove it" in capsys.readouterr().err
+    assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5", "--vector-tokens"]) == 2
+    assert "holds vectors without the texts of their tokens; remove it" in capsys.readouterr().err
     world(stage="pre_rope")
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 2
     assert "checkpoint 'one'" in capsys.readouterr().err
+    assert (tmp_path / "out/sample.csv").is_file()
+    # Vectors that belong to what is replaced would lie beside moments of other settings, and tables would use them.
     assert main(["run", "study.yaml", "--out", "out", "--overwrite"]) == 0
+    assert "one: removed the vectors of earlier settings" in capsys.readouterr().err
+    assert not list((tmp_path / "out/vectors").iterdir())
+    assert not (tmp_path / "out/sample.csv").exists()
+
+
+def test_vectors_are_replaced_where_that_is_asked_for_and_what_is_not_ours_stays(world, tmp_path, monkeypatch, capsys):
+    world()
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 0
+    assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.25", "--vector-tokens", "--overwrite"]) == 0
+    capsys.readouterr()
+    assert stored_sample(tmp_path / "out/vectors/two") == (0.25, 0, 0)
+    assert has_token_texts(tmp_path / "out/vectors/two")
+    mine = tmp_path / "out/vectors/two/l00h00q/mine.txt"
+    mine.write_text("a note")
+    assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5", "--overwrite"]) == 2
+    assert "vectors/two" in capsys.readouterr().err
+    assert mine.read_text() == "a note"
 
 
 @pytest.mark.parametrize(

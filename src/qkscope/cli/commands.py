@@ -240,6 +240,7 @@ def demo(options: argparse.Namespace) -> int:
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
     from qkscope.run.execute import CaptureOptions, run_study
+    from qkscope.run.runner import VectorSample
 
     quiet_libraries()
     settings = DemoSettings(seed=options.seed).scaled(options.steps)
@@ -248,7 +249,8 @@ def demo(options: argparse.Namespace) -> int:
         study = prepare_demo(folder, settings, show)
     with progress() as events:
         # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
-        run_study(study, folder, events, command=command_line(), options=CaptureOptions(overwrite=True))
+        capture = CaptureOptions(overwrite=True, vectors=VectorSample(tokens=True))
+        run_study(study, folder, events, command=command_line(), options=capture)
         for number, ablation in enumerate(demo_ablations(study)):
             ablate_study(study, folder, ablation, events, command_line(), AblationOptions(replace=number == 0))
     print(f"results: {folder}/")

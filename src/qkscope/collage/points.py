@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qkscope.errors import InputError
 from qkscope.lenses.rotation.axes import axes_of
+from qkscope.lenses.sample.choose import distances
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path, vectors_path
@@ -136,19 +137,3 @@ def _directions(sums: LayerSums, axes: Axes, name: str) -> tuple[Array, str]:
         for i in chosen
     ]
     return np.asarray(of.directions[0][:, chosen]), "; ".join(share)
-
-
-def distances(xy: Array, position: NDArray[np.int64]) -> Array:
-    """How far each point is from the line in position through all, in standard deviations of what the line leaves.
-
-    Mahalanobis's distance in the plane; 0 where the points lie on their line.
-    """
-    t = position - position.mean()
-    size = float(t @ t)
-    rest = xy - xy.mean(axis=0)
-    rest = rest - np.outer(t, (t @ rest) / size if size else np.zeros(2))
-    spread = rest.T @ rest / max(1, len(rest))
-    scale = float(np.trace(spread))
-    if scale <= 1e-20 * float(np.square(xy).mean() or 1.0):
-        return np.zeros(len(xy))
-    return np.asarray(np.sqrt(np.maximum(np.einsum("ni,ij,nj->n", rest, np.linalg.pinv(spread), rest), 0.0)))

@@ -277,7 +277,7 @@ def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.
     """The lenses' tables that are there; those of `qk.csv` and its kin are part of the results already."""
     by_file: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for table in lens.tables if table.file not in QK_FILES):
-        rows = read_head_table(results, table.file, table.names, table.key)
+        rows = read_head_table(results, table.file, table.names, table.key, table.texts)
         if rows is not None:
             by_file[table.file] = rows
         let_go()

@@ -45,6 +45,7 @@ class Column:
     limits: tuple[float, float] | None = None  # what the number cannot exceed, for instance (-1, 1)
     error: Scale | None = "plain"  # on which scale its error over documents is found; None: it has none, as counts
     bias: bool = False  # whether few documents shift it by as much as its error: the error then takes that in
+    text: bool = False  # whether it is words instead: each cell a JSON string, so that it is only ever data
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,11 @@ class HeadTable:
     def names(self) -> tuple[str, ...]:
         """The names of its own columns, without errors."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The names of its columns that are words."""
+        return tuple(column.name for column in self.columns if column.text)
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -237,9 +243,16 @@ class Detail:
     table: HeadTable  # one with a second axis
     shared: tuple[str, ...]  # columns that all heads of an entry have in common at a place
     columns: tuple[str, ...]
+    of_layer: tuple[str, ...] = ()  # columns that all heads of a layer have in common at a place; they may be words
+    # Bytes that it may take by itself, before compression; 0: it shares those of all details. Its columns are one byte
+    # for each place, enough to draw points. Where one entry alone takes more than the room, it has fewer columns, the
+    # last ones first, and then fewer places.
+    room: int = 0
+    essential: int = 0  # how many of its columns it has in any case
 
     def __post_init__(self) -> None:
-        unknown = [name for name in (*self.shared, *self.columns) if name not in (self.across, *self.table.written)]
+        every = (*self.shared, *self.of_layer, *self.columns)
+        unknown = [name for name in every if name not in (self.across, *self.table.written)]
         if unknown:
             raise ValueError(f"detail {self.name!r}: {self.table.file} has no {', '.join(unknown)}")
 

@@ -4,7 +4,8 @@ Grouping bytes (all first bytes of an array, then all second bytes, ...) lets zl
 common: sign and exponent. The browser undoes it with DecompressionStream, so the page carries no decoder.
 
 An array that repeats lines of another one (the common window of a checkpoint whose context it is) keeps the others
-only. Errors of large studies are one byte each, on a logarithmic scale from the smallest to the largest.
+only. Errors of large studies are one byte each, on a logarithmic scale from the smallest to the largest. Points that
+are only drawn are one byte each, on a straight scale from the smallest to the largest of their line.
 """
 
 import base64
@@ -18,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 # How arrays are called in the page; all little-endian, as every browser's typed arrays are.
-TYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "uint8": "u1", "log8": "u1"}
+TYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "uint8": "u1", "log8": "u1", "lin8": "u1"}
+ENDS = ".ends"  # where the ends of straight scales are, beside their array
 HALF = (0.01, 6e4)  # how large the largest value of an array may be for half precision
+STEPS = 254  # of one byte on a straight scale: 0 is NaN
 LOG_STEPS = 253  # of one byte: 0 is NaN, 1 is 0, the rest are steps of the scale
 WIDEST = 6.0  # decades that one byte spans with steps below 6 %
 COARSE = 24  # steps in a decade where errors are only drawn and told to two digits: 10 % from one to the next
@@ -45,9 +48,12 @@ class Pack:
         if kind == "log8":
             values, scale = to_log8(np.asarray(values, dtype=np.float64), coarse=coarse)
             entry |= scale
+        if kind == "lin8":
+            values, ends = to_lin8(np.asarray(values, dtype=np.float64))
+            self.add(f"{name}{ENDS}", ends, "float32")
         plain = np.ascontiguousarray(values, dtype=np.dtype(TYPES[kind]))
         entry["shape"] = list(plain.shape)
-        if like is not None and like != name and kind != "log8":
+        if like is not None and like != name and kind not in ("log8", "lin8"):
             entry |= self._other_lines(plain, like)
         kept = plain[entry["lines"]] if "lines" in entry else plain
         grouped = kept.reshape(-1).view(np.uint8).reshape(-1, kept.itemsize).T
@@ -140,6 +146,24 @@ def from_log8(codes: npt.NDArray[np.uint8], low: float, high: float, steps: int)
     return np.where(codes == 0, np.nan, np.where(codes == 1, 0.0, values))
 
 
+def to_lin8(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
+    """Numbers as one byte each, and the smallest and the largest of each line: of the last axis."""
+    known = np.isfinite(values)
+    low = np.min(values, axis=-1, keepdims=True, where=known, initial=np.inf)
+    high = np.max(values, axis=-1, keepdims=True, where=known, initial=-np.inf)
+    ends = np.where(known.any(axis=-1, keepdims=True), np.concatenate([low, high], axis=-1), np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        wide = np.where(ends[..., 1:] > ends[..., :1], ends[..., 1:] - ends[..., :1], 1.0)
+        places = np.rint((values - ends[..., :1]) / wide * STEPS) + 1
+    return np.where(known, np.nan_to_num(places), 0).astype(np.uint8), ends
+
+
+def from_lin8(codes: npt.NDArray[np.uint8], ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What such bytes stand for; the browser does the same."""
+    values = ends[..., :1] + (codes.astype(np.float64) - 1) / STEPS * (ends[..., 1:] - ends[..., :1])
+    return np.where(codes == 0, np.nan, values)
+
+
 def unpack(text: str, index: dict[str, dict[str, Any]], name: str) -> npt.NDArray[Any] | str:
     """What `Pack` was given under this name; the browser does the same."""
     data = zlib.decompress(base64.b64decode(text))
@@ -158,4 +182,6 @@ def _read(data: bytes, index: dict[str, dict[str, Any]], name: str) -> npt.NDArr
         whole = np.array(_read(data, index, entry["like"]))
         whole[entry["lines"]] = values
         values = whole
+    if entry["type"] == "lin8":
+        return from_lin8(values, np.asarray(_read(data, index, f"{name}{ENDS}"), dtype=np.float64))
     return from_log8(values, entry["low"], entry["high"], entry["steps"]) if entry["type"] == "log8" else values

@@ -117,13 +117,13 @@ def load_results(folder: Path | str) -> Results:
 
 
 def read_head_table(
-    results: Results, file: str, columns: Sequence[str], key: Sequence[str] = _HEAD_KEY
+    results: Results, file: str, columns: Sequence[str], key: Sequence[str] = _HEAD_KEY, texts: Sequence[str] = ()
 ) -> pd.DataFrame | None:
     """A lens's table of the folder, its numbers checked; None where the folder has none (yet).
 
-    `key` are the columns that tell its rows apart.
+    `key` are the columns that tell its rows apart, `texts` those of its columns that are words.
     """
-    return _read_known(results, file, columns, key, ("model",), _TEXT_COLUMNS)
+    return _read_known(results, file, columns, key, ("model",), (*_TEXT_COLUMNS, *texts))
 
 
 def read_study_table(

@@ -13,6 +13,7 @@ from pathlib import Path
 from qkscope.files import is_abandoned, remove_file, temporary_of
 from qkscope.results.folder import (
     ABLATION_PART,
+    CARD,
     COMPARED,
     COMPARISON_FILES,
     FIGURE,
@@ -36,8 +37,10 @@ from qkscope.results.folder import (
     table_path,
     tables_folder,
     tokens_folder,
+    vectors_path,
 )
 from qkscope.study.harmless import NAME
+from qkscope.vectors.layout import DATA_FILE, HEAD_FOLDER
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
 PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")
@@ -77,6 +80,19 @@ def remove_other_ablations(folder: Path, checkpoint: str, keys: Collection[str])
         if ours and Path(entry.name).stem not in keys:
             remove_file(Path(entry.path))
     _remove_unfinished(place, ABLATION_PART)
+
+
+def remove_vectors(folder: Path, checkpoint: str) -> None:
+    """Remove a checkpoint's sample of vectors: the files that a run writes, one by one."""
+    place = vectors_path(folder, checkpoint)
+    for entry in entries(place):
+        if HEAD_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            remove_file(Path(entry.path) / DATA_FILE)
+            with suppress(OSError):  # not empty: what else is there is not ours
+                Path(entry.path).rmdir()
+    remove_file(place / CARD)
+    with suppress(OSError):
+        place.rmdir()
 
 
 def remove_parts(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qkscope.capture.source import ModelSource
@@ -19,7 +19,7 @@ from qkscope.results.folder import (
 )
 from qkscope.results.left_out import leave_out, read_left_out, take_back
 from qkscope.results.lock import beside_others, in_turn, only_run
-from qkscope.results.remove import remove_other_tokens, remove_unfinished
+from qkscope.results.remove import remove_other_tokens, remove_unfinished, remove_vectors
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
 from qkscope.run.engines.worker import Worker
@@ -45,7 +45,7 @@ from qkscope.study.load import StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
 from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
-from qkscope.vectors.layout import stored_sample
+from qkscope.vectors.layout import has_token_texts, stored_sample
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,11 @@ class _Run:
         """What is left of a checkpoint; where vectors are wanted, all its shards in one go."""
         name, wanted = state.plan.checkpoint.name, self._options.vectors
         sample = vectors_path(self._folder, name)
+        whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
+        if sample.is_dir() and self._options.overwrite and not _is_sample_of(sample, state.plan, wanted, whole):
+            remove_vectors(self._folder, name)
+            self._events.noted(f"{name}: removed the vectors of earlier settings")
         if wanted is not None and sample.is_dir():
-            whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
             _require_same_sample(sample, state.plan, wanted, whole)
         elif wanted is not None:
             self._left[number] = {shard.number for shard in state.plan.shards()}
@@ -370,13 +373,25 @@ def _cached(plan: CheckpointPlan) -> list[ModelSource]:
     return [plan.source.without_adapter, *([adapter] if adapter is not None else [])]
 
 
+def _is_sample_of(sample: Path, plan: CheckpointPlan, wanted: VectorSample | None, holds: bool) -> bool:
+    """Whether vectors that lie there are of these settings, and what is wanted now, if anything is."""
+    if not holds or wanted is None:
+        return holds
+    sampler = wanted.sampler(plan.layout)
+    same = stored_sample(sample) == (sampler.rate, sampler.seed, sampler.per_doubling)
+    return same and (not wanted.tokens or has_token_texts(sample))
+
+
 def _require_same_sample(sample: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
     """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
-    sampler = wanted.sampler(plan.layout)
-    if not holds or stored_sample(sample) != (sampler.rate, sampler.seed, sampler.per_doubling):
-        raise InputError(f"{sample} holds vectors of another run or rate").advised(
-            python="remove it, or choose another `out`", command="remove it, or give another --out"
-        )
+    if _is_sample_of(sample, plan, wanted, holds):
+        return
+    without = _is_sample_of(sample, plan, replace(wanted, tokens=False), holds)
+    what = "vectors without the texts of their tokens" if without else "vectors of another run or rate"
+    raise InputError(f"{sample} holds {what}").advised(
+        python="remove it, use `overwrite`, or choose another `out`",
+        command="remove it, give --overwrite, or another --out",
+    )
 
 
 def _evict(plan: CheckpointPlan, unused: list[ModelSource], events: Events) -> None:

@@ -26,7 +26,7 @@ METADATA_KEY = b"qkscope"
 SEARCH_DEPTH = 2  # the predecessor nests a model's heads in a folder of the model's name, its README in the root
 MAX_NUMBER = 9999  # layers and heads; more is a slip
 
-_STRICT = re.compile(r"l([0-9]{2,4})h([0-9]{2,4})([qk])")
+HEAD_FOLDER = re.compile(r"l([0-9]{2,4})h([0-9]{2,4})([qk])")
 _LOOSE = re.compile(r"l[0-9]+h[0-9]+[qk]", re.IGNORECASE)
 
 
@@ -50,7 +50,7 @@ class HeadName:
 
 def parse_head(name: str) -> HeadName | None:
     """The head a folder holds; None for any other folder. A name that nearly fits is refused, not skipped."""
-    match = _STRICT.fullmatch(name)
+    match = HEAD_FOLDER.fullmatch(name)
     if match:
         head = HeadName(int(match[1]), int(match[2]), "q" if match[3] == "q" else "k")
         if head.folder == name:
@@ -182,6 +182,14 @@ def stored_sample(folder: Path) -> tuple[float, int, int] | None:
 
 
 TOKEN_COLUMN = "token_str"
+
+
+def has_token_texts(folder: Path) -> bool:
+    """Whether a dataset has the text of each token."""
+    import pyarrow.parquet as pq
+
+    files = next(iter(find_vectors(folder).files.values()))
+    return TOKEN_COLUMN in pq.read_schema(files[0]).names
 
 
 def arrow_schema(width: int, facts: FileFacts | None = None, *, tokens: bool = False) -> Any:

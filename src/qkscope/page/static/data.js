@@ -5,7 +5,7 @@ import { lazily, lazyTable } from "./lazy.js";
 import { readLenses } from "./columns.js";
 
 // Half precision is read as its bits: not every browser has a Float16Array. Nothing is decoded before it is first read.
-const TYPES = { float64: Float64Array, float32: Float32Array, float16: Uint16Array, uint8: Uint8Array, log8: Uint8Array };
+const TYPES = { float64: Float64Array, float32: Float32Array, float16: Uint16Array, uint8: Uint8Array, log8: Uint8Array, lin8: Uint8Array };
 
 function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text); // browsers of 2025
@@ -44,12 +44,21 @@ function fromLogs(codes, { low, high, steps }) {
   return values;
 }
 
+// One byte on a straight scale from the smallest to the largest number of its line: 0 is undefined.
+function fromLines(codes, ends, length) {
+  return Float32Array.from(codes, (code, i) => {
+    const [low, high] = ends.subarray(2 * Math.floor(i / length));
+    return code === 0 ? NaN : low + ((code - 1) / 254) * (high - low);
+  });
+}
+
 // Arrays and texts by name; an array that repeats lines of another one takes them from there.
 function reader(index, bytes) {
   const array = (name) => {
     const entry = index[name];
     if (!entry) return null;
     const values = ungroup(bytes, entry);
+    if (entry.type === "lin8") return fromLines(values, array(`${name}.ends`), entry.shape.at(-1));
     if (!entry.lines) return values;
     const whole = array(entry.like).slice();
     const length = whole.length / entry.shape[0];
@@ -239,20 +248,15 @@ function axesOf(checkpoints) {
   return found;
 }
 
-// Profiles, score maps, kernels and plasticity: rows of a head (or of a layer) at a checkpoint.
+// Profiles, score maps, kernels, plasticity and kept tokens: rows of a head (or of a layer) at a checkpoint.
 class Details {
-  constructor({ checkpoints, tables }, array) {
-    Object.assign(this, { checkpoints, tables, array, kept: new Map() });
+  constructor({ checkpoints, tables }, { array, text }, layers) {
+    Object.assign(this, { checkpoints, tables, array, text, layers, kept: new Map() });
   }
 
-  #values(key) {
-    if (!this.kept.has(key)) this.kept.set(key, this.array(key));
+  #values(key, read = this.array) {
+    if (!this.kept.has(key)) this.kept.set(key, read(key));
     return this.kept.get(key);
-  }
-
-  // The checkpoint whose detail stands for this one: itself, or null where it was left out.
-  has(name, checkpoint) {
-    return Boolean(this.tables[name]) && this.checkpoints.includes(checkpoint);
   }
 
   // Lists by column, each with a value per place; null where there are none. A checkpoint whose own context is the
@@ -262,16 +266,22 @@ class Details {
     const from = [choice, "own"].find((each) => table?.[each]?.includes(checkpoint));
     if (!from) return null;
     const line = table[from].indexOf(checkpoint);
-    const read = (column, isShared) => {
+    const length = this.#places(name, from);
+    const read = (column, place) => {
       const values = this.#values(`${name}.${from}.${column}`);
-      if (!values) return null;
-      const length = this.#places(name, from);
-      const units = isShared ? 1 : values.length / table[from].length / length;
-      const start = (line * units + (isShared ? 0 : unit)) * length;
-      return Array.from(values.subarray(start, start + length));
+      if (!values) return [column, null];
+      const start = (line * (values.length / table[from].length / length) + place) * length;
+      const numbers = Array.from(values.subarray(start, start + length));
+      return [column, table.texts?.includes(column) ? this.#words(`${name}.${from}.${column}`, numbers) : numbers];
     };
-    const shared = table.shared.map((column) => [column, read(column, true)]);
-    return Object.fromEntries([...shared, ...table.columns.map((column) => [column, read(column, false)])]);
+    const ofLayer = (table.ofLayer ?? []).map((column) => read(column, this.layers[unit]));
+    return Object.fromEntries([...table.shared.map((column) => read(column, 0)), ...ofLayer, ...table.columns.map((column) => read(column, unit))]);
+  }
+
+  // What codes stand for; empty where there is none.
+  #words(key, codes) {
+    const words = this.#values(`${key}.words`, (name) => JSON.parse(this.text(name)));
+    return codes.map((code) => words[code] ?? "");
   }
 
   #places(name, choice) {
@@ -289,7 +299,7 @@ async function unpackLater(about) {
   const packed = node.textContent;
   const { array, text } = reader(await unsqueeze(about.data.later), packed ? await inflate(fromBase64(packed)) : new Uint8Array());
   node.remove();
-  return { details: new Details(about.data.detail, array), cards: () => JSON.parse(text("cards")), provenance: () => text("provenance") };
+  return { details: new Details(about.data.detail, { array, text }, about.data.layers), cards: () => JSON.parse(text("cards")), provenance: () => text("provenance") };
 }
 
 export async function loadData() {

@@ -9,20 +9,31 @@ import { correlation, shorten, whole } from "./format.js";
 import { LABEL, drawErrors, scale, valueAxis } from "./axis.js";
 import { SvgPen } from "./pen.js";
 import { drawKernel, drawPlasticity, drawProfile, drawScoreMap, profileRows } from "./detail_charts.js";
-import { drawCollage } from "./collage.js";
 import { inWords } from "./in_words.js";
 import { swatchOf } from "./swatch.js";
 import { cameFrom, estimates, sureness } from "./sure.js";
 import { toHash } from "./state.js";
+import { tokenPart } from "./tokens.js";
+import { inside } from "./view.js";
 
 // Pairs of a term and its text, with what the term means where that is not plain.
 function definition(entries) {
   return element("dl", { class: "facts-small" }, ...entries.flatMap(([term, text, title]) => [element("dt", { title }, term), element("dd", { title }, text)]));
 }
 
+// A drawing that says what is under the pointer.
 function chart(app, label, width, height, draw) {
   const node = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "small-chart" });
-  draw({ pen: new SvgPen(node), width, height, theme: app.theme(), app });
+  const hits = draw({ pen: new SvgPen(node), width, height, theme: app.theme(), app }) ?? [];
+  const point = (event) => {
+    const box = node.getBoundingClientRect();
+    const [x, y] = [((event.clientX - box.left) * width) / box.width, ((event.clientY - box.top) * height) / box.height];
+    const hit = hits.findLast((each) => inside(each, x, y));
+    if (hit) app.tooltip.show(hit.lines, event.clientX, event.clientY);
+    else app.tooltip.hide();
+  };
+  node.addEventListener("pointermove", point);
+  node.addEventListener("pointerleave", () => app.tooltip.hide());
   return node;
 }
 
@@ -173,6 +184,11 @@ function movers(app) {
 
 // What there is to see of a head beyond its numbers, once the details are unpacked.
 function detailCharts(app, head, details) {
+  const tokens = details.tables.sample ? [tokenPart(app, head, details, (label, height, draw) => chart(app, label, 400, height, draw))] : [];
+  return [...windowCharts(app, head, details), ...tokens];
+}
+
+function windowCharts(app, head, details) {
   const { data, store } = app;
   const { checkpoint } = store.state;
   const name = data.name(head);
@@ -185,12 +201,11 @@ function detailCharts(app, head, details) {
     ["map", "Which keys win: score map", drawScoreMap],
     ["kernel", "Mean score by distance: RoPE alone (line), measured (marks)", drawKernel],
     ["plasticity", "Plasticity along the window", drawPlasticity],
-    ["sample", "Single tokens that were kept, along PC0 and PC1 of the own context", drawCollage],
   ];
   return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => {
     const windows = shownWindows(app, table, checkpoint);
     const draw = (g) => drawWindows(g, windows, checkpoint, (choice) => details.rows(table, choice, checkpoint, head), drawIt);
-    return element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, stackedHeight(windows, 400, ["map", "sample"].includes(table) ? 260 : 200), draw));
+    return element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, stackedHeight(windows, 400, table === "map" ? 260 : 200), draw));
   });
 }
 
@@ -212,7 +227,7 @@ function header(app) {
 function fill(app, body, head, details) {
   const { data } = app;
   const name = data.name(head);
-  const focused = body.contains(document.activeElement) ? document.activeElement.dataset.head : undefined;
+  const again = body.contains(document.activeElement) ? whereFocus(document.activeElement, head) : null;
   body.replaceChildren(
     element("p", { class: "in-words" }, inWords(app, head)),
     ...(details ? detailCharts(app, head, details) : []),
@@ -223,7 +238,13 @@ function fill(app, body, head, details) {
     element("h4", {}, `Layer ${data.layers[head]}`),
     neighbours(app, head),
   );
-  if (focused !== undefined) body.querySelector(`[data-head="${head}"]`)?.focus({ preventScroll: true });
+  if (again) body.querySelector(again)?.focus({ preventScroll: true });
+}
+
+// What gets the focus when the drawer is filled again: the chosen neighbour, or the menu that was used.
+function whereFocus({ dataset }, head) {
+  if (dataset.control) return `[data-control="${dataset.control}"]`;
+  return dataset.head === undefined ? null : `[data-head="${head}"]`;
 }
 
 // Chips to start from when nothing is chosen.
@@ -266,7 +287,7 @@ export function headDrawer(app) {
       if (store.state.head === null && node.contains(active)) queueMicrotask(() => (opener?.isConnected ? opener : document.getElementById("search"))?.focus({ preventScroll: true }));
       if (opens) body.scrollTop = 0;
     }
-    if (["head", "checkpoint", "component", "choice", "both", "layers", "hidden", "brush", "theme"].some((key) => changed.has(key))) draw();
+    if (["head", "checkpoint", "component", "choice", "both", "layers", "hidden", "brush", "theme", "tokenAxes", "tokenDocument"].some((key) => changed.has(key))) draw();
   });
   node.addEventListener("focusin", ({ relatedTarget: from }) => {
     if (from && !node.contains(from)) opener = from; // a reader who goes into the drawer comes back from it to there

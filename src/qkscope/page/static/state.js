@@ -1,5 +1,7 @@
 // One state for all views, and its form in the address: a link carries the whole state and replaces what was there.
 
+import { tokenAxes } from "./collage.js";
+
 export function createStore(initial) {
   const state = { ...initial };
   const listeners = [];
@@ -61,13 +63,15 @@ export function initialState(data) {
     splitStep: null, // of the waterfall: [from, to]
     split: true, // kinds of layers apart
     axis: firstAxis(data), // of checkpoints: order, step, tokens, and their logarithms
+    tokenAxes: ["pc0", "pc1"], // along which the drawer shows kept tokens
+    tokenDocument: null, // the document that is drawn over the others
     theme: null,
   };
 }
 
 // What can be followed over shorter windows.
 export const WINDOW_MEASURES = ["r_q", "r_k", "position-dominated", "discordant"];
-const LINKED = ["head", "checkpoint", "component", "choice", "both", "measure", "layers", "hidden", "brush", "zoom", "compare", "windowMeasure", "splitStep", "split", "axis"];
+const LINKED = ["head", "checkpoint", "component", "choice", "both", "measure", "layers", "hidden", "brush", "zoom", "compare", "windowMeasure", "splitStep", "split", "axis", "tokenAxes", "tokenDocument"];
 
 // Whether a change belongs into the address.
 export function isLinked(changed) {
@@ -113,6 +117,8 @@ export function toHash(data, state) {
   for (const c of state.splitStep ?? []) entries.append("step", checkpointKey(data, c));
   if (!state.split) entries.set("kinds", "together");
   if (state.axis !== first.axis) entries.set("axis", state.axis);
+  if (!same(state.tokenAxes, first.tokenAxes)) entries.set("tokens", state.tokenAxes.join(" "));
+  if (state.tokenDocument !== null) entries.set("document", state.tokenDocument);
   return `#${entries}`;
 }
 
@@ -132,6 +138,11 @@ function readZoom(text) {
   const numbers = text.split(" ").map(Number);
   if (numbers.length !== 4 || !numbers.every((value) => Math.abs(value) <= 1.1) || numbers[0] >= numbers[1] || numbers[2] >= numbers[3]) return null;
   return { r_q: numbers.slice(0, 2), r_k: numbers.slice(2) };
+}
+
+function readTokenAxes(data, text) {
+  const axes = text.split(" ");
+  return axes.length === 2 && axes[0] !== axes[1] && axes.every((axis) => tokenAxes(data).includes(axis)) ? axes : null;
 }
 
 function readHidden(data, entries) {
@@ -168,6 +179,8 @@ export function fromHash(data, hash) {
   read("over", (text) => (WINDOW_MEASURES.includes(text) ? text : null), (measure) => (linked.windowMeasure = measure));
   read("kinds", (text) => text, () => (linked.split = false));
   read("axis", (text) => (data.axes.includes(text) ? text : null), (axis) => (linked.axis = axis));
+  read("tokens", (text) => readTokenAxes(data, text), (axes) => (linked.tokenAxes = axes));
+  read("document", (text) => (/^\d{1,9}$/.test(text) ? Number(text) : null), (document) => (linked.tokenDocument = document));
   linked.hidden = readHidden(data, entries);
   if (linked.hidden.category.length) linked.hidden.at = Math.max(0, entries.has("at") ? checkpointIndex(data, entries.get("at")) : linked.checkpoint);
   const compared = entries.getAll("compare").map((key) => checkpointIndex(data, key)).filter((c) => c >= 0).slice(0, MOST_COMPARED);

@@ -5,7 +5,7 @@ import { CanvasPen, SvgPen } from "./pen.js";
 import { button, element, svgElement } from "./dom.js";
 import { saveView } from "./download.js";
 
-function inside(hit, x, y) {
+export function inside(hit, x, y) {
   return x >= hit.x && x <= hit.x + hit.w && y >= hit.y && y <= hit.y + hit.h;
 }
 
