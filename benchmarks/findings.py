@@ -101,10 +101,24 @@ def _trained(tables: Tables, model: str) -> int:
 
 def _beginning(tables: Tables) -> str:
     """How texts begin."""
-    how = {tables.text("special_tokens", model) for model in tables.models}
-    if how == {"default"}:
-        return ", beginning with the model's BOS token where its file says so"
-    return ", without special tokens" if how == {"none"} else ""
+    begin = _openings(tables)
+    if begin is None:
+        return ""
+    named = [f"`{token}` in {listed(models)}" for token, models in begin.items() if token]
+    if not named:
+        return ", without special tokens"
+    rest = [f"none in {listed(begin[''])}"] if "" in begin else []
+    return f", with the special token that the model's file puts before a text: {listed([*named, *rest])}"
+
+
+def _openings(tables: Tables) -> dict[str, list[str]] | None:
+    """The models whose texts begin with each special token, or with none; None where runs did not record it."""
+    if "texts_begin_with" not in tables.entries:
+        return None
+    begin: dict[str, list[str]] = {}
+    for model, label in tables.models.items():
+        begin.setdefault(tables.text("texts_begin_with", model), []).append(label)
+    return begin
 
 
 def limits(tables: Tables, compared: int) -> str:
@@ -148,21 +162,29 @@ def _of_models(tables: Tables) -> list[str]:
     first = {place.model: tables.window(place) for place in reversed(list(tables.places()))}
     less = [f"{label} ({first[model]:,} of {_trained(tables, model):,})" for model, label in tables.models.items()
             if first[model] < _trained(tables, model)]  # fmt: skip
-    begin = {
-        "default": "Position 0 is a BOS token in models whose file says so, and the first token of the text in others.",
-        "none": "Texts begin without a BOS token, also in models that were trained with one.",
-    }
     return [
         f"{listed([f'{label} ({how})' for label, how in small.items()])} {are(len(small))} quantised, and computed in "
         "float32; what quantisation does to these numbers was not estimated." if small else "",
         f"{listed(tuned)} {are(len(tuned))} tuned for instructions, and {'reads' if len(tuned) == 1 else 'read'} plain "
         "text here, without a chat template." if tuned else "",
-        *(words for how, words in begin.items() if {tables.text("special_tokens", m) for m in tables.models} == {how}),
+        _first_position(tables),
         f"Less than the trained context is read by {listed(less)}: nothing is known of what lies beyond." if less
         else "",
         "stories15M was trained on short stories: these texts are foreign to it." if "stories15m" in tables.models
         else "",
     ]  # fmt: skip
+
+
+def _first_position(tables: Tables) -> str:
+    """What position 0 is."""
+    begin = _openings(tables)
+    if begin is None:
+        return ""
+    special = [label for token, models in begin.items() if token for label in models]
+    if not special:
+        return "Texts begin without a special token, also in models that were trained with one."
+    others = ", and the first token of the text in the others" if "" in begin else ""
+    return f"Position 0 is a special token in {listed(special)}{others}."
 
 
 def _short_ablations(tables: Tables) -> str:

@@ -164,6 +164,7 @@ def entries(folder: Path) -> pd.DataFrame:
         weights_sha256=[by_name[name]["weights"].removeprefix("sha256:") for name in table["model"]],
         documents_sha256=record["corpus"]["fingerprint"].removeprefix("sha256:"),
         special_tokens=record["corpus"].get("special_tokens", ""),
+        texts_begin_with=[" ".join(by_name[name].get("texts_begin_with") or []) for name in table["model"]],
         common_window=record["analysis"]["common_window"],
         qkscope=made["qkscope"],
         torch=made["torch"],

@@ -236,20 +236,38 @@ def test_a_rise_of_plasticity_at_equal_distances_is_told(tmp_path):
     assert "it drops beyond two errors in 1 of all cases, and rises in 1: A." in said
 
 
-def test_how_texts_begin_and_what_models_are_is_what_the_run_noted(tmp_path):
+def test_what_models_are_is_what_the_run_noted(tmp_path):
     found = tables(tmp_path, ("novel",), models={"a": "A-Instruct"})
-    rows = pd.read_csv(tmp_path / "entries.csv").assign(
-        special_tokens="default", weights_kept="Q4_1", trained_context=4096
-    )
+    rows = pd.read_csv(tmp_path / "entries.csv").assign(weights_kept="Q4_1", trained_context=4096)
     rows.to_csv(tmp_path / "entries.csv", index=False)
     page, limits = findings.head(Tables(tmp_path), False), findings.limits(Tables(tmp_path), 1)
     assert "| A-Instruct | 1 M | Q4_1 | 2 | 8 | 1,024 | 4,096 | novel 8 |" in page
     assert "Moby-Dick in eight parts" in page
-    assert "beginning with the model's BOS token where its file says so" in page
-    assert "beginning with the model's BOS token" not in findings.head(found, False)
     assert "A-Instruct (Q4_1) is quantised" in limits and "A-Instruct is tuned for instructions" in limits
     assert "A-Instruct (1,024 of 4,096)" in limits
     assert "quantised" not in findings.limits(found, 1)
+
+
+@pytest.mark.parametrize(
+    ("begin", "head", "limit"),
+    [
+        (["<s>", "<bos>", ""], "before a text: `<s>` in A, `<bos>` in B and none in C. The longest",
+         "Position 0 is a special token in A and B, and the first token of the text in the others."),
+        (["<s>"] * 3, "before a text: `<s>` in A, B and C. The longest",
+         "Position 0 is a special token in A, B and C."),
+        ([""] * 3, "as the table says, without special tokens. The longest", "Texts begin without a special token"),
+        (None, "as many as the table says. The longest", ""),
+    ],
+)  # fmt: skip
+def test_how_texts_begin_is_what_the_run_noted(tmp_path, begin, head, limit):
+    tables(tmp_path, ("novel",), models={"a": "A", "b": "B", "c": "C"})
+    if begin is not None:
+        rows = pd.read_csv(tmp_path / "entries.csv")
+        rows.assign(texts_begin_with=begin).to_csv(tmp_path / "entries.csv", index=False)
+    assert head in findings.head(Tables(tmp_path), False)
+    limits = findings.limits(Tables(tmp_path), 1)
+    assert limit in limits
+    assert "Position 0 is" in limits or "special token in" not in limit
 
 
 def test_claims_are_marked_by_model_and_corpus_and_counted_by_claim(tmp_path):

@@ -421,7 +421,7 @@ def test_measures_that_nothing_could_have_shown_are_not_given_a_bar():
 def test_no_measure_has_a_smaller_p_than_the_smallest(y):
     """Scores that are not symmetric allow 1/n!, symmetric ones 2/n!; ties allow less."""
     scored = np.array(y, dtype=float)
-    smallest = of.smallest_p_with(scored)
+    smallest = of.smallest_p(scored)
     assert of.permutation_p(scored, scored) == pytest.approx(smallest)
     generator = np.random.default_rng(1)
     tried = [of.permutation_p(generator.normal(size=5), scored) for _ in range(200)]

@@ -10,7 +10,7 @@ from scipy import stats
 
 from qkscope.join.card import join_card
 from qkscope.join.inputs import Measures, scores_of
-from qkscope.join.lengths import over_lengths, within_models
+from qkscope.join.lengths import of_differences, over_lengths, within_models
 from qkscope.join.published import load_published_models, published_scores
 from qkscope.join.table import NULL_ROLE, join
 from qkscope.join.words import terminal_lines
@@ -85,3 +85,25 @@ def test_the_published_curve_of_one_model_is_no_better_than_length():
     assert "ap has r = 0.96 (p = 0.025 within models); the logarithm of length alone has −0.96" in said
     assert "within models), which is as large" in said
     assert "not one evaluation" in said
+
+
+@pytest.mark.parametrize("changes", [(-9.0, -4.0, -1.0, 3.0), (-3.0, -1.0, 1.0, 3.0), (-2.0, -2.0, 1.0, 5.0, 6.0)])
+def test_the_smallest_p_of_changes_is_that_of_their_best_measure(changes):
+    """By trying every order: no measure goes with the changes of a score better than these changes themselves."""
+    y = np.array(changes)
+    rows = pd.DataFrame({"score_change": y, "measure_change": y**3}).assign(short=1024, long=2048, measure="x")
+    row = of_differences(rows).iloc[0]
+    best = [abs(stats.pearsonr(y, order)[0]) >= 1 - 1e-9 for order in itertools.permutations(y)]
+    assert row["smallest_p"] == pytest.approx(np.mean(best))
+
+
+def test_four_models_whose_changes_are_not_symmetric_can_say_something():
+    """24 orders, and only one is as far from 0: p can be 0.042."""
+    y = np.array([-9.0, -4.0, -1.0, 3.0])
+    rows = pd.DataFrame({"score_change": y, "measure_change": y + np.array([0.1, 0, 0.1, 0])})
+    changes = of_differences(rows.assign(short=1024, long=2048, measure="x"))
+    within = within_models(*world())
+    said = to_markdown(join_card(join(*world()), within, changes))
+    assert "The change of the measure goes with that of the score for x from 1,024 to 2,048 tokens" in said
+    few = of_differences(rows.iloc[:3].assign(short=1024, long=2048, measure="x"))
+    assert "too few to know whether the measure changes" in to_markdown(join_card(join(*world()), within, few))

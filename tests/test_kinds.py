@@ -12,7 +12,7 @@ from families import tiny, tokens
 from qkscope.api import capture_moments
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
-from qkscope.kinds import Architecture, kind_of, kind_sentence
+from qkscope.kinds import Architecture, kind_sentence, require_kind
 from qkscope.lenses.at_window import build_tables
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
@@ -48,26 +48,45 @@ def layers(heads=4, n=2, width=16):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "kind"),
+    ("one", "other", "alike"),
     [
-        ({}, {}, "checkpoints"),
-        ({"model_type": "llama"}, {}, "checkpoints"),  # what one does not record cannot differ
-        ({"model_type": "llama"}, {"model_type": "qwen3"}, "models"),
-        ({"n_layers": 4}, {"n_layers": 6}, "models"),
-        ({"layers": layers()}, {"layers": layers()}, "checkpoints"),
-        ({"layers": layers()}, {"layers": layers(heads=8)}, "models"),
-        ({"layers": layers()}, {"layers": layers(width=32)}, "models"),
-        ({"layers": layers()}, {"layers": "damaged"}, "checkpoints"),
+        ({}, {}, True),
+        ({"model_type": "llama"}, {}, True),  # what one does not record cannot differ
+        ({"model_type": "llama"}, {"model_type": "qwen3"}, False),
+        ({"n_layers": 4}, {"n_layers": 6}, False),
+        ({"layers": layers()}, {"layers": layers()}, True),
+        ({"layers": layers()}, {"layers": layers(heads=8)}, False),
+        ({"layers": layers()}, {"layers": layers(width=32)}, False),
+        ({"layers": layers()}, {"layers": "damaged"}, True),
     ],
 )
-def test_without_a_word_architectures_decide(one, other, kind):
-    assert kind_of([Architecture.of_record(one), Architecture.of_record(other)]) == kind
+def test_different_architectures_are_models_only_where_that_is_said(one, other, alike):
+    entries = [("one", Architecture.of_record(one)), ("two", Architecture.of_record(other))]
+    require_kind("models", entries)
+    if alike:
+        require_kind(None, entries)
+        return
+    with pytest.raises(InputError, match=r"'one' \(.*\) and 'two' \(.*\) are of different architectures") as refused:
+        require_kind(None, entries)
+    assert "write `kind: models` in the study" in str(refused.value)
+    if "model_type" in one:
+        require_kind("checkpoints", entries)  # somebody renamed it; the heads are the same
+    else:
+        with pytest.raises(InputError, match="kind: seeds, but 'one'"):
+            require_kind("seeds", entries)
+
+
+def test_an_architecture_is_named_as_far_as_it_is_recorded():
+    record = {"model_type": "llama", "n_layers": 2, "layers": layers()}
+    assert Architecture.of_record(record).words == "llama, 2 layers, 4 query and 2 key heads of width 16"
+    assert Architecture.of_record({}).words == "architecture not recorded"
+    mixed = {"layers": [{**each, "q_heads": 2 + 2 * i} for i, each in enumerate(layers(n=4))]}
+    assert Architecture.of_record(mixed).words.endswith("or 4 query and 2 key heads of width 16 …")
 
 
 def test_the_sentence_names_the_way_out():
     assert kind_sentence("checkpoints", 3, stated=False).endswith(
-        "because they have one architecture; `kind: seeds` or `kind: models` in the study (or --kind of analyze) says "
-        "otherwise"
+        "because nothing says otherwise; `kind: seeds` or `kind: models` in the study (or --kind of analyze) would"
     )
     assert "as `kind: seeds` says" in kind_sentence("seeds", 2, stated=True)
 
@@ -85,8 +104,10 @@ def test_inspect_says_how_entries_are_read_and_a_wrong_kind_is_refused(world, ch
     entries = [{"name": "one", "model": str(checkpoints / "short"), "context": 64},
                {"name": "two", "model": str(other), "context": 64}]  # fmt: skip
     tokenizer = str(checkpoints / "short")
-    assert make_plan(load_study(world(checkpoints=entries, tokenizer=tokenizer))).kind == "models"
-    with pytest.raises(InputError, match=r"'one' and 'two' differ in their layers.*`kind: models`"):
+    assert make_plan(load_study(world(checkpoints=entries, tokenizer=tokenizer, kind="models"))).kind == "models"
+    with pytest.raises(InputError, match=r"'one' \(smollm3, 4 layers.*'two' \(smollm3, 2 layers.*`kind: models`"):
+        make_plan(load_study(world(checkpoints=entries, tokenizer=tokenizer)))
+    with pytest.raises(InputError, match=r"differ in their layers.*`kind: models`"):
         make_plan(load_study(world(checkpoints=entries, tokenizer=tokenizer, kind="checkpoints")))
 
 

@@ -104,6 +104,22 @@ def test_nothing_on_the_page_speaks_of_training(visit, written):
     assert sorted(found) == []
 
 
+@pytest.mark.slow
+def test_dots_of_the_first_screen_have_the_names_of_their_entries(visit, written, request):
+    """They have no order that would say which is which. A name that is too long for its place keeps both ends."""
+    with visit(written) as page:
+        for chart in page.locator(".finding svg").all():
+            texts = chart.locator("text").all_text_contents()
+            labels = LABELS[request.node.callspec.params["written"]]
+            shown = [text for text in texts if any(fits(text, label) for label in labels)]
+            assert len(shown) == len(labels), texts
+
+
+def fits(text, label):
+    start, cut, end = text.partition("…")
+    return text == label or bool(cut and start and label.startswith(start) and label.endswith(end))
+
+
 # --- figures ----------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 
 StudyKind = Literal["checkpoints", "seeds", "models"]
@@ -17,6 +18,7 @@ KINDS: tuple[StudyKind, ...] = ("checkpoints", "seeds", "models")
 CHECKPOINTS, SEEDS, MODELS = KINDS
 
 NOUNS: dict[StudyKind, str] = {"checkpoints": "checkpoint", "seeds": "seed", "models": "model"}
+MODELS_SAID = 'write `kind: models` in the study, or kind="models"'
 _READ_AS: dict[StudyKind, str] = {
     "checkpoints": "checkpoints of one training run, in this order",
     "seeds": "seeds of one architecture",
@@ -30,6 +32,15 @@ class Architecture(NamedTuple):
     model_type: str | None
     n_layers: int | None
     heads: tuple[tuple[int, int, int, int], ...] | None  # layer, query heads, key heads, width
+
+    @property
+    def words(self) -> str:
+        """Model type, layers and heads, as far as they are recorded."""
+        layers = f"{self.n_layers} layers" if self.n_layers is not None else ""
+        heads = sorted({each[1:] for each in self.heads or ()})
+        shapes = " or ".join(f"{q} query and {k} key heads of width {wide}" for q, k, wide in heads[:2])
+        parts = [self.model_type or "", layers, f"{shapes} …" if len(heads) > 2 else shapes]
+        return ", ".join(part for part in parts if part) or "architecture not recorded"
 
     @classmethod
     def of_layers(cls, model_type: object, n_layers: int, layers: Iterable[LayerFacts]) -> Architecture:
@@ -61,11 +72,28 @@ def differ(architectures: Sequence[Architecture], *, with_type: bool = True) -> 
     return any(len({getattr(a, name) for a in architectures} - {None}) > 1 for name in fields)
 
 
-def kind_of(architectures: Sequence[Architecture], runs: Sequence[str | None] = ()) -> StudyKind:
-    """How entries are read where nothing says it: models if they differ, seeds if they are of several runs."""
-    if differ(architectures):
-        return MODELS
+def kind_of(runs: Sequence[str | None]) -> StudyKind:
+    """How entries are read where nothing says it: seeds if they name several runs, else checkpoints of one.
+
+    What their layers look like decides nothing: `require_kind` refuses entries that cannot be checkpoints or seeds.
+    """
     return SEEDS if len(set(runs)) > 1 else CHECKPOINTS
+
+
+def require_kind(kind: StudyKind | None, entries: Sequence[tuple[str, Architecture]]) -> None:
+    """Refuse different architectures as checkpoints of one run, or as seeds: they share no heads."""
+    if kind == MODELS or not entries:
+        return
+    name, first = entries[0]
+    for other_name, other in entries[1:]:
+        if not differ([first, other], with_type=kind is None):
+            continue
+        between = f"{name!r} ({first.words}) and {other_name!r} ({other.words})"
+        if kind is None:
+            raise InputError(
+                f"{between} are of different architectures, and nothing says what the entries are to each other"
+            ).advised(command="write `kind: models` in the study, or give --kind models to analyze", python=MODELS_SAID)
+        raise InputError(f"kind: {kind}, but {between} differ in their layers, heads or widths; use `kind: models`")
 
 
 def kind_sentence(kind: StudyKind, entries: int, stated: bool) -> str:
@@ -74,9 +102,7 @@ def kind_sentence(kind: StudyKind, entries: int, stated: bool) -> str:
         return "one entry: nothing is compared"
     if stated:
         return f"the {entries} entries are read as {_READ_AS[kind]}, as `kind: {kind}` says"
-    whys = {MODELS: "their architectures differ", SEEDS: "they are of several runs"}
-    why = whys.get(kind, "they have one architecture")
-    read = f"the {entries} entries are read as {_READ_AS[kind]}, because {why}"
-    if kind in whys:
-        return read
-    return f"{read}; `kind: seeds` or `kind: models` in the study (or --kind of analyze) says otherwise"
+    if kind == SEEDS:
+        return f"the {entries} entries are read as {_READ_AS[kind]}, because they are of several runs"
+    read = f"the {entries} entries are read as {_READ_AS[kind]}, because nothing says otherwise"
+    return f"{read}; `kind: seeds` or `kind: models` in the study (or --kind of analyze) would"

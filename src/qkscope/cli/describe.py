@@ -232,4 +232,5 @@ def short_number(number: float) -> str:
 
 def byte_size(number: float) -> str:
     """Bytes for people, in powers of ten as disks are sold."""
-    return f"{short_number(number)}B" if number >= 1e3 else f"{int(number)} bytes"
+    short = short_number(number)
+    return f"{short[:-1]} {short[-1]}B" if number >= 1e3 else f"{int(number)} bytes"

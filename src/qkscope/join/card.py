@@ -200,7 +200,7 @@ def _differences_said(changes: pd.DataFrame) -> Block:
     if changes.empty:
         return paragraph("No model has scores and measures at two lengths.")
     most = int(changes["n"].max())
-    if of.smallest_p(most) >= of.LEVEL or most < 3:
+    if not changes["smallest_p"].min() < of.LEVEL:  # or not known: fewer than three models, equal changes
         return paragraph(
             f"At most {counted(most, 'model')} {'has' if most == 1 else 'have'} scores and measures at two lengths: "
             "too few to know whether the measure changes more where the score does."

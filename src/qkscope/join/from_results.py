@@ -6,7 +6,7 @@ Where an entry has layers with and without a window, its means are over the head
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 import pandas as pd
@@ -42,7 +42,7 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     heads = {model: compared_heads(at, model) for model in at.names}
     values: dict[str, dict[str, float]] = {}
     errors: dict[str, dict[str, float]] = {}
-    for name in wanted or _there(at, DEFAULT):
+    for name in wanted or _there(at, heads, DEFAULT):
         panel, column = _panel(at, name)
         values[name] = {model: heads[model].mean(panel, column, model) for model in at.names}
         errors[name] = {model: heads[model].error(panel, column, model) for model in at.names}
@@ -72,15 +72,15 @@ def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
     return tables.own if tables.common is None or common is False else tables.common
 
 
-def _there(at: AtWindow, names: Sequence[str]) -> list[str]:
-    """Those of the names that these results have a number for, in at least three entries."""
+def _there(at: AtWindow, heads: Mapping[str, ComparedHeads], names: Sequence[str]) -> list[str]:
+    """Those of the names that the compared heads have a number for, in at least three entries."""
     known = []
     for name in names:
         try:
             panel, column = _panel(at, name)
         except InputError:
             continue
-        if sum(math.isfinite(panel.mean(column, model)) for model in at.names) >= min(3, len(at.names)):
+        if sum(math.isfinite(heads[model].mean(panel, column, model)) for model in at.names) >= min(3, len(at.names)):
             known.append(name)
     return known
 

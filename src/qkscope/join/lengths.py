@@ -69,7 +69,7 @@ def of_differences(changes: pd.DataFrame) -> pd.DataFrame:
         r, n = of.correlation(x, y), len(part)
         low, high = of.fisher_interval(r, n)
         row = {"short": short, "long": long, "measure": name, "n": n, "r": r, "r_low": low, "r_high": high}
-        row |= {"p": of.permutation_p(x, y), "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(n)}
+        row |= {"p": of.permutation_p(x, y), "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(y)}
         if n == 2:  # the difference in differences itself: nothing to correlate, but a number to see
             order = np.argsort(y)
             row |= {"score_gap": float(np.diff(y[order])[0]), "measure_gap": float(np.diff(x[order])[0])}

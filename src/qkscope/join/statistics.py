@@ -102,12 +102,7 @@ def is_enumerated(sizes: Sequence[int]) -> bool:
     return math.prod(math.factorial(size) for size in sizes) <= math.factorial(ENUMERATED)
 
 
-def smallest_p(n: int) -> float:
-    """The smallest two-sided p that a permutation of n different values can have."""
-    return 2.0 / math.factorial(n) if n >= 2 else math.nan
-
-
-def smallest_p_with(y: Array) -> float:
+def smallest_p(y: Array) -> float:
     """The smallest two-sided p that any measure can have with these scores: that of the scores themselves.
 
     Equal scores change places without a change; where scores lie symmetrically, their mirror image is as far from 0.

@@ -139,7 +139,7 @@ def _row(points: pd.DataFrame, name: str, role: str) -> Row:
     row |= _without("model", of.without_each(x, y, list(known["model"])))
     row |= _families(known, x, y)
     row |= _beside_parameters(known, x, y, role)
-    return {**row, "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p_with(y)}
+    return {**row, "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(y)}
 
 
 def _length_row(points: pd.DataFrame) -> Row:

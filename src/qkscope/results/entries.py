@@ -10,7 +10,7 @@ from typing import Literal
 import pandas as pd
 
 from qkscope.errors import TableError
-from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, StudyKind, kind_of
+from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, StudyKind, differ
 from qkscope.results import schema
 from qkscope.results.provenance import CheckpointRecord, Provenance, one_line
 
@@ -172,12 +172,15 @@ def _checkpoint(name: str, record: CheckpointRecord) -> Entry:
 
 
 def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Provenance) -> StudyKind:
-    """What the entries are: what the provenance says, else what their architectures (or the table's heads) tell."""
+    """What the entries are, as the provenance says.
+
+    Tables that no run of this version wrote say nothing: there, entries that do not have the same heads are models.
+    """
     recorded = provenance.kind or (provenance.study.kind if provenance.study else None)
     if recorded is not None:
         return recorded
     if any(c.record.says_something for c in checkpoints):  # a sample of heads may differ, an architecture may not
-        return kind_of([c.record.architecture for c in checkpoints])
+        return MODELS if differ([c.record.architecture for c in checkpoints]) else CHECKPOINTS
     layouts = {frozenset(zip(g["layer"], g["head"], strict=True)) for _, g in heads.groupby("model")}
     return MODELS if len(layouts) > 1 else CHECKPOINTS
 

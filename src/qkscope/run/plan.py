@@ -17,7 +17,7 @@ from qkscope.capture.source import ModelSource
 from qkscope.documents.stored import store_corpus
 from qkscope.documents.tokens import Corpus
 from qkscope.errors import InputError, located
-from qkscope.kinds import MODELS, Architecture, StudyKind, differ, kind_of, kind_sentence
+from qkscope.kinds import Architecture, StudyKind, kind_of, kind_sentence, require_kind
 from qkscope.lenses.heads import choose_heads, layer_choice
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout, capture_layout
@@ -164,9 +164,8 @@ class Plan:
 
     @property
     def kind(self) -> StudyKind:
-        """What the checkpoints are to each other: what the study says, else what their architectures tell."""
-        runs = [each.checkpoint.run for each in self.checkpoints]
-        return self.study.kind or kind_of([each.architecture for each in self.checkpoints], runs)
+        """What the checkpoints are to each other: what the study says, or the runs that it names."""
+        return self.study.kind or kind_of([each.checkpoint.run for each in self.checkpoints])
 
     def how_read(self) -> str:
         """How the study's entries are read, in a sentence."""
@@ -239,7 +238,7 @@ def make_plan(
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):
             plans.append(_plan_one(file.study, model, corpora))
-    _check_kind(file.study.kind, plans)
+    require_kind(file.study.kind, [(each.checkpoint.name, each.architecture) for each in plans])
     return Plan(file, plans, [*file.notes, *remarks])
 
 
@@ -256,17 +255,6 @@ def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
     if corpus.stored or corpus.kept is None or not corpus.kept.there:
         return corpus
     return replace(corpus, kept=store_corpus(corpus, corpus.kept, tokens_path(folder, corpus.key)), stored=True)
-
-
-def _check_kind(kind: StudyKind | None, plans: list[CheckpointPlan]) -> None:
-    """Refuse a study that calls different architectures checkpoints of one run, or seeds: they share no heads."""
-    first = plans[0]
-    for other in plans[1:]:
-        if kind not in (None, MODELS) and differ([first.architecture, other.architecture], with_type=False):
-            raise InputError(
-                f"kind: {kind}, but checkpoints {first.checkpoint.name!r} and {other.checkpoint.name!r} differ in "
-                "their layers, heads or widths; write `kind: models`, or leave `kind` out"
-            )
 
 
 def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qkscope.errors import InputError, located
-from qkscope.kinds import StudyKind, kind_of, kind_sentence
+from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
 from qkscope.lenses.registry import head_tables
 from qkscope.lenses.rows import COMPONENTS
 from qkscope.moments.file import read_provenance
@@ -219,7 +219,8 @@ def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str,
 
 def _kind(origins: list[CheckpointRecord], stated: StudyKind | None, events: Listener, aloud: bool) -> dict[str, Any]:
     """What the entries are to each other, for the provenance; said aloud where no plan said it."""
-    kind = stated or kind_of([origin.architecture for origin in origins], [origin.run for origin in origins])
+    require_kind(stated, [(origin.name or "?", origin.architecture) for origin in origins])
+    kind = stated or kind_of([origin.run for origin in origins])
     if aloud and len(origins) > 1:
         events.noted(kind_sentence(kind, len(origins), stated is not None))
     return {"kind": kind, "kind_stated": stated is not None}

@@ -1,13 +1,14 @@
 // The first screen: the question, the verdict, how to read r_q and r_k with three heads of this study, three findings.
 
-import { SvgPen } from "./pen.js";
+import { SvgPen, textWidth } from "./pen.js";
 import { partColours } from "./colours.js";
 import { axisOf, extent, significant } from "./numbers.js";
 import { button, element, svgElement } from "./dom.js";
-import { correlation, headName, percent } from "./format.js";
+import { correlation, headName, percent, shorten } from "./format.js";
 import { drawProfile } from "./detail_charts.js";
 import { scale } from "./axis.js";
 
+const [MOST_NAMED, NAME] = [6, 9.5]; // entries whose dots have names, and the size of these
 const SORTS = {
   both: ["Both follow", "Later tokens have larger projections, in queries and in keys."],
   against: ["Keys run against", "Later queries have larger projections, later keys smaller ones."],
@@ -50,8 +51,9 @@ function drawSpark(g, finding) {
   const colour = finding.name === "r_q" ? colours.blue : finding.name === "r_k" ? colours.red : g.theme.ink;
   const all = Object.entries(finding.series).map(([choice, { means, errors }]) => ({ choice, means: means.map((v) => v ?? NaN), errors: errors.map((v) => v ?? NaN) }));
   const axis = axisOf(extent(all.flatMap((s) => s.means.flatMap((m, i) => [m - (s.errors[i] || 0), m + (s.errors[i] || 0)]))), finding.share ? [0, 1] : [-1, 1], { zero: true, parts: 2 });
-  const frame = { left: 34, right: g.width - 8, top: 8, bottom: g.height - 8 };
   const count = all[0].means.length;
+  const isNamed = !g.app.data.oneRun && count <= MOST_NAMED;
+  const frame = { left: 34, right: g.width - 8, top: 8, bottom: g.height - (isNamed ? 22 : 8) };
   const x = (i) => (count < 2 ? (frame.left + frame.right) / 2 : frame.left + 6 + (i * (frame.right - frame.left - 12)) / (count - 1));
   const y = scale([axis.low, axis.high], [frame.bottom, frame.top]);
   for (const tick of axis.ticks) {
@@ -66,6 +68,20 @@ function drawSpark(g, finding) {
     const r = count > 40 ? 1.4 : 2.8;
     for (const point of points) g.pen.circle(...point, r, hollow ? { fill: g.theme.paper, stroke: colour, width: 1.3 } : { fill: colour });
   }
+  if (isNamed) nameEntries(g, frame, x, count);
+}
+
+// Entries without an order have their names below their dots, each as long as its place allows.
+function nameEntries(g, frame, x, count) {
+  const room = count < 2 ? frame.right - frame.left : (frame.right - frame.left - 12) / (count - 1) - 6;
+  g.app.data.checkpoints.forEach(({ label }, i) => {
+    const isEnd = count > 1 && (i === 0 || i === count - 1); // half of its place is beyond the frame
+    const wide = isEnd ? room * 0.7 : room;
+    const letters = Array.from(label).length;
+    const fitting = Array.from({ length: letters }, (_, less) => shorten(label, letters - less)).find((text) => textWidth(text, NAME) <= wide) ?? "";
+    const [at, anchor] = !isEnd ? [x(i), "middle"] : i === 0 ? [frame.left - 20, "start"] : [g.width - 1, "end"];
+    g.pen.text(fitting, at, frame.bottom + 15, { size: NAME, anchor, fill: g.theme.muted });
+  });
 }
 
 // The change from first to last by cause, as bars from 0.
