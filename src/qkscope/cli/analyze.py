@@ -42,7 +42,8 @@ def add_analyze(commands: Any) -> None:
         "--kind",
         choices=KINDS,
         help="how the inputs are related: checkpoints of one training run, seeds of one architecture, or "
-        "different models (default: models if their architectures differ, else checkpoints)",
+        "different models, as which alone different architectures are read (default: seeds if they are of several "
+        "runs, else checkpoints)",
     )
     _add_moments_options(parser.add_argument_group("from moments"))
     _add_vectors_options(parser.add_argument_group("from raw vectors"))

@@ -135,7 +135,7 @@ class Study(_Strict):
 
     study: Name
     title: ShortText | None = None  # figure titles start with it; the study's name by default
-    kind: StudyKind | None = None  # what the checkpoints are to each other; by default their architectures tell
+    kind: StudyKind | None = None  # what the checkpoints are to each other; by default seeds if they name several runs
     model: Location | None = None
     tokenizer: Location | None = None
     tokenizer_revision: Location | None = None
