@@ -96,6 +96,6 @@ def fractions_at(at: AtWindow) -> pd.DataFrame:
     return with_mean_errors(category_fractions(at.table("taxonomy_counts")), at.panel, CATEGORIES)
 
 
-def transitions_at(at: AtWindow) -> pd.DataFrame:
-    """Moves between categories over one training run; seeds and models have no heads in common."""
-    return transitions(at.heads, at.names if at.study.one_run else [])
+def transitions_at(at: AtWindow) -> pd.DataFrame | None:
+    """Moves between categories over one training run; None for seeds and models, which have no heads in common."""
+    return transitions(at.heads, at.names) if at.study.one_run else None
