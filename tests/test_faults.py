@@ -323,8 +323,8 @@ def test_when_every_document_fails(failing, tmp_path):
         run_study(study(batch_tokens=64), tmp_path / "out", options=SKIP)
 
 
-def overflowing(folder, bad_token=None):
-    """A checkpoint whose queries are infinite for one token, or for all."""
+def overflowing(folder, bad_token=None, projection="q_proj"):
+    """A checkpoint whose queries (or keys) are infinite for one token, or for all."""
     import torch
 
     model = tiny("smollm3", 0, vocab_size=257, max_position_embeddings=64)
@@ -332,20 +332,21 @@ def overflowing(folder, bad_token=None):
     with torch.no_grad():
         embeddings[:, 0] = 0.0
         embeddings[slice(None) if bad_token is None else bad_token, 0] = 9.0
-        model.model.layers[0].self_attn.q_proj.weight[:, 0] = 3e38
+        getattr(model.model.layers[0].self_attn, projection).weight[:, 0] = 3e38
     model.save_pretrained(folder)
     return folder
 
 
-def test_a_nan_is_skipped_too(world, tmp_path):
-    """Finite weights, but one token's queries overflow in the first layer."""
-    folder = overflowing(tmp_path / "overflowing", bad_token=256)
+@pytest.mark.parametrize(("projection", "vector"), [("q_proj", "query"), ("k_proj", "key")])
+def test_a_nan_is_skipped_too(world, tmp_path, projection, vector):
+    """Finite weights, but one token's queries, or keys, overflow in the first layer: that is what is named."""
+    folder = overflowing(tmp_path / "overflowing", bad_token=256, projection=projection)
     byte_tokenizer(additional_special_tokens=["<BAD>"]).save_pretrained(folder)
     bad = sorted((tmp_path / "docs").glob("*.txt"))[0]
     bad.write_text("<BAD>" + bad.read_text())
     study = world(checkpoints=[{"name": "one", "model": str(folder), "context": 64}])
     with pytest.raises(
-        ActivationError, match=rf"document docs/{bad.name}: \S+ in a \w+ of layer 0, head 0, position 0"
+        ActivationError, match=rf"document docs/{bad.name}: \S+ in a {vector} of layer 0, head 0, position 0"
     ):
         run_study(study, tmp_path / "out")
     told = Told()
