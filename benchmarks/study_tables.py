@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qkscope import Moments
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.kind_of_layer import with_layer_kind
+from qkscope.lenses.kind_of_layer import over_all_heads, with_layer_kind
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
@@ -105,10 +105,15 @@ def write(folders: Mapping[str, Path], place: Path) -> None:
 
 
 def kept(folders: Mapping[str, Path], file: str, columns: Sequence[str]) -> pd.DataFrame:
-    """Some columns of a table, one corpus below the other; empty with these columns where no corpus has it."""
+    """Some columns of a table, one corpus below the other; empty with these columns where no corpus has it.
+
+    Where the kind of layer is not among them, the rows are those over all heads.
+    """
     found = {corpus: pd.read_csv(folder / file) for corpus, folder in folders.items() if (folder / file).exists()}
     if not found:
         return pd.DataFrame(columns=["corpus", *columns])
+    if "layer_kind" not in columns:
+        found = {corpus: over_all_heads(table) for corpus, table in found.items()}
     return joined({corpus: table[list(columns)] for corpus, table in found.items()})
 
 

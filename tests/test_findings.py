@@ -363,3 +363,13 @@ def test_llama2_tokenizers_merge_in_the_order_of_their_pieces():
     assert made.decode(ids) == "abc é"  # é is two bytes
     with pytest.raises(SystemExit, match="not 32000"):
         real_study.llama2c_tokenizer(data[:1000])
+
+
+def test_of_tables_by_kind_of_layer_the_rows_over_all_heads_are_kept(tmp_path):
+    (tmp_path / "tables").mkdir()
+    rows = [("a", "all", 64, 0.5), ("a", "rotary", 64, 0.7), ("a", "NoPE", 64, 0.1), ("b", "all", 64, 0.4)]
+    table = pd.DataFrame(rows, columns=["model", "layer_kind", "window", "r_q"])
+    table.to_csv(tmp_path / "tables/window_dependence.csv", index=False)
+    file = "tables/window_dependence.csv"
+    assert study_tables.kept({"code": tmp_path}, file, ["model", "r_q"])["r_q"].tolist() == [0.5, 0.4]
+    assert len(study_tables.kept({"code": tmp_path}, file, ["model", "layer_kind", "r_q"])) == len(rows)

@@ -351,12 +351,12 @@ def test_the_figure_draws_the_means_and_the_largest_head(run):
         np.testing.assert_allclose(lines[name], heads[name].mean())
     np.testing.assert_allclose(lines["rms_k_max"], heads["rms_k"].max())
     nope = run.own.table(FILE).query(f"layer == {NOPE}").groupby("model")["logit_std"].mean()
-    np.testing.assert_allclose(lines["NoPE"], nope)
+    np.testing.assert_allclose(lines["logit_std NoPE"], nope)
 
 
 def test_the_summary_names_the_head_with_the_largest_value(run):
     table, heads = run.own.table("norms_means"), run.own.table(FILE)
-    row = table.iloc[1]
+    row = table[table["layer_kind"] == "all"].iloc[1]
     own = heads[heads["model"] == row["model"]].set_index(["layer", "head"])
     assert own["score_std"].idxmax() == (row["score_std_max_layer"], row["score_std_max_head"])
     assert row["score_std_max_se"] == own["score_std_se"].loc[own["score_std"].idxmax()]

@@ -60,7 +60,11 @@ def test_layers_and_kinds_of_layers_have_their_own_errors(known):
 
 
 def test_of_all_windows_the_own_context_has_errors(known):
-    table = known.own.table("window_dependence").set_index(["model", "window"])
+    by_kind = known.own.table("window_dependence").set_index(["layer_kind", "model", "window"])
+    for layer, kind in enumerate(("rotary", "NoPE")):
+        error = by_hand(0, [place for place in HEADS if place[0] == layer])
+        assert by_kind.loc[(kind, "early", 64), "r_q_se"] == pytest.approx(error, rel=SINGLE)
+    table = by_kind.loc["all"]
     assert table.loc[("early", 64), "r_q_se"] == pytest.approx(by_hand(0), rel=SINGLE)
     assert table.loc[("late", 64), "position_dominated_se"] == pytest.approx(1 / 8)
     assert table.loc[("early", 32)].filter(like="_se").isna().all()

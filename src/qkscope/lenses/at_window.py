@@ -99,7 +99,9 @@ class AtWindow:
         """
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        rows = _by_window(self.derived(self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)]))
+        derived = self.derived(self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)])
+        # One entry does not say whether the study names how far layers attend: its kinds are those of the study.
+        rows = _by_window(self.with_kind(derived.drop(columns="layer_kind", errors="ignore")))
         draws: list[pd.DataFrame] = []
         if self._window_replicates is not None:
             without = _by_window(self._window_replicates.iloc[self._replicates_of_entry.get(name, NOWHERE)])

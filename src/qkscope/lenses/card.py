@@ -10,7 +10,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order, summary_kinds
 from qkscope.lenses.named_entries import at_or_in
 from qkscope.results import schema
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
@@ -200,6 +200,12 @@ def pooled_kinds(subject: Subject) -> str:
         return ""
     apart = "; the figure layer_kinds has r_q and r_k of each" if subject.own.has("layer_kinds") else ""
     return f"Heads of all kinds of layers are taken together here ({'; '.join(map(shortened, kinds))}){apart}."
+
+
+def hollow_marks(subject: Subject, summary: str) -> str:
+    """The sentence about marks of each kind of layer, where a summary tells several apart."""
+    kinds = summary_kinds(subject.table(summary))
+    return f" Hollow marks are the same of each kind of layer ({'; '.join(map(shortened, kinds))})." if kinds else ""
 
 
 def rows(subject: Subject) -> str:

@@ -1,16 +1,21 @@
 """What kind of layer a head is in: how it encodes position, and how far it sees.
 
 A sliding or chunked layer sees a part of the window and a full one all of it, so their heads answer different
-questions and are told apart wherever rotary and NoPE layers are.
+questions and are told apart wherever rotary and NoPE layers are. Summaries over heads have a column `layer_kind` for
+that: `all` in the row over all heads, and a row for each kind where an entry has several.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
+from qkscope.stats.noise import EVERY_HEAD, Part
 
+EVERY_KIND = "all"  # the `layer_kind` of a summary's rows over all heads
 _POSITIONS = {ROTARY: "rotary", NOPE: "NoPE", UNKNOWN: ""}
 
 
@@ -59,6 +64,39 @@ def _rank(kind: str) -> tuple[int, int, int]:
     position = next((i for i, name in enumerate(("rotary", "NoPE")) if name in words), 2)
     attention = next((i for i, name in enumerate((FULL, SLIDING, CHUNKED)) if name in words), 0)
     return position, attention, int(words[-1]) if words[-1].isdigit() else 0
+
+
+def kinds_apart(kinds: pd.Series[str]) -> list[str]:
+    """What a summary has a row for: all heads together, then each kind of layer where there are several."""
+    several = kinds_in_order(kinds.dropna())
+    return [EVERY_KIND, *several] if len(several) > 1 else [EVERY_KIND]
+
+
+def part_of(kind: str) -> Part:
+    """The heads that a row of a summary is about."""
+    return EVERY_HEAD if kind == EVERY_KIND else Part(layer_kind=kind)
+
+
+def heads_of_kind(heads: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The same heads, as rows of a table."""
+    return heads if kind == EVERY_KIND else heads[heads["layer_kind"] == kind]
+
+
+def over_all_heads(summary: pd.DataFrame) -> pd.DataFrame:
+    """A summary's rows over all heads; the whole of one that does not tell kinds of layers apart."""
+    if "layer_kind" not in summary.columns:
+        return summary
+    return summary[summary["layer_kind"] == EVERY_KIND].reset_index(drop=True)
+
+
+def summary_kinds(summary: pd.DataFrame) -> list[str]:
+    """The kinds of layers that a summary tells apart; none where every entry has one."""
+    return kinds_in_order(set(summary["layer_kind"]) - {EVERY_KIND})
+
+
+def rows_of_kind(summary: pd.DataFrame, kind: str, models: Sequence[str]) -> pd.DataFrame:
+    """A summary's rows of one kind of layer, one for each of these entries; empty where it has no such layers."""
+    return summary[summary["layer_kind"] == kind].set_index("model").reindex(list(models)).reset_index()
 
 
 def reach_of(kind: str) -> str:

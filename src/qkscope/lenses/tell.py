@@ -5,10 +5,24 @@ from collections.abc import Sequence
 import pandas as pd
 
 from qkscope.lenses.card import Subject
+from qkscope.lenses.kind_of_layer import kinds_apart, kinds_in_order, part_of
+from qkscope.lenses.named_entries import NAMED_AT_MOST
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
-from qkscope.words.phrases import Format, curve_course, jumps, listed, plus_minus, ranking, share_plus_minus
+from qkscope.words.phrases import (
+    Format,
+    at_labels,
+    course_words,
+    curve_course,
+    jumps,
+    label,
+    listed,
+    plus_minus,
+    ranking,
+    share_plus_minus,
+    shortened,
+)
 
 
 def tell(subject: Subject, panel: HeadPanel, quantity: str, name: str, fmt: Format, *, steps: bool = False) -> str:
@@ -20,6 +34,30 @@ def tell(subject: Subject, panel: HeadPanel, quantity: str, name: str, fmt: Form
     if steps:
         said += jumps(curve, name[0].lower() + name[1:], fmt, subject.windows)
     return " ".join(said)
+
+
+def tell_kinds(subject: Subject, panel: HeadPanel, quantity: str, name: str, fmt: Format) -> str:
+    """How a mean goes in each kind of layer over one run, or what it is in each; empty where entries have one kind."""
+    kinds = {c.name: kinds_apart(subject.at.of_entry(c.name)["layer_kind"])[1:] for c in subject.checkpoints}
+    several = [c for c in subject.checkpoints if kinds[c.name]]
+    if not several:
+        return ""
+    if not subject.study.one_run:
+        said = [_in_each(panel, quantity, entry, kinds[entry.name]) for entry in several[:NAMED_AT_MOST]]
+        return f"{name} is {'; '.join(said)}."
+    said = []
+    for kind in kinds_in_order(kind for own in kinds.values() for kind in own):
+        here = [c for c in several if kind in kinds[c.name]]
+        shape = panel.series(quantity, [c.name for c in here], part_of(kind))
+        it = "it " if said else ""
+        said.append(f"in {shortened(kind)} layers {it}{course_words(shape, at_labels(here), fmt)}")
+    return f"{name} {'; '.join(said)}."
+
+
+def _in_each(panel: HeadPanel, quantity: str, entry: Entry, kinds: Sequence[str]) -> str:
+    """A model's or seed's mean in each of its kinds of layers."""
+    means = [f"{mean_of(panel, quantity, entry, part_of(kind))} in {shortened(kind)} layers" for kind in kinds]
+    return f"{listed(means)} of {label(entry)}"
 
 
 def mean_of(panel: HeadPanel, quantity: str, entry: Entry, part: Part = EVERY_HEAD) -> str:

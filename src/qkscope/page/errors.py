@@ -13,7 +13,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import WindowMeans, error_name
 from qkscope.lenses.categories import undecided
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_in_order, over_all_heads
 from qkscope.lenses.registry import all_summaries
 from qkscope.lenses.signs import sign_unsure
 from qkscope.page.arrays import STATISTICS, Floats, Grid, column, page_depth
@@ -60,7 +60,8 @@ def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[
     for name, means in declared:
         table = own.find(name)
         if table is not None:
-            _add_window_means(pack, table.set_index(["model", "window"]).reindex(places), means)
+            every = over_all_heads(table).set_index(["model", "window"])
+            _add_window_means(pack, every.reindex(places), means)
     rows = own.windows
     line = places.get_indexer(pd.MultiIndex.from_arrays([rows["model"], rows["window"].astype(np.int64)]))
     head = pd.MultiIndex.from_tuples(grid.heads).get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]]))
@@ -119,7 +120,7 @@ def _add_means(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
         table = at.find(summary.name) if summary.means else None
         if table is None:
             continue
-        rows = table.set_index("model").reindex(list(grid.names))
+        rows = over_all_heads(table).set_index("model").reindex(list(grid.names))
         for name in summary.means:
             errors = rows[error_name(name)].to_numpy(dtype=np.float64)
             if np.isfinite(errors).any():

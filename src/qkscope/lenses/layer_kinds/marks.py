@@ -1,10 +1,18 @@
 """How each kind of layer looks: one colour, marker and line for it in every figure of a study."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from qkscope.draw import style
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
+from qkscope.draw import style
+from qkscope.draw.curves import draw_errors
+
+ASIDE = 0.06  # of the step from one entry to the next
 Dashes = str | tuple[int, tuple[int, ...]]
 
 
@@ -32,3 +40,46 @@ def kind_marks(kinds: Sequence[str]) -> dict[str, KindMark]:
     usual = {"rotary": ROTARY, "rotary, full": ROTARY, "NoPE": NOPE, "NoPE, full": NOPE}
     others = [kind for kind in kinds if kind not in usual]
     return {kind: usual[kind] if kind in usual else OTHERS[others.index(kind) % len(OTHERS)] for kind in kinds}
+
+
+def draw_kinds(
+    axes: Axes,
+    kinds: dict[str, pd.DataFrame],
+    measure: str,
+    colour: str,
+    x: Iterable[float],
+    *,
+    joined: bool,
+    scale: float = 1.0,
+) -> None:
+    """Beside a mean over all heads those of each kind of layer: hollow, with the kind's marker and the mean's colour.
+
+    `kinds` has a row for each entry, whose values are missing where it has no such layers. Where no line joins the
+    entries, marks stand a little to the right: kinds that hardly differ would hide the mean.
+    """
+    places: npt.NDArray[np.float64] = np.array(list(x), dtype=np.float64)
+    for number, (kind, mark) in enumerate(kind_marks(list(kinds)).items()):
+        rows, at = kinds[kind], places + (0.0 if joined else ASIDE * (number + 1))
+        axes.plot(
+            at, scale * rows[measure], color=colour, marker=mark.marker, linestyle="none",
+            markersize=0.85 * style.marker_size(len(places)), markerfacecolor="white", markeredgewidth=1.1, zorder=5,
+            gid=f"{measure} {kind}",
+        )  # fmt: skip
+        if f"{measure}_se" in rows.columns:
+            draw_errors(axes, at, scale * rows[measure], scale * rows[f"{measure}_se"], gid=f"{measure} {kind}")
+
+
+def kind_legend(axes: Axes, kinds: Sequence[str]) -> None:
+    """What these marks mean, above a panel at its right end; nothing where there are no kinds to tell apart."""
+    keys = [
+        Line2D(
+            [], [], color=style.GREY, marker=mark.marker, linestyle="none", markersize=5, markerfacecolor="white",
+            label=style.plain(kind),
+        )
+        for kind, mark in kind_marks(kinds).items()
+    ]  # fmt: skip
+    if keys:
+        axes.legend(
+            handles=keys, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=min(3, len(keys)), borderaxespad=0.0,
+            handlelength=1.0, columnspacing=1.0, fontsize=7.5,
+        )  # fmt: skip

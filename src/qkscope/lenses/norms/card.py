@@ -3,16 +3,17 @@
 import math
 from typing import Any, cast
 
-from qkscope.lenses.card import Card, Subject, bands, opening, pooled_kinds, rows
+from qkscope.lenses.card import Card, Subject, bands, hollow_marks, opening, rows
+from qkscope.lenses.kind_of_layer import EVERY_KIND, over_all_heads, summary_kinds
 from qkscope.lenses.named_entries import named_entries, of_each, opening_place, place
 from qkscope.lenses.norms.summary import NAME
 from qkscope.lenses.norms.table import FILE
-from qkscope.lenses.tell import errors_said, joined, tell
+from qkscope.lenses.tell import errors_said, joined, tell, tell_kinds
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, plus_minus, share_plus_minus, shown, significant
+from qkscope.words.phrases import label, listed, plus_minus, share_plus_minus, shortened, shown, significant
 
 WATCHED = (
     ("rms_q", "the length of queries"),
@@ -25,7 +26,8 @@ RANKS = (("effective_rank", "the effective rank"),)
 def norms_card(subject: Subject) -> Card:
     """Whether anything grows that training teams watch."""
     panel = subject.at.panel_of(FILE)
-    table = {str(row["model"]): row for row in cast("list[dict[str, Any]]", subject.table(NAME).to_dict("records"))}
+    every = over_all_heads(subject.table(NAME)).to_dict("records")
+    table = {str(row["model"]): row for row in cast("list[dict[str, Any]]", every)}
     verdict = growth(subject, panel)
     means, largest = _marks(subject)
     shows: list[Block | str] = [
@@ -38,14 +40,14 @@ def norms_card(subject: Subject) -> Card:
             "where vectors were kept, the largest of the sampled pairs. "
             f"{means} are means over heads with {bands(subject)} of ± 1 standard deviation over heads, thin bars ± 1 "
             f"standard error over documents, {largest} the head with the largest value, whose thin bars are its own "
-            "error.",
+            f"error.{hollow_marks(subject, NAME)}",
         ),
         paragraph(Strong("Growth." if subject.study.one_run else "Differences."), " ", verdict),
         paragraph(Strong("Lengths."), " ", joined(_lengths(subject, panel, table))),
         paragraph(Strong("Scores."), " ", joined(_scores(subject, panel, table))),
         paragraph(Strong("Rank."), " ", tell(subject, panel, "effective_rank", "The mean effective rank", significant)),
         paragraph(Strong("Largest score."), " ", joined(_largest(subject, table))),
-        pooled_kinds(subject),
+        *_kinds(subject, panel),
         errors_said(subject.table(FILE), "covariances over the window are those of the documents that are left"),
     ]
     steps = [
@@ -59,7 +61,8 @@ def norms_card(subject: Subject) -> Card:
 
 def _marks(subject: Subject) -> tuple[str, str]:
     """How means and largest values are drawn: no line joins what has no order."""
-    return ("Lines", "dotted lines") if subject.study.one_run else ("Large marks", "triangles")
+    largest = "crosses" if summary_kinds(subject.table(NAME)) else "triangles"
+    return ("Lines", "dotted lines") if subject.study.one_run else ("Large marks", largest)
 
 
 def growth(subject: Subject, panel: HeadPanel) -> str:
@@ -124,6 +127,27 @@ def _softmax(subject: Subject, row: dict[str, Any], entry: Entry) -> str:
     else:
         said = f"What {label(entry)} multiplies scores by is not recorded."
     return f"{said} The largest is that of {_whose(row, 'score_std')}."
+
+
+def _kinds(subject: Subject, panel: HeadPanel) -> list[Block]:
+    """The same means in each kind of layer, and which of its heads can have the largest score."""
+    said = [tell_kinds(subject, panel, quantity, f"{name[0].upper()}{name[1:]}", significant)
+            for quantity, name in (*WATCHED, *RANKS)]  # fmt: skip
+    if not any(said):
+        return []
+    said += of_each(subject.study, lambda entry: _level_of_kinds(subject, entry))
+    return [paragraph(Strong("Kinds of layers."), " ", joined(said))]
+
+
+def _level_of_kinds(subject: Subject, entry: Entry) -> str:
+    table = subject.table(NAME)
+    rows_of = table[(table["model"] == entry.name) & (table["layer_kind"] != EVERY_KIND)].to_dict("records")
+    levels = [
+        f"{plus_minus(row['score_level_max'], row['score_level_max_se'])} in {shortened(row['layer_kind'])} layers "
+        f"({_place(row, 'score_level')})"
+        for row in cast("list[dict[str, Any]]", rows_of)
+    ]
+    return f"{opening_place(subject.study, entry)} the largest level of a score is {listed(levels)}." if levels else ""
 
 
 def _levels(subject: Subject, table: dict[str, Any]) -> list[str]:

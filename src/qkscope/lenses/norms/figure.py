@@ -14,63 +14,65 @@ from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.marks import kind_marks
-from qkscope.lenses.norms.summary import NAME, kind_means
+from qkscope.lenses.kind_of_layer import over_all_heads, rows_of_kind, summary_kinds
+from qkscope.lenses.layer_kinds.marks import draw_kinds, kind_legend
+from qkscope.lenses.norms.summary import NAME
 
 BESIDE = 0.1  # where no line tells measures apart, their bars stand beside each other
 SPAN = 20.0  # of the largest to the smallest value, beyond which an axis is logarithmic
+Kinds = dict[str, pd.DataFrame]  # rows of each kind of layer, where an entry has several
 
 
 def draw_norms(at: AtWindow) -> Figure:
-    """Lengths, spread of scores, effective rank, and the largest score: four panels."""
-    table, study = at.table(NAME), at.study
+    """Lengths, spread of scores, effective rank, and the largest score: four panels, kinds of layers hollow."""
+    study, summary = at.study, at.table(NAME)
+    table, kinds = over_all_heads(summary), {k: rows_of_kind(summary, k, at.names) for k in summary_kinds(summary)}
     figure = canvas(at, 10.4, 6.6, f"Norms and Scores {style.span_title(study)}")
     panels = figure.subplots(2, 2, sharex=True)
-    _lengths(panels[0, 0], table, study.one_run)
-    _scores(panels[0, 1], at, table)
-    _ranks(panels[1, 0], table, study.one_run)
-    _largest(panels[1, 1], table, study.one_run)
+    for axes, draw in zip(panels.flat, (_lengths, _scores, _ranks, _largest), strict=True):
+        draw(axes, table, kinds, study.one_run)
     for axes in panels.flat:
         style.checkpoint_axis(axes, study, labels=axes in panels[1], phase_names=False)
     keys = spread_keys(style.GREY, has_errors(table, ("rms_q", "rms_k", "score_std")))
-    top = Line2D([], [], color=style.GREY, linestyle=(0, (2, 2)), marker="^", markersize=4, label="largest head")
+    top = Line2D(
+        [], [], color=style.GREY, linestyle=(0, (2, 2)), marker=_top_marker(kinds), markersize=4, label="largest head"
+    )
     style.header_legend(figure, [*keys, top], 1 + len(keys))
     return style.finish(figure)
 
 
-def _lengths(axes: Axes, table: pd.DataFrame, joined: bool) -> None:
+def _top_marker(kinds: Kinds) -> str:
+    """A triangle, which would be taken for a kind of layer where there are several."""
+    return "x" if kinds else "^"
+
+
+def _lengths(axes: Axes, table: pd.DataFrame, kinds: Kinds, joined: bool) -> None:
     for kind, colour, marker, name, side in (("q", style.BLUE, "o", "queries", -1), ("k", style.RED, "s", "keys", 1)):
         places = np.arange(len(table)) + (0.0 if joined else BESIDE * side)
         draw_band_line(
             axes, table, f"rms_{kind}", colour=colour, marker=marker, label=name, x=list(places), joined=joined
         )
-        _top(axes, table, f"rms_{kind}", colour, places, joined)
+        _top(axes, table, f"rms_{kind}", colour, places, joined, _top_marker(kinds))
+        draw_kinds(axes, kinds, f"rms_{kind}", colour, places, joined=joined)
     _limits(axes)
     axes.set_title("Root mean square length", fontsize=9.5, loc="left")
     _legend(axes, 2)
 
 
-def _scores(axes: Axes, at: AtWindow, table: pd.DataFrame) -> None:
+def _scores(axes: Axes, table: pd.DataFrame, kinds: Kinds, joined: bool) -> None:
     """The spread that softmax sees; of raw scores where some entry's scale is not known."""
     known = bool(table["logit_std"].notna().all())
     measure = "logit_std" if known else "score_std"
-    joined, places = at.study.one_run, np.arange(len(table))
+    places = np.arange(len(table))
     draw_band_line(axes, table, measure, colour=style.PURPLE, marker="o", label="all heads", joined=joined)
-    _top(axes, table, measure, style.PURPLE, places, joined)
-    by_kind = kind_means(at, measure)
-    for kind, mark in kind_marks(kinds_in_order(by_kind)).items():
-        axes.plot(
-            places, by_kind[kind], color=mark.colour, marker=mark.marker, linestyle="none", markersize=4,
-            label=style.plain(kind), gid=kind, zorder=5,
-        )  # fmt: skip
+    _top(axes, table, measure, style.PURPLE, places, joined, _top_marker(kinds))
+    draw_kinds(axes, kinds, measure, style.PURPLE, places, joined=joined)
     _limits(axes)
     axes.set_title("Spread of scores " + ("in softmax" if known else "(raw)"), fontsize=9.5, loc="left")
-    if by_kind:
-        _legend(axes, 3)
+    kind_legend(axes, list(kinds))
 
 
-def _ranks(axes: Axes, table: pd.DataFrame, joined: bool) -> None:
+def _ranks(axes: Axes, table: pd.DataFrame, kinds: Kinds, joined: bool) -> None:
     for side, (measure, colour, marker, name) in enumerate(
         (
             ("effective_rank", style.AMBER, "D", "exp of entropy"),
@@ -79,12 +81,13 @@ def _ranks(axes: Axes, table: pd.DataFrame, joined: bool) -> None:
     ):
         places = [i + (0.0 if joined else BESIDE * (2 * side - 1)) for i in range(len(table))]
         draw_band_line(axes, table, measure, colour=colour, marker=marker, label=name, x=places, joined=joined)
+        draw_kinds(axes, kinds, measure, colour, places, joined=joined)
     axes.set_ylim(bottom=0.0)
     axes.set_title("Dimensions in use (effective rank)", fontsize=9.5, loc="left")
     _legend(axes, 2)
 
 
-def _largest(axes: Axes, table: pd.DataFrame, joined: bool) -> None:
+def _largest(axes: Axes, table: pd.DataFrame, kinds: Kinds, joined: bool) -> None:
     """On a logarithmic axis, of the head with the largest value: the level, and what a sample of pairs has."""
     places, line = np.arange(len(table)), "-" if joined else "none"
     size = style.marker_size(len(table))
@@ -93,19 +96,23 @@ def _largest(axes: Axes, table: pd.DataFrame, joined: bool) -> None:
         label="level (Chebyshev)", gid="score_level_max",
     )  # fmt: skip
     draw_errors(axes, places, table["score_level_max"], table["score_level_max_se"], gid="score_level_max")
+    draw_kinds(axes, kinds, "score_level_max", style.GREY, places, joined=joined)
     if table["score_max_sampled_max"].notna().any():
         axes.plot(
             places, table["score_max_sampled_max"], color=style.PURPLE, marker="D", linestyle=line, markersize=size,
             label="sampled pairs", gid="score_max_sampled_max",
         )  # fmt: skip
+        draw_kinds(axes, kinds, "score_max_sampled_max", style.PURPLE, places, joined=joined)
     _logarithmic(axes)
     axes.set_title("Largest |score|, raw", fontsize=9.5, loc="left")
     _legend(axes, 2)
 
 
-def _top(axes: Axes, table: pd.DataFrame, measure: str, colour: str, places: np.ndarray, joined: bool) -> None:
+def _top(
+    axes: Axes, table: pd.DataFrame, measure: str, colour: str, places: np.ndarray, joined: bool, marker: str
+) -> None:
     axes.plot(
-        places, table[f"{measure}_max"], color=colour, marker="^", markersize=0.7 * style.marker_size(len(table)),
+        places, table[f"{measure}_max"], color=colour, marker=marker, markersize=0.7 * style.marker_size(len(table)),
         linestyle=(0, (2, 2)) if joined else "none", linewidth=1.0, gid=f"{measure}_max",
     )  # fmt: skip
     draw_errors(axes, places, table[f"{measure}_max"], table[f"{measure}_max_se"], gid=f"{measure}_max")

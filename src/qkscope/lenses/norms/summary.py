@@ -1,4 +1,4 @@
-"""Norms and scores over the heads of each entry: the mean, and the head that has most."""
+"""Norms and scores over the heads of each entry, by kind of layer: the mean, and the head that has most."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
+from qkscope.lenses.kind_of_layer import heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.norms.table import FILE
-from qkscope.stats.noise import Part
 
 NAME = "norms_means"
 MEANS = (
@@ -19,38 +19,28 @@ LARGEST = ("rms_q", "rms_k", "score_std", "logit_std", "score_level", "score_max
 
 
 def norms_at(at: AtWindow) -> pd.DataFrame | None:
-    """Per entry: means over heads with errors and standard deviations, and the head with the largest value."""
+    """Of each entry, all heads and each kind of layer: means, errors, spreads, and the head with the largest value."""
     if FILE not in at.head_tables:
         return None
-    panel = at.panel_of(FILE)
     rows = []
     for model in at.names:
-        heads = at.of_entry(model, FILE)
-        row: dict[str, object] = {"model": model, "window": at.window_of(model), "heads": len(heads)}
-        row["score_scale"] = _only(heads["score_scale"])
-        for name in MEANS:
-            row |= {name: panel.mean(name, model), error_name(name): panel.error(name, model)}
-            row[f"{name}_std"] = float(heads[name].std())
-        for name in LARGEST:
-            row |= _largest(heads, name)
-        row["pairs_sampled"] = float(heads["pairs_sampled"].sum(min_count=1))
-        rows.append(row)
+        heads = at.with_kind(at.of_entry(model, FILE))
+        for kind in kinds_apart(heads["layer_kind"]):
+            who: dict[str, object] = {"model": model, "layer_kind": kind, "window": at.window_of(model)}
+            rows.append(who | _row(at, model, kind, heads_of_kind(heads, kind)))
     return pd.DataFrame(rows)
 
 
-def kind_means(at: AtWindow, quantity: str) -> dict[str, list[float]]:
-    """Means of each kind of layer, entry by entry, where an entry has several; NaN where it has not that one."""
-    panel = at.panel_of(FILE)
-    kinds = at.heads.groupby("model", sort=False)["layer_kind"].unique()
-    several = {model: set(kinds[model]) for model in at.names if len(set(kinds[model])) > 1}
-    names = sorted({kind for own in several.values() for kind in own if kind})
-    return {
-        kind: [
-            panel.mean(quantity, model, Part(layer_kind=kind)) if kind in several.get(model, ()) else np.nan
-            for model in at.names
-        ]
-        for kind in names
-    }
+def _row(at: AtWindow, model: str, kind: str, heads: pd.DataFrame) -> dict[str, object]:
+    panel, part = at.panel_of(FILE), part_of(kind)
+    row: dict[str, object] = {"heads": len(heads), "score_scale": _only(heads["score_scale"])}
+    for name in MEANS:
+        row |= {name: panel.mean(name, model, part), error_name(name): panel.error(name, model, part)}
+        row[f"{name}_std"] = float(heads[name].std())
+    for name in LARGEST:
+        row |= _largest(heads, name)
+    row["pairs_sampled"] = float(heads["pairs_sampled"].sum(min_count=1))
+    return row
 
 
 def _only(scales: pd.Series) -> float:

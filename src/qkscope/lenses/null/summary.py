@@ -1,11 +1,16 @@
-"""Measured r beside that of shifted positions, over the heads of each checkpoint."""
+"""Measured r beside that of shifted positions, over the heads of each checkpoint, by kind of layer."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
+from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_apart, part_of
 from qkscope.lenses.null.table import FILE, KINDS
 
 NAME = "null_means"
@@ -14,20 +19,35 @@ NULLS = tuple(f"{part}_{kind}" for part in ("null_r", "beyond_null") for kind, _
 
 
 def null_means(at: AtWindow) -> pd.DataFrame | None:
-    """Per checkpoint: mean |r|, mean null and the share of heads beyond it, with errors; None without any null."""
+    """Mean |r|, mean null and the share of heads beyond it, of all heads of a checkpoint and of each kind of layer.
+
+    With errors; None without any null.
+    """
     heads = at.find(FILE)
     if heads is None or not heads[["null_r_q", "null_r_k"]].notna().any(axis=None):
         return None
-    names = list(at.names)
-    table = pd.DataFrame({"model": names, "window": [at.window_of(name) for name in names]})
-    groups = heads.groupby("model")
-    table["heads"] = groups.size().reindex(names).to_numpy()
-    table["null_shifts"] = groups["null_shifts"].max().reindex(names).to_numpy()
-    panels = {**{f"r_{kind}_abs": at.panel for kind, _ in KINDS}, **dict.fromkeys(NULLS, at.panel_of(FILE))}
+    places = [(model, kind) for model in at.names for kind in kinds_apart(at.of_entry(model)["layer_kind"])]
+    where = pd.MultiIndex.from_tuples(places, names=["model", "layer_kind"])
+    table = where.to_frame(index=False).assign(window=[at.window_of(model) for model, _ in places])
+    nulls, measured = (_Heads(each, where) for each in (at.with_kind(heads), at.heads))
+    table["heads"], table["null_shifts"] = nulls.over("layer", "size"), nulls.over("null_shifts", "max")
     for name in (f"{part}_{kind}{end}" for kind, _ in KINDS for part, end in PARTS):
-        rows = groups if name in NULLS else at.heads.groupby("model")
-        table[name] = rows[name].mean().reindex(names).to_numpy()
+        rows, panel = (nulls, at.panel_of(FILE)) if name in NULLS else (measured, at.panel)
+        table[name] = rows.over(name, "mean")
         if not name.startswith("beyond"):
-            table[f"{name}_std"] = rows[name].std().reindex(names).to_numpy()
-        table[error_name(name)] = [panels[name].error(name, model) for model in names]
+            table[f"{name}_std"] = rows.over(name, "std")
+        table[error_name(name)] = [panel.error(name, model, part_of(kind)) for model, kind in places]
     return table
+
+
+class _Heads:
+    """Rows of heads, by checkpoint and by kind of layer."""
+
+    def __init__(self, heads: pd.DataFrame, where: pd.MultiIndex) -> None:
+        self._every, self._apart, self._where = heads.groupby("model"), heads.groupby(["model", "layer_kind"]), where
+
+    def over(self, column: str, what: str) -> NDArray[Any]:
+        """A column's `mean`, `std`, `max` or `size` over the heads of each place."""
+        every = pd.concat({EVERY_KIND: self._every[column].agg(what)}).swaplevel()
+        both = pd.concat([every, self._apart[column].agg(what)]).reindex(self._where)
+        return np.asarray(both)

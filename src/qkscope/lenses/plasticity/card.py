@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from qkscope.lenses.card import Card, Subject, error_bars, opening, rows, window_agreement
 from qkscope.lenses.claims.words import held
-from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, mean_where_all, parts_of
+from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.plasticity.summaries import DROPS, MEANS, compared_names, mean_where_all, parts_of
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.plasticity.words import (
     ESTIMATOR,
@@ -137,7 +138,7 @@ def _at_one_place(subject: Subject, entry: Entry, known: bool) -> list[str]:
 
 def _kinds(subject: Subject, entry: Entry, column: str, name: str) -> str:
     """Kinds of layers against each other."""
-    parts = {kind: part for kind, part in parts_of(subject.at, entry.name).items() if kind != ALL}
+    parts = {kind: part for kind, part in parts_of(subject.at, entry.name).items() if kind != EVERY_KIND}
     if len(parts) < 2:
         return ""
     panel = subject.at.panel_of(FILE)

@@ -16,7 +16,8 @@ from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.plasticity.summaries import ALL, DROPS, MEANS, compared_names, kinds_of
+from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.plasticity.summaries import DROPS, MEANS, compared_names, kinds_of
 
 DECIDED, BY_POSITION, BY_PREFERENCE = style.PURPLE, style.AMBER, style.FAINT
 FIRST, LAST = "#0f766e", "#9d174d"
@@ -33,7 +34,7 @@ def draw_plasticity(at: AtWindow) -> Figure:
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds, strict=True):
         _draw_bars(axes, _of_kind(table, kind, at), set(compared_names(at)))
-        axes.set_title("all heads" if kind == ALL else f"{style.plain(kind)} layers", fontsize=9.5, loc="left")
+        axes.set_title("all heads" if kind == EVERY_KIND else f"{style.plain(kind)} layers", fontsize=9.5, loc="left")
         axes.set_ylim(0.0, 1.0)
         style.checkpoint_axis(axes, at.study, phase_names=False)
     panels[0].set_ylabel("mean over heads")
@@ -93,7 +94,7 @@ def draw_drops(at: AtWindow) -> Figure:
     figure = canvas(at, 10.0, 0.9 + 3.4 * len(kinds), f"Plasticity Along the Window {style.span_title(at.study)}")
     grid = figure.subplots(len(kinds), 2, squeeze=False, sharex=True)
     for (left, right), kind in zip(grid, kinds, strict=True):
-        rows, name = _of_kind(table, kind, at), "" if kind == ALL else f", {style.plain(kind)} layers"
+        rows, name = _of_kind(table, kind, at), "" if kind == EVERY_KIND else f", {style.plain(kind)} layers"
         _draw_line(left, at, rows, "ap_first", FIRST, "o", "first fifth of the window", -1)
         _draw_line(left, at, rows, "ap_last", LAST, "s", "last fifth", 1)
         _draw_line(right, at, rows, "ap_drop", style.PURPLE, "o", "drop: first minus last fifth", -1)

@@ -19,9 +19,10 @@ from qkscope.draw import style
 from qkscope.draw.curves import band_key, draw_errors
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
 from qkscope.lenses.plasticity.shown import MOST_MAPS, mean_map, mean_profile, shown_entries, with_kinds
-from qkscope.lenses.plasticity.summaries import ALL, MEANS, kinds_of
+from qkscope.lenses.plasticity.summaries import MEANS, kinds_of
 from qkscope.lenses.plasticity.table import MAP_FILE, PROFILE_FILE
 
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
@@ -57,11 +58,11 @@ def draw_profile(at: AtWindow) -> Figure:
 
 
 def _marks(kinds: Sequence[str]) -> dict[str, KindMark]:
-    return {ALL: KindMark(style.PURPLE, "o")} if list(kinds) == [ALL] else kind_marks(kinds)
+    return {EVERY_KIND: KindMark(style.PURPLE, "o")} if list(kinds) == [EVERY_KIND] else kind_marks(kinds)
 
 
 def _kind_key(kind: str, mark: KindMark) -> Line2D:
-    label = "mean over heads" if kind == ALL else style.plain(kind)
+    label = "mean over heads" if kind == EVERY_KIND else style.plain(kind)
     return Line2D([], [], color=mark.colour, marker=mark.marker, linestyle=cast(Any, mark.line), label=label)
 
 
@@ -109,7 +110,7 @@ def draw_map(at: AtWindow) -> Figure:
             rows = table[(table["model"] == model) & (table["layer_kind"] == kind)]
             image = _draw_map_panel(axes, rows, at.window_of(model)) or image
             title = style.plain(study.labels[model])
-            axes.set_title(title if kind == ALL else f"{title}\n{style.plain(kind)}", fontsize=9, loc="left")
+            axes.set_title(title if kind == EVERY_KIND else f"{title}\n{style.plain(kind)}", fontsize=9, loc="left")
         row[0].set_ylabel("distance to the query (tokens)")
     for axes in grid[-1]:
         axes.set_xlabel("distance between the keys (tokens)")

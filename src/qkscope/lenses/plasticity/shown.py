@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.plasticity.summaries import ALL, MEANS, kinds_of
+from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.plasticity.summaries import MEANS, kinds_of
 
 MOST_MAPS = 4  # entries in one figure
 
@@ -23,8 +24,8 @@ def shown_entries(at: AtWindow, most: int = 6) -> list[str]:
 
 def with_kinds(at: AtWindow, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of a table with the kind of each layer; `all` where a study has one kind."""
-    if kinds_of(at.table(MEANS)) == [ALL]:
-        return rows.assign(layer_kind=ALL)
+    if kinds_of(at.table(MEANS)) == [EVERY_KIND]:
+        return rows.assign(layer_kind=EVERY_KIND)
     return at.with_kind(rows)
 
 

@@ -9,12 +9,11 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.errors import with_mean_errors
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of, summary_kinds
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.stats.noise import EVERY_HEAD, Part
 
 MEANS, DROPS = "plasticity_means", "plasticity_drops"
-ALL = "all"  # the rows of `layer_kind` that are about every head
 LEVELS = ("ap", "ap_content", "ap_near", "ap_same_position", "loss_not_position")
 ENDS = ("ap_first", "ap_last", "ap_drop", "ap_drop_matched")
 
@@ -60,7 +59,7 @@ def parts_of(at: AtWindow, model: str) -> dict[str, Part]:
     """All heads of an entry, and those of each kind of layer where the study has several."""
     kinds = kinds_in_order(at.of_entry(model)["layer_kind"].dropna())
     several = len(at.once(every_kind)) > 1
-    return {ALL: EVERY_HEAD, **({kind: Part(layer_kind=kind) for kind in kinds} if several else {})}
+    return {kind: part_of(kind) for kind in (EVERY_KIND, *(kinds if several else ()))}
 
 
 def every_kind(at: AtWindow) -> list[str]:
@@ -83,4 +82,4 @@ def compared_names(at: AtWindow) -> list[str]:
 
 def kinds_of(table: pd.DataFrame) -> list[str]:
     """The groups of heads that a figure shows: kinds of layers where any entry has several, else all heads."""
-    return kinds_in_order(set(table["layer_kind"]) - {ALL}) or [ALL]
+    return summary_kinds(table) or [EVERY_KIND]

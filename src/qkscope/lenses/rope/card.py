@@ -9,14 +9,15 @@ import pandas as pd
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening, rows
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of, summary_kinds
 from qkscope.lenses.named_entries import named_entries, of_each, opening_place, place
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.chosen import FEW, shown_entries
-from qkscope.lenses.rope.summaries import EVERY, beside_measured
+from qkscope.lenses.rope.summaries import beside_measured
 from qkscope.lenses.rope.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
 from qkscope.results.read import Entry
-from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.stats.noise import Part
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Strong, paragraph
 from qkscope.words.phrases import at_labels, course, label, listed, number, percent, plus_minus, sentence, shown, signed
@@ -88,8 +89,7 @@ def rope_excess_card(subject: Subject) -> Card:
         MEANING,
     ]
     for kind in kinds:
-        part = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
-        said = [_excess_course(subject, measure, kind, part) for measure, _ in NAMES]
+        said = [_excess_course(subject, measure, kind, part_of(kind)) for measure, _ in NAMES]
         shows.append(paragraph(Strong(sentence(_heads(kind))), " ", joined(said)))
     shows += [
         joined([tell(subject, panel, "bias_excess", BIAS, _significant)]),
@@ -133,13 +133,12 @@ def _few(subject: Subject) -> bool:
 
 
 def _heads(kind: str) -> str:
-    return "all heads" if kind == EVERY else f"{kind} heads"
+    return "all heads" if kind == EVERY_KIND else f"{kind} heads"
 
 
 def _kinds(subject: Subject) -> list[str]:
     """Each kind of layer, or all heads where there is one kind."""
-    kinds = [kind for kind in dict.fromkeys(subject.table("rope_alone")["layer_kind"]) if kind != EVERY]
-    return kinds or [EVERY]
+    return summary_kinds(subject.table("rope_alone")) or [EVERY_KIND]
 
 
 def _row(subject: Subject, model: str, kind: str) -> pd.Series | None:
@@ -159,7 +158,7 @@ def _agreement(subject: Subject, model: str, *, headed: bool = False) -> list[st
             still = _still(row, kind)
             said.append(still if headed or subject.study.one_run else f"{start}{still[0].lower()}{still[1:]}")
             continue
-        heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY else "head")
+        heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY_KIND else "head")
         parts = [
             f"mean {name} {number(row[name])} measured and {number(row[f'{name}_rope'])} predicted, "
             f"{_excess(row, name)}" for name, _ in NAMES
@@ -176,7 +175,7 @@ def _agreement(subject: Subject, model: str, *, headed: bool = False) -> list[st
 
 def _still(row: pd.Series, kind: str) -> str:
     """Heads that do not rotate: all that is measured is excess."""
-    heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY else "head")
+    heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY_KIND else "head")
     parts = [f"mean {name} {plus_minus(row[name], row[error_name(name)])}" for name, _ in NAMES]
     return f"In {heads} nothing rotates, so RoPE predicts 0 and all that is measured is excess: {listed(parts)}."
 
@@ -194,7 +193,7 @@ def _entry(subject: Subject, model: str) -> Entry:
 
 
 def _dominated(subject: Subject, model: str) -> str:
-    row = _row(subject, model, EVERY)
+    row = _row(subject, model, EVERY_KIND)
     if row is None:
         return ""
     measured, predicted = shown(percent, row["position_dominated"], row["position_dominated_rope"])
@@ -244,8 +243,8 @@ def _excess_course(subject: Subject, measure: str, kind: str, part: Part) -> str
     """How the excess of one kind of layer goes over the entries."""
     panel, column = subject.at.panel_of(FILE), f"{measure}_excess"
     name = f"The mean excess of {measure}"
-    if kind == EVERY or not subject.study.one_run:
-        said = tell(subject, panel, column, name, number) if kind == EVERY else ""
+    if kind == EVERY_KIND or not subject.study.one_run:
+        said = tell(subject, panel, column, name, number) if kind == EVERY_KIND else ""
     else:
         shape = panel.series(column, [c.name for c in subject.checkpoints], part)
         said = course(shape, at_labels(subject.checkpoints), name, number)
@@ -265,7 +264,7 @@ def _predicted_change(subject: Subject, kind: str) -> str:
         return ""
     if not subject.study.one_run or first is last or one is None or two is None:
         return joined(of_each(subject.study, lambda entry: joined(_agreement(subject, entry.name)[:1])))
-    panel, part = subject.at.panel_of(FILE), EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
+    panel, part = subject.at.panel_of(FILE), part_of(kind)
     parts = []
     for name, _ in NAMES:
         change, predicted = two[name] - one[name], two[f"{name}_rope"] - one[f"{name}_rope"]

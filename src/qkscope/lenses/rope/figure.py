@@ -13,8 +13,9 @@ from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.kind_of_layer import EVERY_KIND, rows_of_kind, summary_kinds
 from qkscope.lenses.rope.chosen import FEW, shown_entries
-from qkscope.lenses.rope.summaries import EVERY, beside_measured
+from qkscope.lenses.rope.summaries import beside_measured
 from qkscope.results.read import Entries
 from qkscope.results.schema import CHUNKED, SLIDING
 from qkscope.words.phrases import plus_minus
@@ -81,7 +82,7 @@ def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, low: flo
 def _note(axes: Axes, at: AtWindow, model: str, measure: str) -> None:
     """In the panel's corner: how the prediction does for the heads that rotate."""
     table = at.table("rope_alone")
-    here = table[(table["model"] == model) & (table["layer_kind"] == EVERY)]
+    here = table[(table["model"] == model) & (table["layer_kind"] == EVERY_KIND)]
     if here.empty:
         return
     row = here.iloc[0]
@@ -122,15 +123,15 @@ def _keys(still: "pd.Series[bool]", limited: "pd.Series[bool]") -> list[Line2D]:
 def draw_rope_excess(at: AtWindow) -> Figure:
     """Mean r_q and r_k as measured and as RoPE alone predicts, and the difference with its error."""
     table, study = at.table("rope_alone"), at.study
-    kinds = [kind for kind in dict.fromkeys(table["layer_kind"]) if kind != EVERY] or [EVERY]
+    kinds = summary_kinds(table) or [EVERY_KIND]
     shown = kinds[:3]
     figure = canvas(at, 10.4, 3.2 + 1.25 * len(shown), f"What RoPE Alone Leaves {style.span_title(study)}")
     panels = figure.subplots(len(shown), 2, squeeze=False)
     for number, (row, kind) in enumerate(zip(panels, shown, strict=True)):
-        here = table[table["layer_kind"] == kind].set_index("model").reindex(list(study.names)).reset_index()
+        here = rows_of_kind(table, kind, study.names)
         _draw_means(row[0], here, study)
         _draw_excess(row[1], here, study)
-        name = "all heads" if kind == EVERY else f"{style.plain(kind)} heads"
+        name = "all heads" if kind == EVERY_KIND else f"{style.plain(kind)} heads"
         row[0].set_ylabel(f"{name}\nmean over heads")
         for axes in row:
             style.checkpoint_axis(axes, study, labels=number == len(shown) - 1, phase_names=number == 0)

@@ -8,12 +8,10 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.rope.table import FILE
 from qkscope.results.mapped import NOWHERE, mapped, rows_of_entries
-from qkscope.stats.noise import EVERY_HEAD, Part
 
-EVERY = "all"
 KEY = ["model", "layer", "head"]
 PREDICTED = ("r_q_rope", "r_k_rope", "r_q_excess", "r_k_excess")
 _CODE = float(CATEGORIES.index(POSITION_DOMINATED))
@@ -31,12 +29,6 @@ def _beside_measured(at: AtWindow) -> pd.DataFrame:
     return mapped(rows[rows["r_q_rope"].notna()].reset_index(drop=True))
 
 
-def kinds_of(rows: pd.DataFrame) -> list[str]:
-    """All heads together, then each kind of layer where there are several."""
-    kinds = kinds_in_order(rows["layer_kind"])
-    return [EVERY, *kinds] if len(kinds) > 1 else [EVERY]
-
-
 def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
     """Means, correlations over heads and shares of each entry and kind of layer; None without predictions."""
     if not at.has(FILE):
@@ -45,16 +37,15 @@ def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
     places, summaries = rows_of_entries(rows["model"]), []
     for model in at.names:
         here = rows.iloc[places.get(model, NOWHERE)]
-        for kind in kinds_of(here):
-            part = here if kind == EVERY else here[here["layer_kind"] == kind]
+        for kind in kinds_apart(here["layer_kind"]):
+            part = heads_of_kind(here, kind)
             if len(part):
                 summaries.append({"model": model, "layer_kind": kind, **_summary(at, model, kind, part)})
     return pd.DataFrame(summaries) if summaries else None
 
 
 def _summary(at: AtWindow, model: str, kind: str, rows: pd.DataFrame) -> dict[str, float]:
-    where = EVERY_HEAD if kind == EVERY else Part(layer_kind=kind)
-    panel = at.panel_of(FILE)
+    where, panel = part_of(kind), at.panel_of(FILE)
     summary: dict[str, float] = {"window": at.window_of(model), "heads": float(len(rows))}
     for name in ("r_q", "r_k"):
         # Of the heads that have a prediction, and of no others: what is measured is predicted and excess together.

@@ -17,9 +17,8 @@ from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import EVERY_KIND, rows_of_kind, summary_kinds
 from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
-from qkscope.lenses.rotation.summaries import ALL
 
 WIDTH = 0.62  # of a bar, in steps between entries
 PAIR = 0.19  # how far two bars of one entry stand from its middle
@@ -75,12 +74,8 @@ def draw_bias(at: AtWindow) -> Figure:
 def _rows(at: AtWindow) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
     """The rows over all heads in the order of the study, and those of each kind of layer."""
     table = at.table("rotation")
-    by_kind = {kind: _of_kind(at, table, kind) for kind in kinds_in_order(set(table["layer_kind"]) - {ALL})}
-    return _of_kind(at, table, ALL), by_kind
-
-
-def _of_kind(at: AtWindow, table: pd.DataFrame, kind: str) -> pd.DataFrame:
-    return table[table["layer_kind"] == kind].set_index("model").reindex(list(at.names)).reset_index()
+    by_kind = {kind: rows_of_kind(table, kind, at.names) for kind in summary_kinds(table)}
+    return rows_of_kind(table, EVERY_KIND, at.names), by_kind
 
 
 def _keys(table: pd.DataFrame, kinds: Mapping[str, pd.DataFrame]) -> list[Artist]:

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.depth_axis import DepthAxis, layer_counts
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import kinds_apart, part_of
 from qkscope.lenses.rotation.table import FILE
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, quantile
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.noise import HeadPanel, Part
 
-ALL = "all"  # the kind of layer in rows over all heads
 MOST_LAYERS = 48  # columns of a map that can still be read; deeper models are shown in ten bins of depth
 MEANS = (
     "r_q_a_abs", "r_k_a_abs", "r_q_own", "r_k_own", "separation_strength", "var_frac_a", "var_frac_b",
@@ -32,12 +31,10 @@ def rotation_at(at: AtWindow) -> pd.DataFrame | None:
     if FILE not in at.head_tables:
         return None
     panel = at.panel_of(FILE)
-    kinds = at.heads.groupby("model", sort=False)["layer_kind"].unique()
     rows = []
     for model in at.names:
-        several = kinds_in_order(kinds[model])
-        parts = {ALL: EVERY_HEAD, **{kind: Part(layer_kind=kind) for kind in several if len(several) > 1}}
-        rows += [_row(panel, model, kind, part, at.window_of(model)) for kind, part in parts.items()]
+        kinds = kinds_apart(at.of_entry(model)["layer_kind"])
+        rows += [_row(panel, model, kind, part_of(kind), at.window_of(model)) for kind in kinds]
     return pd.DataFrame(rows)
 
 

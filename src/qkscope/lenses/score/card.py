@@ -16,6 +16,7 @@ from qkscope.lenses.card import (
 )
 from qkscope.lenses.claims.words import held, ruling_of
 from qkscope.lenses.depth_axis import depth_axis
+from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.named_entries import of_each, opening_place
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
 from qkscope.lenses.score.phrases import (
@@ -27,7 +28,7 @@ from qkscope.lenses.score.phrases import (
     shares_row,
     wins_sentence,
 )
-from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, EVERY_KIND, shares_shown
+from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast

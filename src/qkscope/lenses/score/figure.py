@@ -14,10 +14,10 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth_axis import N_BINS, DepthAxis, depth_axis
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.kind_of_layer import unusual_layers
+from qkscope.lenses.kind_of_layer import EVERY_KIND, unusual_layers
 from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
-from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, EVERY_KIND, shares_shown
+from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE
 
 SHARE_LABEL = "share of the variance of scores (%)"

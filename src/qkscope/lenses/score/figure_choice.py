@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from qkscope.lenses.score.summaries import EVERY_KIND
+from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.results.read import Entries
 
 MOST_KINDS, MOST_ENTRIES = 4, 4

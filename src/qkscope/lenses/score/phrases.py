@@ -6,7 +6,8 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Subject
-from qkscope.lenses.score.summaries import BY_KIND, EVERY_KIND, shares_shown
+from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.score.summaries import BY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, LINE_SHARES, POSITION, PREFERENCE, QUERY, QUERY_POSITION
 from qkscope.stats.jackknife import ERRORS
 from qkscope.text import counted

@@ -10,13 +10,12 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.depth_axis import depth_axis
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
 from qkscope.stats.jackknife import ERRORS
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.noise import HeadPanel, Part
 
 BY_KIND, BY_DEPTH = "score_shares", "score_depth"
-EVERY_KIND = "all"
 NUMBERS = (*SHARES, *LINE_SHARES, ADVANTAGE, "score_sd", "score_sd_scaled")
 
 
@@ -27,11 +26,10 @@ def score_shares(at: AtWindow) -> pd.DataFrame | None:
     rows = []
     for model in at.names:
         heads = with_kind(at, model)
-        kinds = kinds_in_order(heads["layer_kind"])
-        for kind in (EVERY_KIND, *(kinds if len(kinds) > 1 else ())):
-            chosen = heads if kind == EVERY_KIND else heads[heads["layer_kind"] == kind]
-            part = EVERY_HEAD if kind == EVERY_KIND else Part(layer_kind=kind)
-            rows.append({"model": model, "layer_kind": kind, **_means(at.panel_of(FILE), model, part, NUMBERS)})
+        for kind in kinds_apart(heads["layer_kind"]):
+            chosen = heads_of_kind(heads, kind)
+            means = _means(at.panel_of(FILE), model, part_of(kind), NUMBERS)
+            rows.append({"model": model, "layer_kind": kind, **means})
             rows[-1].update(heads=len(chosen), buckets=chosen["buckets"].max(), **wins(chosen))
     return pd.DataFrame(rows)
 
@@ -44,9 +42,8 @@ def score_depth(at: AtWindow) -> pd.DataFrame | None:
     for model in at.names:
         heads = with_kind(at, model)
         heads = heads.assign(cell=axis.cells(heads))
-        kinds = kinds_in_order(heads["layer_kind"])
-        for kind in (EVERY_KIND, *(kinds if len(kinds) > 1 else ())):
-            chosen = heads if kind == EVERY_KIND else heads[heads["layer_kind"] == kind]
+        for kind in kinds_apart(heads["layer_kind"]):
+            chosen = heads_of_kind(heads, kind)
             for cell in sorted(chosen["cell"].unique()):
                 place = axis.part(int(cell))
                 part = Part(place.low, place.high, place.layer, None if kind == EVERY_KIND else kind)

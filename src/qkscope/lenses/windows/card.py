@@ -3,15 +3,28 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from qkscope.lenses.card import Card, Subject, error_bars, pooled_kinds, rows
+from qkscope.lenses.card import Card, Subject, error_bars, rows
+from qkscope.lenses.kind_of_layer import EVERY_KIND, over_all_heads, summary_kinds
 from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in
 from qkscope.lenses.taxonomy.table import POSITION_DOMINATED
-from qkscope.lenses.windows.table import enough_words, is_shown, over_windows, smallest_enough
+from qkscope.lenses.windows.table import enough_words, is_shown, kinds_drawn, over_windows, smallest_enough
 from qkscope.results import schema
 from qkscope.results.read import Entry
 from qkscope.stats.series import Shape, Trend
 from qkscope.text import are, counted
-from qkscope.words.phrases import Format, course_words, label, listed, number, percent, sentence, shown, tokens
+from qkscope.words.blocks import Block, Strong, paragraph
+from qkscope.words.phrases import (
+    Format,
+    course_words,
+    label,
+    listed,
+    number,
+    percent,
+    sentence,
+    shortened,
+    shown,
+    tokens,
+)
 
 QUANTITIES: tuple[tuple[str, str, Format], ...] = (
     ("r_q", "mean r_q", number),
@@ -45,26 +58,27 @@ class WindowEffect:
         return [f"at {window:,}" for window in self.windows]
 
 
-def window_effects(subject: Subject) -> list[WindowEffect]:
-    """The effect of the window on each checkpoint that was measured at more than one."""
+def window_effects(subject: Subject, kind: str = EVERY_KIND) -> list[WindowEffect]:
+    """The effect of the window on each checkpoint that was measured at more than one: its heads of one kind, or all."""
     courses = subject.own.once(over_windows).courses
     return [
-        WindowEffect(checkpoint, courses[checkpoint.name].windows, courses[checkpoint.name].shapes)
+        WindowEffect(checkpoint, here.windows, here.shapes)
         for checkpoint in subject.study.checkpoints
-        if checkpoint.name in courses
+        if (here := courses.get(checkpoint.name, {}).get(kind)) is not None
     ]
 
 
 def _too_short(subject: Subject) -> dict[str, set[int]]:
     """By checkpoint the windows that have neither enough tokens nor an error: nothing is said of them."""
-    table = subject.own.table("window_dependence")
+    table = over_all_heads(subject.own.table("window_dependence"))
     rows = table[~is_shown(table, "r_q")]
     return {str(model): {int(w) for w in group["window"]} for model, group in rows.groupby("model")}
 
 
 def _enough(subject: Subject) -> str:
     """The smallest window with enough tokens, and what became of shorter ones."""
-    table, left_out = subject.table("window_dependence"), sum(len(each) for each in _too_short(subject).values())
+    table = over_all_heads(subject.table("window_dependence"))
+    left_out = sum(len(each) for each in _too_short(subject).values())
     if not table["enough"].notna().any():
         return "How many tokens and documents are behind each window is not recorded."
     smallest = smallest_enough(table)
@@ -96,15 +110,15 @@ def _methods(subject: Subject) -> str:
 def window_dependence(subject: Subject) -> Card:
     """Figure 9: measures against the length of the prefix window."""
     effects = window_effects(subject)
-    shows = [
+    shows: list[Block | str] = [
         "Mean r_q, mean r_k, the share of position-dominated heads and the share of discordant heads on PC0 "
         "against the window, that is how many leading tokens of each document are analysed (log axis). One line for "
         f"each of {rows(subject)}; along a line the weights do not change. A filled marker is the {subject.noun}'s own "
-        "context." + error_bars(subject, "window_dependence", ("r_q", "r_k"), "Thin bars"),
+        f"context.{_rows_of_panels(subject)}" + error_bars(subject, "window_dependence", ("r_q", "r_k"), "Thin bars"),
         " ".join(text for text in (_enough(subject), _methods(subject)) if text),
         *_effects(subject, effects),
         *_counted(subject, effects),
-        pooled_kinds(subject),
+        *_kinds(subject),
     ]
     steps = [
         (
@@ -123,11 +137,40 @@ def _effects(subject: Subject, effects: list[WindowEffect]) -> list[str]:
     return [_effect(each) for each in (effects[-1:] if subject.study.one_run else effects[:NAMED_AT_MOST])]
 
 
+def _rows_of_panels(subject: Subject) -> str:
+    """Which kinds of layers have a row of panels, where there are several."""
+    table = subject.table("window_dependence")
+    every, drawn = summary_kinds(table), kinds_drawn(table)[1:]
+    if not every:
+        return ""
+    left = f"; {len(every) - len(drawn)} more are in the table only" if len(every) > len(drawn) else ""
+    return f" Above are all heads; each kind of layer has a row below ({'; '.join(map(shortened, drawn))}{left})."
+
+
+def _kinds(subject: Subject) -> list[Block]:
+    """What the window does in each kind of layer, of entries that have several."""
+    by_entry: dict[str, list[str]] = {}
+    for kind in summary_kinds(subject.table("window_dependence")):
+        for each in window_effects(subject, kind):
+            by_entry.setdefault(each.checkpoint.name, []).append(f"in {shortened(kind)} layers {_courses(each)}")
+    entries = [c for c in subject.study.checkpoints if c.name in by_entry]
+    named = entries[-1:] if subject.study.one_run else entries[:NAMED_AT_MOST]
+    said = [
+        " ".join([f"With the weights of {label(c)}, {first}.", *map(sentence, others)])
+        for c in named
+        for first, *others in [by_entry[c.name]]
+    ]
+    return [paragraph(Strong("Kinds of layers."), " ", " ".join(said))] if said else []
+
+
+def _courses(effect: WindowEffect) -> str:
+    return "; ".join(f"{name} {course_words(effect.shapes[q], effect.places, fmt)}" for q, name, fmt in QUANTITIES)
+
+
 def _effect(effect: WindowEffect) -> str:
-    said = [f"{name} {course_words(effect.shapes[q], effect.places, fmt)}" for q, name, fmt in QUANTITIES]
     return (
         f"With the weights of {label(effect.checkpoint)}, from {effect.windows[0]:,} to "
-        f"{tokens(effect.windows[-1])}: {'; '.join(said)}."
+        f"{tokens(effect.windows[-1])}: {_courses(effect)}."
     )
 
 

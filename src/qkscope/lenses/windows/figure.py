@@ -1,6 +1,7 @@
 """Figure 9: the same weights at several windows. Each line is one checkpoint, each point a prefix window."""
 
 import math
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -12,7 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.windows.table import enough_words, is_shown, smallest_enough
+from qkscope.lenses.kind_of_layer import EVERY_KIND, over_all_heads
+from qkscope.lenses.windows.table import enough_words, is_shown, kinds_drawn, smallest_enough
 from qkscope.results.read import Entries, one_line, phase_segments
 
 PANELS = (
@@ -26,29 +28,43 @@ LISTED = 12  # more lines than this share the colour scale, and the legend names
 
 
 def draw_window_dependence(at: AtWindow) -> Figure:
-    """Figure 9: four measures against window length on a log axis; full markers are the own context."""
+    """Figure 9: four measures against window length on a log axis; full markers are the own context.
+
+    Where an entry has several kinds of layers, all heads are above and each kind has a row below.
+    """
     study, table = at.study, at.table("window_dependence")
-    long_enough = smallest_enough(table)
+    kinds, long_enough = kinds_drawn(table), smallest_enough(over_all_heads(table))
     note = f"the same weights over prefix windows; filled: the {study.noun}'s own context"
     note += f"; dotted: {enough_words()}" if long_enough else ""
-    figure = style.new_figure(9.6, 6.2, study, "Dependence on the Window", note)
-    panels = figure.subplots(2, 2, sharex=True)
-    marks = _marks(study)
-    lines = {str(model): rows for model, rows in table.groupby("model", sort=False)}
-    for axes, (measure, title) in zip(panels.flat, PANELS, strict=True):
+    size = (13.0, 1.2 + 2.1 * len(kinds)) if len(kinds) > 1 else (9.6, 6.2)
+    figure = style.new_figure(*size, study, "Dependence on the Window", note)
+    panels = figure.subplots(len(kinds), 4, sharex=True) if len(kinds) > 1 else figure.subplots(2, 2, sharex=True)
+    for kind, row in zip(kinds, panels if len(kinds) > 1 else [panels.ravel()], strict=True):
+        _draw_panels(row, at, table, kind)
+        if len(kinds) > 1:
+            row[0].set_ylabel("all heads" if kind == EVERY_KIND else f"{style.plain(kind)}\nlayers")
+    _window_axis(list(panels[-1]), table)
+    _list_checkpoints(figure, panels.flat[0], study)
+    return style.finish(figure)
+
+
+def _draw_panels(panels: Sequence[Axes], at: AtWindow, table: pd.DataFrame, kind: str) -> None:
+    """The four measures of all heads, or of one kind of layer, on axes that suit every kind."""
+    here = table[table["layer_kind"] == kind]
+    study, marks, long_enough = at.study, _marks(at.study), smallest_enough(here)
+    lines = {str(model): rows for model, rows in here.groupby("model", sort=False)}
+    for axes, (measure, title) in zip(panels, PANELS, strict=True):
         scale = 100.0 if measure in ("position_dominated", "discordant") else 1.0
         for model in study.names:
             if model in lines:
                 rows = lines[model][is_shown(lines[model], measure)]
                 _draw_line(axes, rows["window"], scale * rows[measure], marks[model], at.window_of(model), study, model)
                 draw_errors(axes, rows["window"], scale * rows[measure], scale * rows[f"{measure}_se"], gid=model)
-        axes.set_title(title, fontsize=9.5, loc="left")
+        if kind == EVERY_KIND:
+            axes.set_title(title, fontsize=9.5, loc="left")
         _value_axis(axes, table[is_shown(table, measure)], measure, scale)
         if long_enough:
             axes.axvline(max(long_enough), color=style.LINE, linestyle=(0, (1, 2)), zorder=0.5, gid="enough")
-    _window_axis(list(panels[1]), table)
-    _list_checkpoints(figure, panels.flat[0], study)
-    return style.finish(figure)
 
 
 def _value_axis(axes: Axes, drawn: pd.DataFrame, measure: str, scale: float) -> None:

@@ -11,11 +11,12 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, window_names
 from qkscope.lenses.base import WindowMeans, error_name
 from qkscope.lenses.concordance.table import with_concordance
+from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of, summary_kinds
 from qkscope.lenses.position.summaries import MEASURES, with_measures
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED, with_category
 from qkscope.processes import over_cores
 from qkscope.results.mapped import in_blocks, let_go, rows_of_entries
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.noise import HeadPanel, Part
 from qkscope.stats.series import Shape
 
 # The columns of the table, and what each is the mean of over heads.
@@ -25,6 +26,7 @@ ESTIMATED = {
     "content_focused": CONTENT_FOCUSED,
 }
 IN_WORDS = ("r_q", "r_k", POSITION_DOMINATED)  # whose course over windows is put into words
+MOST_KINDS = 6  # kinds of layers that have a row of panels
 WORTH_SHARING = 8  # entries; fewer are looked at before another process has started
 # What is enough for a window to be read without its error. Tokens of a head: the r of a head without position is then
 # within 0.06 of 0 in nineteen of twenty cases, if tokens were independent.
@@ -33,26 +35,47 @@ FEWEST_DOCUMENTS = 8  # tokens of one document resemble each other; so many, and
 SURE = WindowMeans(ESTIMATED, "enough", {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS})
 
 
-def window_dependence(windows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+KEY = ["model", "layer_kind", "window"]
+
+
+def window_dependence(
+    windows: pd.DataFrame, models: Sequence[str], kinds: pd.Series[str] | None = None
+) -> pd.DataFrame:
     """Per checkpoint and window: mean measures, shares of two categories and of discordant keys, and what they rest on.
 
+    Of all heads, and of each kind of layer where `kinds` says which layers are of which, by checkpoint and layer.
     `tokens` are the queries (or keys) of the head that has fewest; `enough` is 1 where tokens and documents are as many
     as they should be, 0 where they are not, empty where tokens were not counted.
     """
-    table = pd.concat([_means_by_window(block) for block in in_blocks(windows)])
-    by_model: dict[str, list[float]] = {}
-    for model, window in table.index:
-        by_model.setdefault(model, []).append(window)
-    order = [(m, w) for m in models for w in sorted(by_model.get(m, []))]
-    return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "window"])).reset_index()
+    table = pd.concat([_means_by_window(block, kinds) for block in in_blocks(windows)])
+    by_model: dict[str, dict[str, list[float]]] = {}
+    for model, kind, window in table.index:
+        by_model.setdefault(model, {}).setdefault(kind, []).append(window)
+    order = []
+    for model in models:
+        own = by_model.get(model, {})
+        for kind in (EVERY_KIND, *kinds_in_order(own.keys() - {EVERY_KIND})):
+            order += [(model, kind, window) for window in sorted(own.get(kind, []))]
+    return table.reindex(pd.MultiIndex.from_tuples(order, names=KEY)).reset_index()
 
 
-def _means_by_window(windows: pd.DataFrame) -> pd.DataFrame:
+def _means_by_window(windows: pd.DataFrame, kinds: pd.Series[str] | None) -> pd.DataFrame:
     measured = with_category(with_concordance(with_measures(windows)))
     measured = measured.assign(
         position_dominated=measured[POSITION_DOMINATED], content_focused=measured[CONTENT_FOCUSED]
     )
-    groups = measured.assign(**_counts(measured)).groupby(["model", "window"])
+    measured = measured.assign(**_counts(measured))
+    tables = [_over_heads(measured.assign(layer_kind=EVERY_KIND))]
+    if kinds is not None:
+        named = kinds.reindex(pd.MultiIndex.from_frame(measured[["model", "layer"]]))
+        apart = measured.assign(layer_kind=named.to_numpy()).dropna(subset="layer_kind")
+        tables += [_over_heads(apart)] if len(apart) else []
+    return pd.concat(tables)
+
+
+def _over_heads(measured: pd.DataFrame) -> pd.DataFrame:
+    """Means, shares and counts of the heads of each checkpoint, kind and window."""
+    groups = measured.groupby(KEY)
     table = groups[list(ESTIMATED)].mean()
     counted = groups[["tokens", "documents"]].min()
     for place, name in enumerate(("tokens", "documents")):
@@ -94,12 +117,12 @@ class OverWindows:
     """Means at every window, and how they go over those of an entry's windows that are spoken of."""
 
     table: pd.DataFrame | None
-    courses: dict[str, WindowCourse]  # of entries with more than one such window
+    courses: dict[str, dict[str, WindowCourse]]  # by entry and kind of layer, where there is more than one such window
 
 
 @dataclass(frozen=True)
 class WindowCourse:
-    """One entry at all its windows, the same weights and heads."""
+    """One entry at all its windows, the same weights and heads: all of them, or those of one kind of layer."""
 
     windows: tuple[int, ...]  # rising
     shapes: dict[str, Shape]  # of each quantity in IN_WORDS
@@ -109,36 +132,54 @@ def over_windows(at: AtWindow) -> OverWindows:
     """What the windows of a study say, found in one pass over its entries, on all cores."""
     if at.windows is None:
         return OverWindows(None, {})
-    table = window_dependence(at.windows, at.names)
+    table = window_dependence(at.windows, at.names, _kinds_of_layers(at))
     of_entry = {name: table.iloc[rows] for name, rows in rows_of_entries(table["model"]).items()}
     names = [name for name in at.names if name in of_entry]
 
-    def errors_and_course(name: str) -> tuple[dict[str, list[float]], WindowCourse | None]:
+    def errors_and_courses(name: str) -> tuple[dict[str, list[float]], dict[str, WindowCourse]]:
         let_go()  # of the one before
         return _entry(at.window_panel(name), of_entry[name])
 
-    by_entry = list(over_cores(errors_and_course, names, WORTH_SHARING))
+    by_entry = list(over_cores(errors_and_courses, names, WORTH_SHARING))
     errors = {column: [error for each, _ in by_entry for error in each[column]] for column in ESTIMATED}
     for column, known in errors.items():
         table.insert(list(table.columns).index(column) + 1, error_name(column), known)
-    return OverWindows(table, {name: course for name, (_, course) in zip(names, by_entry, strict=True) if course})
+    return OverWindows(table, {name: courses for name, (_, courses) in zip(names, by_entry, strict=True) if courses})
 
 
-def _entry(panel: HeadPanel, rows: pd.DataFrame) -> tuple[dict[str, list[float]], WindowCourse | None]:
-    """An entry's errors at each window, by column, and how it goes over those that are spoken of."""
-    windows = window_names(rows["window"])
-    errors = {column: [panel.error(quantity, w) for w in windows] for column, quantity in ESTIMATED.items()}
-    shown = is_shown(rows.assign(r_q_se=errors["r_q"]), "r_q")
-    sizes = tuple(int(window) for window in sorted(rows.loc[shown, "window"]))
-    if len(sizes) < 2:
-        return errors, None
+def _kinds_of_layers(at: AtWindow) -> pd.Series[str] | None:
+    """By checkpoint and layer the kind of layer, where a checkpoint has several; None where none has."""
+    layers = at.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
+    layers = layers[layers["layer_kind"] != ""]
+    several = layers.groupby("model")["layer_kind"].transform("nunique") > 1
+    return layers[several].set_index(["model", "layer"])["layer_kind"] if several.any() else None
+
+
+def _entry(panel: HeadPanel, rows: pd.DataFrame) -> tuple[dict[str, list[float]], dict[str, WindowCourse]]:
+    """An entry's errors in each row, by column, and how each kind of layer goes over the windows that are spoken of."""
+    about = list(zip(window_names(rows["window"]), map(part_of, rows["layer_kind"]), strict=True))
+    errors = {column: [panel.error(quantity, *each) for each in about] for column, quantity in ESTIMATED.items()}
+    shown, courses = rows[is_shown(rows.assign(r_q_se=errors["r_q"]), "r_q")], {}
+    for kind, windows in shown.groupby("layer_kind", sort=False)["window"]:
+        sizes = tuple(int(window) for window in sorted(windows))
+        if len(sizes) > 1:
+            courses[str(kind)] = WindowCourse(sizes, _shapes(panel, sizes, part_of(str(kind))))
+    return errors, courses
+
+
+def _shapes(panel: HeadPanel, sizes: Sequence[int], part: Part) -> dict[str, Shape]:
     names = [str(size) for size in sizes]
-    return errors, WindowCourse(sizes, {quantity: panel.series(quantity, names) for quantity in IN_WORDS})
+    return {quantity: panel.series(quantity, names, part) for quantity in IN_WORDS}
 
 
 def is_shown(table: pd.DataFrame, column: str) -> pd.Series[bool]:
     """Which rows of a column are drawn: windows that are not known to be too short, and those with an error."""
     return (table["enough"] != 0) | table[error_name(column)].notna()
+
+
+def kinds_drawn(table: pd.DataFrame) -> list[str]:
+    """What has panels of its own: all heads, then the first kinds of layers where there are several."""
+    return [EVERY_KIND, *summary_kinds(table)[:MOST_KINDS]]
 
 
 def smallest_enough(table: pd.DataFrame) -> list[int]:
