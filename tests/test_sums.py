@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qkscope.errors import InputError
+from families import tiny
+from qkscope.capture import collect
+from qkscope.capture.collect import make_batch
+from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.moments import turns
 from qkscope.moments.layout import Layout, capture_layout
@@ -274,6 +278,20 @@ def test_the_device_is_asked_once_per_pass_whether_all_was_finite():
     assert moments.flagged()
     assert moments.locate(0, q, k) is None
     assert "inf in a key of layer 1, head 0, position 7" in str(moments.locate(1, q, bad))
+
+
+@pytest.mark.parametrize(("projection", "vector"), [("q_proj", "query"), ("k_proj", "key")])
+def test_a_second_pass_names_what_a_device_only_saw(monkeypatch, projection, vector):
+    """Sums as on a GPU, which there is none of here: they notice a number that is not finite, but not where it is."""
+    model = tiny("llama", vocab_size=64)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 0] = 0.0
+        model.get_input_embeddings().weight[9, 0] = 9.0
+        getattr(model.model.layers[0].self_attn, projection).weight[:, 0] = 3e38
+    monkeypatch.setattr(collect, "Moments", partial(Moments, way="device"))
+    batch = make_batch([[1, 2, 3, 4] * 8, [5, 6, 9, 7] + [8] * 28], [0, 1], ["one", "two"], [0, 1])
+    with pytest.raises(ActivationError, match=rf"two: \S+ in a {vector} of layer 0, head 0, position 2"):
+        collect.collect_moments(model, [batch], capture_layout(32))
 
 
 class Live(Launches):
