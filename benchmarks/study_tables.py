@@ -44,7 +44,8 @@ KEPT: dict[str, tuple[str, list[str]]] = {
     "kinds": ("tables/layer_kinds.csv", ["model", "layer_kind", "heads", *_with_errors("r_q", "r_k", "r_k_abs")]),
     "windows": (
         "tables/window_dependence.csv",
-        ["model", "window", "heads", "enough", *_with_errors("r_q", "r_k", "position_dominated"), "errors"],
+        ["model", "layer_kind", "window", "heads", "enough", *_with_errors("r_q", "r_k", "position_dominated"),
+         "errors"],
     ),
     "categories": (
         "tables/taxonomy_fractions.csv",

@@ -97,6 +97,20 @@ def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
     assert "| B | 1,024 | 0.320 ± 0.010 |" in part.text[1]
 
 
+def test_what_the_window_moves_is_said_of_each_kind_of_layer(tmp_path):
+    """All heads together stay where they are, because the two kinds go opposite ways."""
+    lasts = {"all": 0.3, "rotary, full": 0.7, "rotary, sliding 512": 0.1}
+    rows = [
+        {"corpus": "speeches", "model": "a", "layer_kind": kind, "window": window, "enough": 1, "r_q": r,
+         "r_q_se": 0.01, "r_k": 0.0, "r_k_se": 0.1, "position_dominated": 0.0, "position_dominated_se": 0.0}
+        for kind, last in lasts.items() for window, r in ((128, 0.3), (1024, last))
+    ]  # fmt: skip
+    part = findings_position.position(tables(tmp_path, ("speeches",), {"a": "A"}, windows=rows))
+    assert "rises in A (full); falls in A (sliding 512)." in part.short[0]
+    assert "| A (full) | 1,024 | 0.700 ± 0.010 |" in part.text[1]
+    assert "| A | 1,024 | 0.300 ± 0.010 |" in part.text[1]
+
+
 def test_the_largest_part_of_scores_is_named_only_if_it_is_ahead(tmp_path):
     """A lead of 0.07 with errors of 0.02 each is beyond 2 x 0.028, but not beyond 2 x 0.04: shares depend on others."""
 
