@@ -6,9 +6,9 @@ read as archives, never installed), speeches, source code and a novel (`study_te
 that matter into benchmarks/results/study (`study_tables.py`), and docs/findings.md from these (`findings.py`). It goes
 on where it was stopped. `--quick` takes short windows and minutes, and leaves both alone.
 
-What it takes, in forward FLOPs for each document of 8,192 tokens (matrices and attention; a layer with a window computes
-all pairs): SmolLM2 4.0 T, Gemma 6.2 T, Qwen 8.8 T; 152 T for the eight documents of a corpus, and about 50 T for its
-ablations. A core does 40 to 90 GFLOP/s in float32.
+What it takes, in forward FLOPs for each document of 8,192 tokens (matrices and attention; a layer with a window
+computes all pairs): SmolLM2 4.0 T, Gemma 6.2 T, Qwen 8.8 T; 152 T for the eight documents of a corpus, and about 50 T
+for its ablations. A core does 40 to 90 GFLOP/s in float32.
 """
 
 from __future__ import annotations
