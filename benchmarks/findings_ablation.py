@@ -119,7 +119,9 @@ def _ablation_short(tables: Tables, rows: pd.DataFrame) -> list[str]:
         said.append(f"under `{edit}` {more} of {len(of)} groups cost more and {less} cost less")
     largest = rows.loc[rows["excess"].abs().idxmax()].to_dict()
     holding = rows[rows["holds"]]
-    which = f": {_named(tables, holding.to_dict('records'))}" if len(holding) else ""
+    ways = [(words, holding[holding["way"] == way]) for way, words in ((1, "cost more"), (-1, "cost less"))]
+    named = [f"{words}: {_named(tables, of.to_dict('records'))}" for words, of in ways if len(of)]
+    which = f" ({'; '.join(named)})" if named else ""
     return [
         f"**Ablation.** Against as many random heads of the same layers, by 95 % intervals {', '.join(said)} (largest "
         f"difference {_excess(largest)} nats per token). Corrected for {len(rows)} comparisons (Holm), "

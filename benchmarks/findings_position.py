@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from findings_numbers import Number, Part, Place, Tables, cases, table
 
+from qkscope.words.phrases import listed
+
 SHARES = {
     "position_share": "position",
     "query_position_share": "query-position",
@@ -46,7 +48,8 @@ def position(tables: Tables) -> Part:
         short=[_window_effect(tables, ends)],
         text=[
             "Mean r_q and r_k on PC0, and the share of heads that are position-dominated (both above 0.7), over the "
-            "first tokens of each document. Windows with fewer than 1,000 tokens of a head are left out.",
+            "first tokens of each document. Windows with fewer than 1,000 tokens of a head are left out."
+            f"{_held_fixed(tables)}",
             _windows_table(tables),
             _sizes(tables),
         ],
@@ -89,6 +92,20 @@ def _window_effect(tables: Tables, ends: list[End]) -> str:
 def _windows(tables: Tables, place: Place) -> list[int]:
     rows = tables.rows("windows", place)
     return [] if rows.empty else [int(w) for w in rows.loc[rows["enough"] == 1, "window"]]
+
+
+def _held_fixed(tables: Tables) -> str:
+    """At which windows errors are not of a full jackknife."""
+    rows = tables.table("windows")
+    if "errors" not in rows or not rows["errors"].astype(str).str.contains("covariances fixed").any():
+        return ""
+    common = sorted({int(window) for window in tables.entries.get("common_window", ())})
+    other = f" and {listed([f'{window:,}' for window in common])} tokens" if common else ""
+    return (
+        f" Errors at windows other than the longest{other} hold covariances fixed, and with them components: where "
+        "components would change places with other documents, these errors are too small "
+        "([errors.md](errors.md#what-is-held-fixed))."
+    )
 
 
 def _windows_table(tables: Tables) -> str:

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import findings
@@ -87,8 +87,10 @@ CATEGORIES = ("position-dominated", "Q-positional", "K-positional", "content-foc
 def main() -> int:
     options = arguments()
     size = QUICK if options.quick else FULL
+    if options.longest is not None:
+        size = replace(size, name=f"{size.name}-{options.longest}", longest=options.longest)
     names = [entry.name for entry in ENTRIES if not options.model or entry.name in options.model]
-    whole = size is FULL and len(names) == len(ENTRIES)  # what is kept with the code is of all models
+    whole = size is FULL and len(names) == len(ENTRIES)  # what is kept with the code is of all models and tokens
     if not options.only_page:
         rope_alone.fetch()
         study_texts.fetch()
@@ -107,6 +109,9 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="windows of at most 512 tokens, short ablations: minutes")
+    parser.add_argument(
+        "--longest", type=int, metavar="TOKENS", help="read fewer tokens; results then lie in a folder of their own"
+    )
     parser.add_argument("--corpus", action="append", choices=CORPORA, help="run only this one; may be given again")
     parser.add_argument(
         "--model",
@@ -128,8 +133,6 @@ def model_of(entry: Entry) -> Path:
         return rope_alone.weights_of(case)
     folder = WORK / "stories15m_bos"
     if not (folder / "finished").exists():
-        from dataclasses import replace
-
         shutil.rmtree(folder, ignore_errors=True)
         model, _ = rope_alone.from_llama2c(replace(case, documents=1, context=8))
         model.save_pretrained(folder)

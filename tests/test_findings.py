@@ -97,6 +97,21 @@ def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
     assert "| B | 1,024 | 0.320 ± 0.010 |" in part.text[1]
 
 
+def test_errors_that_hold_covariances_fixed_are_said_to(tmp_path):
+    rows = [
+        {"corpus": "speeches", "model": "a", "window": window, "enough": 1, "r_q": 0.3, "r_q_se": 0.01, "r_k": 0.0,
+         "r_k_se": 0.1, "position_dominated": 0.0, "position_dominated_se": 0.0, "errors": errors}
+        for window, errors in ((128, "jackknife"), (512, "jackknife, covariances fixed"), (1024, "jackknife"))
+    ]  # fmt: skip
+    tables(tmp_path, ("speeches",), {"a": "A"}, windows=rows)
+    entries = pd.read_csv(tmp_path / "entries.csv")
+    entries.assign(common_window=128).to_csv(tmp_path / "entries.csv", index=False)
+    said = findings_position.position(Tables(tmp_path)).text[0]
+    assert "Errors at windows other than the longest and 128 tokens hold covariances fixed" in said
+    exact = [{**row, "errors": "jackknife"} for row in rows]
+    assert "fixed" not in findings_position.position(tables(tmp_path, ("speeches",), {"a": "A"}, windows=exact)).text[0]
+
+
 def test_what_the_window_moves_is_said_of_each_kind_of_layer(tmp_path):
     """All heads together stay where they are, because the two kinds go opposite ways."""
     lasts = {"all": 0.3, "rotary, full": 0.7, "rotary, sliding 512": 0.1}
@@ -189,7 +204,8 @@ def test_ablations_are_told_by_their_intervals_and_corrected_for_their_number(tm
     rows = [edited("a", 0.8, 0.4), edited("b", 0.1, 0.2), edited("c", -0.22, 0.2)]
     part = findings_ablation.ablation(tables(tmp_path, ("code",), ablation=rows))
     assert "under `kernel` 1 of 3 groups cost more and 1 cost less (largest difference 0.80 ± 0.16" in part.short[0]
-    assert "Corrected for 3 comparisons (Holm), 1 of these 2 hold: top 3 by r_q under `kernel` in A." in part.short[0]
+    held = "Corrected for 3 comparisons (Holm), 1 of these 2 hold (cost more: top 3 by r_q under `kernel` in A)."
+    assert held in part.short[0]
     assert "Less than random heads, by the interval: top 3 by r_q under `kernel` in C." in part.text[2]
     assert part.text[-1] == "No category was edited of A, B and C."
     assert "| – | +0.200 |" in part.text[1]
