@@ -102,8 +102,8 @@ def _held_fixed(tables: Tables) -> str:
     common = sorted({int(window) for window in tables.entries.get("common_window", ())})
     other = f" and {listed([f'{window:,}' for window in common])} tokens" if common else ""
     return (
-        f" Errors at windows other than the longest{other} hold covariances fixed, and with them components: where "
-        "components would change places with other documents, these errors are too small "
+        f" Errors at windows other than the longest{other} hold covariances fixed, and with them PC0: that it turns "
+        "with other documents is not in them, and they can be several times too small "
         "([errors.md](errors.md#what-is-held-fixed))."
     )
 

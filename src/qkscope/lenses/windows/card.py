@@ -102,8 +102,9 @@ def _methods(subject: Subject) -> str:
     if not set(subject.table("window_dependence")["errors"].astype(str)) & {FIXED}:
         return ""
     return (
-        "Errors at the own context and at the common window are exact; at other windows the components, and the spread "
-        "along them, are held fixed."
+        "Errors at the own context and at the common window are of a full jackknife; at other windows the components, "
+        "and the spread along them, are held fixed, and errors can be several times too small where PC0 turns with "
+        "other documents."
     )
 
 
