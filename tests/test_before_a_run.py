@@ -266,5 +266,5 @@ def test_inspect_tells_the_smallest_and_the_largest_file_of_a_mixed_study(world,
     assert main(["inspect", str(study)]) == 0
     one, other = (each.sizes.file for each in make_plan(load_study(study)).checkpoints)
     assert one < other
-    told = f"{one / 1e3:.3g}KB to {other / 1e3:.3g}KB on disk per checkpoint, {(one + other) / 1e6:.3g}MB in total"
+    told = f"{one / 1e3:.3g} KB to {other / 1e3:.3g} KB on disk per checkpoint, {(one + other) / 1e6:.3g} MB in total"
     assert told in capsys.readouterr().out
