@@ -203,12 +203,16 @@ def test_a_detail_with_a_room_of_its_own_gives_way_in_order():
     """By hand: a place takes 2 bytes for itself, 1 for each column of each of 3 heads, and 2 for each of 2 columns of
     each of 2 layers. All three columns: 19 bytes, one column: 13 bytes."""
     rows = shoal_rows()
-    known, read = packed_shoals(rows, room=2 * 19 * 40, essential=1)
+    known, _ = packed_shoals(rows, room=2 * 19 * 40, essential=1)
     assert known["tables"]["shoals"]["own"] == [0, 1]
     assert known["tables"]["shoals"]["columns"] == ["cod", "eel", "ray"]
-    known, _ = packed_shoals(rows, room=19 * 40, essential=1)
+    known, _ = packed_shoals(rows, room=2 * 16 * 40, essential=1)  # both checkpoints rather than all columns
+    assert known["tables"]["shoals"]["own"] == [0, 1]
+    assert known["tables"]["shoals"]["columns"] == ["cod", "eel"]
+    known, _ = packed_shoals(rows, room=2 * 16 * 40, essential=1, together=2)  # a pair, or nothing of it
+    assert known["tables"]["shoals"]["columns"] == ["cod"]
+    known, _ = packed_shoals(rows, room=13 * 40, essential=1)
     assert known["tables"]["shoals"]["own"] == [1]  # the last checkpoint
-    known, read = packed_shoals(rows, room=13 * 40, essential=1)
     assert known["tables"]["shoals"]["columns"] == ["cod"]
     known, read = packed_shoals(rows, room=13 * 20, essential=1)
     assert known["tables"]["shoals"]["columns"] == ["cod"]

@@ -245,10 +245,11 @@ class Detail:
     columns: tuple[str, ...]
     of_layer: tuple[str, ...] = ()  # columns that all heads of a layer have in common at a place; they may be words
     # Bytes that it may take by itself, before compression; 0: it shares those of all details. Its columns are one byte
-    # for each place, enough to draw points. Where one entry alone takes more than the room, it has fewer columns, the
-    # last ones first, and then fewer places.
+    # for each place, enough to draw points. Where four entries take more than the room, it has fewer columns, the
+    # last ones first; where one alone does, fewer places.
     room: int = 0
     essential: int = 0  # how many of its columns it has in any case
+    together: int = 1  # how many columns, one after the other, are of use only with each other
 
     def __post_init__(self) -> None:
         every = (*self.shared, *self.of_layer, *self.columns)

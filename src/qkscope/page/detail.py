@@ -23,6 +23,7 @@ from qkscope.page.pack import Pack, error_precision, exact_precision, precision
 
 ROOM = 2_000_000  # bytes before compression, of which base64 makes at most 2.7 MB
 FEWEST_PLACES = 16  # of a detail with a room of its own that is too small for all
+SEVERAL = 4  # checkpoints that such a detail is of, if it can be, before it has all of its columns
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -64,11 +65,12 @@ def kept_checkpoints(count: int, bytes_each: int, room: int) -> list[int]:
 
 
 def _in_own_room(part: _Part, room: int) -> tuple[_Part, list[int]]:
-    """As much of a detail as fits, and the checkpoints that have it."""
+    """As much of a detail as fits, and the checkpoints that have it: some of these count more than the last columns."""
     if not part.known:
         return part, []
-    while part.bytes_each > room and len(part.columns) > max(1, part.each.essential):
-        part = replace(part, columns=part.columns[:-1])
+    each, several = part.each, min(len(part.known), SEVERAL)
+    while part.bytes_each * several > room and len(part.columns) - each.together >= max(1, each.essential):
+        part = replace(part, columns=part.columns[: -each.together])
     if part.bytes_each > room:
         fitting = max(FEWEST_PLACES, room * len(part.shown) // part.bytes_each)
         few = np.linspace(0, len(part.shown) - 1, min(fitting, len(part.shown))).round().astype(np.int64)

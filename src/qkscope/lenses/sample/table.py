@@ -30,7 +30,7 @@ PLANE = ("a", "b")  # drift and separation
 AXES = ("pc0", "pc1", *PLANE, *(f"pc{i}" for i in range(2, COMPONENTS)))
 KINDS = {"q": "query", "k": "key"}
 PROJECTIONS = tuple(f"{kind}_{axis}" for axis in AXES for kind in KINDS)
-ROOM = 1_000_000  # bytes of the page: one checkpoint of 576 heads with all axes, or ten of 64
+ROOM = 2_000_000  # bytes of the page: twenty checkpoints of 64 heads, or four of 576 with PC0 to PC4, a and b
 ESSENTIAL = len(KINDS) * 4  # columns of the page in any case: PC0, PC1, a and b
 
 
@@ -134,5 +134,5 @@ TABLE = HeadTable(FILE, COLUMNS, sample, windows="own", across="token", detail=T
 
 DETAIL = Detail(
     "sample", TABLE, ("token",), PROJECTIONS, of_layer=("document", "position", "spread", "text"), room=ROOM,
-    essential=ESSENTIAL,
+    essential=ESSENTIAL, together=len(KINDS),
 )  # fmt: skip
