@@ -62,8 +62,9 @@ End = tuple[Place, tuple[int, Number], tuple[int, Number]]
 
 def _ends(tables: Tables) -> list[End]:
     """r_q of each case at the shortest window that has an error, and at the longest; kinds of layers apart."""
-    found, cases_ = [], [tables.with_kinds(place, "windows") for place in tables.places()]
-    for place in (place for each in cases_ for place in each[1:] or each):
+    found = []
+    with_kinds = (tables.with_kinds(place, "windows") for place in tables.places())
+    for place in (place for first, *kinds in with_kinds for place in kinds or [first]):
         known = [w for w in _windows(tables, place) if tables.number("windows", "r_q", place, w).error > 0]
         if len(known) > 1:
             first, last = ((w, tables.number("windows", "r_q", place, w)) for w in (known[0], known[-1]))

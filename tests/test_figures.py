@@ -5,6 +5,7 @@ Values are read back from lines, bars, texts and limits of the figure; label ove
 
 import importlib.util
 import itertools
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from published_table import LABELS, NASTY, PHASES, SELECTED, invented, published
 from qkscope.draw import style
 from qkscope.lenses.at_window import build_tables
 from qkscope.report.figures import write_figure, write_figures
+from qkscope.results.entries import Entries
 from qkscope.results.read import load_results
 from reports import FIGURES, drawing
 
@@ -333,6 +335,15 @@ def test_labels_and_titles_are_text_whatever_they_contain(tmp_path, label):
     flat = " ".join(label.split())
     escaped = (flat if len(flat) < 40 else "xxxxx").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     assert escaped in svg
+
+
+@pytest.mark.parametrize("width", [6.0, 7.2, 9.0, 14.0])
+def test_a_long_title_stays_on_the_drawing_and_keeps_its_headline(width):
+    study = Entries("w" * 80, (), ())
+    figure = style.new_figure(width, 4.0, study, "Measured against Shifted Positions")
+    (title,) = by_gid(figure.texts, "title")
+    assert title.get_window_extent().x1 <= figure.bbox.x1
+    assert re.fullmatch("w+…w+: Measured against Shifted Positions", title.get_text())
 
 
 def test_an_empty_bin_is_a_hatched_cell_without_a_number(tmp_path):

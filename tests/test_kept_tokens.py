@@ -285,6 +285,17 @@ def test_the_pointer_finds_a_token(kept_tokens, token_page, visit):
         assert "PC0 " in tip
 
 
+def test_tokens_whose_texts_were_not_kept_are_named_by_their_place(kept_tokens, visit, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(kept_tokens, copy)
+    table = pd.read_csv(copy / "sample.csv", keep_default_na=False)
+    table.assign(text="").to_csv(copy / "sample.csv", index=False)
+    assert main(["report", str(copy), "--no-figures"]) == 0
+    _, document, position = farthest_by_hand(rows_of(kept_tokens, 0, 1), "pc0", "pc1")[0]
+    with visit(copy / "report.html", "#head=0.1") as page:
+        assert f"query at document {document}, position {position}" in chart_of(page).inner_text()
+
+
 def test_a_link_to_axes_that_are_not_there_says_so_and_shows_others(token_page, visit):
     with visit(token_page, "#head=0.1&tokens=pc0+pc77&document=4444") as page:
         chart = chart_of(page)

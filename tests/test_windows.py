@@ -146,7 +146,7 @@ def test_a_short_window_without_an_error_is_not_drawn_and_the_card_says_so(tmp_p
         assert [line.get_xdata()[0] for line in axes.lines if line.get_gid() == "enough"] == [64]
     text = card_text(tables, "window_dependence")
     assert "The smallest window with at least 1,000 tokens per head and 8 documents is 64 tokens." in text
-    assert "2 windows of checkpoints with fewer and without an error are not drawn." in text
+    assert "2 windows with less than that have no error and are not drawn." in text
 
 
 def test_a_short_window_with_an_error_is_drawn_with_it(tmp_path):

@@ -38,7 +38,7 @@ from qkscope.results.read import Entries, one_line, phase_segments
 
 DPI = 200
 AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart
-TITLE_CHARACTERS = 44
+TITLE_CHARACTERS, FEWEST_CHARACTERS = 44, 12  # of a study in a title
 HEADER_INCHES = 0.62
 
 RC: dict[Any, Any] = {
@@ -91,9 +91,12 @@ def new_figure(width: float, height: float, study: Entries, headline: str, note:
     assert engine is not None
     header = HEADER_INCHES if note else HEADER_INCHES - 0.2
     engine.set(rect=(0.0, 0.0, 1.0, 1.0 - header / height), w_pad=0.08, h_pad=0.06)  # type: ignore[call-arg]
-    title = f"{plain(study.title, TITLE_CHARACTERS)}: {headline}"
     top = 1.0 - 0.12 / height
-    figure.text(0.12 / width, top, title, fontsize=12, fontweight="bold", va="top", gid="title")
+    title = figure.text(0.12 / width, top, "", fontsize=12, fontweight="bold", va="top", gid="title")
+    for characters in range(TITLE_CHARACTERS, FEWEST_CHARACTERS - 1, -4):  # a narrow figure has room for fewer
+        title.set_text(f"{plain(study.title, characters)}: {headline}")
+        if title.get_window_extent().x1 <= figure.bbox.x1:
+            break
     if note:
         below = top - 0.24 / height
         figure.text(0.12 / width, below, note, fontsize=8.5, color=GREY, va="top", gid="note")

@@ -54,7 +54,12 @@ def percent(share: float, extra: int = 0) -> str:
 
 def significant(value: float, extra: int = 0) -> str:
     """A number of any size: three digits that count, with a real minus sign."""
-    return "undefined" if math.isnan(value) else f"{value:.{3 + extra}g}".replace("-", "−")
+    return "undefined" if math.isnan(value) else _spelled_out(f"{value:.{3 + extra}g}").replace("-", "−")
+
+
+def _spelled_out(number: str) -> str:
+    """11,700 rather than 1.17e+04, as long as anybody can read it."""
+    return f"{float(number):,.0f}" if "e+" in number and abs(float(number)) < 1e9 else number
 
 
 def plus_minus(value: float, error: float, *, signed: bool = False) -> str:
@@ -65,7 +70,8 @@ def plus_minus(value: float, error: float, *, signed: bool = False) -> str:
         return "undefined"
     sign = "+" if signed else ""
     if not math.isfinite(error) or error <= 0:
-        return f"{value:{sign}.{_DIGITS}g}".replace("-", "−")
+        shown = _spelled_out(f"{value:.{_DIGITS}g}")
+        return f"{sign if value > 0 else ''}{shown}".replace("-", "−")
     decimals = decimals_of(error)
     rounded = round(value, decimals) + 0.0  # never -0
     return f"{rounded:{sign}.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")

@@ -99,6 +99,7 @@ def _lengths(subject: Subject, panel: HeadPanel, table: dict[str, Any]) -> list[
     said = [
         tell(subject, panel, f"rms_{kind}", f"The mean length of {name}", significant, steps=True)
         for kind, name in (("q", "queries"), ("k", "keys"))
+        if subject.study.one_run  # of others, `growth` has said how far they are apart
     ]
     return [*said, *of_each(subject.study, lambda entry: _parts(subject, table[entry.name], entry))]
 
@@ -115,6 +116,7 @@ def _parts(subject: Subject, row: dict[str, Any], entry: Entry) -> str:
 
 def _scores(subject: Subject, panel: HeadPanel, table: dict[str, Any]) -> list[str]:
     said = [tell(subject, panel, "score_std", "The mean standard deviation of a score", significant, steps=True)]
+    said = said if subject.study.one_run else []
     return [*said, *of_each(subject.study, lambda entry: _softmax(subject, table[entry.name], entry))]
 
 

@@ -35,8 +35,9 @@ def draw_norms(at: AtWindow) -> Figure:
         style.checkpoint_axis(axes, study, labels=axes in panels[1], phase_names=False)
     keys = spread_keys(style.GREY, has_errors(table, ("rms_q", "rms_k", "score_std")))
     top = Line2D(
-        [], [], color=style.GREY, linestyle=(0, (2, 2)), marker=_top_marker(kinds), markersize=4, label="largest head"
-    )
+        [], [], color=style.GREY, linestyle=(0, (2, 2)) if study.one_run else "none", marker=_top_marker(kinds),
+        markersize=4, label="largest head",
+    )  # fmt: skip
     style.header_legend(figure, [*keys, top], 1 + len(keys))
     return style.finish(figure)
 

@@ -49,6 +49,8 @@ def draw_null(at: AtWindow) -> Figure:
     keys = spread_keys(style.GREY, has_errors(table, measures))
     lines = [Line2D([], [], color=c, marker="o", label=f"mean $|r_{k}|$") for k, c in COLOURS.items()]
     lines.append(Line2D([], [], color=style.GREY, marker="D", linestyle=(0, (3, 2)), label="shifted positions"))
+    for key in () if study.one_run else lines:  # no line joins what has no order
+        key.set_linestyle("none")
     style.header_legend(figure, [*lines, *keys], 3)
     return style.finish(figure)
 

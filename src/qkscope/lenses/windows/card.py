@@ -92,8 +92,8 @@ def _enough(subject: Subject) -> str:
             lacking = table["model"].nunique() - len(smallest)
             said += f" {counted(lacking, subject.noun)} {'has' if lacking == 1 else 'have'} none."
     if left_out:
-        where = counted(left_out, f"window of a {subject.noun}", f"windows of {subject.noun}s")
-        return f"{said} {where} with fewer and without an error {are(left_out)} not drawn."
+        few, have = f"{counted(left_out, 'window')} with less than that", "has" if left_out == 1 else "have"
+        return f"{said} {few} {have} no error and {are(left_out)} not drawn."
     return f"{said} Shorter ones are drawn with their errors." if (table["enough"] == 0).any() else said
 
 

@@ -118,7 +118,7 @@ def _window_axis(bottom: list[Axes], table: pd.DataFrame) -> None:
         axes.xaxis.set_major_locator(FixedLocator(thinned))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(_short_tokens))
-        axes.set_xlabel("window (leading tokens of each document)")
+        axes.set_xlabel("window (leading tokens)")
 
 
 def _short_tokens(value: float, _position: int | None = None) -> str:
