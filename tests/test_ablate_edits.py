@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qkscope
-from families import tiny, tokens
+from families import YARN, tiny, tokens
 from qkscope.ablate import passes
-from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, turned_mean
+from qkscope.ablate import tap as tap_module
+from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, rotated_mean
 from qkscope.ablate.needle import needle_of, plant, require_room
 from qkscope.ablate.passes import Ablation, repeats
 from qkscope.ablate.tap import EditTap, KernelCall
@@ -27,16 +28,23 @@ IDS = tokens(8, LENGTH)
 @pytest.fixture(scope="module")
 def model():
     """A SmolLM3 in float64, with keys and queries that have means: 4 query heads over 2 key heads, layer 3 NoPE."""
-    found = tiny("smollm3").double()
+    return with_means(tiny("smollm3"))
+
+
+def with_means(model):
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in model.double().parameters():
             parameter.mul_(3)
-    return found
+    return model
 
 
 @pytest.fixture(scope="module")
 def sums(model):
     """Sums of each layer, from other documents than the one that edits are measured on."""
+    return sums_of(model)
+
+
+def sums_of(model):
     moments = capture_moments(model, IDS[1:], groups=7)
     return {layer: layer_sums(moments, layer, range(4)) for layer in moments.layers}
 
@@ -134,8 +142,52 @@ def turned(mean, rotation, t):
     return found
 
 
+def before_rope(model, layer):
+    """Mean query and key of each head before RoPE, position 0 excluded, from raw vectors and the model's own angles."""
+    frequencies = model.model.rotary_emb.inv_freq.double().numpy()
+    half = len(frequencies)
+    means = []
+    for place, heads in ((0, 4), (1, 2)):
+        total = np.zeros((heads, 2 * half))
+        for document in IDS[1:]:
+            with torch.no_grad(), Outputs(model.model, {}) as opened:
+                model(document[None], use_cache=False)
+            vectors = opened.found[layer, "call"][0][place][0].numpy()  # (heads, tokens, width)
+            for t in range(1, LENGTH):
+                c, s = np.cos(frequencies * t), np.sin(frequencies * t)
+                a, b = vectors[:, t, :half], vectors[:, t, half:]
+                total += np.concatenate([a * c + b * s, b * c - a * s], axis=1)
+        means.append(total / (len(IDS[1:]) * (LENGTH - 1)))
+    return means
+
+
+@pytest.mark.parametrize("name", ["kernel", "key_mean", "query_mean", "shuffle"])
+def test_the_scale_of_yarn_is_applied_once(name):
+    """Captured vectors contain YaRN's factor, and so do their pre-RoPE means: an edit must not apply it again."""
+    model = with_means(tiny("llama", rope_parameters=YARN))
+    assert model.model.rotary_emb.attention_scaling > 1.1
+    layer, head = 1, 3
+    of = sums_of(model)[layer]
+    rotation = of.facts.rotation
+    mean_q, mean_k = (mean[index] for mean, index in zip(before_rope(model, layer), (head, head // 2), strict=True))
+    kernel = np.array([turned(mean_q, rotation, t) @ mean_k for t in range(LENGTH)])
+    edit = edits_of(name, of, LENGTH)[head]
+    if name == "shuffle":
+        np.testing.assert_allclose(np.sort(edit.by_distance + kernel), np.sort(kernel), rtol=1e-6, atol=1e-6)
+        return
+    expected = {
+        "kernel": (edit.by_distance, -kernel),
+        "key_mean": (edit.key_shift, [turned(mean_k, rotation, t) for t in range(LENGTH)]),
+        "query_mean": (edit.query_shift, [turned(mean_q, rotation, t) for t in range(LENGTH)]),
+    }
+    np.testing.assert_allclose(*expected[name], rtol=1e-6, atol=1e-6 * np.abs(kernel).max())
+
+
+@pytest.mark.parametrize("block", [512, 16])
 @pytest.mark.parametrize("name", ["kernel", "key_mean", "query_mean", "kernel_measured", "flatten"])
-def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit(model, sums, name):
+def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit(model, sums, name, block, monkeypatch):
+    """With blocks of 16 queries, later blocks too: their distances count from the document's start."""
+    monkeypatch.setattr(tap_module, "BLOCK", block)
     layer, head = 1, 3
     edits = edits_of(name, sums[layer], LENGTH)
     seen = attention_outputs(model, {layer: {head: edits[head]}})
@@ -172,7 +224,7 @@ def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit
 def test_the_kernel_of_one_plane_is_a_cosine_of_the_distance():
     # (3, 0) and (2, 0) turning by a quarter per token: 6 cos(pi/2 distance) = 6, 0, -6, 0, 6.
     turn = Rotation(((0, 1),), (np.pi / 2,))
-    found = kernel_of(turned_mean(np.array([3.0, 0]), turn, 5), turned_mean(np.array([2.0, 0]), turn, 5))
+    found = kernel_of(rotated_mean(np.array([3.0, 0]), turn, 5), rotated_mean(np.array([2.0, 0]), turn, 5))
     np.testing.assert_allclose(found, [6, 0, -6, 0, 6], atol=1e-12)
 
 

@@ -34,7 +34,6 @@ from qkscope.run.execute import run_study
 from qkscope.run.stopping import Stopped
 from test_documents import byte_tokenizer
 
-pytestmark = pytest.mark.slow  # every test runs models
 
 HEADS = pd.DataFrame(
     [
@@ -184,6 +183,7 @@ def test_groups_of_one_folder_are_compared_each_with_its_own_controls():
     assert dict(compared(both)[["group", "excess"]].to_numpy().tolist()) == {"top": 1.0, "other": 2.0}
 
 
+@pytest.mark.slow
 def test_the_interval_covers_in_simulation():
     """Chosen heads that are as random heads are on average: 95 % intervals hold 0 in at least 93 of 100 samples."""
     rng, held = np.random.default_rng(0), 0
@@ -235,6 +235,7 @@ class Told(Events):
         self.notes.append(message)
 
 
+@pytest.mark.slow
 def test_an_ablation_gives_a_row_per_edit_head_and_outcome_with_errors(study):
     path, out = study
     ablate_study(path, out, SETTINGS, options=ALONE)
@@ -251,6 +252,7 @@ def test_an_ablation_gives_a_row_per_edit_head_and_outcome_with_errors(study):
     assert request["checkpoints"][0]["tokens"] == 48
 
 
+@pytest.mark.slow
 def test_documents_are_spread_over_groups_and_no_document_has_a_part_in_its_own_edit(study, monkeypatch):
     path, out = study
     _, (work,) = prepare_ablation(path, out, SETTINGS)
@@ -276,6 +278,7 @@ def parts_of(out):
     return {path.name: path.stat().st_mtime_ns for path in (out / ".ablation/one").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_stopped_ablation_goes_on_and_ends_in_the_same_bytes(study):
     path, out = study
     ablate_study(path, out, SETTINGS, options=ALONE)
@@ -293,6 +296,7 @@ def test_a_stopped_ablation_goes_on_and_ends_in_the_same_bytes(study):
     assert {name for name in before if before[name] != after[name]} == {gone}
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_shard_in_flight_finish(study):
     path, out = study
     settings = replace(SETTINGS, seed=3)  # nothing of it is there
@@ -312,6 +316,7 @@ def test_ctrl_c_lets_the_shard_in_flight_finish(study):
     assert len(kept) == 1
 
 
+@pytest.mark.slow
 def test_shards_are_blocks_of_units_that_depend_on_the_request_alone(study):
     path, out = study
     _, (work,) = prepare_ablation(path, out, replace(SETTINGS, heads=HeadChoice()))
@@ -324,6 +329,7 @@ def test_shards_are_blocks_of_units_that_depend_on_the_request_alone(study):
     assert not {work.fingerprint(s) for s in work.shards} & {other.fingerprint(s) for s in other.shards}
 
 
+@pytest.mark.slow
 def test_ablations_of_one_folder_stand_beside_each_other(study):
     path, out = study
     ablate_study(path, out, SETTINGS, options=ALONE)
@@ -343,6 +349,7 @@ def test_ablations_of_one_folder_stand_beside_each_other(study):
     assert len(parts_of(out)) == 6  # what no table needs is gone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ["nonsense", {"heads": {"names": [1]}, "edits": ["kernal"]}, {"heads": {"x": 1}}])
 def test_a_record_that_says_something_else_is_left_behind_with_a_note(study, settings):
     path, out = study
@@ -354,6 +361,7 @@ def test_a_record_that_says_something_else_is_left_behind_with_a_note(study, set
     assert len(json.loads((out / "ablation.json").read_text())["requests"]) == 1
 
 
+@pytest.mark.slow
 def test_an_earlier_ablation_whose_outcomes_are_gone_leaves_the_table_with_a_note(study):
     path, out = study
     ablate_study(path, out, SETTINGS, options=ALONE)
@@ -376,6 +384,7 @@ def test_two_workers_make_the_same_bytes(study, quick_workers):
     assert [(out / name).read_bytes() for name in names] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_worker_that_dies_is_replaced(study, quick_workers):
     path, out = study
@@ -402,6 +411,7 @@ def test_a_worker_that_dies_is_replaced(study, quick_workers):
     assert any("it is given to another worker" in note for note in told.notes)
 
 
+@pytest.mark.slow
 def test_needles_and_attention_are_outcomes_of_a_study(study):
     path, out = study
     settings = replace(SETTINGS, edits=("kernel",), tokens=None, only=("two",), needle=(0.5,), attention=True)
@@ -414,6 +424,7 @@ def test_needles_and_attention_are_outcomes_of_a_study(study):
     assert 0 < distance["before"] < 255
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_before_a_model_is_loaded(study, capsys):
     path, out = study
     for arguments, message in (
@@ -433,12 +444,14 @@ def test_bad_input_is_refused_before_a_model_is_loaded(study, capsys):
     assert "qk.csv: not found" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_too_few_groups_are_refused_with_what_to_do(world, results):
     """Three groups: moments without one of them cannot be had."""
     with pytest.raises(InputError, match=r"\(3 document groups, fewer than 4\); capture more documents or `groups`"):
         ablate_study(world(), results(), SETTINGS)
 
 
+@pytest.mark.slow
 def test_edits_that_need_rotated_vectors_are_refused_where_the_study_has_none(checkpoints, tmp_path):
     write = small_world(tmp_path, checkpoints)
     cut_documents(tmp_path / "docs", 8, 300, 300)
@@ -452,6 +465,7 @@ def test_edits_that_need_rotated_vectors_are_refused_where_the_study_has_none(ch
     prepare_ablation(path, tmp_path / "out", replace(SETTINGS, edits=("zero",)))
 
 
+@pytest.mark.slow
 def test_a_family_that_cannot_be_edited_is_refused_with_its_checkpoint_and_the_reason(tmp_path):
     """Gemma 2 puts a soft cap on its scores."""
     tiny("gemma2", vocab_size=256, sliding_window=16, head_dim=16).save_pretrained(tmp_path / "capped")
@@ -468,6 +482,7 @@ def test_too_few_documents_have_no_error():
     assert np.isnan([found["mean_se"], found["costly"], found["gaining"]]).all()
 
 
+@pytest.mark.slow
 def test_the_estimate_counts_passes_and_runs_nothing(study, capsys):
     path, out = study
     assert main(["ablate", str(path), "--out", str(out), "--estimate", "--documents", "4", "--tokens", "32"]) == 0
@@ -478,6 +493,7 @@ def test_the_estimate_counts_passes_and_runs_nothing(study, capsys):
     assert "`qkscope ablate` of each head alone (kernel and zero, up to 16 documents) takes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_flops_of_a_pass_are_those_that_torch_counts(study):
     """Of all matrices, the language-model head among them; scores are counted by hand, two products of each pair."""
     path, out = study

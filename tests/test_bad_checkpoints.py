@@ -91,7 +91,7 @@ ENGINES = [
     pytest.param(
         CaptureOptions(skip_bad_checkpoints=True, engine="ray", placement=Placement(workers=1)),
         id="ray",
-        marks=pytest.mark.slow,
+        marks=[pytest.mark.ray, pytest.mark.slow],
     ),
 ]
 

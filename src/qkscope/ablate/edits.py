@@ -58,17 +58,20 @@ def edits_of(name: str, sums: LayerSums, tokens: int, seed: int = 0) -> dict[int
 # -- mean queries and keys at every position ----------------------------------------------------------------
 
 
-def turned_mean(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
-    """A vector as RoPE turns it at positions 0 … tokens - 1: (tokens, d); where nothing turns it stays."""
-    turned = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
+def rotated_mean(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
+    """A pre-RoPE mean (d,) rotated to each position 0 … tokens - 1: (tokens, d). Without a rotation it is repeated.
+
+    `rotation.scale` (YaRN) is not applied: pre-RoPE sums are rotated back from captured vectors, which contain it.
+    """
+    rotated = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
     if rotation is None:
-        return turned
+        return rotated
     first, second = np.array(rotation.pairs).T
-    turn = np.arange(tokens)[:, None] * np.array(rotation.angles)
-    cos, sin = rotation.scale * np.cos(turn), rotation.scale * np.sin(turn)
-    turned[:, first] = mean[first] * cos - mean[second] * sin
-    turned[:, second] = mean[second] * cos + mean[first] * sin
-    return turned
+    angle = np.arange(tokens)[:, None] * np.array(rotation.angles)
+    cos, sin = np.cos(angle), np.sin(angle)
+    rotated[:, first] = mean[first] * cos - mean[second] * sin
+    rotated[:, second] = mean[second] * cos + mean[first] * sin
+    return rotated
 
 
 def before_means(sums: LayerSums, tokens: int) -> tuple[list[Array], list[Array]]:
@@ -79,9 +82,9 @@ def before_means(sums: LayerSums, tokens: int) -> tuple[list[Array], list[Array]
             f"layer {facts.layer}: these moments have no sums from before rotation (it could not be measured, "
             "or the file is of an earlier version); capture again, or use the edit kernel_measured"
         )
-    turned = facts.rotation if facts.rotary != "nope" else None
-    queries = [turned_mean(mean, turned, tokens) for mean in sums.q_before.mean]
-    keys = [turned_mean(mean, turned, tokens) for mean in sums.k_before.mean]
+    rotation = facts.rotation if facts.rotary != "nope" else None
+    queries = [rotated_mean(mean, rotation, tokens) for mean in sums.q_before.mean]
+    keys = [rotated_mean(mean, rotation, tokens) for mean in sums.k_before.mean]
     return queries, [keys[which] for which in sums.distinct_keys[1]]
 
 
