@@ -34,7 +34,6 @@ from qkscope.run.execute import run_study
 from qkscope.run.stopping import Stopped
 from test_documents import byte_tokenizer
 
-
 HEADS = pd.DataFrame(
     [
         (layer, head, "mixed" if head else "position-dominated", layer - 0.1 * head)

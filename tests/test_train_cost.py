@@ -13,6 +13,7 @@ from qkscope.moments.moments import Moments, beside
 from qkscope.train import Probe
 from qkscope.train.cost import Cost
 from qkscope.train.ranks import Ranks
+from qkscope.train.schedule import choose_every
 
 
 class HandClock:
@@ -132,12 +133,50 @@ def test_a_probe_measures_when_its_budget_has_room(tmp_path, clock):
         if found:
             seconds = found["qkscope/seconds"]
             measured.append(step)
-            assert found["qkscope/cost_share"] <= 0.1 or step == 1
+            assert step == 1 or found["qkscope/cost_share"] <= 0.1
         if len(measured) == 4:
             break
     assert seconds >= 1
     # n measurements fit into a tenth of 10 n times as many seconds; the first is not asked.
     assert measured == [1, 20 * seconds, 30 * seconds, 40 * seconds]
+
+
+def test_the_share_covers_the_whole_run_after_a_resume(tmp_path, clock):
+    """100 s of training and 10 of measuring, then a resume with 50 and 5 more: 15 / 150, not 5 / 50 or less."""
+    model = tiny("llama", num_hidden_layers=2)
+    options = {"page": False, "groups": 1, "clock": clock}
+
+    def measured(step, training, measuring):
+        clock.now += training
+        end = clock.now + measuring
+        hook = model.model.register_forward_hook(lambda *_: setattr(clock, "now", end))
+        found = probe(step)
+        hook.remove()
+        assert clock.now == end
+        return found
+
+    probe = Probe(model, tokens(8, 32).tolist(), tmp_path / "out", **options)
+    assert "qkscope/cost_share" not in measured(0, 0, 4)
+    assert measured(1, 100, 6)["qkscope/cost_share"] == pytest.approx(10 / 100)
+    probe = Probe(model, tokens(8, 32).tolist(), tmp_path / "out", **options)
+    assert measured(2, 50, 5)["qkscope/cost_share"] == pytest.approx(15 / 150)
+    assert probe.cost_share == pytest.approx(15 / 150)
+
+
+@pytest.mark.parametrize(
+    ("every", "evaluates", "steps", "chosen"),
+    [
+        (None, True, 100, "evaluation"),
+        (None, False, 100, 5),
+        (None, False, 7, 1),
+        (None, False, float("inf"), 500),
+        (None, False, -1, 500),
+        ("save", False, 100, "save"),
+        (3, True, 100, 3),
+    ],
+)
+def test_when_to_measure_by_default(every, evaluates, steps, chosen):
+    assert choose_every(every, evaluates=evaluates, steps=steps) == chosen
 
 
 def test_every_option_that_is_typed_is_one_that_is_known():

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.train import HeadsCallback
+from qkscope.train import HeadsCallback, Probe
+from test_faults import can_mount
 from test_train_cost import HandClock
 from warm import Warm
 
@@ -155,6 +158,23 @@ def test_at_evaluation(tmp_path):
     assert steps_in(tmp_path) == [0, 2, 4, 6]
     evaluations = [each["step"] for each in trainer.state.log_history if "eval_loss" in each]
     assert evaluations == [2, 4, 6]
+
+
+@pytest.mark.slow
+def test_default_arguments_never_evaluate_and_are_measured_twenty_times(tmp_path, capsys):
+    """The line in the README, with `TrainingArguments` that set neither an evaluation nor a save strategy."""
+    args = TrainingArguments(str(tmp_path), max_steps=40, report_to="none", use_cpu=True, disable_tqdm=True)
+    trainer = Trainer(llama(), args, train_dataset=rows())
+    trainer.add_callback(HeadsCallback(DOCUMENTS, trainer, **QUICK))
+    trainer.train()
+    assert steps_logged(trainer) == [*range(0, 41, 2)]
+    printed = [line for line in capsys.readouterr().out.splitlines() if "qkscope" in line]
+    assert len(printed) == 21
+    assert all(1 <= line.count("qkscope/") <= 6 for line in printed)
+    first, *others = (each for each in trainer.state.log_history if KEY in each)
+    assert len(first) > 20  # trackers get every scalar
+    assert "eval_qkscope/cost_share" not in first  # nothing was trained yet
+    assert all("eval_qkscope/cost_share" in each for each in others)
 
 
 @pytest.mark.slow
@@ -304,6 +324,52 @@ def test_what_fails_during_the_training_is_said_and_the_training_goes_on(tmp_pat
         trainer.train()
     assert trainer.state.global_step == 4
     assert steps_in(tmp_path) == [0, 4]
+
+
+FULL_DISK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from transformers import Trainer
+from qkscope.train import HeadsCallback
+from test_train_trainer import DOCUMENTS, QUICK, arguments, llama, rows
+trainer = Trainer(llama(), arguments("full"), train_dataset=rows())
+trainer.add_callback(HeadsCallback(DOCUMENTS, trainer, every=3, **QUICK))
+trainer.train()
+print("trained", trainer.state.global_step)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(not can_mount(), reason="no user namespaces here: a small disk cannot be mounted")
+def test_a_disk_that_is_full_at_the_first_measurement_is_a_warning_and_training_continues(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "train.py").write_text(FULL_DISK)
+    run = f"mount -t tmpfs -o size=8k tmpfs full && exec {sys.executable} train.py {HERE}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "trained 6" in done.stdout, done.stderr
+    for step in (0, 3, 6):
+        assert f"step {step} could not be measured; training continues" in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_probe_in_a_loop_warns_about_nan_weights_and_goes_on(tmp_path):
+    model = llama()
+    probe = Probe(model, DOCUMENTS, tmp_path / "out", **QUICK)
+    assert probe(0)
+    weight = model.model.layers[1].self_attn.q_proj.weight.data
+    kept = weight[0, 0].item()
+    weight[0, 0] = torch.nan
+    with pytest.warns(QkscopeWarning, match=r"step 1 could not be measured; training continues .*q_proj\.weight"):
+        assert probe(1) == {}
+    weight[0, 0] = kept
+    assert probe(2)
+    weight[0, 0] = torch.nan
+    strict = Probe(model, DOCUMENTS, tmp_path / "strict", strict=True, **QUICK)
+    with pytest.raises(InputError, match=r"q_proj\.weight"):
+        strict(0)
 
 
 # Ways to train

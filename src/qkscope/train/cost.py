@@ -1,8 +1,9 @@
 """What measuring costs a training, and a budget for it.
 
-Time is that of a clock on the wall. The share is the seconds spent beside the training over those that it had for
-itself, since the probe was made. With a budget, work waits until the seconds that it took the last time fit: the
-interval stretches. Each kind of work is done once in any case, or nothing would be known of its cost.
+Wall-clock time. The cost share is the seconds spent on measuring divided by the seconds the training had for itself,
+over the whole training run: a resumed run continues from the recorded seconds. With a budget, work waits until the
+seconds that it took last time fit, so the interval stretches. Each kind of work is done at least once, because its cost
+is unknown before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from qkscope.errors import InputError
@@ -20,8 +22,16 @@ Work = Literal["measure", "page"]
 PAGE_SHARE = 0.01  # of the training's time may go into refreshing the page, whatever else the budget is
 
 
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time of a training run went."""
+
+    training: float = 0.0
+    measuring: float = 0.0  # with tables and page
+
+
 class Cost:
-    """Seconds spent beside a training: on measuring (with its tables), and on the page."""
+    """Seconds a training run spends on measuring (with its tables) and on the page."""
 
     def __init__(self, at_most: Any = None, clock: Clock = time.perf_counter) -> None:
         is_number = isinstance(at_most, int | float) and not isinstance(at_most, bool)
@@ -30,32 +40,46 @@ class Cost:
         self._at_most: float | None = at_most
         self._clock, self._begun = clock, clock()
         self._spent: dict[Work, float] = {"measure": 0.0, "page": 0.0}
+        self._started: float | None = None  # when the work that is being counted began
+        self._earlier = Seconds()  # of the same training run before it was resumed
         self.last: dict[Work, float] = {}  # seconds that each took the last time
+
+    def resume(self, earlier: Seconds) -> None:
+        """Continue from what an interrupted training run had recorded."""
+        self._earlier = earlier
+
+    @property
+    def seconds(self) -> Seconds:
+        """The whole run so far, including the work that is being counted now."""
+        now = 0.0 if self._started is None else self._clock() - self._started
+        measuring = self._earlier.measuring + sum(self._spent.values()) + now
+        return Seconds(training=self._own() - now, measuring=measuring)
 
     @property
     def share(self) -> float:
-        """All seconds spent over the training's own so far; infinite where it had none yet."""
-        own = self._own()
-        return sum(self._spent.values()) / own if own > 0 else float("inf")
+        """Seconds spent on measuring over the training's own; infinite before the training has had any."""
+        seconds = self.seconds
+        return seconds.measuring / seconds.training if seconds.training > 0 else float("inf")
 
     def fits(self, work: Work) -> bool:
         """Whether there is room for this work once more."""
         if work not in self.last:
             return True
         own, next_time = self._own(), self.last[work]
-        within_budget = self._at_most is None or sum(self._spent.values()) + next_time <= self._at_most * own
+        within_budget = self._at_most is None or self.seconds.measuring + next_time <= self._at_most * own
         return within_budget and (work == "measure" or self._spent[work] + next_time <= PAGE_SHARE * own)
 
     @contextmanager
     def counted(self, work: Work) -> Iterator[None]:
         """Count what the block takes, also where it fails."""
-        start = self._clock()
+        self._started = start = self._clock()
         try:
             yield
         finally:
+            self._started = None
             self.last[work] = self._clock() - start
             self._spent[work] += self.last[work]
 
     def _own(self) -> float:
         """Seconds that the training had for itself."""
-        return self._clock() - self._begun - sum(self._spent.values())
+        return self._earlier.training + self._clock() - self._begun - sum(self._spent.values())

@@ -30,7 +30,16 @@ from qkscope.results.folder import (
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.results.remove import remove_parts, remove_unfinished
-from qkscope.train.record import ANEW, StepRecord, TrainingRecord, read_origins, read_training, write_training
+from qkscope.train.cost import Cost, Seconds
+from qkscope.train.record import (
+    ANEW,
+    SecondsRecord,
+    StepRecord,
+    TrainingRecord,
+    read_origins,
+    read_training,
+    write_training,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,10 +95,15 @@ class TrainingFolder:
         record = self._record.find(step)
         return None if record is None else dict(record.scalars)
 
-    def add(self, step: int, moments: Moments, tokens: int | None = None) -> dict[str, float]:
+    @property
+    def seconds(self) -> Seconds:
+        """Where the time of the training run went until the last step was added."""
+        return Seconds(self._record.seconds.training, self._record.seconds.measuring)
+
+    def add(self, step: int, moments: Moments, tokens: int | None = None, cost: Cost | None = None) -> dict[str, float]:
         """Add a step's lines to every table; returns its scalars. A step that is there stays as it is.
 
-        `tokens` are those that the model was trained on so far, where that is known.
+        `tokens` is the number of tokens the model was trained on so far, where known; `cost` counts seconds.
         """
         from qkscope.train.scalars import scalars_of
 
@@ -106,6 +120,9 @@ class TrainingFolder:
             scalars = scalars_of(step_name(step), self._rows(part, QK_CSV), self._rows(part, REPLICATES_CSV))
             self._record.headers = part.headers
             self._record.steps.append(StepRecord(step=step, lines=lines, scalars=scalars))
+            if cost is not None:
+                spent = cost.seconds
+                self._record.seconds = SecondsRecord(training=spent.training, measuring=spent.measuring)
             write_training(self.path, self._record)
             remove_parts(self.path)
         return scalars
@@ -210,7 +227,7 @@ class TrainingFolder:
         """Put a table with the part's lines behind in the place of the table; returns where they are in it."""
         path, size = head_table_path(self.path, table), self._record.size(table)
         if size and (not path.is_file() or path.stat().st_size < size):
-            raise StorageError(f"{path}: is shorter than what was written to it; {ANEW}")
+            raise InputError(f"{path}: is shorter than what was written to it; {ANEW}")
         start, end = part.lines[table]
         with replacing(path) as temporary, temporary.open("wb") as file:
             if size:

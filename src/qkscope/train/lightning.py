@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from qkscope.errors import InputError
 from qkscope.train.probe import Probe, ProbeOptions, ProbeSettings
-from qkscope.train.schedule import Every, is_due, require_every, training_goes_on
+from qkscope.train.schedule import Every, choose_every, is_due, require_every, training_continues
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,55 +44,58 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
         documents: Any,
         *,
         model: str | None = None,
-        every: Every = "evaluation",
+        every: Every | None = None,
         out: Path | str | None = None,
-        strict: bool = False,
         **options: Unpack[ProbeOptions],
     ) -> None:
         super().__init__()
         ProbeSettings.of(options)
-        self._documents, self._name, self._every = documents, model, require_every(every)
-        self._out, self._strict, self._options = out, strict, options
+        self._documents, self._name, self._stated = documents, model, require_every(every)
+        self._every: Every = self._stated or "evaluation"  # chosen when the training begins
+        self._out, self._strict, self._options = out, options.get("strict", False), options
         self.probe: Probe | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Read the documents, and measure where the training begins."""
+        self._every = choose_every(
+            self._stated, evaluates=bool(trainer.enable_validation), steps=trainer.estimated_stepping_batches
+        )
         self._require_events(trainer)
         out = self._out or Path(trainer.default_root_dir) / FOLDER
         self.probe = Probe(self._find(pl_module), self._documents, out, **self._options)
-        self._measure(trainer, strict=True)
+        self._measure(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Every so many optimizer steps."""
         if is_due(self._every, trainer.global_step):
-            self._measure(trainer, strict=self._strict)
+            self._measure(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """At evaluation; not at the check of the first batches before a training."""
         if self._every == "evaluation" and not trainer.sanity_checking:
-            self._measure(trainer, strict=self._strict)
+            self._measure(trainer)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         """When a checkpoint is saved."""
         if self._every == "save":
-            self._measure(trainer, strict=self._strict)
+            self._measure(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Measure the last step, and bring the page up to date."""
-        self._measure(trainer, strict=self._strict)
+        self._measure(trainer)
         if self.probe is not None:
-            with training_goes_on(trainer.global_step, strict=self._strict):
+            with training_continues(trainer.global_step, strict=self._strict):
                 self.probe.finish()
             self.probe = None
 
-    def _measure(self, trainer: Any, *, strict: bool) -> None:
+    def _measure(self, trainer: Any) -> None:
         step = trainer.global_step
         if self.probe is None or self.probe.last_step == step:
             return
-        with training_goes_on(step, strict=strict):
-            with trainer.precision_plugin.forward_context():
-                scalars = self.probe(step)
-            if scalars and trainer.is_global_zero:
+        with trainer.precision_plugin.forward_context():
+            scalars = self.probe(step)
+        if scalars and trainer.is_global_zero:
+            with training_continues(step, strict=self._strict):
                 for logger in trainer.loggers:
                     logger.log_metrics(scalars, step=step)
 

@@ -30,6 +30,7 @@ from qkscope.train.folder import FolderSettings, TrainingFolder
 from qkscope.train.measure import Measurement, measure
 from qkscope.train.ranks import Ranks
 from qkscope.train.scalars import PREFIX
+from qkscope.train.schedule import training_continues
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,7 @@ class ProbeOptions(TypedDict, total=False):
     all_ranks: bool
     title: str
     expected: int | None
+    strict: bool
     clock: Clock
 
 
@@ -90,6 +92,7 @@ class ProbeSettings:
     all_ranks: bool = True  # every rank calls, takes its share of documents, and sums are added up
     title: str = "Training"
     expected: int | None = None  # steps that will be measured, where that is known
+    strict: bool = False  # raise what keeps a step from being measured, instead of a warning
     clock: Clock = field(default=time.perf_counter, repr=False)
 
     @classmethod
@@ -124,7 +127,8 @@ class Probe:
     """Measure a model's heads on fixed documents: `probe(step)`, on every rank.
 
     Tables, provenance and page grow in `out`. Each call returns the step's scalars (on rank 0, and nothing where the
-    budget did not allow a measurement). The model, its mode, random numbers and compiled graphs stay as they are.
+    budget did not allow a measurement). The model, its mode, random numbers and compiled graphs stay as they are. A
+    measurement that fails is a warning; the first call raises what can never be measured.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class Probe:
 
     @property
     def cost_share(self) -> float:
-        """Seconds spent on measuring, tables and page, over those that the training had for itself."""
+        """Seconds spent on measuring, tables and page, over the training's own, including those before a resume."""
         return self._cost.share
 
     def __call__(self, step: int, tokens: int | None = None) -> dict[str, float]:
@@ -163,6 +167,11 @@ class Probe:
         self.last_step = step = whole_argument("step", step, 0)
         if tokens is not None:
             whole_argument("tokens", tokens, 0)
+        with training_continues(step, strict=self.settings.strict, refuse=not self._measured):
+            return self._measure(step, tokens)
+        return {}
+
+    def _measure(self, step: int, tokens: int | None) -> dict[str, float]:
         decision = self._ranks.decided(lambda: self._decide(step))
         if decision in ("wait", "known"):
             return self._known(step) if decision == "known" else {}
@@ -175,9 +184,10 @@ class Probe:
             if decision == "compare":
                 self._compare(step, self.folder.apart(step, moments))
                 return self._known(step)
-            scalars = self.folder.add(step, moments, tokens)
+            first = not self.folder.steps
+            scalars = self.folder.add(step, moments, tokens, self._cost)
         self._refresh()
-        return {**scalars, **self._costs()}
+        return {**scalars, **self._costs(first)}
 
     def _open(self, out: Path) -> None:
         """The folder, with tables in detail as its steps have them, or where few steps will come."""
@@ -187,6 +197,7 @@ class Probe:
             settings.title, settings.components, settings.skip_positions, few, settings.keep_moments
         )
         self.folder = TrainingFolder(out, wanted)
+        self._cost.resume(self.folder.seconds)
         detail = settings.detail if settings.detail is not None else self.folder.recorded("detail")
         if detail is not None:
             self.folder.settings = replace(wanted, detail=bool(detail))
@@ -224,10 +235,10 @@ class Probe:
             with self._cost.counted("page"):
                 self.folder.write_page()
 
-    def _costs(self) -> dict[str, float]:
-        share = self._cost.share
+    def _costs(self, first: bool) -> dict[str, float]:
+        """Seconds of this measurement, and the share so far; after the first one there is no training to share with."""
         costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
-        return costs if share == float("inf") else {**costs, f"{PREFIX}cost_share": share}
+        return costs if first else {**costs, f"{PREFIX}cost_share": self._cost.share}
 
 
 def _catch_up(model: nn.Module) -> None:

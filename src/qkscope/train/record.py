@@ -37,6 +37,13 @@ class StepRecord(_OfTraining):
     scalars: dict[str, float]
 
 
+class SecondsRecord(_OfTraining):
+    """Where the time of the whole training run went, when its last step was added."""
+
+    training: Annotated[float, Field(ge=0)] = 0.0
+    measuring: Annotated[float, Field(ge=0)] = 0.0
+
+
 class TrainingRecord(_OfTraining):
     """Everything that a folder has to say before another step is added."""
 
@@ -45,6 +52,7 @@ class TrainingRecord(_OfTraining):
     settings: dict[str, Any] = {}
     headers: dict[str, str] = {}  # by table
     steps: list[StepRecord] = []
+    seconds: SecondsRecord = SecondsRecord()
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
