@@ -237,3 +237,23 @@ def test_advice_outlives_its_way_between_processes():
         "here: document a.txt: too odd; --that",
     )
     assert (again.documents, again.name) == ((3,), "a.txt")
+
+
+@pytest.mark.slow
+def test_moments_in_memory_give_heads_figures_and_cards_without_a_study(tmp_path):
+    """The same tables as those of the moments' files."""
+    model = tiny("llama", num_hidden_layers=2)
+    moments = qkscope.capture_moments(model, tokens(8, 64), context=64)
+    results = qkscope.load_results(moments)
+    table = qkscope.analyze(moments)
+    heads = results.heads()
+    np.testing.assert_allclose(heads["r_q"], table.loc[table["pc"] == 0, "r_q"], rtol=1e-5)
+    name = results.figures[0]
+    assert results.figure(name).axes
+    assert results.card(name).startswith("# ")
+    later = qkscope.capture_moments(tiny("llama", seed=1, num_hidden_layers=2), tokens(8, 64), context=64)
+    both = qkscope.load_results({"step-1": moments, "step-2": later}).heads()
+    assert list(both["model"].unique()) == ["step-1", "step-2"]
+    assert "name" not in moments.provenance
+    with pytest.raises(InputError, match="results are made of moments by name"):
+        qkscope.load_results({"step-1": table})

@@ -66,10 +66,10 @@ def test_heads_are_those_of_vectors_turned_at_a_window_and_base_that_were_not_ru
         row = found.iloc[head]
         for name in ("r_q_rope", "r_k_rope", "explained_rope", "bias_rope"):
             assert row[name] == pytest.approx(want[name], rel=1e-5, abs=1e-6), name  # angles are rounded to float32
-        assert row["category"] == classify([want["r_q_rope"]], [want["r_k_rope"]])[0]
+        assert row["category_rope"] == classify([want["r_q_rope"]], [want["r_k_rope"]])[0]
     nope = found[found["layer"] == 1]
     np.testing.assert_allclose(nope[["r_q_rope", "r_k_rope"]], 0, atol=1e-12)
-    assert set(nope["category"]) == {"content-focused"}
+    assert set(nope["category_rope"]) == {"content-focused"}
     assert set(found.loc[found["layer"] == 0, "base"]) == {NEW}
 
 
@@ -148,6 +148,17 @@ def test_a_checkpoint_that_was_trained_there_stands_beside_the_prediction(folder
     assert f"{measured['short']:.3f}" in line
     assert line.endswith(f"{measured['long']:.3f}")
     assert "long" in out.splitlines()[1]
+    # Predicted columns end in _rope; r_q, r_k and category are measured, as in qk.csv and heads.csv.
+    heads = pd.read_csv(place / "prediction.csv").sort_values(["layer", "head"])
+    table = pd.read_csv(place / "qk.csv").query("pc == 0 and model == 'short'").sort_values(["layer", "head"])
+    np.testing.assert_allclose(heads["r_q"], table["r_q"])
+    np.testing.assert_allclose(heads["r_k"], table["r_k"])
+    assert list(heads["category"]) == list(classify(table["r_q"].to_numpy(), table["r_k"].to_numpy()))
+    known = heads[heads["r_q_rope"].notna()]
+    words = classify(known["r_q_rope"].to_numpy(), known["r_k_rope"].to_numpy())
+    assert list(known["category_rope"]) == list(words)
+    again = qkscope.predict(place, window=128, rope_theta=NEW).query("model == 'short'")
+    pd.testing.assert_frame_equal(again.reset_index(drop=True), pd.read_csv(place / "prediction.csv"), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ Everything that can be wrong with an argument is a QkscopeError that says what t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -210,11 +210,14 @@ def analyze(
     return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
 
 
-def load_results(folder: Path | str) -> StudyResults:
-    """What a run wrote, read and checked: `.heads()`, `.table(name)`, `.figure(name)`, `.card(name)`."""
+def load_results(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:
+    """Results with `.heads()`, `.table(name)`, `.figure(name)`, `.card(name)`: of a results folder, or of moments.
+
+    Several moments are given by name, `{"step 100": first, "step 200": second}`, in the order of training.
+    """
     from qkscope.report.loaded import StudyResults
 
-    return StudyResults(folder)
+    return StudyResults(source)
 
 
 def ablate_heads(
@@ -281,20 +284,25 @@ def predict(
     model: str = "model",
     skip_positions: int = 0,
 ) -> pd.DataFrame:
-    """What RoPE alone predicts of every head of a moments file: r_q, r_k and category, with errors over documents.
+    """The rotated-mean prediction for every head: r_q_rope, r_k_rope and category_rope, with errors over documents.
 
-    `window` may be any number of positions, run or not (by default those of the moments), `rope_theta` another base
-    than the model's, where its measured angles are those of one base.
+    `moments` is a moments file, or a results folder, whose checkpoints are all predicted, next to the measured r_q, r_k
+    and category at their native context. `window` may be any number of positions, run or not (by default those of the
+    moments), `rope_theta` another base than the model's, where its measured angles are those of one base.
     """
+    from qkscope.lenses.rope.ask import Question, answer, head_rows
     from qkscope.lenses.rope.extrapolate import extrapolate, with_base
     from qkscope.moments.rest import RestFile
 
     if not isinstance(moments, PathLike | str):
-        raise InputError(f"predict takes the path of a moments file, not {type(moments).__name__}")
+        raise InputError(f"predict takes the path of a moments file or results folder, not {type(moments).__name__}")
     if rope_theta is not None and not (isinstance(rope_theta, int | float) and 1 < rope_theta < 1e30):
         raise InputError(f"rope_theta should be a number above 1, not {str(rope_theta)[:40]!r}")
     window = None if window is None else whole_argument("window", window, 2, LONGEST)
     skip = whole_argument("skip_positions", skip_positions, 0)
+    if Path(moments).is_dir():
+        question = Question(window, None if rope_theta is None else {None: float(rope_theta)})
+        return head_rows(answer(Path(moments), (), question, skip or None))
     file = RestFile(Path(moments))
     rotation = None if rope_theta is None else with_base(file, {None: float(rope_theta)}, str(moments))
     return extrapolate(file, name=model, window=window, rotation=rotation, skip=skip).heads

@@ -65,6 +65,8 @@ def predict(options: argparse.Namespace) -> int:
     from qkscope.results.folder import PREDICTION_CSV, PREDICTION_KERNEL_CSV, results_file
 
     folder = Path(options.results)
+    if options.window is None and not options.rope_theta and options.rotation_of is None:
+        raise InputError("predict what? give --window TOKENS, --rope-theta BASE, or --rotation-of NAME")
     question = Question(options.window, bases_of(options.rope_theta), options.rotation_of)
     answers = answer(folder, options.checkpoint, question, options.skip_positions)
     out = Path(options.out) if options.out else folder

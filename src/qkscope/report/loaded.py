@@ -1,10 +1,12 @@
-"""A results folder in a notebook: its heads, its tables, its figures."""
+"""Results in a notebook, of a results folder or of moments in memory: heads, tables, figures, page."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from qkscope.errors import InputError
@@ -17,14 +19,22 @@ if TYPE_CHECKING:
 
     from qkscope.lenses.at_window import AtWindow, StudyTables
     from qkscope.lenses.catalogue import Numbered
+    from qkscope.moments.moments import Moments
     from qkscope.results.entries import Entries
 
 
 class StudyResults:
-    """What `qkscope run` wrote, read and checked."""
+    """What `qkscope run` wrote, read and checked; or tables of moments in memory, in a temporary folder."""
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = as_path(folder, "the results folder")
+    def __init__(self, source: Path | str | Moments | Mapping[str, Moments]) -> None:
+        from qkscope.moments.moments import Moments
+
+        if isinstance(source, Moments):
+            source = {str(source.provenance.get("name") or "model"): source}
+        if isinstance(source, Mapping):
+            self._temporary = _analyzed(source)  # removed with this object
+            source = self._temporary.name
+        self.folder = as_path(source, "the results folder")
         self._results = load_results(self.folder)
 
     @property
@@ -98,6 +108,19 @@ class StudyResults:
         heads = len(self._results.heads) // max(1, len(study.names))
         noun = study.noun if len(study.names) == 1 else f"{study.noun}s"
         return f"<results of {study.title!r}: {len(study.names)} {noun}, {heads} heads each, in {self.folder}>"
+
+
+def _analyzed(moments: Mapping[str, Moments]) -> TemporaryDirectory[str]:
+    """A results folder with the tables of these moments."""
+    from qkscope.moments.moments import Moments
+    from qkscope.tables.from_moments import analyze_in_memory
+
+    wrong = next((each for each in moments.values() if not isinstance(each, Moments)), None)
+    if not moments or wrong is not None:
+        raise InputError(f"results are made of moments by name, {{'step 100': moments}}, not {type(wrong).__name__}")
+    folder = TemporaryDirectory(prefix="qkscope-")
+    analyze_in_memory(moments, Path(folder.name))
+    return folder
 
 
 def _closest(name: str, known: list[str]) -> str:

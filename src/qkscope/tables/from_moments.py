@@ -131,6 +131,30 @@ def analyze_files(
         return write_results(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
 
 
+class _Silent:
+    """Hears nothing: in a notebook, tables from sums in memory are made in a moment."""
+
+    def wrote(self, path: str) -> None:
+        """A file is there."""
+
+    def noted(self, message: str) -> None:
+        """Something a reader should know."""
+
+
+def analyze_in_memory(moments: Mapping[str, Moments], out: Path, kind: StudyKind | None = None) -> Path:
+    """Write moments that are in memory, by the names their rows get, and all their tables into the folder `out`."""
+    paths = []
+    for name, each in moments.items():
+        path = moments_path(out, _checked_name(out, name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        each.settle()
+        sums = {layer: each.layer_moments(layer) for layer in each.layers}
+        named = {**each.provenance, "name": name}
+        Moments.from_layers(each.layout, each.layers.values(), sums, named, each.documents).save(path)
+        paths.append(path)
+    return analyze_files(paths, _Silent(), "qkscope.load_results", out=out, kind=kind)
+
+
 def _named(paths: Sequence[Path]) -> tuple[dict[str, Path], int]:
     """Moments files by the names of their checkpoints, and the shortest context."""
     files: dict[str, Path] = {}

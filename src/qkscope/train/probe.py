@@ -167,9 +167,10 @@ class Probe:
         self.last_step = step = whole_argument("step", step, 0)
         if tokens is not None:
             whole_argument("tokens", tokens, 0)
+        scalars: dict[str, float] = {}
         with training_continues(step, strict=self.settings.strict, refuse=not self._measured):
-            return self._measure(step, tokens)
-        return {}
+            scalars.update(self._measure(step, tokens))
+        return scalars
 
     def _measure(self, step: int, tokens: int | None) -> dict[str, float]:
         decision = self._ranks.decided(lambda: self._decide(step))

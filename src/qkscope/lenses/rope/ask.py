@@ -26,8 +26,6 @@ class Question:
     rotation_of: str | None = None
 
     def __post_init__(self) -> None:
-        if self.window is None and not self.bases and self.rotation_of is None:
-            raise InputError("predict what? say at which window, with which RoPE base, or whose rotation")
         if self.bases and self.rotation_of is not None:
             raise InputError("the rotation is either of another base or of another checkpoint, not both")
         bad = [base for base in (self.bases or {}).values() if not 1.0 < base < 1e30]
@@ -43,6 +41,7 @@ class Answer:
     context: int
     base: float | None  # None where there is no one base
     measured: dict[str, float]  # empty where the folder has no tables
+    heads: pd.DataFrame  # the predicted heads, with r_q, r_k and category as measured at the native context
     own: Extrapolated
     predicted: Extrapolated
     trained: tuple[str, dict[str, float]] | None  # another checkpoint that was run so: its name and measurement
@@ -91,6 +90,7 @@ def _answer(name: str, files: Mapping[str, RestFile], question: Question, result
         file.layout.context,
         one_base(file),
         _measured(results, name, file.layout.context),
+        _beside_measured(predicted.heads, _measured_heads(results, name, file.layout.context)),
         own,
         predicted,
         _trained(name, files, predicted, results),
@@ -105,14 +105,32 @@ def one_base(file: RestFile) -> float | None:
 
 def _measured(results: Results | None, name: str, window: int) -> dict[str, float]:
     """Means over heads as measured at a checkpoint's own context."""
-    if results is None:
-        return {}
-    here = results.heads[(results.heads["model"] == name) & (results.heads["window"] == window)]
+    here = _measured_heads(results, name, window)
     if here.empty:
         return {}
-    dominated = classify(here["r_q"].to_numpy(), here["r_k"].to_numpy()) == CATEGORIES[0]
     means = {key: float(here[key].mean()) for key in ("r_q", "r_k")}
-    return means | {"position_dominated": float(dominated.mean())}
+    return means | {"position_dominated": float((here["category"] == CATEGORIES[0]).mean())}
+
+
+def _measured_heads(results: Results | None, name: str, window: int) -> pd.DataFrame:
+    """r_q, r_k and category of each measured head; no rows where the folder has no tables."""
+    columns = ["layer", "head", "r_q", "r_k"]
+    if results is None:
+        return pd.DataFrame(columns=[*columns, "category"])
+    here = results.heads[(results.heads["model"] == name) & (results.heads["window"] == window)][columns]
+    return here.assign(category=classify(here["r_q"].to_numpy(), here["r_k"].to_numpy()))
+
+
+def _beside_measured(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """Measured columns in front of the predicted ones, which all end in `_rope`; empty where nothing was measured."""
+    names = ["r_q", "r_k", "category"]
+    keys = predicted[["layer", "head"]].astype("int64")
+    found = keys.merge(measured.astype({"layer": "int64", "head": "int64"}), on=["layer", "head"], how="left")
+    place = list(predicted.columns).index("r_q_rope")
+    joined = predicted.copy()
+    for offset, name in enumerate(names):
+        joined.insert(place + offset, name, found[name].to_numpy())
+    return joined
 
 
 def _trained(
@@ -131,8 +149,8 @@ def _trained(
 
 
 def head_rows(answers: Sequence[Answer]) -> pd.DataFrame:
-    """Every head of every checkpoint."""
-    return pd.concat([each.predicted.heads for each in answers], ignore_index=True)
+    """Every head of every checkpoint, measured and predicted."""
+    return pd.concat([each.heads for each in answers], ignore_index=True)
 
 
 def kernel_rows(answers: Sequence[Answer]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.kind_of_layer import kind_name
 from qkscope.lenses.rope.kernel import BEYOND, kernel_at, log_distances
-from qkscope.lenses.rope.predict import RopeWindow, category_codes, predict, predict_samples
+from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
 from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split_sums import EntryLayer, entry_layer
 from qkscope.lenses.rows import over_layers
@@ -27,7 +27,7 @@ from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_corre
 
 COLUMNS = (
     "model", "layer", "depth", "head", "kv_head", "rotary", "layer_kind", "window", "base", "r_q_rope", "r_q_rope_se",
-    "r_k_rope", "r_k_rope_se", "category_rope", "category", "explained_rope", "bias_rope",
+    "r_k_rope", "r_k_rope_se", "category_rope", "explained_rope", "bias_rope",
 )  # fmt: skip
 KERNEL_COLUMNS = ("model", "layer", "head", "window", "distance", "kernel", "kernel_scaled")
 LONGEST = 2**24  # tokens of a window, as in a study
@@ -121,7 +121,7 @@ def extrapolate(file: RestFile, *, name: str, window: int | None, rotation: Turn
     if not known.any():
         raise InputError(f"checkpoint {name!r}: nothing was summed before rotation, or no rotation could be measured")
     names = np.where(known, classify(heads["r_q_rope"].to_numpy(), heads["r_k_rope"].to_numpy()), CATEGORIES[-1])
-    heads = heads.assign(model=name, window=stop, category=names)
+    heads = heads.assign(model=name, window=stop, category_rope=names)
     return Extrapolated(
         heads[list(COLUMNS)].reset_index(drop=True),
         kernels.assign(model=name, window=stop)[list(KERNEL_COLUMNS)].reset_index(drop=True),
@@ -151,7 +151,7 @@ class _LayerFound:
         kind = kind_name(facts.rotary, facts.attention, facts.attention_window)
         who = {"layer": facts.layer, "head": range(facts.q_heads), "rotary": facts.rotary, "layer_kind": kind}
         heads = pd.DataFrame({**who, "kv_head": [facts.kv_head(head) for head in range(facts.q_heads)]})
-        names = ("r_q_rope", "r_q_rope_se", "r_k_rope", "r_k_rope_se", "category_rope", "explained_rope", "bias_rope")
+        names = ("r_q_rope", "r_q_rope_se", "r_k_rope", "r_k_rope_se", "explained_rope", "bias_rope")
         if at is None or at.rest is None:
             return cls(facts, heads.assign(**dict.fromkeys(names, np.nan), base=np.nan), pd.DataFrame(), None)
         rest, window = at.rest.under(turned), RopeWindow.plain(stop, skip, facts.q_heads)
@@ -165,8 +165,7 @@ class _LayerFound:
             errors.append(jackknife_error(value, without, at.sizes, "fisher"))
             draws = scaled_correlations(value, without, at.sizes) if at.sizes else without
             drawn.append(np.concatenate([value[None], draws]))
-        codes = category_codes(whole.r_q, whole.r_k)
-        values = (whole.r_q, errors[0], whole.r_k, errors[1], codes, whole.explained, whole.bias)
+        values = (whole.r_q, errors[0], whole.r_k, errors[1], whole.explained, whole.bias)
         base = base_of(turned)
         heads = heads.assign(**dict(zip(names, values, strict=True)), base=np.nan if base is None else base)
         distances = log_distances(BEYOND * stop)
