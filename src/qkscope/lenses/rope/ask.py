@@ -125,11 +125,11 @@ def _beside_measured(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.Data
     """Measured columns in front of the predicted ones, which all end in `_rope`; empty where nothing was measured."""
     names = ["r_q", "r_k", "category"]
     keys = predicted[["layer", "head"]].astype("int64")
-    found = keys.merge(measured.astype({"layer": "int64", "head": "int64"}), on=["layer", "head"], how="left")
+    matched = keys.merge(measured.astype({"layer": "int64", "head": "int64"}), on=["layer", "head"], how="left")
     place = list(predicted.columns).index("r_q_rope")
     joined = predicted.copy()
     for offset, name in enumerate(names):
-        joined.insert(place + offset, name, found[name].to_numpy())
+        joined.insert(place + offset, name, matched[name].to_numpy())
     return joined
 
 
