@@ -1,8 +1,16 @@
 """The command line: exit codes, one clear message, no traceback, nothing lost."""
 
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
+from families import tiny
+from qkscope.cli.arguments import GROUPS, build_parser
 from qkscope.cli.main import main
 from warm import run_warm
 
@@ -12,10 +20,14 @@ def test_help_teaches(capsys):
         main(["--help"])
     assert done.value.code == 0
     shown = capsys.readouterr().out
-    for word in ("run", "report", "compare", "capture", "analyze", "inspect", "demo", "start here"):
-        assert word in shown
+    assert (
+        shown.index("getting started:\n  demo ")
+        < shown.index("  init ")
+        < shown.index("  run ")
+        < shown.index("studies")
+    )
     assert main([]) == 0
-    assert "start here" in capsys.readouterr().out
+    assert "getting started" in capsys.readouterr().out
     for command in ("run", "report", "compare", "capture", "analyze", "inspect", "demo"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -27,7 +39,8 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     world()
     done = run_warm("run", "study.yaml", "--out", "out", cwd=tmp_path)  # another process, output not a terminal
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "results: out/\nfigures: qkscope report out\n"
+    assert re.fullmatch(r"results: out/ \(\d+ tables\)\nnext: qkscope report out\n", done.stdout)
+    assert "wrote" not in done.stderr
     assert "study world: 2 checkpoints, 1.92K tokens" in done.stderr
     assert "sums: " in done.stderr
     assert "[1/2] one: 6 documents x 64 tokens" in done.stderr
@@ -42,10 +55,12 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
 def test_report_says_where_the_figures_are(results, tmp_path, monkeypatch, capsys, sketches):
     results()
     monkeypatch.chdir(tmp_path)
-    assert main(["report", "out"]) == 0
+    assert main(["report", "out", "--verbose"]) == 0
     shown = capsys.readouterr()
     assert "figures: out/figures/ (" in shown.out
     assert "wrote out/figures/01_position_signal/" in shown.err
+    assert main(["report", "out", "--no-figures"]) == 0
+    assert "wrote" not in capsys.readouterr().err
     for file in ("figure.png", "figure.svg", "README.md"):
         assert (tmp_path / "out/figures/01_position_signal" / file).stat().st_size > 500
     assert (tmp_path / "out/tables/trajectory.csv").exists()
@@ -203,3 +218,90 @@ def test_bars_on_a_terminal(world, tmp_path, start):
     assert b"\x1b" in shown
     assert b"documents" in shown
     assert b"[red]x" in shown
+
+
+# -- first use ---------------------------------------------------------------------------------------
+
+
+def test_every_command_is_in_one_group_of_the_overview():
+    commands = next(action for action in build_parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(commands.choices)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"), [("rn", "did you mean `qkscope run`?"), ("xyzzy", "`qkscope --help` lists the commands")]
+)
+def test_a_misspelled_command_gets_a_suggestion(capsys, typed, told):
+    with pytest.raises(SystemExit) as done:
+        main([typed])
+    assert done.value.code == 2
+    assert capsys.readouterr().err == f"qkscope: there is no command {typed!r}; {told}\n"
+
+
+def told_of(capsys, *arguments):
+    assert main([str(each) for each in arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_study_file_in_the_place_of_results_and_the_other_way_round(world, tmp_path, monkeypatch, capsys):
+    study = world()
+    monkeypatch.chdir(tmp_path)
+    assert "is a study file, not a results folder; its results are in results/world/" in told_of(
+        capsys, "report", study
+    )
+    (tmp_path / "out").mkdir()
+    assert "out: is a folder; give a study file (YAML)" in told_of(capsys, "run", "out")
+    (tmp_path / "out/study.yaml").write_text("study: world")
+    told = told_of(capsys, "run", "out")
+    assert "out: is a folder; give its study file: out/study.yaml --out out" in told
+
+
+def test_a_key_that_should_be_a_mapping_is_explained_in_words_of_yaml(world, tmp_path, capsys):
+    study = Path(world())
+    text = re.sub(
+        r"documents:.*?(?=^\w|\Z)", "documents: texts/*.txt\n", study.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    study.write_text(text)
+    told = told_of(capsys, "run", study)
+    assert "documents: should be a mapping with keys such as " in told
+    assert "instance of" not in told
+
+
+def test_a_checkpoint_without_a_tokenizer_is_named_with_the_way_out(tmp_path, capsys):
+    tiny("llama").save_pretrained(tmp_path / "bare")
+    (tmp_path / "a.txt").write_text("words " * 100)
+    study = tmp_path / "study.yaml"
+    study.write_text("study: bare\ndocuments: {files: a.txt}\ncheckpoints:\n- {name: one, model: bare, context: 16}\n")
+    told = told_of(capsys, "inspect", study)
+    assert "has no tokenizer files" in told
+    assert "another one can be named with `tokenizer:` in the study" in told
+
+
+def test_pages_of_the_documentation_are_listed_and_printed(capsys):
+    assert main(["docs"]) == 0
+    listed = capsys.readouterr().out
+    assert re.search(r"^study-files +Study files$", listed, re.MULTILINE)
+    assert main(["docs", "study-files"]) == 0
+    assert capsys.readouterr().out.startswith("# Study files\n")
+    assert "did you mean 'study-files'?" in told_of(capsys, "docs", "study-file")
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_has_the_documentation_and_links_to_it(tmp_path):
+    root = Path(__file__).parents[1]
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(root)]
+    subprocess.run(build, check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path / "installed")
+    metadata = next((tmp_path / "installed").glob("*.dist-info/METADATA")).read_text()
+    assert "Project-URL: Documentation, " in metadata
+    code = "import sys; from qkscope.cli.main import main; sys.exit(main(['docs', 'study-files']))"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == (root / "docs/study-files.md").read_text()

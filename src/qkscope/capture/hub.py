@@ -165,6 +165,8 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         return needs_code(source)
     if "safetensors" in text and ("pytorch_model" in text or "use_safetensors" in text or "pickle" in text):
         return ModelError(f"{source} has no safetensors weights; qkscope does not read pickles")
+    if "backend tokenizer" in text:  # transformers lists the formats it tried, and not what is missing
+        return ModelError(f"{source} has no tokenizer files (tokenizer.json, or the files of a slow tokenizer)")
     if source.kind != "hub":
         return ModelError(f"{source} cannot be loaded: {first}")
     causes = list(_causes(error))

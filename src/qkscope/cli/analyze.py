@@ -113,7 +113,7 @@ def analyze(options: argparse.Namespace) -> int:
     _check_moments_options(options, one_folder)
     if options.plasticity_pairs:
         require_vectors(inputs[0])
-    with progress() as events:
+    with progress(verbose=options.verbose) as events:
         analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
         folder = analyze_inputs(
             events,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from qkscope._version import __version__
 from qkscope.cli.ablate import add_ablate
 from qkscope.cli.analyze import add_analyze
 from qkscope.cli.collage import add_collage
+from qkscope.cli.command import Parser
 from qkscope.cli.command import add_command as _command
+from qkscope.cli.docs import add_docs
 from qkscope.cli.estimate import add_cluster_options
 from qkscope.cli.export import add_export, add_push
 from qkscope.cli.init import add_init
@@ -28,38 +31,28 @@ closely each head's queries (r_q) and keys (r_k) follow the position of the toke
 draws figures, writes cards that say what they show, and makes an interactive page.
 """
 
-EPILOG = """\
-start here:
-  qkscope demo                       train ten small checkpoints and analyze them: no network, three minutes
-  qkscope init FOLDER                write a study file for a folder of checkpoints, a model or a Hub repository
-  qkscope inspect STUDY              check a study and see what a run would cost, before anything runs
-  qkscope run STUDY                  capture and analyze into results/<study>/; run it again to continue
-  qkscope watch FOLDER               follow a training run: measure each checkpoint as it is saved
-  qkscope status RESULTS             how far along a run is, and how long it will take
-  qkscope report RESULTS             draw the figures, write their cards, make the interactive page
-  qkscope predict RESULTS            what RoPE alone predicts for a window or base that was not run
-  qkscope ablate STUDY               take position away from heads and measure what the model loses
-  qkscope collage RESULTS ...        draw single heads from the vectors that a run kept
-  qkscope compare RESULTS --with X   whether results reproduce published numbers or another run
-  qkscope among RESULTS              where a model stands among thirteen published ones
-  qkscope join RESULTS --scores X    whether measures of models go with benchmark scores
-  qkscope log, export, push          send results to a tracker, to an archive, to the Hub
-
-`qkscope COMMAND --help` explains a command and shows an example.
-"""
+GROUPS = {
+    "getting started": ("demo", "init", "run", "report"),
+    "studies": ("inspect", "watch", "status", "capture", "ablate"),
+    "analysis": ("analyze", "predict", "compare", "among", "join", "collage"),
+    "sharing": ("export", "push", "log"),
+    "clusters": ("plan", "shard"),
+    "help": ("docs",),
+}
+FOOTER = "`qkscope COMMAND --help` explains a command and shows an example."
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="qkscope",
+        usage="qkscope [-h] [-V] COMMAND ...",
         description=DESCRIPTION,
-        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"qkscope {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"qkscope {__version__}")
     parser.set_defaults(command=None, debug=False)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="qkscope")
     for add in (
         _add_run,
         _add_status,
@@ -80,9 +73,19 @@ def build_parser() -> argparse.ArgumentParser:
         add_export,
         add_push,
         _add_demo,
+        add_docs,
     ):
         add(commands)
+    parser.epilog = _overview(commands.choices)
     return parser
+
+
+def _overview(commands: Mapping[str, Parser]) -> str:
+    """Every command with its summary, by group; a command in no group is a mistake that a test finds."""
+    lines = []
+    for group, names in GROUPS.items():
+        lines += [f"{group}:", *(f"  {name:<9}  {commands[name].summary}" for name in names), ""]
+    return "\n".join([*lines, FOOTER])
 
 
 def _add_run(commands: Any) -> None:

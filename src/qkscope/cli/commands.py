@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from qkscope.cli.visible import visible_line
 from qkscope.errors import InputError
 from qkscope.results.folder import CARD, FIGURE_PNG, figures_folder, moments_folder, tables_folder
+from qkscope.text import counted
 
 if TYPE_CHECKING:
     from qkscope.run.events import Events
@@ -29,11 +30,11 @@ def run(options: argparse.Namespace) -> int:
     from qkscope.run.execute import run_study
 
     quiet_libraries()
-    with progress() as events:
+    with progress(verbose=options.verbose) as events:
         folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
     tell_left_out(folder)
-    print(f"results: {folder}/")
-    print(f"figures: qkscope report {shlex.quote(str(folder))}")
+    print(f"results: {folder}/ ({counted(len(list(folder.glob('*.csv'))), 'table')})")
+    print(f"next: qkscope report {shlex.quote(str(folder))}")
     return 0
 
 
@@ -147,7 +148,8 @@ def report(options: argparse.Namespace) -> int:
     if options.no_page and options.serve is not None:
         raise InputError("--serve shows the page, and --no-page leaves it out: drop one of them")
     folder, out = Path(options.results), Path(options.out) if options.out else None
-    draw_report(folder, figures=not options.no_figures, page=not options.no_page, out=out)
+    refuse_study_file(folder)
+    draw_report(folder, figures=not options.no_figures, page=not options.no_page, out=out, verbose=options.verbose)
     if options.serve is not None:
         from qkscope.cli.serve import serve
 
@@ -166,7 +168,19 @@ def compare(options: argparse.Namespace) -> int:
     return 0 if comparison.reproduced else 1
 
 
-def draw_report(folder: Path, *, figures: bool = True, page: bool = True, out: Path | None = None) -> None:
+def refuse_study_file(path: Path) -> None:
+    """Name the results folder where a study file was given instead of it."""
+    from qkscope.run.execute import results_folder
+    from qkscope.study.load import load_study
+
+    if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
+        folder = results_folder(load_study(path), None)
+        raise InputError(f"{path} is a study file, not a results folder; its results are in {folder}/ once it has run")
+
+
+def draw_report(
+    folder: Path, *, figures: bool = True, page: bool = True, out: Path | None = None, verbose: bool = False
+) -> None:
     """Figures, cards, tables and page of a results folder; says where they are."""
     from qkscope.report.write import write_report
 
@@ -174,18 +188,18 @@ def draw_report(folder: Path, *, figures: bool = True, page: bool = True, out: P
     print(f"{doing} ...", file=sys.stderr, flush=True)
     written = write_report(folder, figures=figures, page=page, out=out)
     if figures:
-        _tell_figures(out or folder, written)
+        _print_figures(out or folder, written, verbose)
     if page:
         print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
     if not figures and not page:
         print(f"tables: {tables_folder(out or folder)}/")
 
 
-def _tell_figures(folder: Path, written: list[Path]) -> None:
+def _print_figures(folder: Path, written: list[Path], verbose: bool) -> None:
     figures = sorted({path.parent for path in written if path.name == FIGURE_PNG})
-    for figure in figures:
+    for figure in figures if verbose else ():
         print(f"wrote {figure}/", file=sys.stderr)
-    print(f"figures: {figures_folder(folder)}/ ({len(figures)} figures, each with a {CARD} that says what it shows)")
+    print(f"figures: {figures_folder(folder)}/ ({counted(len(figures), 'figure')}, each with a card in {CARD})")
 
 
 def capture(options: argparse.Namespace) -> int:
@@ -247,14 +261,14 @@ def demo(options: argparse.Namespace) -> int:
     folder = Path(options.out)
     with training_progress() as show:
         study = prepare_demo(folder, settings, show)
-    with progress() as events:
+    with progress(verbose=options.verbose) as events:
         # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
         capture = CaptureOptions(overwrite=True, vectors=VectorSample(tokens=True))
         run_study(study, folder, events, command=command_line(), options=capture)
         for number, ablation in enumerate(demo_ablations(study)):
             ablate_study(study, folder, ablation, events, command_line(), AblationOptions(replace=number == 0))
     print(f"results: {folder}/")
-    draw_report(folder)
+    draw_report(folder, verbose=options.verbose)
     return 0
 
 

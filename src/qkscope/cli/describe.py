@@ -33,7 +33,10 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     )
     lines.append(f"corpus: {first.corpus.fingerprint}")
     lines.append(f"kind: {plan.how_read()}")
-    rows = [("checkpoint", "label", "phase", "context", "documents", "tokens", "attention")]
+    summaries = list(dict.fromkeys(attention_summary(each.blueprint.probe.layers) for each in plan.checkpoints))
+    if len(summaries) == 1:
+        lines.append(f"attention: {summaries[0]}")
+    rows = [("checkpoint", "label", "phase", "context", "documents", "tokens", *(["attention"] * (len(summaries) > 1)))]
     for each in plan.checkpoints:
         checkpoint = each.checkpoint
         rows.append(
@@ -44,7 +47,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
                 str(each.context),
                 str(len(each.documents)),
                 short_number(each.tokens),
-                attention_summary(each.blueprint.probe.layers),
+                *([attention_summary(each.blueprint.probe.layers)] if len(summaries) > 1 else []),
             )
         )
     lines += ["", *table(rows), ""]

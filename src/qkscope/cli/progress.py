@@ -24,14 +24,14 @@ LINE_SECONDS = 10.0  # between two plain lines of the same work
 
 
 @contextmanager
-def progress(stream: TextIO | None = None) -> Iterator[Events]:
-    """The right kind of progress for where the output goes."""
+def progress(stream: TextIO | None = None, *, verbose: bool = False) -> Iterator[Events]:
+    """The right kind of progress for where the output goes; `verbose` lists every file that is written."""
     out = stream or sys.stderr
     if not out.isatty():
-        yield PlainEvents(lambda line: _tell(line, out))
+        yield PlainEvents(lambda line: _tell(line, out), verbose=verbose)
         return
     with _bars(out) as bars:
-        yield BarEvents(bars)
+        yield BarEvents(bars, verbose=verbose)
 
 
 def _tell(line: str, out: TextIO) -> None:
@@ -103,8 +103,8 @@ class _Meter:
 class PlainEvents(Events):
     """One line per event, and one every ten seconds of long work."""
 
-    def __init__(self, say: Callable[[str], None], every: float = LINE_SECONDS) -> None:
-        self._print = say
+    def __init__(self, say: Callable[[str], None], every: float = LINE_SECONDS, *, verbose: bool = False) -> None:
+        self._print, self._verbose = say, verbose
         self._every = every
         self._meter = _Meter()
         self._next = time.monotonic() + every
@@ -193,8 +193,9 @@ class PlainEvents(Events):
         self._say(f"{self._name(plan)}: {byte_size(freed)} removed from the cache")
 
     def wrote(self, path: str) -> None:
-        """A result."""
-        self._say(f"wrote {path}")
+        """A result; the command prints where all of them are."""
+        if self._verbose:
+            self._say(f"wrote {path}")
 
     def _name(self, plan: CheckpointPlan) -> str:
         return self._numbers.get(plan.checkpoint.name, plan.checkpoint.name)
@@ -209,9 +210,11 @@ class PlainEvents(Events):
 class BarEvents(PlainEvents):
     """A bar for the documents of each running checkpoint; all else becomes lines above the bars."""
 
-    def __init__(self, bars: Any) -> None:
-        # Names are data: never markup. The bars move by themselves, so no lines in between.
-        super().__init__(lambda line: bars.console.print(line, markup=False, highlight=False), every=math.inf)
+    def __init__(self, bars: Any, *, verbose: bool = False) -> None:
+        # Names are data: never markup. Bars show progress, so no lines are needed in between.
+        super().__init__(
+            lambda line: bars.console.print(line, markup=False, highlight=False), every=math.inf, verbose=verbose
+        )
         self._bars = bars
         self._reading: Any = None
         self._running: dict[str, Any] = {}

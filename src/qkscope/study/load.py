@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,10 @@ def _validated(settings: dict[str, Any]) -> Study:
 
 
 def _read(path: Path) -> str:
+    if path.is_dir():
+        kept = next((each for each in sorted(path.glob("*.yaml")) if each.is_file()), None)
+        instead = f"give its study file: {kept} --out {path}" if kept else "give a study file (YAML)"
+        raise StudyError(f"is a folder; {instead}")
     try:
         return read_bytes(path, MAX_BYTES, follow=True).decode("utf-8")  # YAML takes any line end
     except Missing:
@@ -203,13 +207,23 @@ def _problems(error: ValidationError, within: Sequence[str | int] = ()) -> list[
         elif problem["type"] == "missing":
             lines.append(f"missing key {place!r}")
         else:
-            message = problem["msg"].removeprefix("Value error, ")
+            message = _mapping_problem(problem) or problem["msg"].removeprefix("Value error, ")
             value = "" if problem["type"] == "value_error" and not location else f" (got {_short(problem['input'])})"
             hint = number_hint(problem["input"])
             lines.append(f"{place}: {message}{value}{f'; {hint}' if hint else ''}" if place else message)
     distinct = list(dict.fromkeys(lines))
     more = len(distinct) - MAX_PROBLEMS
     return [*distinct[:MAX_PROBLEMS], f"and {more} more mistakes"] if more > 0 else distinct
+
+
+def _mapping_problem(problem: Mapping[str, Any]) -> str | None:
+    """In words of YAML what pydantic says in those of Python; None for other problems."""
+    if problem["type"] not in ("model_type", "model_attributes_type", "dict_type"):
+        return None
+    models = {model.__name__: model for model in (Checkpoint, Series, Documents, Heads, Characters, Phase, Study)}
+    model = models.get(str(problem.get("ctx", {}).get("class_name")))
+    keys = "" if model is None else f" with keys such as {', '.join(list(model.model_fields)[:3])}"
+    return f"should be a mapping{keys}"
 
 
 def _place(location: list[Any]) -> str:
