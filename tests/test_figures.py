@@ -488,3 +488,16 @@ def test_the_script_that_the_documents_name(tmp_path, monkeypatch):
     assert broken.returncode == 2
     assert "qk.csv: not found" in broken.stderr
     assert "Traceback" not in broken.stderr
+
+
+def test_a_figure_that_got_another_number_leaves_no_folder_behind(tmp_path):
+    """Inserting a lens renumbers later figures; files that we did not make stay."""
+    from qkscope.report.figures import remove_stale_figures
+
+    for name in ("01_position_signal", "05_position_signal", "05_position_signal_common", "07_mine"):
+        (tmp_path / "figures" / name).mkdir(parents=True)
+        (tmp_path / "figures" / name / "figure.png").write_text("")
+    (tmp_path / "figures/05_position_signal_common/notes.txt").write_text("")
+    remove_stale_figures(tmp_path, {"01_position_signal"})
+    left = sorted(path.relative_to(tmp_path / "figures").as_posix() for path in (tmp_path / "figures").rglob("*.*"))
+    assert left == ["01_position_signal/figure.png", "05_position_signal_common/notes.txt", "07_mine/figure.png"]

@@ -1,5 +1,6 @@
 """Draw what a study carries into `figures/<nn>_<name>/`, each figure with its card beside it."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import matplotlib
@@ -7,15 +8,15 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.draw import style
 from qkscope.files import write_text
-from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
 from qkscope.lenses.catalogue import Numbered, catalogue, drawable
 from qkscope.processes import over_cores
-from qkscope.results.folder import CARD, FIGURE_FILES, figure_folder
+from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder
 from qkscope.results.mapped import let_go
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
 
-RETIRED = ("08_rope_vs_nope",)  # folders of earlier versions; our files in them are taken away
+RETIRED = ("rope_vs_nope",)  # figures of earlier versions, whose files are removed
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 
 
@@ -42,8 +43,14 @@ def write_figures(tables: StudyTables, folder: Path) -> list[Path]:
         let_go()
     drawing = over_cores(lambda one: write_figure(one[0], tables, one[1], folder), wanted, WORTH_SHARING)
     written = [path for paths in drawing for path in paths]
-    drawn = {entry.folder(at.common) for entry, at in wanted}
-    possible = {entry.folder(common) for entry in catalogue() for common in (False, True)}
-    for name in sorted((possible | set(RETIRED)) - drawn):
-        remove_figure(folder, name)
+    remove_stale_figures(folder, {entry.folder(at.common) for entry, at in wanted})
     return written
+
+
+def remove_stale_figures(folder: Path, drawn: Collection[str]) -> None:
+    """Remove figures of an earlier report that were not drawn now, under whatever number: a new lens renumbers them."""
+    names = {*(entry.name for entry in catalogue()), *RETIRED}
+    for entry in entries(figures_folder(folder)):
+        known = FIGURE.fullmatch(entry.name) and entry.name[3:].removesuffix(COMMON_SUFFIX) in names
+        if known and entry.name not in drawn:
+            remove_figure(folder, entry.name)
