@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -139,6 +140,22 @@ def test_sigterm_stops_at_once_and_says_what_is_kept(slow_study, tmp_path, start
     assert process.returncode == 143
     assert "qkscope: terminated; everything finished is kept; run the same command to resume" in told
     assert "Traceback" not in told
+
+
+def test_sigterm_during_a_report_ends_it_and_the_processes_that_draw_without_a_traceback(finished, tmp_path, start):
+    shutil.copytree(finished(), tmp_path / "out")
+    process = start("report", "out", start_new_session=True)
+    while process.poll() is None and not list((tmp_path / "out/figures").glob("*/figure.png")):
+        time.sleep(0.01)
+    process.terminate()
+    _, told = process.communicate()
+    assert process.returncode == 143, told
+    assert told.splitlines()[-1] == "qkscope: terminated; everything finished is kept; run the same command to resume"
+    assert "Error" not in told
+    with pytest.raises(ProcessLookupError):  # nobody of its session is left to draw
+        while True:
+            os.killpg(process.pid, 0)
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

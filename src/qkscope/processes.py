@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -27,10 +28,17 @@ def over_cores(work: Callable[[T], R], items: Sequence[T], fewest: int = 2) -> I
         return
     _work = work, items
     try:
-        with multiprocessing.get_context("fork").Pool(min(cores, len(items))) as pool:
+        with multiprocessing.get_context("fork").Pool(min(cores, len(items)), _end_quietly) as pool:
             yield from pool.imap(_do, range(len(items)))
     finally:
         _work = None
+
+
+def _end_quietly() -> None:
+    """In a worker: leave Ctrl-C to the parent, and end without a traceback when the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # only where processes can be forked
 
 
 def _do(number: int) -> Any:

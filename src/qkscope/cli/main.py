@@ -14,6 +14,7 @@ from typing import Any
 from qkscope.cli.arguments import build_parser
 from qkscope.cli.visible import visible
 from qkscope.errors import QkscopeError, QkscopeWarning
+from qkscope.run.stopping import terminable
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C; SIGTERM brings its own code
 
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     warnings.showwarning = _show_warning
     try:
-        return int(options.command(options) or 0)
+        with terminable():
+            return int(options.command(options) or 0)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
         return 0

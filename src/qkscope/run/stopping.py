@@ -34,6 +34,23 @@ class Stop:
 
 
 @contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` at SIGTERM while the block runs, so that its cleanup happens and the message is printed."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+@contextmanager
 def stoppable(on_interrupt: Callable[[], None]) -> Iterator[Stop]:
     """Listen for the two signals while the block runs; `on_interrupt` is called at the first Ctrl-C."""
     stop = Stop()
@@ -47,12 +64,9 @@ def stoppable(on_interrupt: Callable[[], None]) -> Iterator[Stop]:
         stop.asked = True
         on_interrupt()
 
-    def terminated(signum: int, frame: FrameType | None) -> None:
-        raise Terminated
-
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, interrupted),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, terminated),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate),
     }
     try:
         yield stop
