@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -48,8 +50,31 @@ class RayEngine(BaseEngine):
 
     def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
         """Run every task of the job."""
-        with _connected(job.placement.address, on_report) as ray, _marked(job.folder) as marker:
+        with _last_words(), _connected(job.placement.address, on_report) as ray, _marked(job.folder) as marker:
             _Crew(ray, job, on_report, stop, marker).run()
+
+
+# Prints a line if its parent ends without a word, which closes the pipe.
+WITNESS = """
+import sys
+if sys.stdin.read() != "done":
+    print(sys.argv[1], file=sys.stderr)
+"""
+RAY_DIED = (
+    "qkscope: Ray on this machine died and ended this run; everything finished is kept; run the same command to resume"
+)
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """Print what happened if Ray ends this process: it may call exit when its node dies, and Python never knows."""
+    witness = subprocess.Popen(
+        [sys.executable, "-S", "-c", WITNESS, RAY_DIED], stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        witness.communicate("done")
 
 
 @contextmanager
