@@ -133,14 +133,14 @@ def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """What `plasticity.csv` says of a layer's heads."""
     values = cell_values(sums)
     weighed = Weighed(values)
-    ap, content = weighed.mean(values.ap), weighed.mean(values.content)
+    ap, content, alone = (weighed.mean(each) for each in (values.ap, values.content, values.same_position))
     columns = {
         "ap": ap,
         "ap_content": content,
         "ap_near": weighed.mean(values.ap, weighed.near),
-        "ap_same_position": weighed.mean(values.same_position),
+        "ap_same_position": alone,
         **_ends(weighed),
-        "loss_not_position": _ratio(1.0 - content, np.nan_to_num(1.0 - ap), np.nan),
+        "loss_not_position": _ratio(1.0 - content, np.nan_to_num(1.0 - alone), np.nan),
     }
     return {**columns, "ap_buckets": np.full(len(ap), float(buckets_of(sums.edges)))}
 
