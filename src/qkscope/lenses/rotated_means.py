@@ -38,7 +38,9 @@ class MeanCurve:
     mean_t: Array  # (rows, buckets)
     level: Array  # (rows, buckets, d)
     slope: Array  # (rows, buckets, d), per token
-    before: Array  # (rows, buckets, d): the mean before RoPE, of the window where the bucket has none; 0 at one position
+    before: (
+        Array  # (rows, buckets, d): the mean before RoPE, of the window where the bucket has none; 0 at one position
+    )
 
     def at(self, positions: NDArray[np.intp]) -> Array:
         """The mean vector at each position: (rows, positions, d)."""
@@ -114,9 +116,7 @@ def rotated(vectors: Array, rotation: Rotation | None, positions: NDArray[np.int
     return found
 
 
-def rotated_covariance(
-    means: Array, rotation: Rotation, intervals: Intervals, weights: Array | None = None
-) -> Array:
+def rotated_covariance(means: Array, rotation: Rotation, intervals: Intervals, weights: Array | None = None) -> Array:
     """Covariance over the positions of each interval of vectors (rows, intervals, d) that rotate with position.
 
     With `weights` (rows, intervals), the weighted sum over intervals: (rows, 1, d, d).
@@ -181,7 +181,9 @@ def _phase_products(angles: tuple[float, ...], intervals: Intervals) -> tuple[Co
 
 def mean_phase(angle: Array, intervals: Intervals) -> Complex:
     """The mean of e^{i angle t} over the positions t of each interval: (intervals, …), a geometric sum."""
-    low, high = (np.array(each, dtype=float).reshape((-1,) + (1,) * angle.ndim) for each in zip(*intervals, strict=True))
+    low, high = (
+        np.array(each, dtype=float).reshape((-1,) + (1,) * angle.ndim) for each in zip(*intervals, strict=True)
+    )
     width, half = high - low, np.sin(angle / 2)
     flat = np.abs(half) < NO_ROTATION
     size = np.where(flat, 1.0, np.sin(width * angle / 2) / (width * np.where(flat, 1.0, half)))

@@ -22,7 +22,7 @@ def plasticity_of(gap: Array, fixed: Array, decided: Array) -> Array:
 
 
 def traces_by_keys(matrices: Array, keys: Array, which: Index) -> Array:
-    """tr(M_b K_c) of every head, for all of its matrices (heads, b, d, d) and those of its key head (key heads, c, …)."""
+    """tr(M_b K_c) of every head: its matrices (heads, b, d, d) with all of its key head (key heads, c, d, d)."""
     heads, count, d, _ = matrices.shape
     flat, traces = matrices.reshape(heads, count, d * d), np.empty((heads, count, keys.shape[1]))
     for key, of_key in enumerate(keys.reshape(len(keys), -1, d * d)):
