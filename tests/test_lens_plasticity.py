@@ -1,6 +1,5 @@
 """Plasticity against brute force from raw vectors, numbers worked out by hand, simulation, and properties."""
 
-from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -11,9 +10,9 @@ from scipy.special import ndtr, owens_t
 from scipy.stats import norm
 
 from qkscope import Moments
-from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.plasticity.closed_form import plasticity_of
+from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity.grid import cells_of, part_grid
+from qkscope.lenses.plasticity.products import plasticity_of
 from qkscope.lenses.plasticity.table import (
     FILE,
     MAP,
@@ -132,7 +131,8 @@ def summed(rows, queries):
             matched, total = matched + ends[0][here].sum() * (by[0] - by[1]), total + ends[0][here].sum()
     ap, of_content, same = (np.average(each, weights=weight) for each in (pp, content, alone))
     whole = {
-        "ap": ap, "ap_content": of_content, "ap_same_position": same, "ap_near": np.average(pp, weights=near_weight * n[b.astype(int)]),
+        "ap": ap, "ap_content": of_content, "ap_same_position": same,
+        "ap_near": np.average(pp, weights=near_weight * n[b.astype(int)]),
         "ap_first": first, "ap_last": last, "ap_drop": first - last, "ap_drop_matched": matched / total,
         "loss_not_position": (1 - of_content) / (1 - same),
     }  # fmt: skip

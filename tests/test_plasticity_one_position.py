@@ -269,7 +269,7 @@ def test_without_rope_the_line_of_queries_does_not_count():
 def test_position_that_adds_plasticity_makes_the_share_exceed_one():
     """Queries disagree about a direction in which keys differ by position alone: without position they agree more."""
     noise = exact_noise([1.0, 1.0])
-    q = np.broadcast_to([1.0, 0.0] + noise, (4, LENGTH, 2))
+    q = np.broadcast_to(noise + np.array([1.0, 0.0]), (4, LENGTH, 2))
     k = 0.3 * noise + np.arange(LENGTH)[:, None] / 8 * [0.0, 1.0]
     found = numbers(q, k, edges_of(16), rotation=None)
     assert found["ap_same_position"] > found["ap_content"] + 0.05

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def mean_curve(
     varies = (buckets.var_t > ONE_POSITION)[..., None]
     level, along, rotating = buckets.mean_x, buckets.cov_xt, np.zeros_like(buckets.mean_x)
     if rotation is not None and before is not None:
-        here = np.where(before.bucket_n[..., None] > 0, before.bucket_mean, before.mean[:, None])
+        here = np.where(before.bucket_n[..., None] > 0, before.bucket_mean, before.mean[:, None])  # else the window's
         rotating = np.where(varies, here, 0.0)
         mean, with_t = (_expanded(rotating, rotation, each) for each in _phases(rotation, _intervals(edges)))
         level, along = level - mean, along - with_t
@@ -150,7 +151,7 @@ def _outer(one: Array, other: Array) -> Array:
 
 
 def _intervals(edges: tuple[int, ...]) -> Intervals:
-    return tuple(zip(edges[:-1], edges[1:], strict=True))
+    return tuple(pairwise(edges))
 
 
 def _expanded(vectors: Array, rotation: Rotation, phases: tuple[Complex, complex]) -> Array:
@@ -181,9 +182,8 @@ def _phase_products(angles: tuple[float, ...], intervals: Intervals) -> tuple[Co
 
 def mean_phase(angle: Array, intervals: Intervals) -> Complex:
     """The mean of e^{i angle t} over the positions t of each interval: (intervals, …), a geometric sum."""
-    low, high = (
-        np.array(each, dtype=float).reshape((-1,) + (1,) * angle.ndim) for each in zip(*intervals, strict=True)
-    )
+    bounds = np.array(intervals, dtype=float).T
+    low, high = bounds.reshape((2, -1) + (1,) * angle.ndim)
     width, half = high - low, np.sin(angle / 2)
     flat = np.abs(half) < NO_ROTATION
     size = np.where(flat, 1.0, np.sin(width * angle / 2) / (width * np.where(flat, 1.0, half)))
@@ -195,10 +195,11 @@ def _phase_with_position(angle: Array, intervals: Intervals) -> Complex:
 
     With s = t − middle it is i e^{i angle middle} E[s sin(angle s)], the derivative of a geometric sum.
     """
-    low, high = (np.array(each, dtype=float)[:, None] for each in zip(*intervals, strict=True))
+    low, high = np.array(intervals, dtype=float).T[..., None]
     width, half = high - low, angle / 2
     square = (width**2 - 1) / 12
     series = angle * square - angle**3 * square * (3 * width**2 - 7) / 120
     exact = np.sin(width * half) * np.cos(half) - width * np.cos(width * half) * np.sin(half)
     exact = exact / (2 * width * np.sin(half) ** 2)
-    return 1j * np.exp(1j * angle * (low + high - 1) / 2) * np.where(width * angle < SMALL_ANGLE, series, exact)
+    along = np.where(width * angle < SMALL_ANGLE, series, exact)
+    return np.asarray(1j * np.exp(1j * angle * (low + high - 1) / 2) * along)
