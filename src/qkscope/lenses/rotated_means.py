@@ -39,9 +39,7 @@ class MeanCurve:
     mean_t: Array  # (rows, buckets)
     level: Array  # (rows, buckets, d)
     slope: Array  # (rows, buckets, d), per token
-    before: (
-        Array  # (rows, buckets, d): the mean before RoPE, of the window where the bucket has none; 0 at one position
-    )
+    before: Array  # (rows, buckets, d): the mean before RoPE; 0 where a bucket is one position
 
     def at(self, positions: NDArray[np.intp]) -> Array:
         """The mean vector at each position: (rows, positions, d)."""
