@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from score_split import CONTEXT, load
 
+from qkscope import capture_moments
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity.from_vectors import layer_vectors
@@ -71,10 +72,8 @@ def caught(count: int) -> tuple[dict[int, LayerFacts], list[dict[int, tuple[np.n
         for window in windows:
             documents.append({})
             model(input_ids=torch.tensor([window]), use_cache=False)
-    facts = {
-        layer: LayerFacts(layer, len(query), len(key), query.shape[2]) for layer, (query, key) in documents[0].items()
-    }
-    return facts, documents
+    measured = capture_moments(model, windows[:1], batch_size=1).layers  # with the rotation of each layer
+    return {layer: measured[layer] for layer in documents[0]}, documents
 
 
 def summed(facts: LayerFacts, vectors: list[tuple[np.ndarray, np.ndarray]], chosen: Iterable[int]) -> Moments:
