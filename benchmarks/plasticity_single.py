@@ -3,8 +3,8 @@
 `python benchmarks/plasticity_single.py results/demo` (after `make demo`) takes every head of the demo's first, last
 pretraining and last checkpoint, and three layers of SmolLM2-135M on speeches. Counting assumes nothing: at sampled
 positions t, which share of all documents' queries at t prefers which of two earlier keys of one document; without
-position, the mean key of every position is subtracted first. Sums come from the ordinary capture with 8, 16 and 32
-buckets. Numbers go into benchmarks/results/plasticity_single.json, a table into docs/lenses/plasticity.md.
+position, the mean key of every position is subtracted first. The same vectors are summed in 8, 16 and 32 buckets.
+Numbers go into benchmarks/results/plasticity_single.json, a table into docs/lenses/plasticity.md.
 """
 
 import argparse
@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 import torch
 from fidelity import CASES, ROOT, unpack_speeches, unpack_weights
-from plasticity import PAGE, signed, write
+from plasticity import PAGE, rms, signed, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qkscope import capture_moments
+from qkscope import Moments, capture_moments
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.lenses.plasticity.grid import part_grid
 from qkscope.lenses.plasticity.table import plasticity
@@ -29,10 +29,11 @@ from qkscope.moments.layout import capture_layout
 
 RESULTS = ROOT / "benchmarks/results/plasticity_single.json"
 DEMO = {"stage1-step-40": "demo, S1-40", "stage3-step-440": "demo, S3-440", "lc-512-to-1024-step-40": "demo, LC2-40"}
-SPEECHES, SPEECH_TOKENS, LAYERS = 64, 512, (4, 14, 24)
+SPEECHES, SPEECH_TOKENS, LAYERS = 48, 512, (4, 14, 24)
 BUCKETS = (8, 16, 32)
 PLACES, PAIRS = 150, 150
-VALUES = {"ap_same_position": "alone", "ap_content": "content"}
+VALUES = ("ap_same_position", "ap_content")
+COLUMNS = (*VALUES, "loss_not_position")
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ def raw_vectors(case: Measured) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         if call.layer in found:
             found[call.layer].append((call.query[0].float().numpy(), call.key[0].float().numpy()))
 
-    with torch.inference_mode(), Tap(case.model, observe):
+    with torch.inference_mode(), Tap(case.model.model, observe):
         for window in case.windows:
-            case.model(input_ids=torch.tensor([window]), use_cache=False)
+            case.model.model(input_ids=torch.tensor([window]), use_cache=False)
     return {layer: tuple(np.stack(each) for each in zip(*calls, strict=True)) for layer, calls in found.items()}
 
 
@@ -75,7 +76,8 @@ def counted(q: np.ndarray, k: np.ndarray, seed: int) -> tuple[float, float]:
         of = rng.integers(0, documents, PAIRS)[chosen]
         one, other = one[chosen], other[chosen]
         found.append([disagreement(q[:, t], keys[of, one] - keys[of, other]) for keys in (k, about)])
-    return tuple(np.mean(found, axis=0).tolist())
+    alone, content = np.mean(found, axis=0).tolist()
+    return alone, content
 
 
 def disagreement(queries: np.ndarray, differences: np.ndarray) -> float:
@@ -86,48 +88,39 @@ def disagreement(queries: np.ndarray, differences: np.ndarray) -> float:
 
 def heads_of(case: Measured) -> pd.DataFrame:
     """One row per head: counted, and the closed form at each bucket width."""
-    rows = []
+    rows, facts = [], capture_moments(case.model, case.windows[:1], batch_size=1).layers
     for layer, (q, k) in raw_vectors(case).items():
-        group = q.shape[1] // k.shape[1]
+        group, closed = q.shape[1] // k.shape[1], {}
+        for count in BUCKETS:
+            moments = Moments(capture_layout(q.shape[2], buckets=count), [facts[layer]])
+            moments.add(layer, q, k, groups=[0] * len(q))
+            found = plasticity(layer_sums(moments, layer, range(q.shape[1])))
+            closed |= {f"{name} {count}": found[name] for name in (*VALUES, "ap")}
         for head in range(q.shape[1]):
             of_head = q[:, head].astype(np.float64), k[:, head // group].astype(np.float64)
             alone, content = counted(*of_head, seed=1000 * layer + head)
-            rows.append({"layer": layer, "head": head, "alone": alone, "content": content})
-    table = pd.DataFrame(rows)
-    for count in BUCKETS:
-        moments = capture_moments(case.model, case.windows, buckets=count, batch_size=1)
-        for layer in case.layers:
-            found = plasticity(layer_sums(moments, layer, range(moments.layers[layer].q_heads)))
-            for name in (*VALUES, "ap"):
-                table.loc[table["layer"] == layer, f"{name} {count}"] = found[name]
-    return table
+            numbers = {name: float(values[head]) for name, values in closed.items()}
+            rows.append({"layer": layer, "head": head, "ap_same_position": alone, "ap_content": content, **numbers})
+    return pd.DataFrame(rows)
 
 
 def summary(case: Measured, table: pd.DataFrame) -> dict:
-    """Means over heads and differences from counting, by number of buckets."""
-    share = (1 - table["content"]) / (1 - table["alone"])
-    made = {
-        "documents": len(case.windows), "tokens": len(case.windows[0]), "heads": len(table),
-        "counted": {"ap_same_position": table["alone"].mean(), "ap_content": table["content"].mean(),
-                    "loss_not_position": share.mean()},
-    }  # fmt: skip
-    for count in BUCKETS:
-        alone, content = (table[f"{name} {count}"] for name in VALUES)
-        closed = (1 - content) / (1 - alone)
-        made[str(count)] = {"ap": table[f"ap {count}"].mean()}
-        for name, found, reference in (
-            ("ap_same_position", alone, table["alone"]),
-            ("ap_content", content, table["content"]),
-            ("loss_not_position", closed, share),
-        ):
-            apart = found - reference
-            made[str(count)][name] = found.mean()
-            made[str(count)][f"{name}_rms"] = float(np.sqrt((apart**2).mean()))
-            made[str(count)][f"{name}_r"] = float(np.corrcoef(found, reference)[0, 1])
-            others = np.array([table[f"{n} {BUCKETS[1]}"] for n in VALUES])
-            middle = {"ap_same_position": others[0], "ap_content": others[1]}
-            base = middle.get(name, (1 - others[1]) / (1 - others[0]))
-            made[str(count)][f"{name}_from_{BUCKETS[1]}"] = float(np.sqrt(((found - base) ** 2).mean()))
+    """Means over heads, differences from counting, and from 16 buckets, by number of buckets."""
+    counts = {f" {count}": str(count) for count in BUCKETS}
+    for end in ("", *counts):
+        table[f"loss_not_position{end}"] = (1 - table[f"ap_content{end}"]) / (1 - table[f"ap_same_position{end}"])
+    made: dict = {"documents": len(case.windows), "tokens": len(case.windows[0]), "heads": len(table)}
+    made["counted"] = {name: table[name].mean() for name in COLUMNS}
+    for end, count in counts.items():
+        made[count] = {"ap": table[f"ap{end}"].mean()}
+        for name in COLUMNS:
+            found = table[f"{name}{end}"]
+            made[count] |= {
+                name: found.mean(),
+                f"{name}_rms": rms(found - table[name]),
+                f"{name}_r": float(np.corrcoef(found, table[name])[0, 1]),
+                f"{name}_from_16": rms(found - table[f"{name} 16"]),
+            }
     return made
 
 
@@ -146,7 +139,7 @@ def lines_of(results: dict[str, dict]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for title, case in results.items():
-        cells = [f"{case['counted'][name]:.3f}" for name in ("ap_same_position", "ap_content", "loss_not_position")]
+        cells = [f"{case['counted'][name]:.3f}" for name in COLUMNS]
         lines.append(f"| {title} | counted | | {cells[0]} | | {cells[1]} | | {cells[2]} |")
         for count in BUCKETS:
             of = case[str(count)]

@@ -137,7 +137,7 @@ def _at_one_place(subject: Subject, entry: Entry, known: bool) -> list[str]:
     if _differs(subject, entry):
         said.append(
             "The rest is queries of one position bucket that disagree because they are at different places of it, "
-            "where RoPE has turned them differently."
+            "where RoPE has rotated them differently."
         )
     return said
 
