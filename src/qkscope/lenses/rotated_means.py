@@ -107,12 +107,12 @@ def rotated(vectors: Array, rotation: Rotation | None, positions: NDArray[np.int
     """Vectors (…, positions, d) as RoPE rotates them at their positions."""
     if rotation is None:
         return vectors
-    found, (first, second) = vectors.copy(), np.array(rotation.pairs).T
+    turned, (first, second) = vectors.copy(), np.array(rotation.pairs).T
     angle = positions[:, None] * np.array(rotation.angles)
     one, other = vectors[..., first], vectors[..., second]
-    found[..., first] = one * np.cos(angle) - other * np.sin(angle)
-    found[..., second] = other * np.cos(angle) + one * np.sin(angle)
-    return found
+    turned[..., first] = one * np.cos(angle) - other * np.sin(angle)
+    turned[..., second] = other * np.cos(angle) + one * np.sin(angle)
+    return turned
 
 
 def rotated_covariance(means: Array, rotation: Rotation, intervals: Intervals, weights: Array | None = None) -> Array:
@@ -124,8 +124,8 @@ def rotated_covariance(means: Array, rotation: Rotation, intervals: Intervals, w
     order, count = pairs.T.ravel(), len(pairs)  # the planes' first coordinates, then their second ones
     in_order = np.array_equal(order, np.arange(2 * count))
     half_same, half_mirrored = _phase_products(rotation.angles, intervals)
-    rows, found, d = means.shape
-    covariance = np.zeros((rows, found if weights is None else 1, d, d))
+    rows, spans, d = means.shape
+    covariance = np.zeros((rows, spans if weights is None else 1, d, d))
     one, two = slice(0, count), slice(count, 2 * count)
     for row, vectors in enumerate(means):  # what one row takes stays in a processor's cache
         planes = vectors[:, pairs[:, 0]] + 1j * vectors[:, pairs[:, 1]]
@@ -156,10 +156,10 @@ def _expanded(vectors: Array, rotation: Rotation, phases: tuple[Complex, complex
     """Vectors (rows, intervals, d) whose planes are multiplied by complex numbers, other coordinates by the last."""
     by_plane, others = phases
     first, second = np.array(rotation.pairs).T
-    found = vectors * others
+    expanded = vectors * others
     planes = (vectors[..., first] + 1j * vectors[..., second]) * by_plane
-    found[..., first], found[..., second] = planes.real, planes.imag
-    return np.asarray(found.real)
+    expanded[..., first], expanded[..., second] = planes.real, planes.imag
+    return np.asarray(expanded.real)
 
 
 def _phases(rotation: Rotation, intervals: Intervals) -> tuple[tuple[Complex, complex], tuple[Complex, complex]]:

@@ -32,7 +32,7 @@ class Laws:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedLaws:
     """What replicates share with the whole."""
 
     q: Laws
@@ -81,7 +81,7 @@ def _curve(sums: LayerSums, kind: str) -> MeanCurve | None:
     return mean_curve(sums.k_buckets, sums.k_before, sums.facts, sums.edges)
 
 
-def _shared(whole: LayerSums) -> Shared | None:
+def _shared(whole: LayerSums) -> SharedLaws | None:
     curves = _curve(whole, "q"), _curve(whole, "k")
     if curves[0] is None or curves[1] is None:
         return None
@@ -89,7 +89,7 @@ def _shared(whole: LayerSums) -> Shared | None:
     q, k = laws(curves[0], whole.q_buckets, grid), laws(curves[1], whole.k_buckets, grid)
     names = ("moves", "rest")
     traces = {(a, b): traces_by_keys(getattr(q, a), getattr(k, b), which) for a in names for b in names}
-    return Shared(q, k, *_mean_rests(whole), traces)
+    return SharedLaws(q, k, *_mean_rests(whole), traces)
 
 
 # --- parts ------------------------------------------------------------------------------------------
@@ -130,18 +130,18 @@ class _Atoms:
 
     @classmethod
     def of(cls, grid: PartGrid, edges: tuple[int, ...], n: Array) -> _Atoms:
-        found = [
+        pieces = [
             (int(grid.low[part]), int(grid.high[part]), bucket, part)
             for part in range(grid.parts)
             for bucket in range(*grid.sources[grid.source[part]])
         ]
-        lows, highs, buckets, parts = (np.array(each, dtype=np.intp) for each in zip(*found, strict=True))
+        lows, highs, buckets, parts = (np.array(each, dtype=np.intp) for each in zip(*pieces, strict=True))
         starts = np.array(edges)
         lows, highs = np.maximum(lows, starts[buckets]), np.minimum(highs, starts[buckets + 1])
         held = n[:, buckets]
         total = np.stack([held[:, parts == part].sum(axis=1) for part in range(grid.parts)], axis=1)
         share = np.divide(held, total[:, parts], out=np.full(held.shape, np.nan), where=total[:, parts] > 0)
-        same = len(found) == grid.parts == n.shape[1]
+        same = len(pieces) == grid.parts == n.shape[1]
         return cls(tuple(zip(lows.tolist(), highs.tolist(), strict=True)), buckets, parts, share, same)
 
     def pooled(self, values: Array) -> Array:
@@ -156,16 +156,16 @@ class _Atoms:
 
 def _mean_rests(sums: LayerSums) -> tuple[Array, Array]:
     """The mean over buckets of the covariance at one position: of queries, and of distinct keys."""
-    found = []
+    rests = []
     for kind, window, buckets in (("q", sums.q, sums.q_buckets), ("k", window_keys(sums), sums.k_buckets)):
         curve, rest = _curve(sums, kind), mean_residual(window, buckets)
         weights = buckets.n / buckets.n.sum(axis=1, keepdims=True)
         bend = None if curve is None else bend_covariance(curve, buckets.var_t, weights)
-        found.append(rest if bend is None else rest - bend[:, 0])
-    return found[0], found[1]
+        rests.append(rest if bend is None else rest - bend[:, 0])
+    return rests[0], rests[1]
 
 
-def _moved(sums: LayerSums, shared: Shared) -> tuple[Array, Array] | None:
+def _moved(sums: LayerSums, shared: SharedLaws) -> tuple[Array, Array] | None:
     """By how much a replicate's covariance at one position differs from the whole's, on the mean over buckets."""
     if sums.whole is None or sums.replication.method != "jackknife":
         return None
@@ -174,7 +174,7 @@ def _moved(sums: LayerSums, shared: Shared) -> tuple[Array, Array] | None:
 
 
 def _moved_traces(
-    traces: dict[tuple[str, str], Array], shared: Shared, moved: tuple[Array, Array], which: Index
+    traces: dict[tuple[str, str], Array], shared: SharedLaws, moved: tuple[Array, Array], which: Index
 ) -> dict[tuple[str, str], Array]:
     """The traces with the rest of queries and of keys moved by the same in all parts."""
     by_q, by_k = moved[0], moved[1][which]
