@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 from score_split import CONTEXT, load
 
-from qkscope import capture_moments
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity.from_vectors import layer_vectors
@@ -37,7 +36,7 @@ def layers_of(results: Path, name: str) -> Iterator[tuple[LayerSums, LayerVector
 def errors_with_covariances(count: int = GROUPS) -> list[str]:
     """Errors with everything found anew against those that hold covariances fixed, from all tokens of documents."""
     facts, documents = caught(count)
-    ratios: dict[str, list] = {column: [] for column in ("ap", "ap_content", "ap_drop", "ap_drop_matched")}
+    ratios: dict[str, list] = {column: [] for column in ("ap", "ap_drop", "ap_drop_matched")}
     for layer, of_layer in facts.items():
         vectors = [document[layer] for document in documents]
         left = [[i for i in range(count) if i != out] for out in range(count)]
@@ -72,8 +71,10 @@ def caught(count: int) -> tuple[dict[int, LayerFacts], list[dict[int, tuple[np.n
         for window in windows:
             documents.append({})
             model(input_ids=torch.tensor([window]), use_cache=False)
-    measured = capture_moments(model, windows[:1], batch_size=1).layers  # with the rotation of each layer
-    return {layer: measured[layer] for layer in documents[0]}, documents
+    facts = {
+        layer: LayerFacts(layer, len(query), len(key), query.shape[2]) for layer, (query, key) in documents[0].items()
+    }
+    return facts, documents
 
 
 def summed(facts: LayerFacts, vectors: list[tuple[np.ndarray, np.ndarray]], chosen: Iterable[int]) -> Moments:

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import owens_t
 
@@ -108,6 +108,7 @@ numbers_between = st.floats(-2, 2)
     st.lists(st.floats(0.2, 3), min_size=6, max_size=6),
     st.lists(numbers_between, min_size=2, max_size=2),
 )
+@example([1.0, np.pi], [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0], [1.0] * 6, [0.0, 0.0])  # twice the angle is a whole turn
 def test_no_number_at_a_single_position_depends_on_the_bucket_width(turns, means, variances, drift):
     """Any mean before RoPE, a drift in a coordinate that does not rotate, and noise that RoPE leaves as it is."""
     rotation = Rotation(((0, 3), (4, 1)), tuple(turns))

@@ -183,8 +183,10 @@ def mean_phase(angle: Array, intervals: Intervals) -> Complex:
     bounds = np.array(intervals, dtype=float).T
     low, high = bounds.reshape((2, -1) + (1,) * angle.ndim)
     width, half = high - low, np.sin(angle / 2)
-    flat = np.abs(half) < NO_ROTATION
-    size = np.where(flat, 1.0, np.sin(width * angle / 2) / (width * np.where(flat, 1.0, half)))
+    flat = np.abs(half) < NO_ROTATION  # no rotation, or whole turns
+    size = np.where(
+        flat, np.cos((width - 1) * angle / 2), np.sin(width * angle / 2) / (width * np.where(flat, 1.0, half))
+    )
     return np.asarray(size * np.exp(1j * angle * (low + high - 1) / 2))
 
 
