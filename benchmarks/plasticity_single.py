@@ -153,7 +153,7 @@ def lines_of(results: dict[str, dict]) -> list[str]:
         count: max(case[count][f"{name}_from_16"] for case in results.values() for name in VALUES)
         for count in ("8", "32")
     }
-    heads = ", ".join(
+    heads = "; ".join(
         f"{title}: {case['heads']} heads, {case['documents']} documents of {case['tokens']:,} tokens"
         for title, case in results.items()
     )
