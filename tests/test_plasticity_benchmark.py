@@ -17,6 +17,7 @@ from qkscope.moments.layout import Layout, capture_layout
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import plasticity as bench
 import plasticity_errors
+import plasticity_single
 
 FACTS = LayerFacts(0, 4, 2, 5, "nope")
 COARSE = (0, 1, 8, 16, 24, 32, 40, 48, 56, 64)
@@ -72,3 +73,37 @@ def test_the_page_gets_a_table_where_it_is_marked(tmp_path):
     assert page.read_text() == "a\n<!-- widths -->\n\n| new |\n\n<!-- end -->\nb\n<!-- errors -->\n<!-- end -->\n"
     with pytest.raises(SystemExit, match="no place marked 'other'"):
         bench.write(page, "other", [])
+
+
+def test_disagreement_is_that_of_all_pairs_of_different_queries():
+    """Three of four queries prefer the first key: of 12 ordered pairs 6 disagree, so twice the chance is 1."""
+    queries, key = np.array([[1.0], [2.0], [3.0], [-1.0]]), np.array([[1.0]])
+    assert plasticity_single.disagreement(queries, key) == pytest.approx(1.0)
+    assert plasticity_single.disagreement(np.abs(queries), key) == 0.0
+
+
+def test_counting_at_single_positions_leaves_position_out_where_asked():
+    """The later key wins by its mean: settled with it, open without."""
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 200, 64, 3))
+    q[..., 0] = 1 + 0.01 * q[..., 0]
+    q[..., 1:] *= 3
+    k[..., 0] = 1000.0 * np.arange(64) + 0.01 * k[..., 0]
+    alone, content = plasticity_single.counted(q, k, seed=0)
+    assert alone < 0.01
+    assert content > 0.95
+
+
+def test_the_table_of_single_positions_is_that_of_its_numbers():
+    heads = {"ap_same_position": [0.4, 0.6], "ap_content": [0.5, 0.7]}
+    for count, off in ((8, 0.02), (16, 0.01), (32, 0.01)):
+        heads |= {f"{name} {count}": np.array(heads[name]) + off for name in plasticity_single.VALUES}
+        heads |= {f"ap {count}": [0.8, 0.9]}
+    case = plasticity_single.Measured("demo", None, [[0] * 64] * 48, [0])
+    made = plasticity_single.summary(case, pd.DataFrame(heads))
+    assert made["counted"]["loss_not_position"] == pytest.approx((0.5 / 0.6 + 0.3 / 0.4) / 2)
+    assert made["8"]["ap_content_rms"] == pytest.approx(0.02)
+    lines = plasticity_single.lines_of({"demo": made})
+    assert "| demo | counted | | 0.500 | | 0.600 | | 0.792 |" in lines
+    assert "| | 8 buckets | 0.850 | 0.520 | 0.020 | 0.620 | 0.020 | 0.782 |" in lines
+    assert "Heads change by at most 0.010 (r.m.s.) with 8 buckets and by 0.000 with 32." in lines[-1]

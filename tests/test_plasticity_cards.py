@@ -87,9 +87,10 @@ def test_the_card_says_what_is_lost_and_to_what(tmp_path):
     text = card_text(tables, "plasticity")
     assert "Mean plasticity rises from 0.50 at step 0 to 0.60 at step 2" in takeaway(tables, "plasticity")
     assert (
-        "mean plasticity is 0.600 ± 0.002, and would be 0.700 ± 0.002 if no mean of keys depended on position" in text
-    )
-    assert "75.0 ± 0.2% (mean over heads) is not position" in text
+        "mean plasticity at a single position is 0.450 ± 0.002; with position removed from the keys it is 0.700 ± 0.002"
+    ) in text
+    assert "So 75.0 ± 0.2% of the loss (mean over heads) is not position" in text
+    assert "Above 100%" not in text
     assert "Does it hold here that plasticity is lost because position wins? Not for the larger part of it." in text
     assert "twice the chance that the queries disagree" in text
     assert "how buckets differ in covariance is held fixed" in text
@@ -98,7 +99,11 @@ def test_the_card_says_what_is_lost_and_to_what(tmp_path):
 
 @pytest.mark.parametrize(
     ("share", "verdict"),
-    [(0.3, "For the larger part of it, yes."), (0.503, "That cannot be told: neither part is larger")],
+    [
+        (0.3, "For the larger part of it, yes."),
+        (0.503, "That cannot be told: neither part is larger"),
+        (1.02, "Above 100%, position adds plasticity."),
+    ],
 )
 def test_the_reading_of_low_plasticity_is_tested_by_its_error(tmp_path, share, verdict):
     tables = study(tmp_path, [{"loss_not_position": share}])
@@ -114,11 +119,12 @@ def test_queries_at_one_position_are_told_where_they_are_known_for_all_heads(tmp
     tables = study(tmp_path, [{}, {}])
     assert "mean plasticity for two queries at exactly one position is 0.450 ± 0.002" in card_text(tables, "plasticity")
     table = pd.read_csv(tmp_path / FILE)
-    table.loc[table["layer"] == 2, "ap_same_position"] = np.nan
+    table.loc[table["layer"] == 2, ["ap_same_position", "ap_content", "loss_not_position"]] = np.nan
     table.to_csv(tmp_path / FILE, index=False)
     text = card_text(build_tables(load_results(tmp_path)), "plasticity")
     assert "not known for all heads" in text
     assert "exactly one position is" not in text
+    assert "of the loss" not in text
 
 
 def test_kinds_of_layers_are_compared_by_their_own_heads(tmp_path):
@@ -222,9 +228,22 @@ def test_bars_are_the_means_of_the_table(tmp_path):
     axes = drawing(tables, "plasticity").axes[0]
     kind = tables.own.table("plasticity_means").query("layer_kind == 'rotary'")
     tops = sorted(bar.get_y() + bar.get_height() for bar in axes.patches)
-    assert tops == pytest.approx(sorted([*kind["ap"], *kind["ap_content"], 1, 1, 1]))
-    (diamonds,) = [line for line in axes.lines if line.get_gid() == "ap_same_position"]
-    np.testing.assert_allclose(diamonds.get_ydata(), kind["ap_same_position"])
+    assert tops == pytest.approx(sorted([*kind["ap_same_position"], *kind["ap_content"], 1, 1, 1]))
+    (diamonds,) = [line for line in axes.lines if line.get_gid() == "ap"]
+    np.testing.assert_allclose(diamonds.get_ydata(), kind["ap"])
+
+
+def test_bars_show_no_loss_to_position_where_it_adds_plasticity(tmp_path):
+    tables = study(tmp_path, [{"ap_same_position": 0.6, "ap_content": 0.5}])
+    bars = {bar.get_y(): bar.get_height() for bar in drawing(tables, "plasticity").axes[0].patches}
+    assert min(bars.values()) >= 0
+    assert max(low + high for low, high in bars.items()) == pytest.approx(1)
+
+
+def test_without_a_known_rotation_bars_are_left_out_and_the_reason_is_given(tmp_path):
+    nothing = dict.fromkeys(("ap_same_position", "ap_content", "loss_not_position"), np.nan)
+    axes = drawing(study(tmp_path, [nothing]), "plasticity").axes[0]
+    assert "rotation\nunknown" in [text.get_text() for text in axes.texts]
 
 
 def details(folder, window=64):

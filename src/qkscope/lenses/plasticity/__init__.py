@@ -33,8 +33,9 @@ LENS = Lens(
         View(
             "curve",
             "Plasticity, by {noun}",
-            ("ap", "ap_content", "ap_same_position"),
-            "Means over heads. From ap to ap_content is lost to position, from there to 1 to a fixed preference.",
+            ("ap_same_position", "ap_content", "ap"),
+            "Means over heads. From ap_same_position to ap_content is lost to position, from there to 1 to a fixed "
+            "preference.",
             figure="plasticity",
         ),
         View(
@@ -49,7 +50,7 @@ LENS = Lens(
         View("scatter", "Drop against drop at equal distances", ("ap_drop", "ap_drop_matched")),
     ),
     details=(
-        Detail("plasticity", PROFILE, ("position",), ("ap", "ap_se", "ap_content")),
+        Detail("plasticity", PROFILE, ("position",), ("ap", "ap_se", "ap_same_position")),
         Detail("pairs", MAP, ("key_distance", "query_distance"), ("ap", "ap_se")),
     ),
 )

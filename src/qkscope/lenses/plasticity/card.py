@@ -37,20 +37,25 @@ def plasticity_card(subject: Subject) -> Card:
     shows: list[Block | str] = [
         opening(
             subject,
-            f"{MEANING} One bar for each of {rows(subject)}: from below, AP; what position takes, because keys differ "
-            "on average by where they are; and what a fixed preference takes, because some keys win with every query, "
-            "wherever they are. Diamonds: AP for two queries at exactly one position. Means over heads."
-            + error_bars(subject, MEANS, ("ap", "ap_content")),
+            f"{MEANING} One bar for each of {rows(subject)}, at a single position: from below, AP for two queries at "
+            "exactly one position; what position removes, because the mean key depends on its position; and what a "
+            "fixed preference removes, because some keys win with every query wherever they are. Diamonds: AP over "
+            "position buckets, where RoPE rotates queries and makes them disagree. Means over heads."
+            + error_bars(subject, MEANS, ("ap_same_position", "ap_content")),
         ),
         too_few_buckets(subject, "ap"),
         widths_said(subject, "ap"),
     ]
     takeaway = [course_of(subject, "ap", "Mean plasticity"), widths_said(subject, "ap")]
     if entries:
-        losses = [_loss(subject, entry) for entry in entries]
+        known = known_entries(subject, "loss_not_position")
+        split = [entry for entry in entries if entry in known]
+        losses = [_loss(subject, entry) for entry in split]
         takeaway += [*losses, _turned(subject, entries)]
+        if split:
+            said = joined([*losses, _holds(subject, split)])
+            shows.append(paragraph(Strong("Position or preference."), " ", said))
         shows += [
-            paragraph(Strong("Position or preference."), " ", joined([*losses, _holds(subject, entries)])),
             paragraph(Strong("At one position."), " ", _same_position(subject, entries)),
             joined([_kinds(subject, entry, "ap", "mean plasticity") for entry in entries]),
         ]
@@ -64,13 +69,14 @@ def plasticity_card(subject: Subject) -> Card:
 
 
 def _loss(subject: Subject, entry: Entry) -> str:
-    """How much of what is lost is position."""
+    """How much of the loss at a single position is position."""
     panel = subject.at.panel_of(FILE)
-    ap, content = (mean_of(panel, name, entry) for name in ("ap", "ap_content"))
+    alone, content = (mean_of(panel, name, entry) for name in ("ap_same_position", "ap_content"))
+    adds = " Above 100%, position adds plasticity." if panel.mean("loss_not_position", entry.name) > 1 else ""
     return (
-        f"{place_of(subject, entry)} mean plasticity is {ap}, and would be {content} if no mean of keys depended on "
-        f"position: of what is lost, {share_of(panel, 'loss_not_position', entry)} (mean over heads) is not position "
-        "but a fixed preference among keys."
+        f"{place_of(subject, entry)} mean plasticity at a single position is {alone}; with position removed from the "
+        f"keys it is {content}. So {share_of(panel, 'loss_not_position', entry)} of the loss (mean over heads) is not "
+        f"position but a fixed preference among keys.{adds}"
     )
 
 
@@ -131,7 +137,7 @@ def _at_one_place(subject: Subject, entry: Entry, known: bool) -> list[str]:
     if _differs(subject, entry):
         said.append(
             "The rest is queries of one position bucket that disagree because they are at different places of it, "
-            "where RoPE has turned them differently."
+            "where RoPE has rotated them differently."
         )
     return said
 

@@ -11,27 +11,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkscope.lenses.plasticity.grid import FEWEST, Array, Cells, Index, PartGrid, buckets_of, cells_of
-from qkscope.lenses.plasticity.turning import turning
+from qkscope.lenses.plasticity.grid import FEWEST, Array, Cells, Index, PartGrid, buckets_of, cells_of, part_grid
+from qkscope.lenses.plasticity.one_position import single_position
+from qkscope.lenses.plasticity.products import (
+    about_centre,
+    between_means,
+    on_keys,
+    plasticity_of,
+    quadratic,
+    traces_by_keys,
+)
 from qkscope.lenses.score.lines import mean_residual, window_keys
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second import Statistics
 
 LEAST_VARIANCE = 1e-6  # of positions in a source, tokens squared: below, there is one position and no line
-
-
-def plasticity_of(gap: Array, fixed: Array, decided: Array) -> Array:
-    """E[4p(1 − p)], where the mean difference of two scores is normal over pairs and the score normal over queries.
-
-    `gap` is the mean over pairs of the mean difference, `fixed` its variance over pairs, `decided` the variance over
-    queries. NaN where nothing varies.
-    """
-    from scipy.special import owens_t
-
-    spread = decided + fixed
-    with np.errstate(invalid="ignore", divide="ignore"):
-        height, slope = gap / np.sqrt(spread), np.sqrt(decided / (spread + fixed))
-    return np.asarray(np.where(spread > 0, np.clip(8.0 * owens_t(height, slope), 0.0, 1.0), np.nan))
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,8 @@ class CellValues:
 
     cells: Cells
     ap: Array  # (heads, cells)
-    content: Array  # (heads, cells), without the drift of keys
-    same_position: Array  # (heads, cells), for queries at one exact position; NaN where that is unknown
+    content: Array  # (heads, cells), at a single position and without position; NaN where rotation is unknown
+    same_position: Array  # (heads, cells), at a single position; NaN where rotation is unknown
     n_q: Array  # (heads, parts)
     buckets: int  # of the window
 
@@ -82,7 +76,6 @@ class Fixed:
     q: Spreads
     k: Spreads
     traces: Array  # (heads, parts, parts): tr(Σ_b S_c)
-    turned: Array  # (heads, cells): the part of the variance over queries that comes of where in b they are
 
 
 def cell_values(sums: LayerSums) -> CellValues:
@@ -101,23 +94,20 @@ def _cell_values(sums: LayerSums) -> CellValues:
     traces, moved = fixed.traces, moved_covariances(sums)
     if moved is not None:
         traces = traces + _moved_traces(moved, fixed, which, grid)
-        apart = apart + _apart_by(moved.q[:, None], _about_centre(keys.mean)[which])
+        apart = apart + between_means(moved.q[:, None], about_centre(keys.mean)[which])
         rest = rest + np.einsum("hbi,hij,hbj->hb", queries.mean, moved.k[which], queries.mean, optimize=True)[..., None]
     decided = _of_differences(traces, apart, cells)
     b, c, d = cells.b, cells.c, cells.d
-    content = np.clip(rest[:, b, c] + rest[:, b, d], 0.0, None)
-    preferred = content + drift[:, b, c] + drift[:, b, d]
+    preferred = np.clip(rest[:, b, c] + rest[:, b, d], 0.0, None) + drift[:, b, c] + drift[:, b, d]
     between = np.where(c == d, 0.0, gap[:, b, c] - gap[:, b, d])
     if buckets_of(sums.edges) < FEWEST:
         between[:] = np.nan
-    return CellValues(
-        cells,
-        plasticity_of(between, preferred, decided),
-        plasticity_of(0.0 * between, content, decided),
-        plasticity_of(between, preferred + fixed.turned, np.clip(decided - fixed.turned, 0.0, None)),
-        queries.n,
-        buckets_of(sums.edges),
-    )
+    ap = plasticity_of(between, preferred, decided)
+    unknown = np.full(ap.shape, np.nan)
+    alone, content = single_position(sums, cells) or (unknown, unknown)
+    few = np.isnan(ap)
+    alone, content = np.where(few, np.nan, alone), np.where(few, np.nan, content)
+    return CellValues(cells, ap, content, alone, queries.n, buckets_of(sums.edges))
 
 
 @dataclass(frozen=True)
@@ -152,21 +142,16 @@ def _moved_traces(moved: Moved, fixed: Fixed, which: Index, grid: PartGrid) -> A
     heads, sources, d, _ = fixed.q.cov.shape
     by_keys = (fixed.q.cov.reshape(heads, sources, d * d) @ of_keys.reshape(heads, d * d, 1))[:, grid.source]
     if grid.divided.any():
-        lines = _quadratic(of_keys[:, None], fixed.q.slope)[:, grid.source]
+        lines = quadratic(of_keys[:, None], fixed.q.slope)[:, grid.source]
         by_keys = by_keys + fixed.q.excess(grid)[..., None] * lines
     both = np.einsum("hij,hij->h", moved.q, of_keys)[:, None, None]
     return np.asarray(by_queries + by_keys + both)
 
 
 def _fixed(whole: LayerSums) -> Fixed:
-    cells = cells_of(whole.edges, whole.facts.attention, whole.facts.attention_window)
-    grid, which = cells.grid, whole.distinct_keys[1]
+    grid, which = part_grid(whole.edges), whole.distinct_keys[1]
     q, k = part_spreads(whole.q_buckets, grid), part_spreads(whole.k_buckets, grid)
-    turned, moves = np.full((len(q.slope), len(cells.b)), np.nan), turning(whole, q.slope, q.var_t)
-    if moves is not None:
-        about = _about_centre(part_means(whole.k_buckets, grid).mean)[which]
-        turned = _of_differences(_traces_with(moves, k, which, grid), _apart_by(moves, about), cells)
-    return Fixed(q, k, _traces(q, k, which, grid), turned)
+    return Fixed(q, k, _traces(q, k, which, grid))
 
 
 def _of_differences(traces: Array, apart: Array, cells: Cells) -> Array:
@@ -253,26 +238,22 @@ def _traces(q: Spreads, k: Spreads, which: Index, grid: PartGrid) -> Array:
     if not grid.divided.any():
         return np.asarray(traces)
     more_c, lines = k.excess(grid)[which][:, None, :], (q.slope @ k.slope[which].swapaxes(1, 2)) ** 2
-    of_slopes = _on_keys(k.cov, q.slope, which)[:, :, grid.source] + more_c * lines[:, :, grid.source]
+    of_slopes = on_keys(k.cov, q.slope, which)[:, :, grid.source] + more_c * lines[:, :, grid.source]
     return np.asarray(traces + q.excess(grid)[:, :, None] * of_slopes[:, grid.source])
 
 
 def _traces_with(matrices: Array, k: Spreads, which: Index, grid: PartGrid) -> Array:
     """tr(M S_c) of every head, for each of its matrices (heads, matrices, d, d) and all parts c."""
-    heads, count, d, _ = matrices.shape
-    flat, traces = matrices.reshape(heads, count, d * d), np.empty((heads, count, k.cov.shape[1]))
-    for key, of_key in enumerate(k.cov.reshape(len(k.cov), -1, d * d)):
-        traces[which == key] = flat[which == key] @ of_key.T
-    traces = traces[:, :, grid.source]
+    traces = traces_by_keys(matrices, k.cov, which)[:, :, grid.source]
     if not grid.divided.any():
         return np.asarray(traces)
-    lines = _quadratic(matrices, k.slope[which]).swapaxes(1, 2)
+    lines = quadratic(matrices, k.slope[which]).swapaxes(1, 2)
     return np.asarray(traces + k.excess(grid)[which][:, None, :] * lines[:, :, grid.source])
 
 
 def _preferences(queries: Array, k: Spreads, which: Index, grid: PartGrid) -> tuple[Array, Array]:
     """What the mean query of b prefers among keys of c: the variance of μ_b·k without their line, and on it."""
-    of_sources = _on_keys(k.cov, queries, which)
+    of_sources = on_keys(k.cov, queries, which)
     keys_slope, source_var_t, var_t = k.slope[which], k.source_var_t[which], k.var_t[which]
     squares = (queries @ keys_slope.swapaxes(1, 2)) ** 2
     rest = of_sources - source_var_t[:, None, :] * squares
@@ -281,36 +262,9 @@ def _preferences(queries: Array, k: Spreads, which: Index, grid: PartGrid) -> tu
 
 def _apart(keys: Array, q: Spreads, which: Index, grid: PartGrid) -> Array:
     """k_c' Σ_b k_d for the means of all parts b, c and d; about their centre, since only differences count."""
-    about = _about_centre(keys)[which]  # (heads, parts, d)
-    products = _apart_by(q.cov, about)[:, grid.source]  # (heads, parts b, c, d)
+    about = about_centre(keys)[which]  # (heads, parts, d)
+    products = between_means(q.cov, about)[:, grid.source]  # (heads, parts b, c, d)
     if not grid.divided.any():
         return np.asarray(products)
     line = (q.slope @ about.swapaxes(1, 2))[:, grid.source]  # (heads, parts b, parts c)
     return np.asarray(products + q.excess(grid)[..., None, None] * line[..., :, None] * line[..., None, :])
-
-
-def _apart_by(matrices: Array, about: Array) -> Array:
-    """k_c' M k_d of every head, for each of its matrices."""
-    return np.asarray((about[:, None] @ matrices) @ about.swapaxes(1, 2)[:, None])
-
-
-def _about_centre(keys: Array) -> Array:
-    """Means of parts (key heads, parts, d) about their centre: large common means would cost digits."""
-    known = np.isfinite(keys).all(axis=2, keepdims=True)
-    total = np.where(known, keys, 0.0).sum(axis=1, keepdims=True)
-    return np.asarray(keys - total / np.maximum(known.sum(axis=1, keepdims=True), 1))
-
-
-def _quadratic(matrices: Array, vectors: Array) -> Array:
-    """x_p' M_g x_p of every row: (rows, p, g)."""
-    return np.asarray(np.einsum("rgpd,rpd->rpg", vectors[:, None] @ matrices, vectors))
-
-
-def _on_keys(matrices: Array, vectors: Array, which: Index) -> Array:
-    """The same, where the matrices (key heads, …) are those of the key head that each row reads: one product each."""
-    forms = np.empty((*vectors.shape[:2], matrices.shape[1]))
-    for key, of_key in enumerate(matrices):
-        mine = which == key
-        stacked = vectors[mine].reshape(1, -1, vectors.shape[2])
-        forms[mine] = _quadratic(of_key[None], stacked)[0].reshape(forms[mine].shape)
-    return forms

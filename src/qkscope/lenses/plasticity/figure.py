@@ -22,10 +22,11 @@ from qkscope.lenses.plasticity.summaries import DROPS, MEANS, compared_names, ki
 DECIDED, BY_POSITION, BY_PREFERENCE = style.PURPLE, style.AMBER, style.FAINT
 FIRST, LAST = "#0f766e", "#9d174d"
 WIDTH, FAINT = 0.72, 0.35
+BARS = ("ap_same_position", "ap_content")
 
 
 def draw_plasticity(at: AtWindow) -> Figure:
-    """One bar per entry: what queries decide, what position takes, what a fixed preference among keys takes."""
+    """One bar per entry: plasticity at one position, what position removes, what a fixed preference removes."""
     table = at.table(MEANS)
     kinds = kinds_of(table)
     figure = canvas(
@@ -39,11 +40,11 @@ def draw_plasticity(at: AtWindow) -> Figure:
         style.checkpoint_axis(axes, at.study, phase_names=False)
     panels[0].set_ylabel("mean over heads")
     keys = [
-        Patch(facecolor=DECIDED, label="plasticity (AP)"),
+        Patch(facecolor=DECIDED, label="plasticity at one position"),
         Patch(facecolor=BY_POSITION, label="lost to position"),
         Patch(facecolor=BY_PREFERENCE, label="lost to a fixed preference"),
-        Line2D([], [], color=style.INK, marker="D", markersize=4, linestyle="none", label="AP at one exact position"),
-        *error_keys(has_errors(table, ("ap", "ap_content"))),
+        Line2D([], [], color=style.INK, marker="D", markersize=4, linestyle="none", label="AP over position buckets"),
+        *error_keys(has_errors(table, BARS)),
         *([_wider_key()] if len(compared_names(at)) < table.loc[table["ap"].notna(), "model"].nunique() else []),
     ]
     style.header_legend(figure, keys, 3)
@@ -62,28 +63,29 @@ def _of_kind(table: pd.DataFrame, kind: str, at: AtWindow) -> pd.DataFrame:
 def _draw_bars(axes: Axes, rows: pd.DataFrame, compared: Collection[str]) -> None:
     x = np.arange(len(rows))
     faint = np.array([name not in compared for name in rows["model"]])
-    ap, content = (rows[name].to_numpy(dtype=float) for name in ("ap", "ap_content"))
-    known = np.isfinite(ap)
+    alone, content = (rows[name].to_numpy(dtype=float) for name in BARS)
+    known, top = np.isfinite(alone + content), np.fmax(alone, content)  # position may also add plasticity
     for low, high, colour, name in (
-        (0.0 * ap, ap, DECIDED, "ap"),
-        (ap, content, BY_POSITION, "position"),
-        (content, np.ones_like(ap), BY_PREFERENCE, "preference"),
+        (0.0 * alone, alone, DECIDED, "ap_same_position"),
+        (alone, top, BY_POSITION, "position"),
+        (top, np.ones_like(top), BY_PREFERENCE, "preference"),
     ):
         for chosen, alpha in ((known & ~faint, 1.0), (known & faint, FAINT)):
             axes.bar(
                 x[chosen], (high - low)[chosen], WIDTH, low[chosen], color=colour, linewidth=0, alpha=alpha, gid=name
             )
-    for name in ("ap", "ap_content"):
+    for name in BARS:
         draw_errors(axes, x, rows[name], rows[f"{name}_se"], gid=name)
     axes.plot(
-        x, rows["ap_same_position"], color=style.INK, marker="D", markersize=4, linestyle="none",
-        markeredgecolor="white", markeredgewidth=0.6, zorder=5, gid="ap_same_position",
+        x, rows["ap"], color=style.INK, marker="D", markersize=4, linestyle="none",
+        markeredgecolor="white", markeredgewidth=0.6, zorder=5, gid="ap",
     )  # fmt: skip
     if len(rows) <= 12:
-        for place, value in zip(x[known], ap[known], strict=True):
+        for place, value in zip(x[known], alone[known], strict=True):
             axes.text(place, 0.025, f"{value:.2f}", ha="center", va="bottom", fontsize=7.5, color="white", gid="value")
     for place in x[~known]:
         why = "too few\nbuckets" if rows["heads"].notna()[place] else "no such\nlayer"
+        why = "rotation\nunknown" if rows["ap"].notna()[place] else why
         axes.text(place, 0.02, why, ha="center", va="bottom", fontsize=6.5, color=style.GREY)
 
 

@@ -31,12 +31,16 @@ COLUMNS = (
         "wins; the mean over places, weighted by queries.",
         limits=SHARE,
     ),
-    Column("ap_content", "The same if no mean of keys depended on position: only keys' content is left.", limits=SHARE),
+    Column(
+        "ap_content",
+        "ap_same_position with the mean key of every position removed: only keys' content is left.",
+        limits=SHARE,
+    ),
     Column("ap_near", "ap for two keys of one position bucket.", limits=SHARE),
     Column(
         "ap_same_position",
-        "ap for two queries at exactly one position: how queries turn with position within a bucket is not taken for "
-        "disagreement.",
+        "ap for two queries at exactly one position, whatever the width of buckets: RoPE rotates queries within a "
+        "bucket, which does not count as disagreement.",
         limits=SHARE,
     ),
     Column("ap_first", "ap over the first fifth of the positions that have one.", limits=SHARE),
@@ -49,9 +53,9 @@ COLUMNS = (
     ),
     Column(
         "loss_not_position",
-        "Share of the loss, 1 - ap, that is not position but a fixed preference among keys: (1 - ap_content) / "
-        "(1 - ap).",
-        limits=SHARE,
+        "Share of the loss at a single position that is not position but a fixed preference among keys: "
+        "(1 - ap_content) / (1 - ap_same_position). Above 1 where position adds plasticity.",
+        limits=COUNT,
     ),
     Column(
         "ap_buckets",
@@ -64,7 +68,7 @@ COLUMNS = (
 PROFILE_COLUMNS = (
     Column("position", "Mean position of the queries.", "tokens", COUNT, error=None),
     Column("ap", "Attention plasticity of queries in this part of the window.", limits=SHARE),
-    Column("ap_content", "The same if no mean of keys depended on position.", limits=SHARE),
+    Column("ap_content", "ap_same_position with the mean key of every position removed.", limits=SHARE),
     Column("ap_near", "ap for two keys of one part of the window.", limits=SHARE),
     Column("ap_same_position", "ap for two queries at exactly one position.", limits=SHARE),
     Column("n_q", "Queries in this part of the window.", "tokens", COUNT, error=None),
@@ -133,14 +137,14 @@ def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """What `plasticity.csv` says of a layer's heads."""
     values = cell_values(sums)
     weighed = Weighed(values)
-    ap, content = weighed.mean(values.ap), weighed.mean(values.content)
+    ap, content, alone = (weighed.mean(each) for each in (values.ap, values.content, values.same_position))
     columns = {
         "ap": ap,
         "ap_content": content,
         "ap_near": weighed.mean(values.ap, weighed.near),
-        "ap_same_position": weighed.mean(values.same_position),
+        "ap_same_position": alone,
         **_ends(weighed),
-        "loss_not_position": _ratio(1.0 - content, np.nan_to_num(1.0 - ap), np.nan),
+        "loss_not_position": _ratio(1.0 - content, np.nan_to_num(1.0 - alone), np.nan),
     }
     return {**columns, "ap_buckets": np.full(len(ap), float(buckets_of(sums.edges)))}
 

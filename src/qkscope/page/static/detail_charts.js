@@ -159,22 +159,22 @@ export function drawKernel(g, detail) {
 // Plasticity along the window: how often two queries disagree about which of two earlier keys wins.
 export function drawPlasticity(g, detail) {
   const [ink, amber] = [g.theme.ink, g.app.data.about.colours.parts[1]];
-  const rows = (detail?.position ?? []).map((position, i) => ({ position, ap: detail.ap[i], error: detail.ap_se?.[i], content: detail.ap_content?.[i] })).filter((p) => Number.isFinite(p.position + p.ap));
+  const rows = (detail?.position ?? []).map((position, i) => ({ position, ap: detail.ap[i], error: detail.ap_se?.[i], alone: detail.ap_same_position?.[i] })).filter((p) => Number.isFinite(p.position + p.ap));
   if (!rows.length) return noDetail(g, "No plasticity at this window.");
   const frame = frameOf(g);
   const axis = axisOf([0, 1], [0, 1], { zero: true });
   const ends = [rows[0].position, rows.at(-1).position];
-  const x = ends[0] === ends[1] ? () => (frame.left + frame.right) / 2 : scale(ends, [frame.left + 4, frame.right - 40]);
+  const x = ends[0] === ends[1] ? () => (frame.left + frame.right) / 2 : scale(ends, [frame.left + 4, frame.right - 64]);
   const y = scale([0, 1], [frame.bottom, frame.top]);
   valueAxis(g, frame, y, axis.ticks, axis.text);
   positionTicks(g, frame, x, ends, "position of the query");
-  for (const [key, colour, dash, name] of [["content", amber, [4, 3], "content"], ["ap", ink, [], "all"]]) {
+  for (const [key, colour, dash, name] of [["alone", amber, [4, 3], "one position"], ["ap", ink, [], "bucket"]]) {
     const points = rows.filter((p) => Number.isFinite(p[key]));
     if (points.length > 1) g.pen.line(points.map((p) => [x(p.position), y(p[key])]), { stroke: colour, width: 2, dash });
     if (points.length) g.pen.text(name, x(points.at(-1).position) + 4, y(points.at(-1)[key]) + (key === "ap" ? 10 : -2), { size: 10.5, fill: g.theme.ink });
   }
   for (const p of rows) if (Number.isFinite(p.error)) g.pen.line([[x(p.position), y(p.ap - p.error)], [x(p.position), y(p.ap + p.error)]], { stroke: g.theme.ink, width: 1.2 });
-  return rows.map((p) => ({ x: x(p.position) - 6, y: frame.top, w: 12, h: frame.bottom - frame.top, lines: [`queries at ${whole(Math.round(p.position))}`, `plasticity ${score(p.ap, p.error)}`, ...(Number.isFinite(p.content) ? [`without position in keys ${significant(p.content, 3)}`] : [])] }));
+  return rows.map((p) => ({ x: x(p.position) - 6, y: frame.top, w: 12, h: frame.bottom - frame.top, lines: [`queries at ${whole(Math.round(p.position))}`, `plasticity ${score(p.ap, p.error)}`, ...(Number.isFinite(p.alone) ? [`at exactly one position ${significant(p.alone, 3)}`] : [])] }));
 }
 
 // Plasticity of a layer by the distance between two keys (across) and to the query (downwards).

@@ -107,7 +107,7 @@ function plasticity(app) {
     label: () => `${spec.title}: ${spec.of()} ${data.place(at())}`,
   });
   return [
-    make("plasticity", { id: "plasticity", title: "Can queries still change which key wins?", card: "plasticity_profile", of: () => data.name(head()), says: "How often two queries disagree about which of two earlier keys wins; dashed: if keys had no position. Bars: ± 1 standard error." }, drawPlasticity, head),
+    make("plasticity", { id: "plasticity", title: "Can queries still change which key wins?", card: "plasticity_profile", of: () => data.name(head()), says: "How often two queries disagree about which of two earlier keys wins; dashed: two queries at exactly one position, not of one position bucket. Bars: ± 1 standard error." }, drawPlasticity, head),
     make("pairs", { id: "pairs", title: "The same by distance", card: "plasticity_map", of: () => `Heads of layer ${shownLayer(app)}`, says: "Dark: queries disagree often." }, drawPairs, () => shownLayer(app)),
   ];
 }
