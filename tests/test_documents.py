@@ -152,7 +152,7 @@ def test_what_stands_before_every_text_is_known_and_not_what_stands_behind_it():
 @pytest.fixture
 def corpus(tmp_path):
     for i, length in enumerate([10, 300, 5, 200]):
-        (tmp_path / f"{i}.txt").write_text("x" * length)
+        (tmp_path / f"{i}.txt").write_text("wxyz"[i] * length)
     return survey(Documents(files="*.txt", special_tokens="none"), tmp_path, byte_tokenizer(), CONTEXTS)
 
 
@@ -181,7 +181,7 @@ def test_tokens_are_counted_only_as_far_as_a_study_needs(tmp_path, corpus):
 def test_windows_are_the_first_tokens(corpus):
     windows = list(corpus.windows(byte_tokenizer(), 8, [0, 3]))
     assert [(w.index, w.name, len(w.ids)) for w in windows] == [(0, "0.txt", 8), (3, "3.txt", 8)]
-    assert (windows[0].ids == encode(byte_tokenizer(), "x", "none")[0]).all()
+    assert (windows[0].ids == encode(byte_tokenizer(), "w", "none")[0]).all()
 
 
 def test_a_document_that_changes_or_vanishes_is_noticed(tmp_path, corpus):

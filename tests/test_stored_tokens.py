@@ -28,13 +28,13 @@ KEY = tokens_key(SETTINGS, "bytes", [5, 8])
 @pytest.fixture
 def encoded(monkeypatch):
     """The names of documents that were tokenized, in order."""
-    seen, plain = [], Encoder.first
+    seen, plain = [], Encoder.start
 
-    def first(self, text, needed, name="a text"):
+    def start(self, text, needed, name="a text"):
         seen.append(name)
         return plain(self, text, needed, name)
 
-    monkeypatch.setattr(tokens.Encoder, "first", first)
+    monkeypatch.setattr(tokens.Encoder, "start", start)
     return seen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import HeadTable, Judged, error_name
 from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
 from qkscope.lenses.means import finished_means, has_means, joined_means, mean_rows, tokens_row
@@ -23,8 +25,11 @@ from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, LAYER_MEANS_CSV
 from qkscope.stats.jackknife import jackknife_error
+from qkscope.text import counted
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
+ROUNDING = 1e-12  # of a number: an error below that is 0
+SHOWN = 5  # columns that a warning names
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -81,10 +86,41 @@ def checkpoint_rows(
             for window in wanted[table.file]
         ]
         by_file[table.file] = pd.concat(windows, ignore_index=True)
+    warn_of_zero_errors(tables, by_file, model)
     if any(has_means(table) for table in tables):
         means = {window: [part[LAYER_MEANS_CSV, window] for part in layers] for window in every}
         by_file[LAYER_MEANS_CSV] = finished_means(means, model)
     return by_file
+
+
+def warn_of_zero_errors(tables: Sequence[HeadTable], rows: Mapping[str, pd.DataFrame], model: str) -> None:
+    """Warn of heads whose standard errors are 0 throughout: copies of one document, not certainty."""
+    found: dict[str, int] = {}
+    for table in tables:
+        for name in (column.name for column in table.columns if column.error is not None):
+            if heads := _without_error(table, rows[table.file], name):
+                found[error_name(name)] = max(heads, found.get(error_name(name), 0))
+    if found:
+        listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(found.items())[:SHOWN])
+        more = f" and {counted(len(found) - SHOWN, 'more column')}" if len(found) > SHOWN else ""
+        warnings.warn(
+            f"checkpoint {model!r}: standard errors are 0 in {listed}{more}: all document groups give the same number, "
+            "as copies of one document do. These errors do not measure uncertainty; use different documents",
+            QkscopeWarning,
+            stacklevel=3,
+        )
+
+
+def _without_error(table: HeadTable, rows: pd.DataFrame, name: str) -> int:
+    """How many heads (or layers) have no error in a column, at any place and window.
+
+    Values of 0 may be 0 by construction, and single buckets may be the same in all documents: that of BOS is.
+    """
+    who = [rows["layer"], rows["head"]] if table.per == "head" else [rows["layer"]]
+    size = rows[name].abs()
+    counts = np.isfinite(size) & (size > 0)
+    zero = rows[error_name(name)] <= ROUNDING * size
+    return int((zero[counts].groupby([key[counts] for key in who]).all()).sum())
 
 
 def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers: int) -> dict[str, Columns]:
