@@ -103,6 +103,8 @@ def _matching(pattern: str, folder: Path) -> list[Path]:
         named = [part for part in Path(relative).parts if part.startswith(".")]
         paths = [path for path in base.glob(relative) if not _hidden(path.relative_to(base), named)]
         matched = [path for path in paths if path.is_file()]
+        if not paths and (base / relative).is_symlink():  # a glob without a wildcard does not find a broken link
+            paths = [base / relative]
     except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
         raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
     if not matched and paths:
