@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -20,11 +21,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import qkscope
+from qkscope.cli.describe import describe_plan
+from qkscope.documents import encode as encoding
 from qkscope.documents import sources
 from qkscope.documents.encode import Encoder, encode
 from qkscope.documents.sources import read_documents
 from qkscope.documents.tokens import Choice, batches, group_of, survey
 from qkscope.errors import DocumentError, InputError, QkscopeWarning, StorageError
+from qkscope.lenses.position.table import DOUBLINGS
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.run.execute import run_study
@@ -236,6 +240,15 @@ def test_a_process_that_does_not_see_the_kept_tokens_reads_the_documents(corpus)
     assert [(w.index, w.name, w.ids.tolist()) for w in read] == [(w.index, w.name, w.ids.tolist()) for w in kept]
 
 
+def test_a_tokenizer_that_encodes_differently_elsewhere_is_noticed(corpus):
+    corpus.kept.path.unlink()
+    other = byte_tokenizer(bos_token="<s>")
+    other.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    corpus = replace(corpus, settings=corpus.settings.model_copy(update={"special_tokens": "default"}))
+    with pytest.raises(DocumentError, match=r"0\.txt: the tokenizer encodes it differently from when the study began"):
+        list(corpus.windows(other, 8, [0]))
+
+
 def test_kept_tokens_that_somebody_wrote_over_are_refused(corpus):
     corpus.kept.path.write_bytes(bytes(corpus.kept.path.stat().st_size))
     with pytest.raises(StorageError, match="is damaged, or was changed while the study was running: delete it"):
@@ -365,10 +378,10 @@ def test_every_kind_of_source_reads_the_same_beginning_of_a_long_text(tmp_path, 
 def test_broken_text_at_the_bound_is_still_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "MAX_TEXT", 64)
     (tmp_path / "a.txt").write_bytes(b"x" * 50 + b"\xff" + b"y" * 50)
-    with pytest.raises(DocumentError, match="not UTF-8 text .* at byte 50"):
+    with pytest.raises(DocumentError, match=r"not UTF-8 text .* at byte 50"):
         texts(tmp_path, files="a.txt")
     (tmp_path / "a.txt").write_bytes(b"x" * 55 + b"\x80" * 50)
-    with pytest.raises(DocumentError, match="not UTF-8 text .* at byte 55"):
+    with pytest.raises(DocumentError, match=r"not UTF-8 text .* at byte 55"):
         texts(tmp_path, files="a.txt")
 
 
@@ -496,10 +509,12 @@ def test_a_repeated_document_is_measured_once_and_reported(world, tmp_path):
     assert [each.documents for each in plan.checkpoints] == [[0], [0]]
     assert [len(each.shards()) for each in plan.checkpoints] == [1, 1]
     notes = " | ".join(plan.notes())
-    assert "15 of 16 documents are left out at checkpoint 'one' as duplicates" in notes
+    assert "15 of 16 documents are left out at checkpoint 'one' for having the same tokens as an earlier" in notes
     assert "(docs/01.txt = docs/00.txt, docs/02.txt = docs/00.txt, docs/03.txt = docs/00.txt, ...)" in notes
     assert "reads 1 document in 1 of 8 document groups: it has no standard errors, which need documents in 4" in notes
     assert "fewer than" not in notes
+    described = " ".join(describe_plan(plan, tmp_path / "out"))
+    assert "documents: 16 documents in docs/*.txt, all long enough, 15 duplicates" in described
     with pytest.warns(QkscopeWarning, match="tokens are fewer than the head's 16 dimensions"):
         out = run_study(study, tmp_path / "out")
     rows = pd.read_csv(out / "qk.csv")
@@ -523,6 +538,20 @@ def test_documents_that_only_a_longer_context_distinguishes_are_read_and_reporte
     assert note.startswith("checkpoint 'one': 5 of 12 documents begin with the same 64 tokens as another")
     apart = make_plan(load_study(world(groups=6, same_documents=False)))
     assert [each.documents for each in apart.checkpoints] == [[0, 1, 2, 4, 6, 8, 10], list(range(12))]
+
+
+def test_documents_whose_tokens_are_uncertain_are_reported(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "FEWEST_TOKENIZED", 3000)
+    monkeypatch.setattr(encoding, "MOST_CHARACTERS", 2)
+    (tmp_path / "docs/one_word.txt").write_text("x" * 4000)
+    plan = make_plan(load_study(world()))
+    assert [each.uncertain for each in plan.checkpoints] == [1, 1]
+    assert any(note.startswith("checkpoint 'one': 1 document had to be cut where") for note in plan.notes())
+    out = run_study(world(), tmp_path / "out")
+    one = json.loads((out / "provenance.json").read_text())["checkpoints"][0]
+    assert (one["documents_uncertain"], one["documents_duplicate"], one["duplicates"]) == (1, 0, [])
+    kept = make_plan(load_study(world()), results=out)
+    assert [each.uncertain for each in kept.checkpoints] == [1, 1]
 
 
 def test_groups_that_copies_empty_are_counted(world, tmp_path):
@@ -550,6 +579,16 @@ def test_copies_in_memory_are_reported(checkpoints):
     assert table[["category_share", "sign_sure"]].notna().all(axis=None)
 
 
+def test_a_window_within_which_all_documents_are_alike_is_reported(checkpoints):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints / "short")
+    windows = np.random.default_rng(0).integers(0, 128, (16, 64))
+    windows[:, :32] = windows[0, :32]
+    moments = qkscope.capture_moments(model, windows)
+    assert (qkscope.analyze(moments, components=2)["r_q_se"] > 0).all()
+    with pytest.warns(QkscopeWarning, match=r"standard errors are 0 in .*r_q_se \(16 heads\)"):
+        checkpoint_rows(moments, [DOUBLINGS], RowSettings(), model="model")
+
+
 def test_texts_that_all_begin_alike_have_errors(checkpoints):
     """BOS is the same in all documents: what is measured at position 0 alone has no error, and needs no warning."""
     model = AutoModelForCausalLM.from_pretrained(checkpoints / "short")
@@ -569,6 +608,6 @@ def test_token_windows_name_what_is_too_short_and_leave_copies_out():
         qkscope.token_windows(tokenizer, ["a", "b" * 300, "c" * 20], 512)
     with pytest.raises(InputError, match="texts is empty"):
         qkscope.token_windows(tokenizer, [], 512)
-    with pytest.warns(QkscopeWarning, match="2 of 5 texts .* repeat the first tokens of another and are left out"):
+    with pytest.warns(QkscopeWarning, match="2 of 5 texts with enough tokens are left out for repeating"):
         windows = qkscope.token_windows(tokenizer, ["bcd", "abc", "xyz", "short"[:2], "abcd", "bcde"], 3)
     assert [tokenizer.decode(window) for window in windows] == ["bcd", "abc", "xyz"]

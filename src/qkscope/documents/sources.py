@@ -192,7 +192,7 @@ def _json_lines(file: SourceFile, name: str, column: str) -> Iterator[Document]:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), ""), start=1):
                 if len(line) > MAX_LINE:
                     raise DocumentError(
-                        f"{path}, line {number}: longer than {MAX_LINE // 2**20} million characters; is it one document?"
+                        f"{path}, line {number}: longer than {MAX_LINE:,} characters; is it one document?"
                     )
                 if line.strip():
                     yield Document(f"{name}:{number}", _json_text(path, number, line, column), file)

@@ -1,10 +1,10 @@
 """Texts to token windows: each document that is long enough gives its first `context` tokens.
 
 A survey reads and tokenizes every document once per tokenizer, as far as the study's longest context needs it, and
-keeps the ids in a temporary file. Documents whose tokens are the same count once. A run then stores them with its results (`stored`), for whoever needs them next.
-Windows come from there one at a time, so that memory does not grow with the corpus. Where the file is not to be seen (a
-worker on another machine), or a document's file is not as it was, the documents are read and tokenized again and
-compared with what the survey saw.
+keeps the ids in a temporary file; a run then stores them with its results (`stored`), for whoever needs them next.
+Documents with the same tokens count once (`Corpus.choose`). Windows are read one at a time, so memory does not grow
+with the corpus. Where the file is not visible (a worker on another machine), or a document's file changed, the documents
+are read and tokenized again and compared with the survey.
 """
 
 from __future__ import annotations

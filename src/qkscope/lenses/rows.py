@@ -94,15 +94,15 @@ def checkpoint_rows(
 
 
 def warn_of_zero_errors(tables: Sequence[HeadTable], rows: Mapping[str, pd.DataFrame], model: str) -> None:
-    """Warn of heads whose standard errors are 0 throughout: copies of one document, not certainty."""
-    found: dict[str, int] = {}
+    """Warn of heads whose standard errors are 0 throughout a window: copies of one document, not certainty."""
+    heads_without: dict[str, int] = {}
     for table in tables:
         for name in (column.name for column in table.columns if column.error is not None):
             if heads := _without_error(table, rows[table.file], name):
-                found[error_name(name)] = max(heads, found.get(error_name(name), 0))
-    if found:
-        listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(found.items())[:SHOWN])
-        more = f" and {counted(len(found) - SHOWN, 'more column')}" if len(found) > SHOWN else ""
+                heads_without[error_name(name)] = max(heads, heads_without.get(error_name(name), 0))
+    if heads_without:
+        listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(heads_without.items())[:SHOWN])
+        more = f" and {counted(len(heads_without) - SHOWN, 'more column')}" if len(heads_without) > SHOWN else ""
         warnings.warn(
             f"checkpoint {model!r}: standard errors are 0 in {listed}{more}: all document groups give the same number, "
             "as copies of one document do. These errors do not measure uncertainty; use different documents",
@@ -112,15 +112,16 @@ def warn_of_zero_errors(tables: Sequence[HeadTable], rows: Mapping[str, pd.DataF
 
 
 def _without_error(table: HeadTable, rows: pd.DataFrame, name: str) -> int:
-    """How many heads (or layers) have no error in a column, at any place and window.
+    """How many heads (or layers) have no error in a column, at any place of some window.
 
     Values of 0 may be 0 by construction, and single buckets may be the same in all documents: that of BOS is.
     """
-    who = [rows["layer"], rows["head"]] if table.per == "head" else [rows["layer"]]
+    who = ["window", "layer", "head"] if table.per == "head" else ["window", "layer"]
     size = rows[name].abs()
-    counts = np.isfinite(size) & (size > 0)
-    zero = rows[error_name(name)] <= ROUNDING * size
-    return int((zero[counts].groupby([key[counts] for key in who]).all()).sum())
+    measured = np.isfinite(size) & (size > 0)
+    zero = (rows[error_name(name)] <= ROUNDING * size)[measured]
+    throughout = zero.groupby([rows.loc[measured, key] for key in who]).all()
+    return int(throughout[throughout].index.droplevel("window").nunique())
 
 
 def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers: int) -> dict[str, Columns]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.text import counted
+from qkscope.text import are, counted
 
 Window = NDArray[np.int64]
 FROM_TEXT = "qkscope.token_windows(tokenizer, texts, context) makes windows from texts"
@@ -37,8 +37,8 @@ def distinct_windows(windows: list[list[int]]) -> list[list[int]]:
     distinct = [list(ids) for ids in dict.fromkeys(map(tuple, windows))]
     if copies := len(windows) - len(distinct):
         warnings.warn(
-            f"{copies:,} of {counted(len(windows), 'text')} with enough tokens repeat the first tokens of another and "
-            "are left out: copies are not independent samples",
+            f"{copies:,} of {counted(len(windows), 'text')} with enough tokens {are(copies)} left out for repeating "
+            "the first tokens of another: copies are not independent samples",
             QkscopeWarning,
             stacklevel=3,
         )
@@ -59,8 +59,9 @@ def noting_copies(windows: Iterable[Window], context: int) -> Iterator[Window]:
     if copies:
         number, earlier = copies[0]
         warnings.warn(
-            f"{len(copies):,} of {counted(count, 'window')} have the same tokens as another (window {number} is window "
-            f"{earlier}): copies are not independent samples, so standard errors are too small; leave them out",
+            f"{len(copies):,} of {counted(count, 'window')} {'has' if len(copies) == 1 else 'have'} the same tokens as "
+            f"another (window {number} is window {earlier}): copies are not independent samples, so standard errors "
+            "are too small; leave them out",
             QkscopeWarning,
             stacklevel=2,
         )

@@ -27,8 +27,8 @@ from qkscope.results.folder import tokens_path
 from qkscope.run.corpora import Corpora
 from qkscope.run.events import Events
 from qkscope.run.models import Model, check_equal_weights, open_models
-from qkscope.study.load import StudyFile
 from qkscope.stats.jackknife import FEWEST_GROUPS
+from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
 from qkscope.text import are, counted
 from qkscope.vectors.sample import published_rate
@@ -242,7 +242,7 @@ def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
         shown = ", ".join(pairs[:NAMED]) + (", ..." if count > NAMED else "")
         notes.append(
             f"{count} of {counted(len(known), 'document')} {are(count)} left out at checkpoint "
-            f"{most.checkpoint.name!r} as duplicates: same tokens as an earlier document ({shown})"
+            f"{most.checkpoint.name!r} for having the same tokens as an earlier document ({shown})"
         )
     alike = max(plans, key=lambda plan: plan.alike)
     if alike.alike:
@@ -254,9 +254,9 @@ def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
     uncertain = max(plans, key=lambda plan: plan.uncertain)
     if uncertain.uncertain:
         notes.append(
-            f"{counted(uncertain.uncertain, 'document')} of checkpoint {uncertain.checkpoint.name!r} had to be cut "
-            "within a word, or with a tokenizer of an unknown kind: the last tokens may differ from those of the whole "
-            "text (study-files.md)"
+            f"checkpoint {uncertain.checkpoint.name!r}: {counted(uncertain.uncertain, 'document')} had to be cut where "
+            "the tokens before the cut may depend on the text behind it, so their ids may differ from those of the "
+            "whole text (docs/study-files.md, Long texts)"
         )
     return notes
 
