@@ -3,7 +3,7 @@
 A survey reads and tokenizes every document once per tokenizer, as far as the study's longest context needs it, and
 keeps the ids in a temporary file; a run then stores them with its results (`stored`), for whoever needs them next.
 Documents with the same tokens count once (`Corpus.choose`). Windows are read one at a time, so memory does not grow
-with the corpus. Where the file is not visible (a worker on another machine), or a document's file changed, the documents
+with the corpus. Where the file is not visible (a worker on another machine), or a document's file changed, documents
 are read and tokenized again and compared with the survey.
 """
 
