@@ -301,9 +301,12 @@ def test_offloaded_weights_that_are_finite_are_measured_as_ever(checkpoints, tmp
     from accelerate import disk_offload
 
     model = AutoModel.from_pretrained(checkpoints / "long")
-    plain = qkscope.analyze(qkscope.capture_moments(model, [list(range(64))] * 3))
+    plain = qkscope.analyze(qkscope.capture_moments(model, [list(range(start, start + 64)) for start in range(3)]))
     offloaded = disk_offload(model, tmp_path / "offloaded")
-    pd.testing.assert_frame_equal(plain, qkscope.analyze(qkscope.capture_moments(offloaded, [list(range(64))] * 3)))
+    pd.testing.assert_frame_equal(
+        plain,
+        qkscope.analyze(qkscope.capture_moments(offloaded, [list(range(start, start + 64)) for start in range(3)])),
+    )
 
 
 def test_weights_that_nobody_says_the_place_of_are_told_to_be_unchecked():

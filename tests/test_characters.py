@@ -38,8 +38,8 @@ def two(tmp_path_factory):
     for seed, (name, tokenizer) in enumerate({"bytes": byte_tokenizer(), "pairs": pair_tokenizer()}.items()):
         tiny("llama", seed, vocab_size=257, num_hidden_layers=1).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    for number, text in enumerate(("ab" * 100, "xy" * 100) * 4):
-        (folder / f"{number}.txt").write_text(f"{text}{number}", encoding="utf-8")
+    for number, (pair, other) in enumerate([("ab", "cd"), ("xy", "ab")] * 4):  # the other one makes them different
+        (folder / f"{number}.txt").write_text(pair * (1 + number // 2) + other + pair * 100, encoding="utf-8")
     return folder
 
 
@@ -59,7 +59,7 @@ def out(two):
 
 
 def test_each_tokenizer_has_its_own_window_and_tables_are_over_it(two, out, tmp_path, monkeypatch):
-    """Of `abab…` 40 characters are 20 tokens under the second tokenizer, of `xyxy…` 40: 30 on average."""
+    """Of `abcdab…` 40 characters are 21 tokens under the second tokenizer, of `xyabxy…` 39: 30 on average."""
     common = pd.read_csv(out / "qk_common.csv")
     assert dict(common.groupby("model")["window"].first()) == {"bytes": 40, "pairs": 30}
     assert Moments.load(out / "moments/pairs.safetensors").layout.common == 30

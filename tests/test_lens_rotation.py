@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from qkscope import Moments
+from qkscope.errors import QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.lenses.rotation.axes import axes_of, followed_axis, separation_axis
 from qkscope.lenses.rotation.planes import TABLE as PLANES
@@ -366,7 +367,8 @@ def test_groups_of_equal_documents_leave_the_axes_where_they_are():
     t = np.arange(8.0)
     q = np.column_stack([t, np.full(8, 4.0)])[None, None].repeat(4, axis=0)
     moments = captured(q, 0 * q + [0, 1], [0, 1, 2, 3], capture_layout(8, buckets=2, groups=4), LayerFacts(0, 1, 1, 2))
-    rows = table_of(moments)
+    with pytest.warns(QkscopeWarning, match="standard errors are 0"):
+        rows = table_of(moments)
     assert rows.loc[0, "mu_q_b"] == pytest.approx(4)
     assert rows.loc[0, "mu_q_b_se"] == pytest.approx(0, abs=1e-6)
     assert rows.loc[0, "a_stability"] == pytest.approx(1)

@@ -345,9 +345,9 @@ def test_a_device_map_spreads_layers_and_their_sums(checkpoints):
     from accelerate import dispatch_model
 
     model = AutoModelForCausalLM.from_pretrained(checkpoints / "short")
-    plain = qkscope.analyze(qkscope.capture_moments(model, [list(range(64))] * 3))
+    plain = qkscope.analyze(qkscope.capture_moments(model, [list(range(start, start + 64)) for start in range(3)]))
     spread = dispatch_model(model, {"": "cpu"}, force_hooks=True)
-    hooked = qkscope.analyze(qkscope.capture_moments(spread, [list(range(64))] * 3))
+    hooked = qkscope.analyze(qkscope.capture_moments(spread, [list(range(start, start + 64)) for start in range(3)]))
     pd.testing.assert_frame_equal(plain, hooked)
 
 

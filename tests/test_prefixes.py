@@ -1,6 +1,9 @@
 """The first tokens of a text without tokenizing all of it: those of the whole text, for every kind of tokenizer."""
 
 from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +19,10 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from qkscope.demo.tokenizer import save_byte_tokenizer
+from qkscope.documents import encode as encoding
 from qkscope.documents.cuts import EXPRESSIONS, find_cuts
 from qkscope.documents.encode import Encoder, encode
 from qkscope.errors import DocumentError
@@ -141,9 +146,15 @@ WITHOUT_CUTS = {
 }
 
 
+def demo():
+    with TemporaryDirectory() as folder:
+        save_byte_tokenizer(Path(folder))
+        return AutoTokenizer.from_pretrained(folder)
+
+
 @cache
 def made(kind):
-    return {**KINDS, **WITHOUT_CUTS}[kind]()
+    return {**KINDS, **WITHOUT_CUTS, "demo": demo}[kind]()
 
 
 pieces = st.sampled_from(
@@ -236,3 +247,110 @@ def test_other_errors_of_a_tokenizer_are_told_alike():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="?")))
     with pytest.raises(DocumentError, match=r"b\.txt: the tokenizer \w+ fails on it \(Exception: WordLevel error"):
         Encoder(tokenizer, "none").first("b", 8, "b.txt")
+
+
+# -- bounds --------------------------------------------------------------------------------------------------
+
+
+def bounded(monkeypatch, characters, per_token):
+    """A small bound, so that short texts are beyond it."""
+    monkeypatch.setattr(encoding, "FEWEST_TOKENIZED", characters)
+    monkeypatch.setattr(encoding, "MOST_CHARACTERS", per_token)
+
+
+@pytest.mark.parametrize("kind", ["demo", "gpt-2", "llama-3", "llama-2", "unigram, nothing split", "wordpiece"])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    text=st.lists(texts | st.text("ab字 ", max_size=300), min_size=1, max_size=6).map(" ".join),
+    needed=st.integers(1, 60),
+    characters=st.integers(16, 200),
+    special_tokens=st.sampled_from(["default", "none"]),
+)
+def test_beyond_the_bound_ids_are_those_of_the_whole_text_or_follow_the_stated_rule(
+    monkeypatch, kind, text, needed, characters, special_tokens
+):
+    bounded(monkeypatch, characters, 1)  # so near that the last tokens depend on where the text is cut
+    tokenizer = made(kind)
+    limit = max(characters, needed)
+    ids, exact = Encoder(tokenizer, special_tokens).start(text, needed)
+    whole = encode(tokenizer, text, special_tokens)
+    assert exact or len(text) > limit
+    if exact:
+        assert ids == whole[:needed]
+        return
+    beginning = text[:limit]
+    one, other = (
+        encode(tokenizer, part, special_tokens)[:needed] for part in (beginning, beginning[: -(len(beginning) // 8)])
+    )
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    assert ids == [each for each, _ in alike]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "another expression", "demo"])
+@pytest.mark.parametrize("unit", ["x", "ab", "字", " ", "\n", "-", "0"])
+def test_a_text_that_nothing_splits_has_the_ids_of_the_whole(monkeypatch, kind, unit):
+    """Ids that the rule accepts without proof: here they are right."""
+    bounded(monkeypatch, 1000, 10)
+    tokenizer = made(kind)
+    text = unit * 5000
+    ids, _ = Encoder(tokenizer, "none").start(text, 64)
+    whole = encode(tokenizer, text, "none")
+    assert ids == whole[: len(ids)]
+    if len(whole) >= 64 * 10:  # a token is short, so that the bound has enough of them
+        assert len(ids) == 64
+
+
+class Counting:
+    """Counts the characters that reach a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.characters = tokenizer, []
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text, **options):
+        self.characters.append(len(text))
+        return self.tokenizer(text, **options)
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-2", "another expression", "demo"])
+@pytest.mark.parametrize("text", ["x" * 300_000, "xyz" * 100_000 + " and then other words" * 100])
+def test_no_text_is_tokenized_beyond_the_bound(monkeypatch, kind, text):
+    bounded(monkeypatch, 5000, 32)
+    counting = Counting(made(kind))
+    assert len(Encoder(counting, "none").first(text, 128)) == 128
+    assert sum(counting.characters) < 2 * 5000
+
+
+def test_words_in_one_line_are_cut_exactly_however_long_it_is():
+    counting = Counting(made("gpt-2"))
+    type(counting).__module__ = "transformers.tokenization_utils_base"  # it encodes as its tokenizer does
+    text = "one line without an end " * 1_000_000
+    assert Encoder(counting, "none").start(text, 256) == (encode(made("gpt-2"), text[:9000], "none")[:256], True)
+    assert sum(counting.characters) < 10_000
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-3", "another expression"])
+@pytest.mark.parametrize("text", ["Plain words that follow one another " * 300, "x" * 4000])
+def test_a_long_text_begins_with_the_bos_token_that_the_tokenizer_has(monkeypatch, kind, text):
+    """Compared with the tokenizer itself, which adds BOS to the whole text."""
+    bounded(monkeypatch, 2000, 10)
+    backend = Tokenizer.from_str(made(kind).backend_tokenizer.to_str())
+    backend.add_special_tokens(["<s>", "</s>"])
+    around = [(name, backend.token_to_id(name)) for name in ("<s>", "</s>")]
+    plain = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=around)
+    adding = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    expected = adding(text)["input_ids"]
+    assert expected[0] == plain.bos_token_id
+    for needed in (1, 2, 64):
+        assert Encoder(adding, "default").first(text, needed) == expected[:needed]
+        assert Encoder(plain, "bos").first(text, needed) == expected[:needed]
+        assert Encoder(adding, "none").first(text, needed) == expected[1 : needed + 1]

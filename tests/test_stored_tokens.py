@@ -28,13 +28,13 @@ KEY = tokens_key(SETTINGS, "bytes", [5, 8])
 @pytest.fixture
 def encoded(monkeypatch):
     """The names of documents that were tokenized, in order."""
-    seen, plain = [], Encoder.first
+    seen, plain = [], Encoder.start
 
-    def first(self, text, needed, name="a text"):
+    def start(self, text, needed, name="a text"):
         seen.append(name)
         return plain(self, text, needed, name)
 
-    monkeypatch.setattr(tokens.Encoder, "first", first)
+    monkeypatch.setattr(tokens.Encoder, "start", start)
     return seen
 
 
@@ -139,14 +139,17 @@ class Told(Events):
 
 @pytest.mark.slow
 def test_a_plan_from_kept_tokens_is_the_plan_from_documents(world, tmp_path):
+    shutil.copy(tmp_path / "docs/emitter.txt", tmp_path / "docs/a_copy.txt")
     aged(tmp_path / "docs")
     study = load_study(world())
     told = Told()
     run_study(study, tmp_path / "out", told)
-    assert told.documents == 7
+    assert told.documents == 8
     fresh, kept = make_plan(study), make_plan(study, results=tmp_path / "out")
     for one, other in zip(fresh.checkpoints, kept.checkpoints, strict=True):
         assert other.corpus.stored
+        assert one.duplicates == other.duplicates
+        assert len(one.duplicates) == 1
         assert one.fingerprint() == other.fingerprint()
         assert one.settings() == other.settings()
         assert [one.fingerprint(shard) for shard in one.shards()] == [other.fingerprint(s) for s in other.shards()]

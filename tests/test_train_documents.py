@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from qkscope.errors import DocumentError, InputError
+from qkscope.errors import DocumentError, InputError, QkscopeWarning
 from qkscope.train.documents import Wanted, probe_documents
 from test_documents import byte_tokenizer
 
@@ -78,15 +78,21 @@ def test_a_file_gives_its_documents(tmp_path):
 
 def test_without_a_context_half_of_the_documents_are_long_enough():
     lengths = [3, 5, 9, 7]  # from long to short 9, 7, 5, 3: two of the four have 7
-    found = read([list(range(length)) for length in lengths])
-    assert ids(found) == [list(range(7)), list(range(7))]
+    found = read([list(range(length, 2 * length)) for length in lengths])
+    assert ids(found) == [list(range(9, 16)), list(range(7, 14))]
     assert found.too_short == 2
 
 
 def test_no_document_is_longer_than_the_model():
-    assert read([list(range(200))] * 2, positions=100).context == 100
+    assert read([list(range(200)), list(range(1, 201))], positions=100).context == 100
     with pytest.raises(InputError, match="context 200 is more than the model's 100 positions"):
         read([list(range(200))], positions=100, context=200)
+
+
+def test_copies_of_one_document_are_reported():
+    with pytest.warns(QkscopeWarning, match=r"2 of 4 windows have the same tokens as another \(window 1 is window 0\)"):
+        found = read([[1, 2, 3], [1, 2, 3, 4], [4, 5, 6], [4, 5, 6]], context=3)
+    assert len(found.windows) == 4
 
 
 def test_documents_have_one_fingerprint_however_they_came():

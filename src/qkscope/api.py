@@ -53,6 +53,7 @@ def capture_moments(
     `progress` hears the number of tokens of each finished batch.
     """
     from qkscope.capture.collect import collect_moments
+    from qkscope.moments.windows import noting_copies
 
     require_stage(stage)
     if progress is not None and not callable(progress):
@@ -61,7 +62,7 @@ def capture_moments(
     ids, context = _windows(model, windows, context)
     layout = _layout(context, buckets, groups, common_window, stage)
     report = progress or (lambda tokens: None)
-    batches = _batches(ids, layout, batch_size)
+    batches = _batches(noting_copies(ids, context), layout, batch_size)
     try:
         return collect_moments(
             model, batches, layout, stage=stage, provenance={"stage": stage}, done=lambda batch: report(batch.tokens)
@@ -151,8 +152,12 @@ def _batches(windows: Iterable[Window], layout: Layout, size: int) -> Iterator[B
 def token_windows(
     tokenizer: Any, texts: Iterable[str], context: int, special_tokens: str = "default"
 ) -> list[list[int]]:
-    """The first `context` tokens of each text that has so many; shorter texts are left out."""
+    """The first `context` tokens of each text that has so many; shorter texts are left out.
+
+    Texts with the same first tokens give one window, with a warning: copies would make standard errors too small.
+    """
     from qkscope.documents.encode import Encoder
+    from qkscope.moments.windows import distinct_windows
 
     context = whole_argument("context", context, 2, LONGEST)
     if special_tokens not in ("default", "none", "bos"):
@@ -164,8 +169,17 @@ def token_windows(
     if not isinstance(texts, Iterable):
         raise InputError(f"texts should be a list of texts, not {type(texts).__name__}")
     encoder = Encoder(tokenizer, special_tokens)
-    encoded = (encoder.first(_text(text, number), context, f"text {number}") for number, text in enumerate(texts))
-    return [ids for ids in encoded if len(ids) == context]
+    encoded = [encoder.first(_text(text, number), context, f"text {number}") for number, text in enumerate(texts)]
+    windows = distinct_windows([ids for ids in encoded if len(ids) == context])
+    if not windows:
+        most = max(map(len, encoded), default=0)
+        raise InputError(
+            f"no text has {context:,} tokens: the longest of {len(encoded):,} has {most:,}; give longer texts or a "
+            "smaller context"
+            if encoded
+            else "texts is empty; give at least one text"
+        )
+    return windows
 
 
 def _text(text: Any, number: int) -> str:

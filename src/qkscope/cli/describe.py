@@ -26,11 +26,11 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     checkpoints = counted(len(plan.checkpoints), "checkpoint")
     lines = [f"study {study.study}: {checkpoints}, {short_number(plan.tokens)} tokens in total"]
     first = plan.checkpoints[0]
-    short = max(len(each.corpus.documents) - len(each.documents) for each in plan.checkpoints)
-    long_enough = "all long enough" if not short else f"{short} too short for the longest context"
-    lines.append(
-        f"documents: {counted(len(first.corpus.documents), 'document')} in {first.corpus.source}, {long_enough}"
-    )
+    short = max(each.too_short for each in plan.checkpoints)
+    repeated = max(len(each.duplicates) for each in plan.checkpoints)
+    left_out = f"{short} too short for the longest context" if short else "all long enough"
+    left_out += f", {counted(repeated, 'duplicate')}" if repeated else ""
+    lines.append(f"documents: {counted(len(first.corpus.documents), 'document')} in {first.corpus.source}, {left_out}")
     lines.append(f"corpus: {first.corpus.fingerprint}")
     lines.append(f"kind: {plan.how_read()}")
     summaries = list(dict.fromkeys(attention_summary(each.blueprint.probe.layers) for each in plan.checkpoints))

@@ -1,18 +1,24 @@
-"""Texts to token ids: whole, or only as far as needed with exactly the same ids (see `cuts`)."""
+"""Texts to token ids: whole, or only as far as needed, with the ids of the whole text.
+
+Time and memory are bounded: at most the first `bound(needed)` characters of a text are tokenized. A text with no more
+characters, or with a sound cut (see `cuts`) behind the needed tokens, has exactly the ids of the whole text. Of any
+other text, the tokens of its first `bound` characters count as far as they are the same without the last eighth of
+these characters.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Protocol
 
 from qkscope.documents.cuts import Cuts, find_cuts
-from qkscope.errors import DocumentError, QkscopeError, QkscopeWarning, panics_raised
+from qkscope.errors import DocumentError, QkscopeError, panics_raised
 
 SpecialTokens = str  # default | none | bos, see the study schema
-LONG = 20_000_000  # characters of a text that take many seconds to tokenize whole
+MOST_CHARACTERS = 32  # of a token, on average: what is beyond is not tokenized
+FEWEST_TOKENIZED = 2**20  # characters that may always be tokenized
 CHARACTERS = 5  # of a token, as a first guess
 SLACK = 64  # characters beyond the guess
 
@@ -51,12 +57,19 @@ class Encoder:
 
     def first(self, text: str, needed: int, name: str = "a text") -> list[int]:
         """`whole(text)[:needed]`, for which no more of the text than necessary is tokenized."""
+        return self.start(text, needed, name)[0]
+
+    def start(self, text: str, needed: int, name: str = "a text") -> tuple[list[int], bool]:
+        """The first ids of a text, and whether they are certain to be those of the whole text."""
         with self._explained(name):
-            ids = self._from_prefixes(text, needed)
-            if ids is None:
-                self._announce(text, name)
-                ids = self.whole(text)
-            return ids[:needed]
+            beginning = text[: bound(needed)]
+            ids = self._from_prefixes(beginning, needed)
+            if ids is not None:
+                return ids[:needed], True
+            ids = self.whole(beginning)
+            if len(beginning) == len(text):
+                return ids[:needed], True
+            return _shared(ids[:needed], self.whole(beginning[: -(len(beginning) // 8)])), False
 
     @cached_property
     def _cuts(self) -> Cuts | None:
@@ -80,15 +93,6 @@ class Encoder:
         ids: list[int] = self._tokenizer(text, add_special_tokens=self._default, verbose=False)["input_ids"]
         return ids
 
-    def _announce(self, text: str, name: str) -> None:
-        if len(text) >= LONG:
-            warnings.warn(
-                f"{name} has {len(text) / 1e6:.0f} million characters and is tokenized whole, because there is no "
-                "place where its first tokens are certain to end; this can take minutes",
-                QkscopeWarning,
-                stacklevel=2,
-            )
-
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
         """Whatever the tokenizer raises, a panic included, names the document and the tokenizer."""
@@ -103,6 +107,17 @@ class Encoder:
                 f"{name}: the tokenizer {tokenizer} fails on it ({type(error).__name__}: {str(error)[:200]}); "
                 "leave the document out, or name another tokenizer"
             ) from error
+
+
+def bound(needed: int) -> int:
+    """How many characters of a text are tokenized at most, for so many tokens."""
+    return max(FEWEST_TOKENIZED, MOST_CHARACTERS * needed)
+
+
+def _shared(one: list[int], other: list[int]) -> list[int]:
+    """The ids with which both begin."""
+    differing = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differing, min(len(one), len(other)))]
 
 
 def encode(tokenizer: Tokenizer, text: str, special_tokens: SpecialTokens) -> list[int]:

@@ -1,13 +1,15 @@
 """Where texts come from: local files by glob (plain text, .jsonl, .parquet) or a dataset.
 
 `read_documents` yields one document at a time, in an order that depends on nothing but names, so that a study
-sees the same documents on every machine and memory does not grow with their number.
+reads the same documents on every machine. Memory grows neither with their number nor with their length: of each text
+only the first MAX_TEXT bytes are read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,11 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import DocumentError
+from qkscope.foreign import KINDS
 from qkscope.study.schema import Documents
 
 JSON_LINES = {".jsonl", ".ndjson"}
 PARQUET = {".parquet"}
-MAX_DOCUMENT = 1024 * 1024 * 1024  # bytes of one text; the longest context has some 100 MB
+MAX_DOCUMENT = 1024 * 1024 * 1024  # bytes of a file that is one document
+MAX_TEXT = 64 * 1024 * 1024  # bytes of a text, in UTF-8, that are read
+MAX_LINE = 2 * MAX_TEXT  # characters of a line of JSON, which must be parsed whole
+# A Parquet page is decompressed whole. Text compresses by a factor of 3 to 20.
+MAX_COLUMN, MOST_COMPRESSED = 256 * 1024 * 1024, 100
 SHOWN = 200  # characters of column names in a message
 
 
@@ -96,16 +103,30 @@ def _matching(pattern: str, folder: Path) -> list[Path]:
         named = [part for part in Path(relative).parts if part.startswith(".")]
         paths = [path for path in base.glob(relative) if not _hidden(path.relative_to(base), named)]
         matched = [path for path in paths if path.is_file()]
+        if not paths and (base / relative).is_symlink():  # a glob without a wildcard does not find a broken link
+            paths = [base / relative]
     except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
         raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
     if not matched and paths:
-        raise DocumentError(
-            f"documents.files: {pattern!r} is a folder; name its files, for instance {_within(pattern)!r} or, with "
-            f"those in folders of it, {_within(pattern, '**')!r}"
-        )
+        raise DocumentError(f"documents.files: {_not_a_file(pattern, min(paths))}")
     if not matched:
         raise DocumentError(f"documents.files: nothing matches {pattern!r} in {base}")
     return matched
+
+
+def _not_a_file(pattern: str, path: Path) -> str:
+    """What the first match of a pattern is instead of a file, and what to write."""
+    try:
+        kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "not a plain file")
+    except OSError:
+        kind = "a link to a file that does not exist"
+    if kind == "a folder":
+        return (
+            f"{pattern!r} is a folder; name its files, for instance {_within(pattern)!r} or, with those in folders of "
+            f"it, {_within(pattern, '**')!r}"
+        )
+    subject = repr(pattern) if pattern.endswith(path.name) else f"{pattern!r} matches {path.name!r}, which"
+    return f"{subject} is {kind}; documents are plain files"
 
 
 def _hidden(path: Path, named: list[str]) -> bool:
@@ -143,7 +164,9 @@ def _plain(file: SourceFile, name: str) -> Document:
     try:
         if file.size > MAX_DOCUMENT:
             raise DocumentError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB; is it one document?")
-        return Document(name, path.read_text(encoding="utf-8"), file)
+        with path.open("rb") as contents:
+            text = _decoded(contents.read(MAX_TEXT + 1))
+        return Document(name, text.replace("\r\n", "\n").replace("\r", "\n"), file)
     except UnicodeDecodeError as error:
         raise DocumentError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it, or narrow documents.files"
@@ -152,11 +175,25 @@ def _plain(file: SourceFile, name: str) -> Document:
         raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
 
 
+def _decoded(contents: bytes) -> str:
+    """The first MAX_TEXT bytes as text, without a last character that is cut in two."""
+    if len(contents) <= MAX_TEXT:
+        return contents.decode("utf-8")
+    end = MAX_TEXT
+    while contents[end] & 0xC0 == 0x80 and end > MAX_TEXT - 4:  # a byte within a character
+        end -= 1
+    return contents[:end].decode("utf-8")
+
+
 def _json_lines(file: SourceFile, name: str, column: str) -> Iterator[Document]:
     path = file.path
     try:
         with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), ""), start=1):
+                if len(line) > MAX_LINE:
+                    raise DocumentError(
+                        f"{path}, line {number}: longer than {MAX_LINE:,} characters; is it one document?"
+                    )
                 if line.strip():
                     yield Document(f"{name}:{number}", _json_text(path, number, line, column), file)
     except UnicodeDecodeError as error:
@@ -186,14 +223,42 @@ def _parquet(file: SourceFile, name: str, column: str) -> Iterator[Document]:
         columns = table.schema_arrow.names
         if column not in columns:
             raise DocumentError(f"{path}: no text column {column!r} (there is: {_listed(columns)}); set documents.text")
-        row = 0
-        # Small batches: a row can hold a book, and only one batch is in memory at a time.
-        for batch in table.iter_batches(batch_size=16, columns=[column]):
-            for value in batch.column(0):
-                yield Document(f"{name}:{row}", _text_of(value.as_py(), f"{path}, row {row}", column), file)
-                row += 1
+        _require_text(table, path, column)
+        # One row at a time: a dictionary can repeat one long text in every row of a small file.
+        batches = table.iter_batches(batch_size=1, columns=[column], use_threads=False)
+        for row, batch in enumerate(batches):
+            yield Document(f"{name}:{row}", _cell_text(batch.column(0)[0], f"{path}, row {row}", column), file)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DocumentError(f"{path}: not a readable parquet file ({str(error)[:SHOWN]})") from None
+
+
+def _require_text(table: Any, path: Path, column: str) -> None:
+    """Refuse a column of another type, or one that would not fit in memory, before anything is decompressed."""
+    import pyarrow
+
+    kind = next(field.type for field in table.schema_arrow if field.name == column)
+    plain = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    if plain not in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
+        raise DocumentError(f"{path}: column {column!r} holds {str(kind)[:SHOWN]}, not text")
+    place = next(i for i in range(table.metadata.num_columns) if table.schema.column(i).path == column)
+    for group in range(table.metadata.num_row_groups):
+        chunk = table.metadata.row_group(group).column(place)
+        size, compressed = chunk.total_uncompressed_size, max(chunk.total_compressed_size, 1)
+        if size > max(MAX_COLUMN, MOST_COMPRESSED * compressed):
+            raise DocumentError(
+                f"{path}, row group {group}: {compressed:,} bytes of column {column!r} decompress to {size:,}; "
+                "documents do not compress so far, and they might not fit in memory"
+            )
+
+
+def _cell_text(cell: Any, where: str, column: str) -> str:
+    """A row's text; of a long one, no more than its beginning leaves Arrow's memory."""
+    import pyarrow
+
+    cell = cell.value if isinstance(cell, pyarrow.DictionaryScalar) else cell
+    if not cell.is_valid:
+        return _text_of(None, where, column)
+    return _decoded(cell.as_buffer()[: MAX_TEXT + 1].to_pybytes())
 
 
 def _from_dataset(settings: Documents, folder: Path) -> Iterator[Document]:
@@ -203,7 +268,7 @@ def _from_dataset(settings: Documents, folder: Path) -> Iterator[Document]:
             f"dataset {settings.dataset}: no text column {settings.text!r} (there is: {_listed(columns)}); "
             "set documents.text"
         )
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows.select_columns([settings.text])):
         where = f"dataset {settings.dataset}, row {number}"
         yield Document(f"{settings.split}:{number}", _text_of(row[settings.text], where, settings.text))
 
@@ -233,7 +298,7 @@ def _text_of(value: Any, where: str, column: str) -> str:
             value.encode("utf-8")
         except UnicodeEncodeError as error:  # JSON can spell half a character, which no tokenizer takes
             raise DocumentError(f"{where}: column {column!r} holds broken text ({error.reason})") from None
-    return value
+    return value if len(value) <= MAX_TEXT // 4 else _decoded(value.encode("utf-8"))
 
 
 def _listed(names: Iterable[object]) -> str:

@@ -32,7 +32,7 @@ from qkscope.files import replacing
 from qkscope.foreign import Missing, Unreadable, opened, parse_json
 from qkscope.study.schema import Documents
 
-FORMAT = 1
+FORMAT = 2
 END = struct.Struct("<32sQ8s")  # sha256 of the index, its length, MAGIC
 MAGIC = b"qktokens"
 LARGEST, LARGEST_INDEX = 2**44, 2**30  # bytes, far above any corpus: a document takes some 300 of the index
@@ -61,6 +61,7 @@ class _Document(_StrictIndex):
     prefixes: dict[Annotated[str, Field(pattern="^[0-9]{1,12}$")], Hash]
     file: StoredCount | None  # which of the files
     start: StoredCount | None = None  # tokens of its first characters
+    exact: bool  # whether the ids are certain to be those of the whole text
 
 
 class _Index(_StrictIndex):
@@ -126,6 +127,7 @@ def _index(corpus: Corpus, kept: KeptTokens) -> _Index:
                 prefixes={str(length): digest for length, digest in document.prefixes.items()},
                 file=None if document.file is None else numbers[document.file],
                 start=document.start,
+                exact=document.exact,
             )
             for number, document in enumerate(corpus.documents)
         ],
@@ -151,13 +153,15 @@ def load_corpus(path: Path, key: str, settings: Documents, folder: Path) -> Corp
     if sources is None:
         return None
     starts = np.cumsum([0, *(document.kept for document in index.documents)], dtype=np.int64)
-    documents = tuple(
-        Surveyed(each.name, each.digest, each.tokens, {int(n): d for n, d in each.prefixes.items()}, source, each.start)
-        for each, source in zip(index.documents, sources, strict=True)
-    )
+    documents = tuple(_surveyed(each, source) for each, source in zip(index.documents, sources, strict=True))
     kept = KeptTokens(path.resolve(), starts, behind)
     looked_for, characters = index.looked_for, index.characters
     return Corpus(settings, folder, documents, looked_for, kept, key, begun, settled, characters)
+
+
+def _surveyed(stored: _Document, source: SourceFile | None) -> Surveyed:
+    prefixes = {int(length): digest for length, digest in stored.prefixes.items()}
+    return Surveyed(stored.name, stored.digest, stored.tokens, prefixes, source, stored.start, stored.exact)
 
 
 def _read(path: Path, key: str) -> tuple[_Index, int]:

@@ -2,9 +2,9 @@
 
 A survey reads and tokenizes every document once per tokenizer, as far as the study's longest context needs it, and
 keeps the ids in a temporary file; a run then stores them with its results (`stored`), for whoever needs them next.
-Windows come from there one at a time, so that memory does not grow with the corpus. Where the file is not to be seen (a
-worker on another machine), or a document's file is not as it was, the documents are read and tokenized again and
-compared with what the survey saw.
+Documents with the same tokens count once (`Corpus.choose`). Windows are read one at a time, so memory does not grow
+with the corpus. Where the file is not visible (a worker on another machine), or a document's file changed, documents
+are read and tokenized again and compared with the survey.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ class Surveyed:
     prefixes: Mapping[int, str]  # digest of the first ids, for each context of the study that the document fills
     file: SourceFile | None = None
     start: int | None = None  # tokens of its first characters, see `Corpus.characters`; None where it has fewer
+    exact: bool = True  # whether its ids are certain to be those of the whole text, see `encode`
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The documents that fill a context: each sequence of tokens once."""
+
+    documents: list[int]  # indices into the corpus
+    duplicates: dict[int, int]  # left out: a document with the same tokens as an earlier one, and that one
 
 
 @dataclass(frozen=True)
@@ -62,20 +71,33 @@ class Corpus:
         """sha256 over all texts in order: the same corpus wherever it lies."""
         return _digest_of(document.digest for document in self.documents)
 
-    def usable(self, context: int) -> list[int]:
-        """Indices of documents with at least `context` tokens (and `min_tokens`); an error if there is none."""
+    def choose(self, context: int) -> Choice:
+        """Documents with at least `context` tokens (and `min_tokens`); an error if there is none.
+
+        Of documents whose first `context` tokens are the same, only the first counts: a copy is no further sample.
+        """
         needed = max(context, self.settings.min_tokens or 0)
         if needed > self.looked_for:
             raise ValueError(f"{needed} tokens are asked for, but the survey counted only to {self.looked_for}")
-        indices = [i for i, document in enumerate(self.documents) if document.tokens >= needed]
-        if not indices:
+        first: dict[str, int] = {}
+        duplicates = {}
+        for index, document in enumerate(self.documents):
+            if document.tokens >= needed:
+                earlier = first.setdefault(document.prefixes[context], index)
+                if earlier != index:
+                    duplicates[index] = earlier
+        if not first:
             longest = max(self.documents, key=lambda document: document.tokens)
             raise DocumentError(
                 f"no document has the {counted(needed, 'token')} that are needed: the longest of "
                 f"{len(self.documents)}, {longest.name}, has {longest.tokens}; give longer documents or a shorter "
                 "context"
             )
-        return indices
+        return Choice(list(first.values()), duplicates)
+
+    def usable(self, context: int) -> list[int]:
+        """Indices of the documents that fill a context, each sequence of tokens once."""
+        return self.choose(context).documents
 
     def window_of_characters(self, indices: Sequence[int]) -> int:
         """How many tokens the first `characters` of these documents are on average, rounded.
@@ -124,8 +146,13 @@ class Corpus:
                 continue
             if document.digest != self.documents[index].digest:
                 raise DocumentError(f"{document.name} changed while the study was running; start again")
-            ids = encoder.first(document.text, context, document.name)
-            yield TokenWindow(index, document.name, np.asarray(ids, dtype=np.int64))
+            ids = np.asarray(encoder.first(document.text, self.looked_for, document.name)[:context], dtype=np.int64)
+            if _ids_digest(ids) != self.documents[index].prefixes[context]:
+                raise DocumentError(
+                    f"{document.name}: the tokenizer encodes it differently from when the study began; use the same "
+                    "versions of the tokenizer and its libraries everywhere, and start again"
+                )
+            yield TokenWindow(index, document.name, ids)
             wanted.discard(index)
             if not wanted:
                 return
@@ -163,12 +190,12 @@ def survey(
     documents, begun = [], time.time_ns()
     with TokenWriter(keep_in) as writer:
         for document in read_documents(settings, folder):
-            ids = encoder.first(document.text, looked_for, document.name)
+            ids, exact = encoder.start(document.text, looked_for, document.name)
             shown = [length for length in lengths if max(length, settings.min_tokens or 0) <= len(ids)]
             writer.append(ids[: max(shown, default=0)])
             prefixes = _prefix_digests(ids, shown)
             start = _start(encoder, document.text, characters)
-            documents.append(Surveyed(document.name, document.digest, len(ids), prefixes, document.file, start))
+            documents.append(Surveyed(document.name, document.digest, len(ids), prefixes, document.file, start, exact))
             seen(document)
         if not documents:
             raise DocumentError(f"no documents found in {describe_source(settings)}")

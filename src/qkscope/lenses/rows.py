@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import HeadTable, Judged, error_name
 from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
 from qkscope.lenses.means import finished_means, has_means, joined_means, mean_rows, tokens_row
@@ -23,8 +25,11 @@ from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, LAYER_MEANS_CSV
 from qkscope.stats.jackknife import jackknife_error
+from qkscope.text import counted
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
+ROUNDING = 1e-12  # of a number: an error below that is 0
+SHOWN = 5  # columns that a warning names
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -81,10 +86,42 @@ def checkpoint_rows(
             for window in wanted[table.file]
         ]
         by_file[table.file] = pd.concat(windows, ignore_index=True)
+    warn_of_zero_errors(tables, by_file, model)
     if any(has_means(table) for table in tables):
         means = {window: [part[LAYER_MEANS_CSV, window] for part in layers] for window in every}
         by_file[LAYER_MEANS_CSV] = finished_means(means, model)
     return by_file
+
+
+def warn_of_zero_errors(tables: Sequence[HeadTable], rows: Mapping[str, pd.DataFrame], model: str) -> None:
+    """Warn of heads whose standard errors are 0 throughout a window: copies of one document, not certainty."""
+    heads_without: dict[str, int] = {}
+    for table in tables:
+        for name in (column.name for column in table.columns if column.error is not None):
+            if heads := _without_error(table, rows[table.file], name):
+                heads_without[error_name(name)] = max(heads, heads_without.get(error_name(name), 0))
+    if heads_without:
+        listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(heads_without.items())[:SHOWN])
+        more = f" and {counted(len(heads_without) - SHOWN, 'more column')}" if len(heads_without) > SHOWN else ""
+        warnings.warn(
+            f"checkpoint {model!r}: standard errors are 0 in {listed}{more}: all document groups give the same number, "
+            "as copies of one document do. These errors do not measure uncertainty; use different documents",
+            QkscopeWarning,
+            stacklevel=3,
+        )
+
+
+def _without_error(table: HeadTable, rows: pd.DataFrame, name: str) -> int:
+    """How many heads (or layers) have no error in a column, at any place of some window.
+
+    Values of 0 may be 0 by construction, and single buckets may be the same in all documents: that of BOS is.
+    """
+    who = ["window", "layer", "head"] if table.per == "head" else ["window", "layer"]
+    size = rows[name].abs()
+    measured = np.isfinite(size) & (size > 0)
+    zero = (rows[error_name(name)] <= ROUNDING * size)[measured]
+    throughout = zero.groupby([rows.loc[measured, key] for key in who]).all()
+    return int(throughout[throughout].index.droplevel("window").nunique())
 
 
 def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers: int) -> dict[str, Columns]:

@@ -5,13 +5,16 @@ Whatever could be meant in two ways is refused with what to write instead.
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.errors import InputError
+from qkscope.errors import InputError, QkscopeWarning
+from qkscope.text import are, counted
 
 Window = NDArray[np.int64]
 FROM_TEXT = "qkscope.token_windows(tokenizer, texts, context) makes windows from texts"
@@ -27,6 +30,41 @@ def read_windows(windows: Any, vocabulary: int | None = None) -> Iterator[Window
             known = "and ids start at 0" if vocabulary is None else f"the model has ids 0 to {vocabulary - 1}"
             raise InputError(f"window {number} has the token id {ids[place]} at position {place}; {known}")
         yield ids
+
+
+def distinct_windows(windows: list[list[int]]) -> list[list[int]]:
+    """Each window once, in order; warns about the copies that are left out."""
+    distinct = [list(ids) for ids in dict.fromkeys(map(tuple, windows))]
+    if copies := len(windows) - len(distinct):
+        warnings.warn(
+            f"{copies:,} of {counted(len(windows), 'text')} with enough tokens {are(copies)} left out for repeating "
+            "the first tokens of another: copies are not independent samples",
+            QkscopeWarning,
+            stacklevel=3,
+        )
+    return distinct
+
+
+def noting_copies(windows: Iterable[Window], context: int) -> Iterator[Window]:
+    """The same windows; warns at the end if some have the same first `context` tokens as an earlier one."""
+    first: dict[bytes, int] = {}
+    copies: list[tuple[int, int]] = []
+    count = 0
+    for number, window in enumerate(windows):
+        count = number + 1
+        earlier = first.setdefault(hashlib.sha256(window[:context].tobytes()).digest(), number)
+        if earlier != number:
+            copies.append((number, earlier))
+        yield window
+    if copies:
+        number, earlier = copies[0]
+        warnings.warn(
+            f"{len(copies):,} of {counted(count, 'window')} {'has' if len(copies) == 1 else 'have'} the same tokens as "
+            f"another (window {number} is window {earlier}): copies are not independent samples, so standard errors "
+            "are too small; leave them out",
+            QkscopeWarning,
+            stacklevel=2,
+        )
 
 
 def _rows(windows: Any) -> Iterable[Any]:

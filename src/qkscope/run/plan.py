@@ -15,7 +15,7 @@ from typing import Any
 from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.source import ModelSource
 from qkscope.documents.stored import store_corpus
-from qkscope.documents.tokens import Corpus
+from qkscope.documents.tokens import Corpus, group_of
 from qkscope.errors import InputError, located
 from qkscope.kinds import Architecture, StudyKind, kind_of, kind_sentence, require_kind
 from qkscope.lenses.heads import choose_heads, layer_choice
@@ -27,10 +27,13 @@ from qkscope.results.folder import tokens_path
 from qkscope.run.corpora import Corpora
 from qkscope.run.events import Events
 from qkscope.run.models import Model, check_equal_weights, open_models
+from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
 from qkscope.text import are, counted
 from qkscope.vectors.sample import published_rate
+
+NAMED = 3  # duplicates that a note names
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,28 @@ class CheckpointPlan:
     layout: Layout
     blueprint: Any  # capture.blueprint.Blueprint
     study: Study = field(repr=False)
+    duplicates: dict[int, int] = field(default_factory=dict)  # documents left out, and the one with the same tokens
+
+    @property
+    def too_short(self) -> int:
+        """How many documents were left out for having too few tokens."""
+        return len(self.corpus.documents) - len(self.documents) - len(self.duplicates)
+
+    @property
+    def alike(self) -> int:
+        """How many documents have the same tokens as another within this context, and differ only behind it."""
+        known = self.corpus.documents
+        return len(self.documents) - len({known[index].prefixes[self.context] for index in self.documents})
+
+    @property
+    def uncertain(self) -> int:
+        """How many documents' ids are not certain to be those of the whole text."""
+        return sum(not self.corpus.documents[index].exact for index in self.documents)
+
+    @property
+    def filled_groups(self) -> set[int]:
+        """The document groups that have documents."""
+        return {group_of(index, self.study.groups) for index in self.documents}
 
     @property
     def trust_remote_code(self) -> bool:
@@ -189,13 +214,12 @@ class Plan:
         """What a careful reader should know before believing a comparison between checkpoints."""
         notes = list(self.remarks)
         fewest = min(self.checkpoints, key=lambda plan: len(plan.documents))
-        left_out = len(fewest.corpus.documents) - len(fewest.documents)
-        if left_out:
+        if fewest.too_short:
             longest = max(plan.context for plan in self.checkpoints)
             needed = longest if self.study.same_documents else fewest.context
             notes.append(
-                f"{left_out} of {counted(len(fewest.corpus.documents), 'document')} {are(left_out)} left out at "
-                f"checkpoint {fewest.checkpoint.name!r} for having fewer than {counted(needed, 'token')}"
+                f"{fewest.too_short} of {counted(len(fewest.corpus.documents), 'document')} {are(fewest.too_short)} "
+                f"left out at checkpoint {fewest.checkpoint.name!r} for having fewer than {counted(needed, 'token')}"
                 + ("; same_documents: false lets shorter contexts see more of them" if needed > fewest.context else "")
             )
         counts = {len(plan.documents) for plan in self.checkpoints}
@@ -205,13 +229,53 @@ class Plan:
                 "contexts, or other tokenizers, leave more of them out: differences between checkpoints are partly "
                 "differences between documents"
             )
-        short = [plan for plan in self.checkpoints if len(plan.documents) < self.study.groups]
-        if short:
-            notes.append(
-                f"checkpoint {short[0].checkpoint.name!r} sees {counted(len(short[0].documents), 'document')}, fewer "
-                f"than the {counted(self.study.groups, 'document group')}: error bars will rest on fewer groups"
-            )
-        return notes
+        return notes + _duplicate_notes(self.checkpoints) + _group_notes(self.checkpoints, self.study.groups)
+
+
+def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
+    """Documents that count once, those that a short context does not distinguish, and those with uncertain tokens."""
+    notes = []
+    most = max(plans, key=lambda plan: len(plan.duplicates))
+    if count := len(most.duplicates):
+        known = most.corpus.documents
+        pairs = [f"{known[copy].name} = {known[first].name}" for copy, first in most.duplicates.items()]
+        shown = ", ".join(pairs[:NAMED]) + (", ..." if count > NAMED else "")
+        notes.append(
+            f"{count} of {counted(len(known), 'document')} {are(count)} left out at checkpoint "
+            f"{most.checkpoint.name!r} for having the same tokens as an earlier document ({shown})"
+        )
+    alike = max(plans, key=lambda plan: plan.alike)
+    if alike.alike:
+        notes.append(
+            f"checkpoint {alike.checkpoint.name!r}: {alike.alike} of {counted(len(alike.documents), 'document')} "
+            f"{'begins' if alike.alike == 1 else 'begin'} with the same {counted(alike.context, 'token')} as another "
+            "and only later differ, so its standard errors are too small; use documents with different beginnings"
+        )
+    uncertain = max(plans, key=lambda plan: plan.uncertain)
+    if uncertain.uncertain:
+        notes.append(
+            f"checkpoint {uncertain.checkpoint.name!r}: {counted(uncertain.uncertain, 'document')} had to be cut where "
+            "the tokens before the cut may depend on the text behind it, so their ids may differ from those of the "
+            "whole text (docs/study-files.md, Long texts)"
+        )
+    return notes
+
+
+def _group_notes(plans: list[CheckpointPlan], groups: int) -> list[str]:
+    """Standard errors that rest on fewer groups than the study asks for, or that do not exist."""
+    fewest = min(plans, key=lambda plan: len(plan.filled_groups))
+    filled = len(fewest.filled_groups)
+    if filled == groups:
+        return []
+    effect = (
+        f"standard errors rest on {counted(filled, 'group')}"
+        if filled >= FEWEST_GROUPS
+        else f"it has no standard errors, which need documents in {FEWEST_GROUPS} groups"
+    )
+    return [
+        f"checkpoint {fewest.checkpoint.name!r} reads {counted(len(fewest.documents), 'document')} in {filled} of "
+        f"{counted(groups, 'document group')}: {effect}; add documents"
+    ]
 
 
 def make_plan(
@@ -260,7 +324,7 @@ def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
 def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:
     context = model.checkpoint.context or 0
     tokenizer, tokenizer_source, corpus = corpora.under(model.tokenizer_source)
-    documents = corpus.usable(corpora.longest(model.tokenizer_source) if study.same_documents else context)
+    chosen = corpus.choose(corpora.longest(model.tokenizer_source) if study.same_documents else context)
     return CheckpointPlan(
         checkpoint=model.checkpoint,
         source=model.source,
@@ -269,10 +333,13 @@ def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:
         tokenizer_source=tokenizer_source,
         tokenizer_fingerprint=corpora.digest(model.tokenizer_source),
         corpus=corpus,
-        documents=documents,
-        layout=_layout(study, context, study.window_in_common() or _characters(study, context, corpus, documents)),
+        documents=chosen.documents,
+        layout=_layout(
+            study, context, study.window_in_common() or _characters(study, context, corpus, chosen.documents)
+        ),
         blueprint=model.blueprint,
         study=study,
+        duplicates=chosen.duplicates,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from qkscope.capture.config import MISSING, find_value
@@ -13,6 +14,8 @@ from qkscope.documents.encode import Encoder
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.plan import CheckpointPlan
+
+LISTED = 100  # duplicates that are listed: [document, the one with the same tokens]
 
 
 def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:
@@ -103,7 +106,10 @@ def _read(plan: CheckpointPlan) -> dict[str, Any]:
         },
         "texts_begin_with": _opening(plan),
         "documents": len(plan.documents),
-        "documents_too_short": len(plan.corpus.documents) - len(plan.documents),
+        "documents_too_short": plan.too_short,
+        "documents_duplicate": len(plan.duplicates),
+        "duplicates": [list(pair) for pair in islice(plan.duplicates.items(), LISTED)],
+        "documents_uncertain": plan.uncertain,
         "tokens": plan.tokens,
         "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context, plan.documents),
         "protocol": plan.study.protocol,

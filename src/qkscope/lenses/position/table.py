@@ -16,7 +16,7 @@ from qkscope.lenses.base import Column, HeadTable, Judged
 from qkscope.lenses.categories import classify
 from qkscope.lenses.draws import drawn_correlations
 from qkscope.lenses.heads import HeadSample, LayerChoice
-from qkscope.lenses.rows import COMPONENTS, RowSettings, checkpoint_rows
+from qkscope.lenses.rows import COMPONENTS, ROUNDING, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
@@ -49,7 +49,8 @@ JUDGED = (
 
 def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     """How sure a component, the sign of its r_k and the category that it gives are; empty where there are no errors."""
-    columns, known = of.columns, np.isfinite(of.columns["r_q_se"])
+    columns, error = of.columns, of.columns["r_q_se"]
+    known = np.isfinite(error) & (error > ROUNDING * np.abs(columns["r_q"]))  # copies of one document have no error
     close = columns["gap"] <= ERRORS * columns["gap_se"]
     above = np.pad(close[:, :-1], ((0, 0), (1, 0)))  # the component before is as close
     sure = np.abs(columns["r_q"]) > ERRORS * columns["r_q_se"]
