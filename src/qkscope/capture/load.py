@@ -88,22 +88,28 @@ def load_backbone(
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
+    from qkscope.capture.tensors import require_loaded, require_tensors
+
     chosen = choose_device(device)
     if source.kind == "hub":  # a local folder was checked when it was found
         _require_safe_hub_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
+    require_tensors(source, config)
     try:
         with panics_raised(), parsed_once(source.gguf_file), _no_bar():
-            model = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
+            model, info = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
                 source.location,
                 config=config,
                 dtype=choose_dtype(dtype, chosen, config),
                 use_safetensors=None if source.gguf_file else True,
                 device_map=placement,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
                 **source.arguments,
             )
     except Exception as error:
         raise explain(source, error) from error
+    require_loaded(source, config, info, head=head or not source.adapter)
     if source.adapter:
         model = merged(model, adapter_folder(source))
         model = model if head else model.base_model
