@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,7 +68,7 @@ def begin_as_stated(tokenizer: Any, path: str) -> None:
         tokenizer.add_bos_token = stated
 
 
-def gguf_shapes(folder: str, file: str) -> dict[str, tuple[int, ...]]:
+def gguf_shapes(folder: str, file: str) -> dict[str, tuple[int, ...] | None]:
     """The names and shapes of a file's tensors, in the order of torch's dimensions."""
     return {tensor.name: tuple(int(n) for n in reversed(tensor.shape)) for tensor in _read(folder, file).tensors}
 
@@ -90,16 +90,19 @@ def gguf_names(folder: str, file: str, model: Any) -> dict[str, str] | None:
     return None if None in names.values() else names
 
 
-def renamed(stored: dict[str, tuple[int, ...]], names: dict[str, str], model: Any) -> dict[str, tuple[int, ...]]:
+def renamed(
+    stored: Mapping[str, tuple[int, ...] | None], names: Mapping[str, str], model: Any
+) -> dict[str, tuple[int, ...] | None]:
     """A file's tensors under the names of transformers; others keep their names, and unused ones are left out.
 
     Tensors of the expected size count as of the expected shape: some are stored transposed.
     """
-    given, found = {name: key for key, name in names.items()}, {}
+    found: dict[str, tuple[int, ...] | None] = {}
+    given = {name: key for key, name in names.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in stored.items():
         expected = shapes.get(given.get(name, ""))
-        same = expected is not None and math.prod(expected) == math.prod(shape)
+        same = expected is not None and math.prod(expected) == math.prod(shape or ())
         if name not in UNUSED:
             found[given.get(name, name)] = expected if same else shape
     return found

@@ -139,6 +139,26 @@ def cached_weights(source: ModelSource) -> list[Path] | None:
     return shards if all(shard.is_file() for shard in shards) else None
 
 
+def weights_index(source: ModelSource) -> Path | None:
+    """The (small) index of a repository's sharded weights, from the cache or the Hub; None where it has none."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        index = cached_file(
+            source.location,
+            INDEX,
+            revision=source.revision or "main",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except Exception as error:
+        raise explain(source, error) from error
+    if index is None:
+        return None
+    require_safe_index(Path(index))
+    return Path(index)
+
+
 def _in_cache(source: ModelSource, filename: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 

@@ -21,9 +21,9 @@ from qkscope.capture.adapter import require_fit
 from qkscope.capture.blueprint import on_meta
 from qkscope.capture.config import described
 from qkscope.capture.gguf import gguf_names, gguf_shapes, renamed
-from qkscope.capture.hub import cached_adapter, cached_weights, explain, is_unconverted
+from qkscope.capture.hub import cached_adapter, cached_weights, explain, is_unconverted, weights_index
 from qkscope.capture.source import ModelSource
-from qkscope.capture.weights import INDEX, read_shapes, weight_files
+from qkscope.capture.weights import INDEX, listed_tensors, read_shapes, weight_files
 from qkscope.errors import ModelError
 from qkscope.text import counted
 
@@ -37,6 +37,8 @@ PREFIXES = {
     "base_model.model.": "peft adds it: save model.merge_and_unload().save_pretrained(folder), or the adapter alone",
     "model.model.": "a wrapper around the model adds it: save the inner model, wrapper.model.save_pretrained(folder)",
 }
+
+Shapes = dict[str, tuple[int, ...] | None]  # by name; None where only the name is known
 
 _fitting: set[int] = set()  # hashes of configs and tensors that fit: those of one training run are all the same
 
@@ -57,7 +59,7 @@ def require_tensors(source: ModelSource, config: Any) -> None:
     """
     stored = _stored(source)
     if stored is not None and getattr(config, "quantization_config", None) is None:
-        key = hash((described(config), str(config.architectures), frozenset(stored.items())))
+        key = hash((described(config), str(getattr(config, "architectures", None)), frozenset(stored.items())))
         if key not in _fitting or source.trust_remote_code:
             info = _load_shapes(source, config, stored)
             if info is not None:
@@ -94,7 +96,7 @@ def _unused(names: Iterable[str], config: Any) -> set[str]:
         try:
             with torch.device("meta"):
                 model = getattr(transformers, str(architecture))(deepcopy(config))
-        except Exception:  # noqa: S112 - no model class of transformers, or one of another config
+        except Exception:  # no model class of transformers, or one of another config
             continue
         backbone = f"{model.base_model_prefix}."
         unused |= {name for name in names if name in model.state_dict() and not name.startswith(backbone)}
@@ -104,17 +106,24 @@ def _unused(names: Iterable[str], config: Any) -> set[str]:
 # -- shapes ------------------------------------------------------------------------------------------------
 
 
-def _stored(source: ModelSource) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes in the headers of a source's weight files; None while they are not on this machine."""
+def _stored(source: ModelSource) -> Shapes | None:
+    """Names and shapes in the headers of a source's weight files; None while they are not on this machine.
+
+    Of sharded weights on the Hub, the index has the names.
+    """
     if source.gguf_file:
         return gguf_shapes(source.location, source.gguf_file)
     files = weight_files(Path(source.location)) if source.kind == "local" else cached_weights(source)
-    return None if files is None else {name: shape for path in files for name, shape in read_shapes(path).items()}
+    if files is not None:
+        return {name: shape for path in files for name, shape in read_shapes(path).items()}
+    index = weights_index(source)
+    return None if index is None else dict.fromkeys(listed_tensors(index))
 
 
-def _load_shapes(source: ModelSource, config: Any, stored: dict[str, tuple[int, ...]]) -> dict[str, Any] | None:
+def _load_shapes(source: ModelSource, config: Any, stored: Shapes) -> dict[str, Any] | None:
     """The loading info of transformers for these tensors; None where it cannot be had without weights."""
     model, given = on_meta(config, source.trust_remote_code), {}
+    names_only = None in stored.values()
     if source.gguf_file:
         names = gguf_names(source.location, source.gguf_file, model)
         if names is None:
@@ -122,7 +131,7 @@ def _load_shapes(source: ModelSource, config: Any, stored: dict[str, tuple[int, 
         stored, given = renamed(stored, names, model), names
     try:
         with _quiet():
-            shapes = {name: torch.empty(shape, device="meta") for name, shape in stored.items()}
+            shapes = {name: torch.empty(shape or (), device="meta") for name, shape in stored.items()}
             _, info = type(model).from_pretrained(
                 None,
                 config=deepcopy(config),
@@ -133,7 +142,7 @@ def _load_shapes(source: ModelSource, config: Any, stored: dict[str, tuple[int, 
                 output_loading_info=True,
             )
     except Exception as error:
-        if is_unconverted(error):
+        if is_unconverted(error) and not names_only:
             raise explain(source, error) from error
         return None  # code that needs values: loading decides
     prefix = f"{model.base_model_prefix}."
@@ -141,6 +150,7 @@ def _load_shapes(source: ModelSource, config: Any, stored: dict[str, tuple[int, 
     return {
         **info,
         "missing_keys": [given.get(name, name) for name in info["missing_keys"]],
+        "mismatched_keys": () if names_only else info["mismatched_keys"],
         "unexpected_keys": twice | set(info["unexpected_keys"]),
     }
 

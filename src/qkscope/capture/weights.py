@@ -58,12 +58,7 @@ def _saved_inside(path: Path) -> str:
 
 def require_safe_index(path: Path) -> list[str]:
     """The shards that an index lists, if all are safetensors files beside it."""
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_INDEX:
-            raise ModelError(f"{path} is not a readable index of weights")
-        shards = list(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{path} is not an index of weights ({type(error).__name__}: {str(error)[:80]})") from None
+    shards = list(_weight_map(path).values())
     for name in shards:
         if not is_plain_name(name) or not name.endswith(SAFE):
             shown = repr(name)[:80]
@@ -72,6 +67,20 @@ def require_safe_index(path: Path) -> list[str]:
                 "or other folders"
             )
     return sorted(set(shards))
+
+
+def listed_tensors(path: Path) -> list[str]:
+    """The names of the tensors that an index lists."""
+    return list(_weight_map(path))
+
+
+def _weight_map(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_INDEX:
+            raise ModelError(f"{path} is not a readable index of weights")
+        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"].items())
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path} is not an index of weights ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
