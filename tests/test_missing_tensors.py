@@ -213,35 +213,33 @@ def test_layers_that_the_study_cuts_off_are_unexpected(untied):
         require_tensors(source, config)
 
 
-def saved(family, folder: Path, *, whole: bool) -> bool:
-    """Save a family's model; False where it has no class with a head."""
+def saved(family, folder: Path, *, whole: bool):
+    """Save a family's model, with a head if asked; returns the backbone that was saved."""
     model = family.build()
     if whole:
-        for kind in (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM):
-            if type(model.config) in kind._model_mapping:
-                model = kind.from_config(model.config)
-                break
-        else:
-            return False
+        kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM)
+        kind = next(each for each in kinds if type(model.config) in each._model_mapping)
+        model = kind.from_config(model.config)
     model.save_pretrained(folder)
-    return True
+    return model.model if family.kind == "llama4_text" and whole else model.base_model  # Llama 4 has no base_model
 
 
+LOADED = [each for each in FAMILIES if each.kind != "mllama_text_model"]  # which transformers' AutoModel does not know
+
+
+@pytest.mark.pinned
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "backbone"])
-@pytest.mark.parametrize(
-    "family", [each for each in FAMILIES if each.kind != "mllama_text_model"], ids=lambda f: f.name
-)
-def test_every_family_loads_as_it_was_saved_and_headers_agree_with_the_loader(family, whole, tmp_path):
-    assert saved(family, tmp_path / "x", whole=whole)
+@pytest.mark.parametrize("family", LOADED, ids=lambda family: family.name)
+def test_every_family_loads_as_it_was_saved_and_not_without_a_tensor(family, whole, tmp_path):
+    original = saved(family, tmp_path / "x", whole=whole).state_dict()
     source, config = opened(tmp_path / "x")
     require_tensors(source, config)
-    model = load_backbone(source, config, device="cpu")
-    again = transformers.AutoModel.from_pretrained(tmp_path / "x")
-    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
-    # and every family is refused without one of its tensors: the check did not pass for want of an opinion
+    again = load_backbone(source, config, device="cpu").state_dict()
+    assert again.keys() == original.keys()
+    assert all(torch.equal(again[name], original[name]) for name in original)
     weights = load_file(tmp_path / "x" / WEIGHTS)
-    layer = next(name for name in sorted(weights) if ".1." in name)
-    save_file(without(layer)(weights), tmp_path / "x" / WEIGHTS, {"format": "pt"})
+    lost = next(name for name in sorted(weights) if ".1." in name)
+    save_file(without(lost)(weights), tmp_path / "x" / WEIGHTS, {"format": "pt"})
     with pytest.raises(ModelError, match=r"tensors? missing|tensors? of another shape"):
         require_tensors(source, config)
 

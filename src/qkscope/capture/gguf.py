@@ -97,15 +97,15 @@ def renamed(
 
     Tensors of the expected size count as of the expected shape: some are stored transposed.
     """
-    found: dict[str, tuple[int, ...] | None] = {}
-    given = {name: key for key, name in names.items()}
+    tensors: dict[str, tuple[int, ...] | None] = {}
+    keys = {name: key for key, name in names.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in stored.items():
-        expected = shapes.get(given.get(name, ""))
+        expected = shapes.get(keys.get(name, ""))
         same = expected is not None and math.prod(expected) == math.prod(shape or ())
         if name not in UNUSED:
-            found[given.get(name, name)] = expected if same else shape
-    return found
+            tensors[keys.get(name, name)] = expected if same else shape
+    return tensors
 
 
 def _read(folder: str, file: str) -> Any:

@@ -79,7 +79,7 @@ def require_loaded(source: ModelSource, config: Any, info: Mapping[str, Any], *,
     misfits = Misfits(
         sorted(name for name in info["missing_keys"] if head or not HEADS.match(name)),
         sorted(set(info["unexpected_keys"]) - unused),
-        sorted(f"{name}: {_shape(found)}, not {_shape(needed)}" for name, found, needed in info["mismatched_keys"]),
+        sorted(f"{name}: {_shape(stored)}, not {_shape(needed)}" for name, stored, needed in info["mismatched_keys"]),
     )
     if any(misfits):
         raise ModelError(_message(source, config, misfits))
@@ -90,17 +90,16 @@ def _unused(names: Iterable[str], config: Any) -> set[str]:
     import transformers
 
     unused = {name for name in names if HEADS.match(name)}
-    for architecture in getattr(config, "architectures", None) or ():
-        if unused.issuperset(names):
-            break
-        try:
-            with torch.device("meta"):
-                model = getattr(transformers, str(architecture))(deepcopy(config))
-        except Exception:  # no model class of transformers, or one of another config
-            continue
-        backbone = f"{model.base_model_prefix}."
-        unused |= {name for name in names if name in model.state_dict() and not name.startswith(backbone)}
-    return unused
+    kind = getattr(transformers, str((getattr(config, "architectures", None) or [""])[0]), None)
+    if unused.issuperset(names) or not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        return unused
+    try:
+        with torch.device("meta"):
+            model = kind(deepcopy(config))
+    except Exception:  # a class of another config
+        return unused
+    backbone, own = f"{model.base_model_prefix}.", model.state_dict().keys()
+    return unused | {name for name in names if name in own and not name.startswith(backbone)}
 
 
 # -- shapes ------------------------------------------------------------------------------------------------
@@ -122,13 +121,13 @@ def _stored(source: ModelSource) -> Shapes | None:
 
 def _load_shapes(source: ModelSource, config: Any, stored: Shapes) -> dict[str, Any] | None:
     """The loading info of transformers for these tensors; None where it cannot be had without weights."""
-    model, given = on_meta(config, source.trust_remote_code), {}
+    model, file_names = on_meta(config, source.trust_remote_code), {}
     names_only = None in stored.values()
     if source.gguf_file:
         names = gguf_names(source.location, source.gguf_file, model)
         if names is None:
             return None
-        stored, given = renamed(stored, names, model), names
+        stored, file_names = renamed(stored, names, model), names
     try:
         with _quiet():
             shapes = {name: torch.empty(shape or (), device="meta") for name, shape in stored.items()}
@@ -149,7 +148,7 @@ def _load_shapes(source: ModelSource, config: Any, stored: Shapes) -> dict[str, 
     twice = {name for name in model.state_dict() if name in stored and prefix + name in stored}
     return {
         **info,
-        "missing_keys": [given.get(name, name) for name in info["missing_keys"]],
+        "missing_keys": [file_names.get(name, name) for name in info["missing_keys"]],
         "mismatched_keys": () if names_only else info["mismatched_keys"],
         "unexpected_keys": twice | set(info["unexpected_keys"]),
     }
