@@ -31,11 +31,11 @@ SHOWN = 5  # tensors of each kind in a message
 # What a backbone does not use: output heads, value heads, multi-token prediction.
 HEADS = re.compile(r"(lm_head|embed_out|score|classifier|qa_outputs|v_head|mtp)\.")
 PREFIXES = {
-    "_orig_mod.": "torch.compile adds it: save the model that was compiled, model._orig_mod.save_pretrained(folder)",
-    "module.": "DataParallel and DistributedDataParallel add it: save model.module.save_pretrained(folder)",
-    "_fsdp_wrapped_module.": "FSDP adds it: save the unwrapped model with its full state dict",
-    "base_model.model.": "peft adds it: save model.merge_and_unload().save_pretrained(folder), or the adapter alone",
-    "model.model.": "a wrapper around the model adds it: save the inner model, wrapper.model.save_pretrained(folder)",
+    "_orig_mod.": "which torch.compile adds: save the original with model._orig_mod.save_pretrained(folder)",
+    "module.": "which DataParallel and DistributedDataParallel add: save with model.module.save_pretrained(folder)",
+    "_fsdp_wrapped_module.": "which FSDP adds: save the full state dict of the unwrapped model",
+    "base_model.model.": "which peft adds: save with model.merge_and_unload().save_pretrained(folder)",
+    "model.model.": "which a wrapper adds: save the model inside it, with wrapper.model.save_pretrained(folder)",
 }
 
 Shapes = dict[str, tuple[int, ...] | None]  # by name; None where only the name is known
@@ -181,8 +181,8 @@ def _message(source: ModelSource, config: Any, misfits: Misfits) -> str:
     ]
     return (
         f"{_file(source)} does not fit its config (type {config.model_type!r}): {'; '.join(parts)}."
-        f"{_known_prefix(misfits.unexpected)} transformers would fill missing tensors with random numbers and drop "
-        "unexpected ones, so nothing is measured: save the checkpoint again, or correct its config"
+        " transformers would fill missing tensors with random numbers and drop unexpected ones; "
+        f"{_cure(misfits.unexpected)}"
     )
 
 
@@ -199,12 +199,12 @@ def _listed(names: list[str]) -> str:
     return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
-def _known_prefix(names: list[str]) -> str:
-    """What most of the names contain and no model has, where it comes from, and how to save without it."""
+def _cure(names: list[str]) -> str:
+    """What to do about it; where most names contain what only a wrapper adds, how to save without it."""
     for prefix, cure in PREFIXES.items():
         if 2 * sum(f".{prefix}" in f".{name}" for name in names) > len(names):
-            return f" The names contain `{prefix}`; {cure}."
-    return ""
+            return f"the names contain `{prefix}`, {cure}"
+    return "save the checkpoint again, or correct its config"
 
 
 def _shape(shape: Any) -> str:
