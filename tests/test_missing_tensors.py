@@ -77,7 +77,7 @@ def as_named(old, new):
 # What was done to the checkpoint, and what the message has to say of it.
 BAD = {
     "compiled": (prefixed("_orig_mod."), ["20 tensors missing", "21 tensors unexpected", "_orig_mod.lm_head.weight",
-                                          "and 16 more", "which torch.compile adds", "model._orig_mod.save_pretrained"]),
+                                          "and 16 more", "torch.compile adds", "model._orig_mod.save_pretrained"]),
     "data parallel": (prefixed("module."), ["20 tensors missing", "model.module.save_pretrained"]),
     "prefix twice": (prefixed("model."), ["20 tensors missing", "wrapper.model.save_pretrained"]),
     "of peft": (prefixed("base_model.model."), ["20 tensors missing", "model.merge_and_unload()"]),
