@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from families import FAMILIES as ALL
 from families import tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
+from qkscope.capture.blueprint import blueprint
 from qkscope.capture.collect import collect_moments, make_batch
+from qkscope.capture.probe import probe_model
 from qkscope.capture.tap import Tap
 from qkscope.moments.layout import Layout
 
@@ -169,3 +172,92 @@ def test_logits_with_the_tap_are_bit_identical(kind, side):
             with_tap = model(input_ids=ids, attention_mask=mask).logits
     assert len(calls) == 4
     assert torch.equal(without, with_tap)
+
+
+@pytest.mark.parametrize("name", ["ModernBERT", "nomic-bert", "Llama"])
+def test_padding_is_seen_by_no_token_in_either_direction(name):
+    """Windows of different lengths in one batch have the sums that each has alone, without padding."""
+    family = next(each for each in ALL if each.name == name)
+    model = family.build()
+    windows = [tokens(1, length, seed=length)[0] for length in (48, 17, 30)]
+    batch = make_batch([each.numpy() for each in windows], [0] * 3, ["a", "b", "c"], [0, 1, 2])
+    moments = collect_moments(model, [batch], Layout((0, 48), 1))
+    alone = [captured(text_backbone(model), each[None]) for each in windows]
+    for layer in range(4):
+        for place, side in enumerate("qk"):
+            vectors = np.concatenate([each[layer][place][0] for each in alone], axis=1)  # (heads, tokens, width)
+            found = moments.window(layer, side).statistics(moments.layout.scale)
+            np.testing.assert_allclose(
+                found.mean_x, vectors.mean(axis=1), atol=1e-5 * np.abs(vectors).max(), rtol=0, err_msg=f"{layer} {side}"
+            )
+
+
+@pytest.mark.parametrize(("kind", "stated"), [("llama", True), ("llama", False), ("granite", True)])
+def test_scores_times_the_probed_scale_are_those_of_the_models_softmax(kind, stated):
+    """Whether or not the model states its scale, which is then the kernels' default, its values are mixed by it."""
+    model = tiny(kind, **({"attention_multiplier": 0.7} if kind == "granite" else {}))
+    modules = {layer: block.self_attn for layer, block in enumerate(text_backbone(model).layers)}
+    values, mixed = {}, {}
+    for layer, module in modules.items():
+        torch.nn.init.normal_(module.q_proj.weight, std=0.3)  # sharp attention, so that the scale matters
+        torch.nn.init.normal_(module.k_proj.weight, std=0.3)
+        module.scaling = module.scaling if stated else None
+        module.v_proj.register_forward_hook(lambda m, i, out, layer=layer: values.update({layer: out.double().numpy()}))
+        module.o_proj.register_forward_pre_hook(lambda m, i, layer=layer: mixed.update({layer: i[0].double().numpy()}))
+    facts = {each.layer: each for each in probe_model(model).layers}
+    vectors = captured(text_backbone(model), tokens())
+    for layer in modules:
+        q, k = vectors[layer]
+        k, v = (np.repeat(each, 2, axis=1) for each in (k, split_heads(values[layer], 2)))
+        scores = facts[layer].score_scale * np.einsum("bhid,bhjd->bhij", q, k)
+        scores += np.triu(np.full(scores.shape[-2:], -np.inf), 1)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = np.einsum("bhij,bhjd->bhid", weights / weights.sum(-1, keepdims=True), v)
+        got = split_heads(mixed[layer], 4)
+        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max(), rtol=0, err_msg=f"layer {layer}")
+
+
+def reach(model, length=48):
+    """By layer: how many tokens up to itself the last token's attention depends on, by autograd."""
+    entered, left = {}, {}
+    hooks = []
+    for layer, block in enumerate(text_backbone(model).layers):
+
+        def enter(_, args, kwargs, layer=layer):
+            entered[layer] = kwargs["hidden_states"].detach().clone().requires_grad_()
+            return args, {**kwargs, "hidden_states": entered[layer]}
+
+        hooks.append(block.self_attn.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(block.self_attn.register_forward_hook(lambda m, i, out, layer=layer: left.update({layer: out[0]})))
+    model(input_ids=tokens(1, length))
+    for hook in hooks:
+        hook.remove()
+    slopes = {layer: torch.autograd.grad(left[layer][0, -1].sum(), entered[layer])[0][0] for layer in entered}
+    return {layer: int((slope.abs().sum(-1) > 0).sum()) for layer, slope in slopes.items()}
+
+
+SLIDING = [each for each in ALL if each.name in ("Ministral", "Gemma 3 text", "OLMo 3", "Llama")]
+
+
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("family", SLIDING, ids=lambda family: family.name)
+def test_a_layers_window_is_as_far_as_its_attention_reaches(family, stated):
+    """Whether the call to the kernel states the window, or only the config and thereby the mask."""
+    model = family.build()
+    for block in text_backbone(model).layers if not stated else ():
+        block.self_attn.sliding_window = None
+    facts = {each.layer: (each.attention, each.attention_window) for each in probe_model(model).layers}
+    assert facts == {layer: ("full", None) if far == 48 else ("sliding", far) for layer, far in reach(model).items()}
+
+
+@pytest.mark.parametrize("family", SLIDING, ids=lambda family: family.name)
+def test_layers_that_only_the_config_declares_are_as_known_by_hand(family, monkeypatch):
+    def needs_values(*_):
+        raise RuntimeError("this model's code cannot run on shapes")
+
+    monkeypatch.setattr("qkscope.capture.blueprint._run_shapes", needs_values)
+    design = blueprint(family.config())
+    assert not design.exact
+    assert [(each.attention, each.attention_window) for each in design.probe.layers] == [
+        (each.attention, each.window) for each in family.layers
+    ]

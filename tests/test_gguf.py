@@ -20,8 +20,10 @@ from qkscope.study.load import load_study
 WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48
 
 
-def write_gguf(path, seed=0, add_bos=None):
+def write_gguf(path, seed=0, add_bos=None, leave=(), add=None):
     """A whole tiny model as llama.cpp would write it, with one token for each byte and two more.
+
+    Tensors whose names begin as `leave` says are left out; `add` has shapes of further ones.
 
     Llama: of its kind transformers has no faster reader, so that the slow one is at work here.
     """
@@ -49,20 +51,24 @@ def write_gguf(path, seed=0, add_bos=None):
     if add_bos is not None:
         writer.add_add_bos_token(add_bos)
 
-    def add(name, *shape):
-        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32) * 0.2)
+    def store(name, *shape):
+        values = random.standard_normal(shape).astype(np.float32) * 0.2
+        if not name.startswith(tuple(leave)):
+            writer.add_tensor(name, values)
 
-    add("token_embd.weight", len(vocabulary), WIDTH)
-    add("output.weight", len(vocabulary), WIDTH)
-    add("output_norm.weight", WIDTH)
+    store("token_embd.weight", len(vocabulary), WIDTH)
+    store("output.weight", len(vocabulary), WIDTH)
+    store("output_norm.weight", WIDTH)
     for layer in range(LAYERS):
         for name in ("attn_norm", "ffn_norm"):
-            add(f"blk.{layer}.{name}.weight", WIDTH)
+            store(f"blk.{layer}.{name}.weight", WIDTH)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{layer}.{name}.weight", WIDTH, WIDTH)
-        add(f"blk.{layer}.ffn_gate.weight", INNER, WIDTH)
-        add(f"blk.{layer}.ffn_up.weight", INNER, WIDTH)
-        add(f"blk.{layer}.ffn_down.weight", WIDTH, INNER)
+            store(f"blk.{layer}.{name}.weight", WIDTH, WIDTH)
+        store(f"blk.{layer}.ffn_gate.weight", INNER, WIDTH)
+        store(f"blk.{layer}.ffn_up.weight", INNER, WIDTH)
+        store(f"blk.{layer}.ffn_down.weight", WIDTH, INNER)
+    for name, shape in (add or {}).items():
+        writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

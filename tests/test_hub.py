@@ -69,6 +69,18 @@ def test_offline_from_the_cache_with_revisions_pinned(world, tmp_path, home):
     assert (home / "hub/models--org--tiny/snapshots" / COMMITS["step-1"]).exists()
 
 
+@pytest.mark.parametrize(("lost", "code"), [(None, 0), ("model.layers.1.self_attn.k_proj.weight", 2)])
+def test_the_index_of_a_repository_shows_what_is_missing_before_a_download(tmp_path, home, checkpoints, lost, code):
+    snapshot = home / "hub/models--org--tiny/snapshots" / COMMITS["step-2"]
+    names = [name for name in load_file(checkpoints / "long/model.safetensors") if name != lost]
+    (snapshot / "model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}  # which is not in the cache
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    done = run(tmp_path, home, "inspect", "org/tiny", "--revision", "step-2", HF_HUB_OFFLINE="1")
+    assert done.returncode == code, done.stderr
+    assert ("1 tensor missing (layers.1.self_attn.k_proj.weight)" in done.stderr) == bool(lost)
+
+
 def test_evict_deletes_what_is_safe_and_nothing_before(world, tmp_path, home):
     hub_study(world)
     snapshots = home / "hub/models--org--tiny/snapshots"

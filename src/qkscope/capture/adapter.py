@@ -6,11 +6,10 @@ adapter that uses anything else is refused, because merging it without that woul
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.weights import ADAPTER, PICKLES, require_safetensors
+from qkscope.capture.weights import ADAPTER, PICKLES, read_header, read_shapes, require_safetensors
 from qkscope.errors import ModelError, first_line
 from qkscope.foreign import Unreadable, parse_json, read_bytes
 
@@ -27,7 +26,7 @@ INDIFFERENT = (
     "peft_type", "task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "auto_mapping",
     "init_lora_weights", "megatron_core", "peft_version", "qalora_group_size", "ensure_weight_tying", "runtime_config",
 )  # fmt: skip
-KEPT = ("embed_tokens", "lm_head")  # what peft may save whole beside the matrices
+KEPT = ("embed_tokens", "lm_head")  # what peft may save whole next to the matrices
 
 
 def is_adapter(folder: Path) -> bool:
@@ -94,16 +93,22 @@ def adapter_files(folder: str) -> list[Path]:
     return [Path(folder) / ADAPTER, Path(folder) / WEIGHTS]
 
 
+def require_fit(folder: Path, model: Any) -> None:
+    """Refuse an adapter whose tensors do not fit a model (with its head) on torch's meta device; reads no weights."""
+    try:
+        wrapped = _wrapped(model, folder)
+    except Exception as error:
+        raise ModelError(f"{folder}: the adapter does not fit its base model ({first_line(error)})") from error
+    _require_all_used(folder, wrapped)
+
+
 def merged(model: Any, folder: Path) -> Any:
     """The model (with its head) that an adapter was trained on, with the adapter's changes added to its weights."""
     peft = require_peft()
-    stated, names = _stated(folder), _names(folder / WEIGHTS)
-    config = peft.LoraConfig(inference_mode=True, **{key: stated[key] for key in SHAPING if key in stated})
-    # Trained on the whole model, or on its backbone alone: the names of its matrices tell.
-    whole = any(name.startswith(f"base_model.model.{model.base_model_prefix}.") for name in names)
     try:
-        wrapped = peft.PeftModel.from_pretrained(model if whole else model.base_model, str(folder), config=config)
-        _require_all_used(folder, names, set(peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)))
+        inner, config = _part_and_config(model, folder)
+        wrapped = peft.PeftModel.from_pretrained(inner, str(folder), config=config)
+        _require_all_used(folder, wrapped)
         wrapped.merge_and_unload(safe_merge=True)
     except ModelError:
         raise
@@ -112,16 +117,38 @@ def merged(model: Any, folder: Path) -> Any:
     return model
 
 
-def _require_all_used(folder: Path, stored: set[str], used: set[str]) -> None:
-    """Refuse an adapter of which a part would silently be left out, or stay as it was made up."""
-    stored = {name for name in stored if not any(part in name for part in KEPT)}
-    used = {name for name in used if not any(part in name for part in KEPT)}
-    for odd, why in ((stored - used, "the base model has no place for"), (used - stored, "the adapter has no")):
+def _wrapped(model: Any, folder: Path) -> Any:
+    """A model on the meta device with the adapter's empty matrices."""
+    inner, config = _part_and_config(model, folder)
+    return require_peft().get_peft_model(inner, config, low_cpu_mem_usage=True)
+
+
+def _part_and_config(model: Any, folder: Path) -> tuple[Any, Any]:
+    """What the adapter was trained on, the whole model or its backbone alone, as its names show; and its config."""
+    stated = _stated(folder)
+    config = require_peft().LoraConfig(inference_mode=True, **{key: stated[key] for key in SHAPING if key in stated})
+    whole = f"base_model.model.{model.base_model_prefix}."
+    is_whole = any(name.startswith(whole) for name in read_header(folder / WEIGHTS))
+    return (model if is_whole else model.base_model), config
+
+
+def _require_all_used(folder: Path, wrapped: Any) -> None:
+    """Refuse an adapter of which a tensor has no place in the model, is missing, or has another shape."""
+    state = require_peft().get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    used = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    stored = read_shapes(folder / WEIGHTS)
+    whole = {_without_layer(name) for name in wrapped.state_dict()}
+    kept = {name for name in stored if any(part in name for part in KEPT) and _without_layer(name) in whole}
+    for odd, why in (
+        (stored.keys() - used.keys() - kept, "the base model has no place for"),
+        (used.keys() - stored.keys(), "the adapter has no"),
+        ({name for name in stored.keys() & used.keys() if stored[name] != used[name]}, "the base model needs another"),
+    ):
         if odd:
-            raise ModelError(f"{folder}: {why} {min(odd)[:120]!r}; is it of another base model? `base:` names it")
+            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+            raise ModelError(f"{folder}: {why} {min(odd)[:120]!r}{more}; is it of another base model? `base:` names it")
 
 
-def _names(path: Path) -> set[str]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return set(json.loads(file.read(length))) - {"__metadata__"}
+def _without_layer(name: str) -> str:
+    """A tensor's name without the part that peft adds where it wraps a layer."""
+    return name.replace(".base_layer.", ".")

@@ -46,7 +46,7 @@ class Blueprint:
 
 def blueprint(config: Any, *, trust_remote_code: bool = False) -> Blueprint:
     """Layers, heads and windows that `config` will have; refuses a model that never calls in."""
-    model = _on_meta(config, trust_remote_code)
+    model = on_meta(config, trust_remote_code)
     parameters, weights = sum(parameter.numel() for parameter in model.parameters()), _weights(model)
     calls: dict[int, AttentionCall] = {}
     try:
@@ -98,15 +98,17 @@ def _first(config: Any, *names: str) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def _on_meta(config: Any, trust_remote_code: bool) -> Any:
-    from transformers import AutoModel
+def on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = False) -> Any:
+    """The model of a config, as shapes; without its language-model head unless asked."""
+    from transformers import AutoModel, AutoModelForCausalLM
 
     # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
     try:
         with torch.device("meta"):
             # A copy: from_config writes the dtype into the config, which is later asked what the checkpoint's own is.
             copy = deepcopy(config)
-            model = AutoModel.from_config(copy, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
+            kind = AutoModelForCausalLM if head else AutoModel
+            model = kind.from_config(copy, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
     except Exception as error:  # sizes that do not fit each other, in whatever way this architecture notices
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"no model can be built from its config ({reason[:200]})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from qkscope.capture.weights import require_safe_config
 from qkscope.errors import ModelError, QkscopeWarning
 
 MISSING = object()
+INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")  # change no number
 # Far above any model: a slip or a trap, which would be found only after minutes of building layers.
 MOST = {"num_hidden_layers": 4096, "num_attention_heads": 10_000, "num_key_value_heads": 10_000, "head_dim": 4096}
 
@@ -37,6 +39,12 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     for key, value in (overrides or {}).items():
         _override(config, key, value)
     return config
+
+
+def described(config: Any) -> str:
+    """A config as text, equal where nothing differs that changes a number."""
+    relevant = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
+    return json.dumps(relevant, sort_keys=True, default=str)
 
 
 def _tell_unused_code(source: ModelSource, config: Any) -> None:

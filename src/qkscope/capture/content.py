@@ -10,7 +10,6 @@ files are compared with other GGUF files alone.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,12 +20,10 @@ from typing import BinaryIO
 from qkscope.capture.adapter import WEIGHTS, adapter_files
 from qkscope.capture.hub import adapter_folder, cached
 from qkscope.capture.source import ModelSource
-from qkscope.capture.weights import ADAPTER, INDEX, MAX_HEADER, SAFE, require_safe_index
-from qkscope.errors import ModelError
+from qkscope.capture.weights import ADAPTER, SAFE, SINGLE, read_header, weight_files
 
 SAMPLE, SAMPLES = 4096, 8  # bytes and places: a first look, which is confirmed by reading everything
 BLOCK = 16 * 1024 * 1024
-SINGLE = "model.safetensors"
 SHA256 = 64  # digits
 SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
@@ -107,7 +104,7 @@ class Content:
 
     @cached_property
     def _files(self) -> list[Path]:
-        return _weight_files(Path(self.source.location))
+        return weight_files(Path(self.source.location))
 
     def _digest_of(self, path: Path) -> str:
         if path not in self._digests:
@@ -171,30 +168,17 @@ def _stretches(source: ModelSource) -> Iterator[_Stretch]:
         path = folder / source.gguf_file
         yield _Stretch("gguf", path, 0, path.stat().st_size)
         return
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         yield from _tensors(path)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that would be loaded, as transformers chooses them; others may lie beside them."""
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if (folder / INDEX).is_file():
-        return [folder / name for name in require_safe_index(folder / INDEX)]
-    return sorted(folder.glob(f"*{SAFE}"))
-
-
 def _tensors(path: Path) -> Iterator[_Stretch]:
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            listed = json.loads(file.read(min(length, MAX_HEADER)))
-        for name, entry in listed.items():
-            if name != "__metadata__":
-                start, stop = entry["data_offsets"]
-                yield _Stretch(f"{name} {entry['dtype']} {entry['shape']}", path, 8 + length + start, stop - start)
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{path} is not a safetensors file ({type(error).__name__}); fetch or save it again") from None
+    listed = read_header(path)
+    with path.open("rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+    for name, entry in listed.items():
+        start, stop = entry["data_offsets"]
+        yield _Stretch(f"{name} {entry['dtype']} {entry['shape']}", path, begin + start, stop - start)
 
 
 def _stated_by_hub(source: ModelSource) -> dict[str, _Stated]:

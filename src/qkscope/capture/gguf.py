@@ -6,16 +6,19 @@ transformers parses the whole file each time it wants something of it, and each 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from qkscope.errors import ModelError
 
 KEPT = 4  # readers at a time; each holds some hundred megabytes of a vocabulary as Python objects
+# Tensors that a backbone does not need: the output matrix, and RoPE factors, which transformers takes from the config.
+UNUSED = ("output.weight", "output.bias", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 _readers: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
 _swapping = threading.RLock()
@@ -63,6 +66,53 @@ def begin_as_stated(tokenizer: Any, path: str) -> None:
     stated = bool(field.parts[field.data[0]][0])
     if (tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]) != stated:
         tokenizer.add_bos_token = stated
+
+
+def gguf_shapes(folder: str, file: str) -> dict[str, tuple[int, ...] | None]:
+    """The names and shapes of a file's tensors, in the order of torch's dimensions."""
+    return {tensor.name: tuple(int(n) for n in reversed(tensor.shape)) for tensor in _read(folder, file).tensors}
+
+
+def gguf_names(folder: str, file: str, model: Any) -> dict[str, str] | None:
+    """The file's name for each tensor of a transformers backbone; None if one has no name that the library knows.
+
+    Fused and split tensors (experts) have none: transformers converts them as it loads the file.
+    """
+    import gguf
+
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    kind = kinds.get(_read(folder, file).fields["general.architecture"].contents())
+    layers = getattr(model.config, "num_hidden_layers", None)
+    if kind is None or not isinstance(layers, int):
+        return None
+    known, prefix = gguf.get_tensor_name_map(kind, layers), f"{model.base_model_prefix}."
+    names = {name: known.get_name(prefix + name, try_suffixes=(".weight", ".bias")) for name in model.state_dict()}
+    return None if None in names.values() else names
+
+
+def renamed(
+    stored: Mapping[str, tuple[int, ...] | None], names: Mapping[str, str], model: Any
+) -> dict[str, tuple[int, ...] | None]:
+    """A file's tensors under the names of transformers; others keep their names, and unused ones are left out.
+
+    Tensors of the expected size count as of the expected shape: some are stored transposed.
+    """
+    tensors: dict[str, tuple[int, ...] | None] = {}
+    keys = {name: key for key, name in names.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in stored.items():
+        expected = shapes.get(keys.get(name, ""))
+        same = expected is not None and math.prod(expected) == math.prod(shape or ())
+        if name not in UNUSED:
+            tensors[keys.get(name, name)] = expected if same else shape
+    return tensors
+
+
+def _read(folder: str, file: str) -> Any:
+    import gguf
+
+    with parsed_once(file):
+        return gguf.GGUFReader(os.path.join(folder, file))
 
 
 def _cached_reader(path: str, parse: Any) -> Any:

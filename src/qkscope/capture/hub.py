@@ -12,7 +12,7 @@ from typing import Any
 
 from qkscope.capture.adapter import WEIGHTS, named_base, require_peft
 from qkscope.capture.source import HUB_ID, ModelSource, no_adapter
-from qkscope.capture.weights import ADAPTER, require_safetensors
+from qkscope.capture.weights import ADAPTER, INDEX, SINGLE, require_safe_index, require_safetensors
 from qkscope.errors import ModelError, first_line
 
 
@@ -121,6 +121,51 @@ def adapter_folder(source: ModelSource) -> Path:
     return folder
 
 
+def cached_adapter(source: ModelSource) -> Path | None:
+    """The folder of a source's adapter, if there is one and its files are on this machine."""
+    adapter = source.adapter_source
+    if adapter is None or adapter.kind == "local":
+        return None if adapter is None else Path(adapter.location)
+    weights = _in_cache(adapter, WEIGHTS)
+    return None if weights is None else weights.parent
+
+
+def cached_weights(source: ModelSource) -> list[Path] | None:
+    """The weight files of a repository that would be loaded, if all are in the cache."""
+    single, index = _in_cache(source, SINGLE), _in_cache(source, INDEX)
+    if single is not None or index is None:
+        return None if single is None else [single]
+    shards = [index.parent / name for name in require_safe_index(index)]
+    return shards if all(shard.is_file() for shard in shards) else None
+
+
+def weights_index(source: ModelSource) -> Path | None:
+    """The (small) index of a repository's sharded weights, from the cache or the Hub; None where it has none."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        index = cached_file(
+            source.location,
+            INDEX,
+            revision=source.revision or "main",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except Exception as error:
+        raise explain(source, error) from error
+    if index is None:
+        return None
+    require_safe_index(Path(index))
+    return Path(index)
+
+
+def _in_cache(source: ModelSource, filename: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(source.location, filename, revision=source.revision or "main")
+    return Path(path) if isinstance(path, str) else None
+
+
 def adapters_tokenizer(source: ModelSource) -> ModelSource | None:
     """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
     adapter = source.adapter_source
@@ -167,6 +212,11 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         return ModelError(f"{source} has no safetensors weights; qkscope does not read pickles")
     if "backend tokenizer" in text:  # transformers lists the formats it tried, and not what is missing
         return ModelError(f"{source} has no tokenizer files (tokenizer.json, or the files of a slow tokenizer)")
+    if is_unconverted(error):
+        return ModelError(
+            f"{source} does not fit its config: transformers cannot combine its tensors into those of the model, "
+            "because some are missing or have another shape; save the checkpoint again, or correct its config"
+        )
     if source.kind != "hub":
         return ModelError(f"{source} cannot be loaded: {first}")
     causes = list(_causes(error))
@@ -192,6 +242,11 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         if any(isinstance(cause, kind) for cause in causes):
             return ModelError(f"{source} could not be fetched: {reason}")
     return ModelError(f"{source} could not be fetched: {first}")
+
+
+def is_unconverted(error: BaseException) -> bool:
+    """Whether transformers could not fuse or split tensors of a checkpoint, such as those of experts."""
+    return "automatic conversion of the weights" in str(error)
 
 
 def _nor_folder(source: ModelSource) -> str:

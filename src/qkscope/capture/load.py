@@ -11,9 +11,8 @@ from typing import Any
 
 from qkscope.capture.adapter import merged
 from qkscope.capture.gguf import begin_as_stated, parsed_once
-from qkscope.capture.hub import adapter_folder, explain, pinned
+from qkscope.capture.hub import adapter_folder, explain, pinned, weights_index
 from qkscope.capture.source import ModelSource
-from qkscope.capture.weights import INDEX, require_safe_index
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
 
 
@@ -88,22 +87,28 @@ def load_backbone(
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
+    from qkscope.capture.tensors import require_loaded, require_tensors
+
     chosen = choose_device(device)
     if source.kind == "hub":  # a local folder was checked when it was found
-        _require_safe_hub_index(source)
+        weights_index(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
+    require_tensors(source, config)
     try:
         with panics_raised(), parsed_once(source.gguf_file), _no_bar():
-            model = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
+            model, info = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
                 source.location,
                 config=config,
                 dtype=choose_dtype(dtype, chosen, config),
                 use_safetensors=None if source.gguf_file else True,
                 device_map=placement,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
                 **source.arguments,
             )
     except Exception as error:
         raise explain(source, error) from error
+    require_loaded(source, config, info, head=head or not source.adapter)
     if source.adapter:
         model = merged(model, adapter_folder(source))
         model = model if head else model.base_model
@@ -125,24 +130,6 @@ def _no_bar() -> Iterator[None]:
         yield
     finally:
         logging.enable_progress_bar()
-
-
-def _require_safe_hub_index(source: ModelSource) -> None:
-    """Look at the index that a sharded checkpoint on the Hub has, before any of its shards is fetched."""
-    from transformers.utils.hub import cached_file
-
-    try:
-        index = cached_file(
-            source.location,
-            INDEX,
-            revision=source.revision or "main",
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except Exception as error:
-        raise explain(source, error) from error
-    if index is not None:
-        require_safe_index(Path(index))
 
 
 def find_custom_code() -> None:

@@ -14,6 +14,7 @@ from qkscope.errors import ModelError
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 SAFE = ".safetensors"
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")  # how the names of tokenizers' files start
@@ -57,12 +58,7 @@ def _saved_inside(path: Path) -> str:
 
 def require_safe_index(path: Path) -> list[str]:
     """The shards that an index lists, if all are safetensors files beside it."""
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_INDEX:
-            raise ModelError(f"{path} is not a readable index of weights")
-        shards = list(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{path} is not an index of weights ({type(error).__name__}: {str(error)[:80]})") from None
+    shards = list(_weight_map(path).values())
     for name in shards:
         if not is_plain_name(name) or not name.endswith(SAFE):
             shown = repr(name)[:80]
@@ -71,6 +67,55 @@ def require_safe_index(path: Path) -> list[str]:
                 "or other folders"
             )
     return sorted(set(shards))
+
+
+def listed_tensors(path: Path) -> list[str]:
+    """The names of the tensors that an index lists."""
+    return list(_weight_map(path))
+
+
+def _weight_map(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_INDEX:
+            raise ModelError(f"{path} is not a readable index of weights")
+        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"].items())
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path} is not an index of weights ({type(error).__name__}: {str(error)[:80]})") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that would be loaded, as transformers chooses them; others may lie beside them."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        return [folder / name for name in require_safe_index(folder / INDEX)]
+    return sorted(folder.glob(f"*{SAFE}"))
+
+
+def read_header(path: Path) -> dict[str, dict[str, Any]]:
+    """What a safetensors file says of each of its tensors: dtype, shape, offsets."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, MAX_HEADER)))
+        header.pop("__metadata__", None)
+        if all(_is_tensor(entry) for entry in header.values()):
+            return dict(header)
+        reason = "a tensor without shape or offsets"
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
+        reason = type(error).__name__
+    raise ModelError(f"{path} is not a safetensors file ({reason}); fetch or save it again")
+
+
+def _is_tensor(entry: Any) -> bool:
+    parts = (entry["shape"], entry["data_offsets"]) if {"dtype", "shape", "data_offsets"} <= set(entry) else ()
+    whole = all(isinstance(part, list) and all(isinstance(n, int) and n >= 0 for n in part) for part in parts)
+    return whole and len(parts) == 2 and len(parts[1]) == 2
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a safetensors file's tensors."""
+    return {name: tuple(entry["shape"]) for name, entry in read_header(path).items()}
 
 
 def require_safe_config(config: Any, source: object) -> None:

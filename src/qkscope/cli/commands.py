@@ -124,7 +124,14 @@ def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -
     quiet_libraries()
     file = load_study(options.study)
     results = results_folder(file, options.out)
-    return make_plan(file, events, here=here, trust_remote_code=options.trust_remote_code, results=results)
+    return make_plan(
+        file,
+        events,
+        here=here,
+        trust_remote_code=options.trust_remote_code,
+        results=results,
+        check_tensors=not getattr(options, "skip_bad_checkpoints", False),
+    )
 
 
 def shard(options: argparse.Namespace) -> int:

@@ -145,6 +145,7 @@ def describe_model(
     from qkscope.capture.config import MISSING, check_config, find_value, load_config
     from qkscope.capture.hub import pinned
     from qkscope.capture.source import find_source
+    from qkscope.capture.tensors import require_tensors
     from qkscope.moments.layout import capture_layout
     from qkscope.moments.sizes import predict_sizes
     from qkscope.run.models import tell_slow
@@ -156,6 +157,7 @@ def describe_model(
     chosen = context or (longest if isinstance(longest, int) else DEFAULT_CONTEXT)
     check_config(config, chosen)
     design = blueprint(config, trust_remote_code=trust_remote_code)
+    require_tensors(source, config)
     theta = find_value(config, "rope_theta")
     sizes = predict_sizes(capture_layout(chosen), design.probe.layers)
     return [

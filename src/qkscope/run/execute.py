@@ -102,7 +102,14 @@ def plan_capture(file: StudyFile, folder: Path, events: Events, options: Capture
     for each in (folder, moments_folder(folder)):
         require_writable(each)
     refuse_links(folder)
-    plan = make_plan(file, events, here=options.runs_here, trust_remote_code=options.trust_remote_code, results=folder)
+    plan = make_plan(
+        file,
+        events,
+        here=options.runs_here,
+        trust_remote_code=options.trust_remote_code,
+        results=folder,
+        check_tensors=not options.skip_bad_checkpoints,
+    )
     events.planned(plan)
     return plan
 

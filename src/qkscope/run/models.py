@@ -6,12 +6,12 @@ configs, GGUF files last because they take seconds; then layers as shapes; then 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qkscope.capture.config import described
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
 from qkscope.lenses.heads import LayerChoice, choose_heads, head_sample, layer_choice
@@ -19,9 +19,6 @@ from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
 
 SLOW_FIRST_LAST = {"local": 0, "hub": 1, "gguf": 2}
-# Of a config: what does not change a number that is measured.
-INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")
-
 MOST_NAMED = 20  # checkpoints in one message
 MOST_BLUEPRINTS = 64  # that are remembered: a watch, or a notebook, plans the same models again and again
 
@@ -39,10 +36,13 @@ class Model:
     blueprint: Any  # capture.blueprint.Blueprint
 
 
-def open_models(file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code: bool) -> list[Model]:
+def open_models(
+    file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code: bool, check_tensors: bool = True
+) -> list[Model]:
     """All models of a study, in its order; the first thing that is wrong is an error that names its checkpoint."""
     from qkscope.capture.hub import adapters_tokenizer
     from qkscope.capture.load import choose_device
+    from qkscope.capture.tensors import require_tensors
 
     study, checkpoints = file.study, file.study.resolved_checkpoints()
     choose_device(study.device, here=here)
@@ -60,6 +60,8 @@ def open_models(file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code
         source, config = configured[number]
         with located(f"checkpoint {checkpoint.name!r}"):
             layers = _blueprint(config, trust_remote_code)
+            if check_tensors:
+                require_tensors(source, config)
             choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # leaves something to analyse
             tokenizer = sources[number][1] or adapters_tokenizer(source) or source.without_adapter
         models.append(Model(checkpoint, source, tokenizer, config, layers))
@@ -118,14 +120,14 @@ def _blueprint(config: Any, trust_remote_code: bool) -> Any:
     """The layers as shapes, made once of each config: those of one training run are usually all the same."""
     from qkscope.capture.blueprint import blueprint
 
-    described = _described(config)
+    text = described(config)
     if trust_remote_code:  # the code that lies with a checkpoint may be another's, and change, whatever its config says
         return blueprint(config, trust_remote_code=True)
-    if described not in _blueprints:
+    if text not in _blueprints:
         if len(_blueprints) >= MOST_BLUEPRINTS:
             _blueprints.clear()
-        _blueprints[described] = blueprint(config)
-    return _blueprints[described]
+        _blueprints[text] = blueprint(config)
+    return _blueprints[text]
 
 
 # -- equal weights -----------------------------------------------------------------------------------------
@@ -157,15 +159,9 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
 def _settings(model: Model, tokenizer: str) -> dict[str, str]:
     return {
         "context": str(model.checkpoint.context),
-        "config": _described(model.config),
+        "config": described(model.config),
         "tokenizer": tokenizer,
     }
-
-
-def _described(config: Any) -> str:
-    """A config as text, equal where nothing differs that changes a number."""
-    relevant = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
-    return json.dumps(relevant, sort_keys=True, default=str)
 
 
 def _identical(same: Sequence[Model]) -> str:

@@ -285,14 +285,18 @@ def make_plan(
     here: bool = True,
     trust_remote_code: bool = False,
     results: Path | None = None,
+    check_tensors: bool = True,
 ) -> Plan:
     """Resolve, check and measure everything; the first thing that is wrong is an error that names its checkpoint.
 
     `here` says that this machine will do the work, so that it must have the study's device.
     `trust_remote_code` lets Python code that lies with a checkpoint run; a study file cannot ask for it.
     `results` is a folder in which an earlier run may have kept the documents' tokens; nothing is written there.
+    `check_tensors` refuses checkpoints whose tensors do not fit their config; without it, loading them does.
     """
-    models = open_models(file, events.noted, here=here, trust_remote_code=trust_remote_code)
+    models = open_models(
+        file, events.noted, here=here, trust_remote_code=trust_remote_code, check_tensors=check_tensors
+    )
     corpora = Corpora(file, events.surveying, results)
     for model in models:
         with located(f"checkpoint {model.checkpoint.name!r}"):
