@@ -95,12 +95,15 @@ def _members(archive: zipfile.ZipFile, most: int) -> dict[str, zipfile.ZipInfo]:
 def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
     """Unpack one member; no more than the size it states, which is bounded."""
     left = member.file_size
-    with writing(path), archive.open(member) as packed, path.open("xb") as file:
+    with writing(path):
+        path.touch(exist_ok=False)
+    with archive.open(member) as packed:
         while data := packed.read(min(COPIED, left + 1)):
             left -= len(data)
             if left < 0:
                 raise Unreadable(f"{path.name!r} in it is larger than it states")
-            file.write(data)
+            with writing(path), path.open("ab") as file:
+                file.write(data)
 
 
 @contextmanager
@@ -108,7 +111,7 @@ def _readable() -> Iterator[None]:
     """Say what is wrong with an archive that cannot be read as one."""
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise Unreadable(f"cannot be read as an archive: {str(error)[:100]}") from None
 
 

@@ -142,13 +142,13 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _header(path: Path) -> list[str]:
-    """The column names of a table."""
+    """The column names of a table, in lower case."""
     with _named(path), opened(path, LARGEST_TABLE) as file:
         line = file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
             raise Unreadable(f"has a line of more than {LONGEST_LINE // 1024} KiB, too long for a table")
         try:
-            return [name.strip('"') for name in line.decode("utf-8-sig").rstrip("\r\n").split(",")]
+            return [name.strip(' "\r\n').lower() for name in line.decode("utf-8-sig").split(",")]
         except UnicodeDecodeError:
             raise Unreadable("has a header that is not UTF-8, so it is not a table") from None
 
