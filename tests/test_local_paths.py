@@ -63,7 +63,7 @@ def test_values_are_named_by_their_keys_and_different_paths_stay_different():
         "checkpoints": [{"model": "…/model", "context": 5}, {"model": "…/model (2)"}, {"model": "…/model"}],
         "by": {"…/x": None},
     }
-    assert shortener.found == {
+    assert shortener.paths_by_key == {
         "provenance.json.command": ["/a/s.yaml", "/b/out"],
         "provenance.json.checkpoints.model": ["/a/model", "/b/model"],
         "provenance.json.by": ["/a/x"],

@@ -48,10 +48,10 @@ def without_local_paths(text: str, short: Callable[[str], str] = shortened_path)
 
 
 class PathShortener:
-    """Shortens paths in JSON values; different paths stay different. `found` lists them by the key they were under."""
+    """Shortens paths in JSON values; different paths stay different. `paths_by_key` lists them by the key they were under."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[str]] = {}
+        self.paths_by_key: dict[str, list[str]] = {}
         self._short: dict[str, str] = {}
 
     def value(self, value: Any, key: str) -> Any:
@@ -68,9 +68,9 @@ class PathShortener:
         """The text with every absolute path shortened."""
 
         def short(path: str) -> str:
-            self.found.setdefault(key, [])
-            if path not in self.found[key]:
-                self.found[key].append(path)
+            self.paths_by_key.setdefault(key, [])
+            if path not in self.paths_by_key[key]:
+                self.paths_by_key[key].append(path)
             if path not in self._short:
                 plain, taken = shortened_path(path), set(self._short.values())
                 numbered = (f"{plain} ({number})" for number in range(2, len(taken) + 3))

@@ -53,7 +53,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: the same results g
 SHOWN_PATHS = 5
 BOTH_PICTURES = f"`{FIGURE_PNG}`, and the same drawing as vector graphics in "
 
-Report = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def export_results(
     *,
     archive: bool,
     settings: ExportSettings | None = None,
-    report: Report = lambda line: None,
+    report: Notify = lambda line: None,
 ) -> Path:
     """Export a results folder, as a folder or as a zip archive, whole or not at all; returns where it is."""
     folder, chosen = Path(folder), settings or ExportSettings()
@@ -91,7 +91,7 @@ def export_results(
     return out
 
 
-def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Report) -> Results:
+def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Notify) -> Results:
     """Write the export of a results folder into a new folder; returns it as it is read back."""
     if is_archive(folder):
         raise InputError(f"{folder}: is an archive already; share it as it is, or unpack it first")
@@ -182,9 +182,9 @@ def _decoded(contents: bytes) -> str:
         raise Unreadable("is not UTF-8") from None
 
 
-def _tell_paths(shortener: PathShortener, report: Report) -> None:
+def _tell_paths(shortener: PathShortener, report: Notify) -> None:
     """Say which absolute paths are not shared, and under which keys they were."""
-    keys = list(shortener.found.items())
+    keys = list(shortener.paths_by_key.items())
     for key, paths in keys[:SHOWN_PATHS]:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         report(f"note: {key}: absolute paths are shortened ({paths[0]}{more})")
