@@ -48,7 +48,7 @@ def without_local_paths(text: str, short: Callable[[str], str] = shortened_path)
 
 
 class PathShortener:
-    """Shortens paths in JSON values; different paths stay different. `paths_by_key` lists them by the key they were under."""
+    """Shortens paths in JSON values; different paths stay different. `paths_by_key` lists what was shortened where."""
 
     def __init__(self) -> None:
         self.paths_by_key: dict[str, list[str]] = {}
