@@ -570,19 +570,21 @@ def open_half(port, number):
     return clients
 
 
-@pytest.mark.slow
-def test_clients_that_never_finish_keep_nobody_out_and_hold_few_threads(served):
-    port, ask = served
-    before, clients = threading.active_count(), open_half(port, 400)
-    try:
-        assert ask("/report.html")[0] == 200  # after them in the queue: all of them were accepted by now
+def test_clients_that_never_finish_keep_nobody_out_and_hold_few_threads(served_folder):
+    with report_server(served_folder, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port, before = server.server_address[1], threading.active_count()
+        clients = open_half(port, 400)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(f"GET /report.html HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            assert client.recv(12) == b"HTTP/1.0 200"  # behind all others in the queue
+        assert len(server._connections) <= MOST
+        assert clients[0].recv(1) == b""  # the oldest one was ended
         while threading.active_count() > before + MOST:  # those that gave way are ending
             time.sleep(0.01)
-        assert ask("/tables/trajectory.csv")[0] == 200
-        assert clients[0].recv(1) == b""  # the oldest one was ended
-    finally:
-        for client in clients:
-            client.close()
+        for each in clients:
+            each.close()
+        server.shutdown()
 
 
 def test_a_client_that_says_nothing_is_dropped(served_folder, monkeypatch):
