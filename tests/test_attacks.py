@@ -570,6 +570,7 @@ def open_half(port, number):
     return clients
 
 
+@pytest.mark.slow
 def test_clients_that_never_finish_keep_nobody_out_and_hold_few_threads(served_folder):
     with report_server(served_folder, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
