@@ -61,6 +61,7 @@ def export(options: argparse.Namespace) -> int:
 
     name = Path(options.results).resolve().name
     out = Path(options.out) if options.out else Path(f"{name}-export{'.zip' if options.zip else ''}")
+    _tell("writing tables and page ...")
     settings = ExportSettings(options.with_text, options.parquet)
     written = export_results(options.results, out, archive=options.zip, settings=settings, report=_tell)
     print(f"export: {written}")
@@ -68,7 +69,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _tell(line: str) -> None:
-    print(visible(line), file=sys.stderr)
+    print(visible(line), file=sys.stderr, flush=True)
 
 
 def push(options: argparse.Namespace) -> int:
