@@ -12,6 +12,7 @@ import socket
 import stat
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pytest
 import qkscope
 from published_table import invented
 from qkscope.cli.main import main
-from qkscope.cli.serve import report_server
+from qkscope.cli.serve import MOST, report_server
 from qkscope.errors import InputError, MomentsFileError, StorageError
 from qkscope.files import replacing, write_text
 from qkscope.foreign import Unreadable, parse_json, read_bytes
@@ -559,6 +560,42 @@ def test_what_is_served_may_load_nothing(served, served_folder):
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
 def test_the_report_is_only_read(served, method):
     assert served[1]("/report.html", method=method)[0] == 501
+
+
+def open_half(port, number):
+    """Clients that begin a request and never finish it."""
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(number)]
+    for client in clients:
+        client.sendall(b"GET /report.html HTTP/1.1\r\n")
+    return clients
+
+
+@pytest.mark.slow
+def test_clients_that_never_finish_keep_nobody_out_and_hold_few_threads(served_folder):
+    with report_server(served_folder, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port, before = server.server_address[1], threading.active_count()
+        clients = open_half(port, 400)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(f"GET /report.html HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            assert client.recv(12) == b"HTTP/1.0 200"  # behind all others in the queue
+        assert len(server._connections) <= MOST
+        assert clients[0].recv(1) == b""  # the oldest one was ended
+        while threading.active_count() > before + MOST:  # those that gave way are ending
+            time.sleep(0.01)
+        for each in clients:
+            each.close()
+        server.shutdown()
+
+
+def test_a_client_that_says_nothing_is_dropped(served_folder, monkeypatch):
+    monkeypatch.setattr("qkscope.cli.serve._Handler.timeout", 0.05)
+    with report_server(served_folder, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (client,) = open_half(server.server_address[1], 1)
+        assert client.recv(1) == b""
+        client.close()
+        server.shutdown()
 
 
 # --- reports: left behind, elsewhere, moved ---------------------------------------------------------

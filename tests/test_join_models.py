@@ -9,6 +9,7 @@ import pytest
 import entry_worlds
 from qkscope.cli.main import main
 from qkscope.errors import InputError
+from qkscope.join.among import among
 from qkscope.join.card import join_card
 from qkscope.join.full_heads import ComparedHeads, compared_heads
 from qkscope.join.inputs import scores_of
@@ -115,6 +116,28 @@ def test_a_model_with_windows_stands_among_others_by_its_full_attention_heads(mi
     assert "llama (window 128 tokens)" in said
     assert "(11 models)" in said  # not all thirteen have r_q
     assert "gemma: 2 of 8 heads: those of full-attention layers." in (mixed / "join/among/README.md").read_text()
+
+
+def test_a_rank_counts_the_published_models_below(tmp_path):
+    """Published at 131,072 tokens, sorted by hand: r_q .761 .767 .775 .785 .786 .787 .790 .793 .829 .834 .834 and
+    r_k .252 .257 .478 .480 .512 .533 .536 .541 .560 .570 .627."""
+    cases = {  # r_q, r_k, window: models with a smaller r_q, r_k
+        "middle": ((0.788, 0.515, 131_072), (6, 5)),
+        "lowest": ((0.1, 0.1, 131_072), (0, 0)),
+        "highest": ((0.95, 0.95, 131_072), (11, 11)),
+        "third": ((0.77, 0.3, 131_072), (2, 2)),
+        "near": ((0.83, 0.6, 120_000), (9, 10)),
+        "elsewhere": ((0.83, 0.6, 65_536), (None, None)),
+    }
+    columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k", "window"]
+    rows = [(name, 0, 0, 0, 0.4, *values) for name, (values, _) in cases.items()]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
+    table = among(tmp_path, load_published_models()).set_index(["model", "measure"])
+    for name, (_, ranks) in cases.items():
+        for measure, rank in zip(("r_q", "r_k"), ranks, strict=True):
+            row = table.loc[(name, measure)]
+            assert row["at_this_window"] == (0 if rank is None else 11), (name, measure)
+            assert np.isnan(row["above"]) if rank is None else row["above"] == rank, (name, measure)
 
 
 def test_a_join_takes_full_attention_heads_and_says_so(mixed, tmp_path):

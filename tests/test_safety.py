@@ -24,9 +24,10 @@ from qkscope.capture.load import load_backbone
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import DocumentError, InputError, ModelError, QkscopeWarning, StudyError
+from qkscope.join.write import JoinRequest, join_scores
 from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.report.write import write_report
-from qkscope.results.csv_files import csv_text
+from qkscope.results.csv_files import csv_text, write_csv, write_csv_pieces
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
 from qkscope.study.load import parse_study
@@ -493,6 +494,30 @@ def test_cells_are_never_formulas_and_numbers_stay_numbers():
     np.testing.assert_allclose(back["r_q"], table["r_q"])
     assert set(back["n"]) == {-5}
     assert back["model"][2] == "'-0.3"
+
+
+def test_column_names_are_never_formulas(tmp_path):
+    names = ["=cmd|' /C calc'!A0", "+1", "-1", "@x", "\t=1", "\r=1", " =1", "\uff1d1", "model", "r_q"]
+    table = pd.DataFrame([range(len(names))] * 2, columns=names)
+    write_csv(table, tmp_path / "whole.csv")
+    write_csv_pieces([lambda: table.head(1), lambda: table.tail(1)], tmp_path / "pieces.csv")
+    assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "pieces.csv").read_bytes()
+    header = cells_of((tmp_path / "whole.csv").read_text())[: len(names)]
+    for name in header:
+        assert not name.lstrip().startswith(("=", "+", "-", "@", "\uff1d")), name
+        assert name.isprintable()
+    assert header[-2:] == ["model", "r_q"]  # ours stay as they are
+    assert pd.read_csv(tmp_path / "whole.csv").to_numpy().tolist() == table.to_numpy().tolist()
+
+
+def test_a_join_copies_no_formula_from_the_header_of_a_strangers_table(tmp_path):
+    rows = "".join(f"m{i},{i},{i * i % 7}\n" for i in range(6))
+    (tmp_path / "measures.csv").write_text(f'model,"=HYPERLINK(""http://x"")",+1\n{rows}')
+    (tmp_path / "scores.csv").write_text("model,score\n" + "".join(f"m{i},{i + i % 2}\n" for i in range(6)))
+    join_scores(JoinRequest(str(tmp_path / "measures.csv"), str(tmp_path / "scores.csv")), tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.csv"):
+        for cell in cells_of(path.read_text()):
+            assert is_number(cell) or not cell.startswith(("=", "+", "-", "@")), (path.name, cell)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def opened(path: Path, largest: int, *, follow: bool = False) -> Iterator[Binary
         status = os.fstat(descriptor)
         require_plain(status)
         if status.st_size > largest:
-            raise Unreadable(f"is larger than {largest / 2**20:,.4g} MiB, too large for such a file")
+            raise Unreadable(_too_large(largest))
     except Unreadable:
         os.close(descriptor)
         raise
@@ -81,7 +81,7 @@ def read_bytes(path: Path, largest: int, *, follow: bool = False) -> bytes:
         except OSError as error:
             raise Unreadable(_why(path, error)) from None
     if len(contents) > largest:  # it grew while it was read
-        raise Unreadable(f"is larger than {largest / 2**20:,.4g} MiB, too large for such a file")
+        raise Unreadable(_too_large(largest))
     return contents
 
 
@@ -105,6 +105,13 @@ def parse_json(contents: bytes | str) -> dict[str, Any]:
 def is_finite(value: object) -> bool:
     """Whether a value of a JSON file is a number to compute with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _too_large(largest: int) -> str:
+    size = largest / 2**20
+    return (
+        f"is larger than {size:,.0f} MiB, too large for such a file" if size >= 1 else f"is larger than {largest} bytes"
+    )
 
 
 def _why(path: Path, error: Exception) -> str:

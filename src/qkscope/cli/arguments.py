@@ -203,7 +203,11 @@ def _add_compare(commands: Any) -> None:
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
     parser.add_argument(
-        "--with", dest="reference", metavar="REFERENCE", required=True, help="published:NAME, or a results folder"
+        "--with",
+        dest="reference",
+        metavar="REFERENCE",
+        required=True,
+        help="published:NAME, a results folder, or an exported .zip",
     )
     parser.add_argument(
         "--tolerance", type=float, metavar="X", help="largest difference that still counts as reproduced"

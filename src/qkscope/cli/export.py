@@ -11,22 +11,28 @@ from qkscope.cli.command import add_command
 from qkscope.cli.visible import visible
 
 EXPORT = """\
-Write the parts of a results folder that others need: tables as parquet, the page, figures with their cards, provenance,
-and a dataset card so that the Hub can display the tables. Moments, tokens and vectors are not included.
+Write the parts of a results folder that others need: tables, the page, figures with their cards, and provenance. The
+export is itself a results folder: report, compare and load_results read it, as a folder or as an archive. Moments,
+token ids, vectors and document text are not included, and absolute paths are shortened.
 """
 PUSH = """\
-Upload a results folder to the Hub: what `qkscope export` writes as a dataset, the page as a static Space of the same
-name. Set HF_TOKEN to authenticate. With --dry-run, nothing leaves this machine.
+Upload a results folder to the Hub: what `qkscope export --parquet` writes as a dataset, the page as a static Space of
+the same name. Set HF_TOKEN to authenticate. With --dry-run, nothing leaves this machine.
 """
+WITH_TEXT = "also include tables with document text (sample.csv), and show that text on the page"
 
 
 def add_export(commands: Any) -> None:
     """The command and its options."""
-    summary = "package results for others: parquet tables, page, cards, provenance, dataset card"
+    summary = "package results for others: tables, page, figures with cards, provenance"
     epilog = "examples:\n  qkscope export results/my_study --zip\n  qkscope export results/my_study --out shared"
     parser = add_command(commands, "export", "qkscope.cli.export:export", summary, EXPORT, epilog)
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
     parser.add_argument("--zip", action="store_true", help="write a single archive")
+    parser.add_argument(
+        "--parquet", action="store_true", help="also write every table as Parquet (data/), as push does"
+    )
+    parser.add_argument("--with-text", action="store_true", help=WITH_TEXT)
     parser.add_argument(
         "--out", metavar="PATH", help="where to write it (default: <RESULTS>-export, or <RESULTS>-export.zip)"
     )
@@ -43,6 +49,7 @@ def add_push(commands: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only list what would be uploaded")
     parser.add_argument("--private", action="store_true", help="create private repositories")
     parser.add_argument("--no-space", action="store_true", help="upload only the dataset")
+    parser.add_argument("--with-text", action="store_true", help=WITH_TEXT)
     parser.add_argument(
         "--message", default="Results of qkscope", metavar="TEXT", help="commit message (default: Results of qkscope)"
     )
@@ -50,22 +57,27 @@ def add_push(commands: Any) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """`qkscope export`."""
-    from qkscope.share.bundle import export_results
+    from qkscope.share.bundle import ExportSettings, export_results
 
     name = Path(options.results).resolve().name
     out = Path(options.out) if options.out else Path(f"{name}-export{'.zip' if options.zip else ''}")
-    print(f"export: {export_results(options.results, out, archive=options.zip)}")
+    _tell("writing tables and page ...")
+    settings = ExportSettings(options.with_text, options.parquet)
+    written = export_results(options.results, out, archive=options.zip, settings=settings, report=_tell)
+    print(f"export: {written}")
     return 0
+
+
+def _tell(line: str) -> None:
+    print(visible(line), file=sys.stderr, flush=True)
 
 
 def push(options: argparse.Namespace) -> int:
     """`qkscope push`."""
     from qkscope.share.push import PushSettings, push_results
 
-    settings = PushSettings(options.repo, not options.no_space, options.private, options.message)
-    addresses = push_results(
-        options.results, settings, dry_run=options.dry_run, report=lambda line: print(visible(line), file=sys.stderr)
-    )
+    settings = PushSettings(options.repo, not options.no_space, options.private, options.message, options.with_text)
+    addresses = push_results(options.results, settings, dry_run=options.dry_run, report=_tell)
     for address in addresses:
         print(f"uploaded: {address}")
     return 0

@@ -2,16 +2,21 @@
 
 Only what a report is made of is served: the page, pictures, cards and tables, by their names; nothing is listed and no
 link is followed. A page of another site could have its own name point to this machine (rebinding) and read along, so
-requests must be for a name of this machine; and nothing that is served may load anything from anywhere.
+requests must be for a name of this machine; and nothing that is served may load anything from anywhere. A client that
+sends nothing is dropped after `SILENT` seconds, and beyond `MOST` connections the oldest one gives way to the newest.
 """
 
 from __future__ import annotations
 
 import http.server
 import shutil
+import socket
+import sys
 import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from qkscope.errors import InputError
@@ -21,6 +26,8 @@ from qkscope.results.folder import REPORT_HTML, served_file
 ADDRESS = "127.0.0.1"  # never another machine's business
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 LARGEST = 2**30  # bytes of a page or a picture
+MOST = 64  # connections at a time; a browser opens about six
+SILENT = 20  # seconds without a byte from or to a client
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".md": "text/plain; charset=utf-8",
@@ -35,12 +42,37 @@ PICTURE = f"{NOTHING}; style-src 'unsafe-inline'; img-src data:; sandbox"  # SVG
 class ReportServer(http.server.ThreadingHTTPServer):
     """Serves one report folder."""
 
+    request_queue_size = MOST
+
     def __init__(self, folder: Path, port: int) -> None:
         from qkscope.page.assemble import page_policy
 
         super().__init__((ADDRESS, port), _Handler)
         self.folder = folder
         self.page_policy = f"{page_policy()}; frame-ancestors 'none'"
+        self._connections: list[Any] = []  # oldest first
+        self._changing = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; where too many connections are open, end the oldest one first."""
+        with self._changing:
+            self._connections.append(request)
+            oldest = self._connections.pop(0) if len(self._connections) > MOST else None
+        if oldest is not None:
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end of the request, and ends
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        with self._changing, suppress(ValueError):  # it gave way already
+            self._connections.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients may leave before they have everything."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def knows_itself_as(self, host: str) -> bool:
         """Whether a request's Host is a name of this machine, with our port."""
@@ -51,6 +83,7 @@ class ReportServer(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: ReportServer
+    timeout = SILENT
     _policy = NOTHING
 
     def do_GET(self) -> None:

@@ -46,7 +46,7 @@ def head_lines(facts: HeadFacts) -> list[str]:
     """What the command line prints; the last line is the verdict."""
     comparison = facts.comparison
     lines = [
-        f"compared with {shortened(str(facts.other.folder), 200)} head by head: {head_note(facts)}",
+        f"compared with {shortened(str(facts.other.source), 200)} head by head: {head_note(facts)}",
         *_head_windows(facts),
     ]
     for measure, name in MEASURE_WORDS.items():
@@ -154,9 +154,9 @@ def _what_was_compared(facts: HeadFacts) -> Block:
     pairs = facts.comparison.pairs
     return paragraph(
         "This run is ",
-        Code(shortened(str(facts.results.folder), PATH_CHARACTERS)),
+        Code(shortened(str(facts.results.source), PATH_CHARACTERS)),
         ", the reference is ",
-        Code(shortened(str(facts.other.folder), PATH_CHARACTERS)),
+        Code(shortened(str(facts.other.source), PATH_CHARACTERS)),
         f". Heads are matched by checkpoint name, layer and head: {counted(len(pairs), 'head')} at "
         f"{counted(pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
         *(f"\n{text}" for text in _head_windows(facts)),

@@ -157,7 +157,7 @@ def published_card(facts: PublishedFacts) -> list[AnyBlock]:
         heading(2, "What was compared"),
         paragraph(
             "This run is ",
-            Code(shortened(str(facts.results.folder), PATH_CHARACTERS)),
+            Code(shortened(str(facts.results.source), PATH_CHARACTERS)),
             f". The reference is {shortened(reference.title)}: {shortened(reference.source, 300)} It has "
             f"{counted(len(reference.checkpoints), 'checkpoint')} of ",
             Code(shortened(reference.model, PATH_CHARACTERS)),

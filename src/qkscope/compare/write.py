@@ -26,6 +26,7 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.position.table import REPLICATES
+from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, CHANGED_HEADS_CSV, COMPARISON_CSV, comparison_folder
 from qkscope.results.read import Entries, Entry, Results, load_results
@@ -62,14 +63,14 @@ def compare_results(
     if with_.startswith(PREFIX):
         return _with_published(mine, _published(with_.removeprefix(PREFIX)), tolerance, out)
     other = Path(with_)
-    if other.resolve() == mine.folder.resolve():
+    if other.resolve() == mine.source.resolve():
         raise InputError(f"{with_}: is the results folder itself; choose another one to compare it with")
     return _with_folder(mine, _load(other), tolerance, out)
 
 
 def _load(folder: Path) -> Results:
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such results folder; {_choices()}")
+    if not folder.is_dir() and not (is_archive(folder) and folder.exists()):
+        raise InputError(f"{folder}: no such results folder or archive; {_choices()}")
     return load_results(folder)
 
 
@@ -82,7 +83,7 @@ def _published(name: str) -> PublishedReference:
 
 def _choices() -> str:
     shipped = ", ".join(PREFIX + name for name in shipped_references())
-    return f"compare with a folder that `qkscope run` wrote, or with what ships with the package: {shipped}"
+    return f"compare with what `qkscope run` or `qkscope export` wrote, or with what ships with the package: {shipped}"
 
 
 def _with_published(
@@ -105,7 +106,7 @@ def _with_published(
         f"Compared with {PREFIX}{reference.name}",
         published_note(facts),
     )
-    folder = out or comparison_folder(mine.folder, f"published-{reference.name}")
+    folder = out or comparison_folder(mine.writable_folder, f"published-{reference.name}")
     return _write(folder, comparison, published_card(facts), published_lines(facts), partial(save_comparison, figure))
 
 
@@ -124,7 +125,7 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
     )
     facts = HeadFacts(mine, other, comparison)
     figure = draw_head_comparison(mine.study, comparison, "Compared Head by Head", head_note(facts))
-    folder = out or comparison_folder(mine.folder, folder_name(other.folder))
+    folder = out or comparison_folder(mine.writable_folder, folder_name(other.source))
     return _write(folder, comparison, head_card(facts), head_lines(facts), partial(save_comparison, figure))
 
 

@@ -18,7 +18,7 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.join.full_heads import compared_heads
 from qkscope.join.published import PublishedModels, load_published_models
-from qkscope.lenses.at_window import AtWindow, build_tables
+from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.results.csv_files import write_csv
@@ -50,7 +50,11 @@ NEAR = 0.1  # windows that differ by less than that share count as one
 
 def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
     """A row per entry and measure: its mean with error and window, and where that is among the published values."""
-    own = build_tables(load_results(folder)).own
+    return _among(build_tables(load_results(folder)), published)
+
+
+def _among(tables: StudyTables, published: PublishedModels) -> pd.DataFrame:
+    own, folder = tables.own, tables.results.source
     rows = [row for measure, file in HOMES.items() for row in _rows(own, measure, file, published)]
     if not rows:
         raise InputError(f"{folder}: has no measure that was published; `qkscope analyze {folder}` writes the tables")
@@ -131,8 +135,9 @@ def _span(row: Mapping[Any, Any]) -> str:
 def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]:
     """Write `points.csv` and a card; returns lines for a terminal, and where they are."""
     published = load_published_models()
-    table = among(folder, published)
-    place = out or join_folder(folder, "among")
+    tables = build_tables(load_results(folder))
+    table = _among(tables, published)
+    place = out or join_folder(tables.results.writable_folder, "among")
     lines = among_lines(table, published)
     write_csv(table.drop(columns="heads_said"), place / POINTS_CSV)
     write_text(place / CARD, to_markdown(_card(table, published)))

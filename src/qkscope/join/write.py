@@ -15,6 +15,7 @@ from qkscope.join.lengths import differences, of_differences, within_models
 from qkscope.join.published import MODELS, PREFIX, load_published_models, published_scores
 from qkscope.join.table import Joined, join
 from qkscope.join.words import terminal_lines
+from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import (
     CARD,
@@ -80,7 +81,7 @@ def _measures(request: JoinRequest) -> Measures:
         return _only(load_published_models().measures, request.chosen)
     if source.startswith(PREFIX):
         raise InputError(f"{source}: the published measures are {PREFIX}{MODELS}")
-    if path.is_dir():
+    if path.is_dir() or (is_archive(path) and path.exists()):
         measures = measures_from_results(path, request.chosen, common=request.common)
         require_three(measures)
         return measures

@@ -5,6 +5,7 @@ from typing import Any
 
 from qkscope.kinds import MODELS
 from qkscope.lenses.kind_of_layer import kinds_in_order, with_layer_kind
+from qkscope.results.local_paths import without_local_paths
 from qkscope.results.read import Results
 
 NOT_RECORDED = "not recorded"
@@ -87,5 +88,5 @@ def _windows(results: Results) -> str:
 def _corpus(results: Results) -> str:
     corpus = results.provenance.corpus
     documents = _known(c.record.documents for c in results.study.checkpoints)
-    text = (corpus.source if corpus else None) or NOT_RECORDED
+    text = without_local_paths((corpus.source if corpus else None) or NOT_RECORDED)
     return f"{text}, {_span(documents)} documents" if documents else text

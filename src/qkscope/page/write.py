@@ -26,7 +26,8 @@ from qkscope.page.lens_data import add_lenses, add_mean_errors, kept_columns, le
 from qkscope.page.pack import Pack, squeeze
 from qkscope.page.paired import add_changes, add_draws
 from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
-from qkscope.results.folder import REPORT_HTML, results_file
+from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
+from qkscope.results.local_paths import PathShortener, without_local_paths
 from qkscope.results.mapped import let_go
 from qkscope.results.read import Entry, Results
 from qkscope.words.blocks import Block, page_runs, to_page
@@ -79,7 +80,8 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     add_draws(pack, grid, tables)
     data["changes"], data["columnsAt"] = add_changes(pack, grid, tables), kept
     data["detail"] = add_details(later, grid, of_lenses)
-    later.add_text("provenance", json.dumps(results.provenance.to_json(), indent=1, ensure_ascii=False))
+    shared = PathShortener().value(results.provenance.to_json(), PROVENANCE_JSON)
+    later.add_text("provenance", json.dumps(shared, indent=1, ensure_ascii=False))
     later.add_text("cards", json.dumps([to_page(card.blocks) for card in cards], ensure_ascii=False))
     about["long"] = squeeze(long)
     data["arrays"], data["later"] = squeeze(pack.index), squeeze(later.index)
@@ -139,7 +141,7 @@ def card_title(card: PageCard) -> str:
 
 def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> Path:
     """Write `report.html` into the results folder, or into another."""
-    path = results_file(out or tables.results.folder, REPORT_HTML)
+    path = results_file(out or tables.results.writable_folder, REPORT_HTML)
     write_text(path, page_html(tables, lead, cards, out))
     return path
 
@@ -155,7 +157,8 @@ def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
     """What the page shows about a checkpoint; anything that is not a plain value stays in the provenance."""
     record = checkpoint.record
     shown = {key: getattr(record, key) for key in SHOWN}
-    plain = {key: value for key, value in shown.items() if isinstance(value, str) or is_finite(value)}
+    texts = {key: without_local_paths(value) for key, value in shown.items() if isinstance(value, str)}
+    plain = {key: value for key, value in shown.items() if is_finite(value)} | texts
     layers = [number for number in record.layers_without_attention or [] if number is not None]
     return {
         "name": checkpoint.name,
@@ -172,5 +175,6 @@ def _commands(results: Results, out: Path | None) -> list[list[str]]:
     made = results.provenance.command
     page = ["this page, in its folder", "qkscope report ."]
     if out is not None:
-        page = ["this page", shlex.join(["qkscope", "report", str(results.folder), "--out", str(out)])]
-    return [*([["the tables", made]] if made else []), page]
+        page = ["this page", shlex.join(["qkscope", "report", str(results.source), "--out", str(out)])]
+    commands = [*([["the tables", made]] if made else []), page]
+    return [[what, without_local_paths(command)] for what, command in commands]

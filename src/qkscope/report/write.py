@@ -20,7 +20,7 @@ def write_report(
     Raises TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
     """
     tables = build_tables(load_results(Path(results_folder)))
-    place = out or Path(results_folder)
+    place = out or tables.results.writable_folder
     require_writable(place)
     remove_unfinished(place)  # of reports that were killed
     written = write_tables(tables, place)

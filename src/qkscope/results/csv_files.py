@@ -1,8 +1,8 @@
 """Tables as CSV that is only ever data: written whole or not at all, with no cell that a spreadsheet would compute.
 
-Names of our own studies cannot start a formula, but a table may come from elsewhere, with names that do. Such a cell
-gets an apostrophe in front, which spreadsheets take as "this is text"; control characters are spelled out. Numbers
-are numbers and stay as they are.
+Names of our own studies cannot start a formula, but a table may come from elsewhere, with names that do. Such a cell,
+or column name, gets an apostrophe in front, which spreadsheets take as "this is text"; control characters are spelled
+out. Numbers are numbers and stay as they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def harmless_cell(value: Any) -> Any:
 
 
 def csv_text(table: pd.DataFrame, digits: int | None = None, *, header: bool = True) -> str:
-    """The table as CSV, one line per row, every text cell harmless; numbers in full, or with so many digits."""
+    """The table as CSV, one line per row, column names and text cells harmless; numbers in full or to `digits`."""
     changed: dict[str, Any] = {}
     for name, column in table.items():
         if isinstance(column.dtype, pd.Int64Dtype):
@@ -37,6 +37,7 @@ def csv_text(table: pd.DataFrame, digits: int | None = None, *, header: bool = T
         elif not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column):
             changed[str(name)] = column.map(harmless_cell)
     safe = table.assign(**changed)
+    safe.columns = pd.Index([harmless_cell(str(name)) for name in table.columns])
     shown = None if digits is None else f"%.{digits}g"
     return safe.to_csv(index=False, header=header, lineterminator="\n", float_format=shown)
 

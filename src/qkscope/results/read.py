@@ -1,4 +1,4 @@
-"""Read a results folder back: the tables, who the checkpoints are and in which order they come.
+"""Read a results folder or an exported archive: the tables, who the checkpoints are and in which order they come.
 
 `qk.csv` is needed; `qk_common.csv`, `qk_windows.csv` and `provenance.json` are used when they are there.
 A table may come from elsewhere with the required columns only: then depth is layer / last layer, labels are
@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import pandas as pd
 
-from qkscope.errors import TableError
+from qkscope.errors import InputError, TableError
 from qkscope.foreign import Missing, Unreadable, lines_of, opened, parse_json, read_bytes
 from qkscope.results import schema
+from qkscope.results.archive import SUFFIX, is_archive, unpacked
 from qkscope.results.entries import ACROSS_CHECKPOINTS as ACROSS_CHECKPOINTS
 from qkscope.results.entries import ACROSS_MODELS as ACROSS_MODELS
 from qkscope.results.entries import ACROSS_SEEDS as ACROSS_SEEDS
@@ -63,7 +64,8 @@ _MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer m
 class Results:
     """A results folder: component 0 of each table, checked, with depth, rotary and window filled in."""
 
-    folder: Path
+    folder: Path  # where its files are: of an archive, where they were unpacked
+    source: Path  # the folder or archive that was named
     study: Entries
     heads: pd.DataFrame
     common: pd.DataFrame | None
@@ -73,10 +75,27 @@ class Results:
     components: pd.DataFrame  # `heads` with every component, of a very large table only with component 0
     components_common: pd.DataFrame | None  # `common`, likewise
 
+    @property
+    def writable_folder(self) -> Path:
+        """The folder, to write something into it; an archive has none."""
+        if self.folder == self.source:
+            return self.folder
+        raise InputError(f"{self.source}: is an archive, which is only read").advised(
+            python="give `out`, the folder to write to", command="give --out, the folder to write to"
+        )
+
 
 def load_results(folder: Path | str) -> Results:
-    """Read and check a results folder, each file once. Raises TableError when something that is needed is not there."""
-    folder = Path(folder)
+    """Read and check a results folder, or an archive that `qkscope export` made, each file once.
+
+    Raises TableError when something that is needed is not there.
+    """
+    source = Path(folder)
+    folder = unpacked(source) if is_archive(source) else source
+    if folder.is_file():
+        raise TableError(
+            f"{source}: is a file; give a results folder, or an archive (.zip) that `qkscope export` wrote"
+        )
     components = _read_components(results_file(folder, schema.QK_CSV))
     provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
@@ -93,7 +112,7 @@ def load_results(folder: Path | str) -> Results:
     title = settings.title or settings.study
     kind = entries_kind(heads, checkpoints, provenance)
     study = Entries(
-        title=title or folder.resolve().name or "study",
+        title=title or source.resolve().name.removesuffix(SUFFIX) or "study",
         checkpoints=checkpoints,
         selected=select_checkpoints(checkpoints, settings.figure_checkpoints),
         kind=kind,
@@ -105,6 +124,7 @@ def load_results(folder: Path | str) -> Results:
     )
     return Results(
         folder=folder,
+        source=source,
         study=study,
         heads=heads,
         common=None if components_common is None else _leading(components_common),

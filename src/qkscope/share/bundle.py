@@ -1,149 +1,239 @@
-"""A results folder as others can use it: tables as parquet, page, figures with cards, provenance, a dataset card."""
+"""An export: a results folder for others, which every reader of results folders takes, with what stays local left out.
+
+Moments, token ids, vectors and tables with document text stay here, and absolute paths are shortened. The summaries,
+cards and page are made from the export itself, so nothing that it does not contain can be in them.
+"""
 
 from __future__ import annotations
 
 import io
+import json
+import os
+import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from qkscope.errors import InputError, TableError
-from qkscope.files import replacing, require_writable, write_bytes
-from qkscope.foreign import opened
+from qkscope.errors import InputError, StorageError, TableError
+from qkscope.files import replacing, require_writable, write_text, writing
+from qkscope.foreign import LONGEST_LINE, Unreadable, lines_of, opened, parse_json, read_bytes
+from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
+from qkscope.lenses.catalogue import drawable
+from qkscope.lenses.registry import registered
+from qkscope.page.write import write_page
+from qkscope.report.lead import lead
+from qkscope.report.write import page_cards
+from qkscope.results.archive import is_archive
 from qkscope.results.folder import (
     ABLATION_JSON,
     CARD,
-    FIGURE,
-    FIGURE_FILES,
-    FIGURES,
+    FIGURE_PNG,
+    FIGURE_SVG,
+    FILES,
     PROVENANCE_JSON,
-    REPORT_HTML,
     STUDY_YAML,
-    TABLE,
-    entries,
     figure_folder,
-    figures_folder,
     head_table_path,
     results_file,
-    table_path,
-    tables_folder,
 )
+from qkscope.results.local_paths import PathShortener
 from qkscope.results.read import Results, load_results
-from qkscope.share.card import Shared, dataset_card
+from qkscope.share.card import dataset_card
+from qkscope.share.parquet import shared_tables, write_parquet
+from qkscope.share.staging import staged
+from qkscope.words.blocks import to_markdown
 
-LARGEST = 16 * 2**30  # bytes of a table
-WHOLE_FILES = (PROVENANCE_JSON, STUDY_YAML, ABLATION_JSON, REPORT_HTML)
+TEXT = "text"  # the column with tokens of documents
+LARGEST_TABLE = 16 * 2**30  # bytes
+LARGEST_PICTURE = 2**28
+LARGEST_RECORD = 2**28
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: the same results give the same bytes
+SHOWN_PATHS = 5
+BOTH_PICTURES = f"`{FIGURE_PNG}`, and the same drawing as vector graphics in "
+
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """What is shared: names of files, and what is in them."""
+class ExportSettings:
+    """What an export contains beyond the usual."""
 
-    results: Results
-    tables: list[Shared]
-    files: dict[str, Path]  # as they are in the results folder
-
-    @property
-    def card(self) -> str:
-        """The dataset card."""
-        return dataset_card(self.results, self.tables, sorted(self.files))
-
-    def contents(self) -> Iterator[tuple[str, bytes]]:
-        """(name, bytes) of every file, in order; tables are turned into parquet as they come."""
-        yield CARD, self.card.encode()
-        for table in self.tables:
-            yield table.name, parquet(table.source)
-        for name, path in sorted(self.files.items()):
-            yield name, path.read_bytes()
+    with_text: bool = False  # tables with the text of tokens
+    parquet: bool = False  # every table also as Parquet, which the Hub's viewer shows
 
 
-def collect(folder: Path | str) -> Bundle:
-    """Look at a results folder: what of it is shared. Moments, tokens and vectors are not."""
-    folder = Path(folder)
-    results = load_results(folder)
-    tables = [
-        Shared(f"data/{name[:-4]}.parquet", head_table_path(folder, name), summary=False) for name in _names(folder)
-    ]
-    tables += [
-        Shared(f"data/summaries/{name[:-4]}.parquet", table_path(folder, name), summary=True)
-        for name in _names(tables_folder(folder))
-    ]
-    files = {name: results_file(folder, name) for name in WHOLE_FILES if results_file(folder, name).is_file()}
-    for entry in entries(figures_folder(folder)):
-        if FIGURE.fullmatch(entry.name):
-            place = figure_folder(folder, entry.name)
-            files |= {
-                f"{FIGURES}/{entry.name}/{name}": place / name for name in FIGURE_FILES if (place / name).is_file()
-            }
-    return Bundle(results, [table for table in tables if not _is_empty(table.source)], files)
-
-
-def _names(folder: Path) -> list[str]:
-    return [entry.name for entry in entries(folder) if TABLE.fullmatch(entry.name) and entry.is_file()]
-
-
-def _is_empty(path: Path) -> bool:
-    """Whether a table has no line but its header: parquet of it would have columns of no type."""
-    with path.open("rb") as file:
-        file.readline()
-        return not file.readline()
-
-
-def parquet(path: Path) -> bytes:
-    """A table as parquet; an empty cell is null, words stay words (a checkpoint may be called 100)."""
-    import pyarrow as pa
-    import pyarrow.csv as csv
-    import pyarrow.parquet as pq
-
-    with path.open("rb") as file:
-        header = file.readline().decode("utf-8").rstrip("\r\n").split(",")
-    texts = {name: pa.string() for name in header if name.endswith(("model", "label"))}  # others show what they are
-    convert = csv.ConvertOptions(
-        column_types=texts, null_values=["", "nan", "NaN"], strings_can_be_null=False, check_utf8=True
-    )
-    try:
-        with opened(path, LARGEST) as file:
-            table = csv.read_csv(file, convert_options=convert)
-    except pa.ArrowInvalid as error:
-        raise TableError(f"{path}: cannot be read as a table: {str(error)[:200]}") from None
-    held = io.BytesIO()
-    pq.write_table(_without_empty_types(table), held, compression="zstd")
-    return held.getvalue()
-
-
-def _without_empty_types(table: Any) -> Any:
-    """Columns that are empty everywhere have no type of their own; they are numbers that are not known."""
-    import pyarrow as pa
-
-    for number, column in enumerate(table.schema):
-        if pa.types.is_null(column.type):
-            table = table.set_column(number, column.name, table.column(number).cast(pa.float64()))
-    return table
-
-
-def export_results(folder: Path | str, out: Path, *, archive: bool) -> Path:
-    """Write the bundle of a results folder, as a folder or as a zip archive; returns where it is."""
-    bundle = collect(folder)
-    if out.resolve() == Path(folder).resolve():
+def export_results(
+    folder: Path | str,
+    out: Path,
+    *,
+    archive: bool,
+    settings: ExportSettings | None = None,
+    report: Notify = lambda line: None,
+) -> Path:
+    """Export a results folder, as a folder or as a zip archive, whole or not at all; returns where it is."""
+    folder, chosen = Path(folder), settings or ExportSettings()
+    if out.resolve() == folder.resolve():
         raise InputError(f"{out} is the results folder itself; export to another folder")
-    require_writable(out if not archive else out.parent)
-    if archive:
-        with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as file:
-            for name, contents in bundle.contents():
-                file.writestr(zipfile.ZipInfo(name, EPOCH), contents, zipfile.ZIP_DEFLATED)
-        return out
-    if out.exists() and any(out.iterdir()):
+    if not archive and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; its contents would be shared too").advised(
             python="choose another `out`", command="choose another --out"
         )
-    write_bundle(bundle, out)
+    require_writable(out.parent)
+    with _failing_as(out), staged(out) as temporary:
+        place = temporary / (folder.resolve().name or "results")  # the name is the title, where there is no other
+        fill_export(folder, place, chosen, report)
+        if archive:
+            _pack(place, out)
+        else:
+            os.replace(place, out)
     return out
 
 
-def write_bundle(bundle: Bundle, out: Path) -> None:
-    """Write every file of a bundle into a folder."""
-    for name, contents in bundle.contents():
-        write_bytes(out / name, contents)
+def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Notify) -> Results:
+    """Write the export of a results folder into a new folder; returns it as it is read back."""
+    if is_archive(folder):
+        raise InputError(f"{folder}: is an archive already; share it as it is, or unpack it first")
+    for name in table_names():
+        source = head_table_path(folder, name)
+        if os.path.lexists(source):
+            if not settings.with_text and TEXT in _header(source):
+                report(f"note: {name} stays here because it contains document text; --with-text includes it")
+                continue
+            _copy(source, place / name, LARGEST_TABLE, table=True)
+    shortener = PathShortener()
+    _write_records(folder, place, shortener)
+    _tell_paths(shortener, report)
+    tables = _read_back(place, folder)
+    write_tables(tables, place)
+    write_page(tables, lead(tables), page_cards(tables))
+    if not _write_cards(tables, folder, place):
+        report(f"note: there are no figures to include; `qkscope report {folder}` draws them")
+    shared = shared_tables(place)
+    if settings.parquet:
+        shared = write_parquet(shared, place)
+    write_text(place / CARD, dataset_card(tables.results, shared, files_in(place)))
+    return tables.results
+
+
+def table_names() -> list[str]:
+    """The tables with rows per head, or about the whole study, that this tool writes."""
+    lenses = registered()
+    names = [name for name in FILES if name.endswith(".csv")]
+    names += [table.file for lens in lenses for table in lens.tables]
+    names += [table.file for lens in lenses for table in lens.sampled]
+    names += [table.file for lens in lenses for build in lens.of_study for table in build.tables]
+    return list(dict.fromkeys(names))
+
+
+def files_in(place: Path) -> list[str]:
+    """Every file of an export, in order."""
+    return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file that cannot be read."""
+    try:
+        yield
+    except Unreadable as error:
+        raise TableError(f"{path}: {error}") from None
+
+
+def _header(path: Path) -> list[str]:
+    """The column names of a table, in lower case."""
+    with _named(path), opened(path, LARGEST_TABLE) as file:
+        line = file.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise Unreadable(f"has a line of more than {LONGEST_LINE // 1024} KiB, too long for a table")
+        try:
+            return [name.strip(' "\r\n').lower() for name in line.decode("utf-8-sig").split(",")]
+        except UnicodeDecodeError:
+            raise Unreadable("has a header that is not UTF-8, so it is not a table") from None
+
+
+def _copy(source: Path, target: Path, largest: int, *, table: bool = False) -> None:
+    with _named(source), opened(source, largest) as file, replacing(target) as temporary, temporary.open("wb") as copy:
+        shutil.copyfileobj(lines_of(file) if table else file, copy)
+
+
+def _write_records(folder: Path, place: Path, shortener: PathShortener) -> None:
+    """Provenance, study and ablations, with every absolute path shortened."""
+    for name in (PROVENANCE_JSON, ABLATION_JSON, STUDY_YAML):
+        source = results_file(folder, name)
+        if not os.path.lexists(source):
+            continue
+        with _named(source):
+            contents = read_bytes(source, LARGEST_RECORD)
+            if name != STUDY_YAML:
+                value = shortener.value(parse_json(contents), name)
+                text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+            else:
+                lines = io.StringIO(_decoded(contents))
+                text = "".join(shortener.text(line, name) for line in lines)
+        write_text(place / name, text)
+
+
+def _decoded(contents: bytes) -> str:
+    try:
+        return contents.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Unreadable("is not UTF-8") from None
+
+
+def _tell_paths(shortener: PathShortener, report: Notify) -> None:
+    """Say which absolute paths are not shared, and under which keys they were."""
+    keys = list(shortener.paths_by_key.items())
+    for key, paths in keys[:SHOWN_PATHS]:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        report(f"note: {key}: absolute paths are shortened ({paths[0]}{more})")
+    if len(keys) > SHOWN_PATHS:
+        report(f"note: absolute paths under {len(keys) - SHOWN_PATHS} more keys are shortened")
+
+
+def _read_back(place: Path, folder: Path) -> StudyTables:
+    """The export as others will read it; what is wrong with it is wrong with the results folder."""
+    try:
+        return build_tables(load_results(place))
+    except TableError as error:
+        raise TableError(str(error).replace(str(place), str(folder))) from None
+
+
+def _write_cards(tables: StudyTables, folder: Path, place: Path) -> int:
+    """The figures that were drawn, as vector graphics, with their cards; returns how many."""
+    written = 0
+    for entry, at in drawable(tables):
+        name = entry.folder(at.common)
+        picture = figure_folder(folder, name) / FIGURE_SVG
+        if picture.is_file():
+            _copy(picture, figure_folder(place, name) / FIGURE_SVG, LARGEST_PICTURE)
+            card = to_markdown(entry.card(tables, at)).replace(BOTH_PICTURES, "", 1)
+            write_text(figure_folder(place, name) / CARD, card)
+            written += 1
+    return written
+
+
+def _pack(place: Path, out: Path) -> None:
+    with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in files_in(place):
+            member = zipfile.ZipInfo(name, EPOCH)
+            member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+            member.file_size = (place / name).stat().st_size
+            with (place / name).open("rb") as contents, file.open(member, "w") as packed:
+                shutil.copyfileobj(contents, packed)
+
+
+@contextmanager
+def _failing_as(out: Path) -> Iterator[None]:
+    """Nothing is left of an export that could not be written, so that the same command can be run again."""
+    try:
+        with writing(out):
+            yield
+    except StorageError as error:
+        cause = error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
+        raise StorageError(f"{out}: cannot be written ({reason}); nothing of it is left").advised(
+            python="free some space, or choose another `out`, and export again",
+            command="free some space, or give another --out, and run the same command again",
+        ) from error

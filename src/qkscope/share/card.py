@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,6 +11,7 @@ from qkscope._version import __version__
 from qkscope.results.folder import FIGURES, PROVENANCE_JSON, REPORT_HTML
 from qkscope.results.provenance import one_line
 from qkscope.results.read import Entry, Results
+from qkscope.share.parquet import Shared
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Listing, TableBlock, bullet, heading, paragraph, to_markdown
 
@@ -21,28 +19,18 @@ FIRST = "qk"  # the table that a viewer shows first
 TAGS = ["interpretability", "attention", "rope", "qkscope"]
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A table that is shared."""
-
-    name: str  # in the dataset
-    source: Path
-    summary: bool  # over heads, and not a row per head
-
-    @property
-    def config(self) -> str:
-        """What a viewer, and `load_dataset`, call it."""
-        return f"{'summary_' if self.summary else ''}{self.source.stem}"
-
-
 def dataset_card(results: Results, tables: Sequence[Shared], files: Sequence[str]) -> str:
-    """README.md of the dataset, with the configs by which the Hub shows its tables."""
-    configs: list[dict[str, Any]] = [{"config_name": each.config, "data_files": each.name} for each in tables]
+    """README.md of an export; where tables are there as Parquet, with the configs by which the Hub shows them."""
+    configs: list[dict[str, Any]] = [
+        {"config_name": each.config, "data_files": each.parquet} for each in tables if each.parquet
+    ]
     for config in configs:
         if config["config_name"] == FIRST:
             config["default"] = True
     title = one_line(results.study.title)
-    front = {"pretty_name": f"{title}: attention heads and position", "tags": TAGS, "configs": configs}
+    front: dict[str, Any] = {"pretty_name": f"{title}: attention heads and position", "tags": TAGS}
+    if configs:
+        front["configs"] = configs
     blocks = [*_about(results), *_tables(tables), *_rest(results, files)]
     return f"{_front_matter(front)}\n\n{to_markdown(blocks)}"
 
@@ -92,12 +80,15 @@ def _entry_row(entry: Entry) -> list[str]:
 
 
 def _tables(tables: Sequence[Shared]) -> list[AnyBlock]:
-    load = ("from datasets import load_dataset", "", 'heads = load_dataset("REPO", "qk")')
-    return [
-        heading(2, "Tables"),
-        TableBlock(("config", "file"), [([Code(each.config)], [Code(each.name)]) for each in tables]),
-        Listing("python", load),
-    ]
+    lines = ["import qkscope", "", 'results = qkscope.load_results("FOLDER or ARCHIVE.zip")', "heads = results.heads()"]
+    if any(each.parquet for each in tables):
+        lines += ["", "from datasets import load_dataset", "", 'heads = load_dataset("REPO", "qk")']
+    titles: tuple[str, ...] = ("table", "file")
+    rows: list[list[Any]] = [[[Code(each.config)], [Code(each.file)]] for each in tables]
+    if any(each.parquet for each in tables):
+        titles = (*titles, "Parquet")
+        rows = [[*row, [Code(each.parquet)] if each.parquet else ""] for row, each in zip(rows, tables, strict=True)]
+    return [heading(2, "Tables"), TableBlock(titles, rows), Listing("python", tuple(lines))]
 
 
 def _rest(results: Results, files: Sequence[str]) -> list[AnyBlock]:
@@ -105,26 +96,9 @@ def _rest(results: Results, files: Sequence[str]) -> list[AnyBlock]:
     if REPORT_HTML in files:
         blocks.append(bullet(Code(REPORT_HTML), ": the interactive page, one file that needs no network"))
     if any(name.startswith(f"{FIGURES}/") for name in files):
-        blocks.append(bullet(Code(f"{FIGURES}/"), ": each figure with a card that says in words what it shows"))
+        drawn = ": each figure as SVG, with a card that states in words what it shows; "
+        blocks.append(bullet(Code(f"{FIGURES}/"), drawn, Code("qkscope report FOLDER"), " also draws PNGs"))
     what = "weights, documents, tokens, precision, kernel and versions behind every number"
     blocks.append(bullet(Code(PROVENANCE_JSON), f": {what}"))
     made = results.provenance.command
     return [*blocks, *([paragraph("Made by ", Code(made), ".")] if made else [])]
-
-
-def paths_in(results: Results) -> list[str]:
-    """Absolute paths that the provenance names: whoever gets the results reads them."""
-    paths: dict[str, None] = {}
-    _gather(json.loads(json.dumps(results.provenance.to_json(), default=str)), paths)
-    return list(paths)
-
-
-def _gather(value: Any, paths: dict[str, None]) -> None:
-    if isinstance(value, dict):
-        for each in value.values():
-            _gather(each, paths)
-    elif isinstance(value, list):
-        for each in value:
-            _gather(each, paths)
-    elif isinstance(value, str) and (value.startswith(("/", "~")) or value[1:3] == ":\\"):
-        paths[value] = None

@@ -1,8 +1,9 @@
-"""Results on the Hub: the bundle as a dataset, the page as a static Space. Through huggingface_hub alone."""
+"""Results on the Hub: the export as a dataset, the page as a static Space. Through huggingface_hub alone."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import InputError, StorageError, first_line
-from qkscope.files import write_bytes, write_text
+from qkscope.files import write_text
 from qkscope.results.folder import CARD, REPORT_HTML
-from qkscope.share.bundle import Bundle, collect, write_bundle
-from qkscope.share.card import paths_in, space_card
+from qkscope.results.read import Results
+from qkscope.share.bundle import ExportSettings, files_in, fill_export
+from qkscope.share.card import space_card
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -27,6 +29,7 @@ class PushSettings:
     space: bool = True  # whether the page becomes a Space of the same name
     private: bool = False
     message: str = "Results of qkscope"
+    with_text: bool = False  # tables with document text
 
 
 def push_results(
@@ -39,20 +42,13 @@ def push_results(
     """Upload a results folder; returns the addresses. With `dry_run`, only tell what would be uploaded."""
     if not REPOSITORY.fullmatch(settings.repo) or "--" in settings.repo or ".." in settings.repo:
         raise InputError(f"{settings.repo[:100]!r} is not a repository id; write owner/name")
-    bundle = collect(folder)
-    if settings.space and REPORT_HTML not in bundle.files:
-        raise InputError(f"{folder} has no {REPORT_HTML}, which the Space needs").advised(
-            python="make it with qkscope.report, or give space=False",
-            command=f"make it with `qkscope report {folder}`, or give --no-space",
-        )
-    for path in paths_in(bundle.results)[:5]:
-        report(f"note: the provenance contains a path on this machine, which will be uploaded with it: {path}")
+    exported = ExportSettings(with_text=settings.with_text, parquet=True)
     with tempfile.TemporaryDirectory(prefix="qkscope-push-") as temporary:
         place = Path(temporary)
-        write_bundle(bundle, place / "dataset")
+        results = fill_export(Path(folder), place / "dataset", exported, report)
         _tell_files(place / "dataset", f"dataset {settings.repo}", report)
         if settings.space:
-            _write_space(bundle, place / "space")
+            _write_space(results, place / "space")
             _tell_files(place / "space", f"space {settings.repo}", report)
         if dry_run:
             report("nothing was uploaded: this was a dry run")
@@ -63,17 +59,16 @@ def push_results(
     return addresses
 
 
-def _write_space(bundle: Bundle, place: Path) -> None:
-    write_text(place / CARD, space_card(bundle.results))
-    write_bytes(place / "index.html", bundle.files[REPORT_HTML].read_bytes())
+def _write_space(results: Results, place: Path) -> None:
+    write_text(place / CARD, space_card(results))
+    shutil.copyfile(results.folder / REPORT_HTML, place / "index.html")
 
 
 def _tell_files(place: Path, name: str, report: Callable[[str], None]) -> None:
-    files = [path for path in sorted(place.rglob("*")) if path.is_file()]
-    total = sum(path.stat().st_size for path in files)
-    report(f"{name}: {len(files)} files, {total / 1e6:.1f} MB")
-    for path in files:
-        report(f"  {path.relative_to(place).as_posix()} ({path.stat().st_size:,} bytes)")
+    sizes = {file: (place / file).stat().st_size for file in files_in(place)}
+    report(f"{name}: {len(sizes)} files, {sum(sizes.values()) / 1e6:.1f} MB")
+    for file, size in sizes.items():
+        report(f"  {file} ({size:,} bytes)")
 
 
 def _upload(place: Path, settings: PushSettings, kind: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qkscope.results import schema
+from qkscope.results.local_paths import without_local_paths
 from qkscope.results.provenance import CorpusRecord
 from qkscope.results.read import Entry, Results, phase_segments
 from qkscope.text import counted
@@ -38,7 +39,7 @@ def _distinct(values: Iterable[object]) -> list[Any]:
 
 
 def _models(checkpoints: Sequence[Entry]) -> list[Run]:
-    sources = _distinct(c.record.model for c in checkpoints)
+    sources = _distinct(without_local_paths(c.record.model) for c in checkpoints if c.record.model)
     if not sources:
         return [f"{NOT_RECORDED}."]
     names: list[Run] = [Code(source) for source in sources]
@@ -130,7 +131,7 @@ def _corpus(results: Results) -> list[Run]:
     records = [c.record for c in results.study.checkpoints]
     documents = [record.documents for record in records if record.documents is not None]
     totals = [record.tokens for record in records if record.tokens is not None]
-    runs: list[Run] = [Code(corpus.source) if corpus.source else f"corpus {NOT_RECORDED}"]
+    runs: list[Run] = [Code(without_local_paths(corpus.source)) if corpus.source else f"corpus {NOT_RECORDED}"]
     if corpus.fingerprint:
         runs += [" (fingerprint ", Code(corpus.fingerprint[:19]), ")"]
     runs.append(f"; {_range(documents, 'document')}, {_range(totals, 'token')} per {results.study.noun}")
