@@ -186,6 +186,14 @@ def test_a_renamed_checkpoint_leaves_an_orphan_that_is_listed_and_can_be_renamed
     assert json.loads((out / "provenance.json").read_text())["checkpoints"][0]["name"] == "third"
 
 
+def test_a_run_removes_what_killed_runs_left_beside_moments(study, out):
+    for name in (".two.safetensors.0a1b2c3d.tmp", ".tmpAb12xY"):
+        (out / "moments" / name).touch(mode=0o600)
+    before = kept(out)
+    run_study(study(), out)
+    assert {path.name: path.read_bytes() for path in (out / "moments").iterdir()} == before
+
+
 def test_a_new_label_needs_no_new_run(world, checkpoints, tmp_path):
     def labelled(label):
         return world(checkpoints=[{"name": "a", "model": str(checkpoints / "short"), "context": 64, "label": label}])

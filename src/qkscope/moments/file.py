@@ -8,16 +8,14 @@ context only and nothing from before rotation, are read as far as they go.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +35,14 @@ THREADS = 8  # that turn sums into what is written
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions
 
+# What arrays are made of, in the order of a file: as numpy names it, and as safetensors does.
+DTYPES, NAMES = ("<i8", "<f8", "<f4", "<f2"), ("I64", "F64", "F32", "F16")
+
 Arrays = dict[str, NDArray[Any]]
 
 
 def save_moments(moments: Moments, path: Path | str) -> str:
     """Write `moments` to a temporary name, make it durable, then rename it; returns the checksum."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     path = as_path(path, "the file to save moments in")
     arrays = dict(_arrays(moments))
     about = json.dumps(_about(moments), sort_keys=True, ensure_ascii=False)
@@ -52,19 +50,34 @@ def save_moments(moments: Moments, path: Path | str) -> str:
         raise MomentsFileError(f"{path}: its provenance is larger than {MAX_ABOUT // 2**20} MiB; keep it elsewhere")
     checksum = _checksum(about, arrays)
     metadata = {"format": FORMAT, "schema": str(SCHEMA), "about": about, "sha256": checksum}
-    with replacing(path) as temporary:
-        try:
-            save_file(arrays, temporary, metadata=metadata)
-        except SafetensorError as error:  # its own wrapping of what the system said
-            raise _system_error(error) from error
+    with replacing(path) as temporary, temporary.open("r+b") as file:
+        _serialize(file, arrays, metadata)
     return checksum
 
 
-def _system_error(error: Exception) -> OSError:
-    """The OSError inside safetensors' error, by the number in its text."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    code = int(number[1]) if number else errno.EIO
-    return OSError(code, os.strerror(code) if number else str(error))
+def _serialize(file: BinaryIO, arrays: Arrays, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file into the open file, array by array.
+
+    Its own library renames a private temporary file instead, which is neither ours to lock nor readable by others.
+    """
+    order = sorted(arrays, key=lambda name: (DTYPES.index(arrays[name].dtype.str), name))  # as the library orders them
+    listed: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        array, start = arrays[name], end
+        end += array.nbytes
+        listed[name] = {
+            "dtype": NAMES[DTYPES.index(array.dtype.str)],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+    header = json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    file.write(len(header).to_bytes(8, "little"))
+    file.write(header)
+    for name in order:
+        if arrays[name].size:
+            file.write(np.ascontiguousarray(arrays[name]).data)
 
 
 def load_moments(path: Path | str) -> Moments:

@@ -5,7 +5,9 @@ Nothing is removed recursively and no link is followed, so that what lies in the
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +46,7 @@ from qkscope.vectors.layout import DATA_FILE, HEAD_FOLDER
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
 PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")
+SAFETENSORS_TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # as the library names them
 MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(MOMENTS_SUFFIX)}|{MARKER.pattern}")
 
 
@@ -125,16 +128,20 @@ def remove_table(folder: Path, name: str) -> None:
     remove_file(table_path(folder, name))
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed runs and reports left under temporary names; what somebody is writing now stays."""
+def remove_unfinished(folder: Path, *, alone: bool = False) -> None:
+    """Remove what killed runs and reports left under temporary names; what somebody is writing now stays.
+
+    `alone`: the caller holds the folder alone, so temporary files that the safetensors library left for qkscope 0.2,
+    and did not lock, are removed too.
+    """
     _remove_unfinished(folder, _any_of(FILES))
     _remove_unfinished(folder, TABLE)
-    _remove_unfinished(moments_folder(folder), MOMENTS_FILE)
+    _remove_unfinished(moments_folder(folder), MOMENTS_FILE, alone=alone)
     _remove_unfinished(tables_folder(folder), TABLE)
     _remove_unfinished(tokens_folder(folder), STORED_TOKENS)
     for entry in entries(shards_folder(folder)):
         if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            _remove_unfinished(Path(entry.path), SHARD)
+            _remove_unfinished(Path(entry.path), SHARD, alone=alone)
     for entry in entries(figures_folder(folder)):
         if FIGURE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
             _remove_unfinished(Path(entry.path), _any_of(FIGURE_FILES))
@@ -147,9 +154,16 @@ def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, names)))
 
 
-def _remove_unfinished(folder: Path, names: re.Pattern[str]) -> None:
+def _remove_unfinished(folder: Path, names: re.Pattern[str], *, alone: bool = False) -> None:
     for entry in entries(folder):
-        of = temporary_of(entry.name)
-        ours = of is not None and names.fullmatch(of) and entry.is_file(follow_symlinks=False)
-        if ours and is_abandoned(Path(entry.path)):
-            remove_file(Path(entry.path))
+        if not entry.is_file(follow_symlinks=False):
+            continue
+        of, path = temporary_of(entry.name), Path(entry.path)
+        abandoned = of is not None and names.fullmatch(of) and is_abandoned(path)
+        if abandoned or (alone and _is_of_safetensors(entry)):
+            remove_file(path)
+
+
+def _is_of_safetensors(entry: os.DirEntry[str]) -> bool:
+    private = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode) == 0o600
+    return private and SAFETENSORS_TEMPORARY.fullmatch(entry.name) is not None

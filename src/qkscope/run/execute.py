@@ -256,7 +256,7 @@ class _Run:
             self._events.examined(state)
             if state.whole:
                 take_back(self._folder, state.plan.checkpoint.name)
-        remove_unfinished(self._folder)
+        remove_unfinished(self._folder, alone=True)
         for number, left in self._left.items():
             if not left:
                 self._complete(number)
