@@ -27,13 +27,12 @@ from qkscope.moments.header import SCHEMA as SCHEMA
 from qkscope.moments.held import KindMoments, LayerMoments
 from qkscope.moments.packing import read, read_schema_1, written
 from qkscope.moments.second import Kind
+from qkscope.moments.validate import require_documents, require_possible
 
 if TYPE_CHECKING:
     from qkscope.moments.moments import Moments
 
 THREADS = 8  # that turn sums into what is written
-LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
-SLACK = 1e-6  # rounding of a sum of positions
 
 # What arrays are made of, in the order of a file: as numpy names it, and as safetensors does.
 DTYPES, NAMES = ("<i8", "<f8", "<f4", "<f2"), ("I64", "F64", "F32", "F16")
@@ -137,34 +136,12 @@ def _assemble(header: Header, arrays: Arrays) -> Moments:
             where = f"{facts.layer}.{kind}"
             own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
             of_kinds[kind] = read_schema_1(own) if header.schema == 1 else read(own, header.layout)
-            _require_possible(where, of_kinds[kind])
+            require_possible(where, of_kinds[kind], header.layout)
         layers[facts.layer] = of_kinds
     documents = arrays.get("documents")
-    if documents is not None and not ((documents >= 0) & (documents <= 2**53)).all():
-        raise MomentsFileError(f"documents holds values that are not numbers of documents; {DAMAGED}")
+    if documents is not None:
+        require_documents(documents, layers[min(layers)]["q"])
     return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
-
-
-def _require_possible(where: str, held: KindMoments) -> None:
-    """Refuse sums that no tokens can have: counts that are none, values that are not numbers."""
-    of = held.buckets
-    for name, values in (("pivot", of.pivot), ("x", of.x), ("xu", of.xu), ("xx", of.xx)):
-        if not (np.abs(values) <= LARGEST).all():
-            raise MomentsFileError(f"{where}: {name} holds values that are not sums; {DAMAGED}")
-    rest = () if held.unrotated is None else (held.unrotated.pivot, held.unrotated.n, held.unrotated.x)
-    # What is float32 or float16 may have overflowed, which only errors suffer from.
-    for array in (held.groups, held.crossed.x, held.crossed.xu, *rest):
-        if np.isnan(array).any():
-            raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
-    for counts in (of, held.crossed):
-        n, u, uu = counts.n, counts.u, counts.uu
-        counts_fit = (n >= 0) & (n == np.floor(n)) & (n <= 2**53)
-        # Scaled positions are in [0, 1): their sums and squares stay below the count, up to rounding.
-        positions_fit = (uu >= 0) & (uu <= u * (1 + SLACK)) & (u <= n * (1 + SLACK))
-        if not (counts_fit & positions_fit).all():
-            raise MomentsFileError(f"{where} has counts that no tokens can have; {DAMAGED}")
-    if not np.array_equal(of.n.sum(axis=1), held.crossed.n.sum(axis=(1, 2))):
-        raise MomentsFileError(f"{where}: buckets and groups count different tokens; {DAMAGED}")
 
 
 def _read(path: Path, header: Header) -> Arrays:
