@@ -1,6 +1,7 @@
 """Nothing finished is replaced, orphaned or mixed without a word; what still answers the study is used."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -93,6 +94,7 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
         ({"groups": 2}, r"groups 3 \(now 2\)"),
         ({"stage": "pre_rope"}, r"stage post_rope \(now pre_rope\)"),
         ({"dtype": "float32"}, r"dtype auto \(now float32\)"),
+        ({"config": {"rope_theta": 12345.0}}, r"config overrides {} \(now {'rope_theta': 12345\.0}\)"),
         ({"documents": {"files": "docs/*.txt", "limit": 3, "special_tokens": "none"}}, "other documents"),
     ],
 )
@@ -101,6 +103,53 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(study, out, c
     with pytest.raises(InputError, match=rf"'two': .*two\.safetensors was made with {difference}\n.*--overwrite"):
         run_study(study(**changes), out)
     assert before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.slow
+def test_sums_of_the_first_layers_do_not_answer_for_later_ones(study, tmp_path):
+    """A study of layer 0 stops there; its moments have no sums of the others."""
+    out = run_study(study(layers=[0]), tmp_path / "out")
+    assert list(Moments.load(out / "moments/two.safetensors").layers) == [0]
+    with pytest.raises(InputError, match=r"was made with last layer 0 \(now None\)"):
+        run_study(study(), out)
+    with pytest.raises(InputError, match=r"was made with last layer 0 \(now 1\)"):
+        run_study(study(layers=[1]), out)
+    run_study(study(), out, options=OVERWRITE)
+    told = Told()
+    run_study(study(layers=[0]), out, told)  # the other way round they do
+    assert told.documents == 0
+    assert set(pd.read_csv(out / "qk.csv")["layer"]) == {0}
+
+
+def test_everything_that_sums_depend_on_is_in_their_fingerprint(study):
+    (plan,) = make_plan(load_study(study())).checkpoints
+
+    def other(**changes):
+        return replace(plan, **changes)
+
+    def sampled(rate, seed):
+        return other(layout=replace(plan.layout, rate=rate, seed=seed))
+
+    plans = [
+        plan,
+        other(checkpoint=plan.checkpoint.model_copy(update={"config": {"rope_theta": 1.0}})),
+        other(checkpoint=plan.checkpoint.model_copy(update={"config": {"rope_theta": 2.0}})),
+        sampled(0.5, 0),
+        sampled(0.5, 1),
+        sampled(0.25, 0),
+        other(layout=replace(plan.layout, groups=2)),
+        other(layout=replace(plan.layout, common=128)),
+        other(layout=replace(plan.layout, unrotated_every=7)),
+        other(documents=plan.documents[:-1]),
+        other(study=plan.study.model_copy(update={"stage": "pre_rope"})),
+        other(study=plan.study.model_copy(update={"dtype": "float32"})),
+        other(study=plan.study.model_copy(update={"layers": [0]})),
+        other(study=plan.study.model_copy(update={"batch_tokens": 64})),
+        other(source=replace(plan.source, trust_remote_code=True)),
+    ]
+    assert len({each.fingerprint() for each in plans}) == len(plans)
+    assert len({each.fingerprint(each.shards()[0]) for each in plans}) == len(plans)
+    assert len({json.dumps(each.settings(), default=str) for each in plans}) == len(plans)
 
 
 def test_overwrite_replaces_what_was_refused(study, out):
