@@ -327,8 +327,8 @@ def test_weights_are_compared_again_right_before_they_are_deleted(trained, run, 
     """Other weights, or damaged moments, in the place of those that were compared a moment ago."""
     appear(trained, run, 5, 20)
 
-    def analyze_and_restart(*arguments):
-        made = analyze_study(*arguments)
+    def analyze_and_restart(*arguments, **options):
+        made = analyze_study(*arguments, **options)
         restart(trained, run, 5, from_step=100)
         return made
 
@@ -344,7 +344,7 @@ def test_weights_are_compared_again_right_before_they_are_deleted(trained, run, 
     spoilt[-1] ^= 1
     moments.write_bytes(spoilt)
     following, heard = watch(tmp_path, KEEP_ONE)
-    monkeypatch.setattr("qkscope.run.watch.analyze_study", lambda *_: None)
+    monkeypatch.setattr("qkscope.run.watch.analyze_study", lambda *_, **__: None)
     following.measure_new()
     assert (run / "checkpoint-5/model.safetensors").exists()
     assert heard.told("kept", "checkpoint-5", "checksum")

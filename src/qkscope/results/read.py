@@ -78,7 +78,7 @@ def load_results(folder: Path | str) -> Results:
     """Read and check a results folder, each file once. Raises TableError when something that is needed is not there."""
     folder = Path(folder)
     components = _read_components(results_file(folder, schema.QK_CSV))
-    provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
+    provenance = read_provenance(results_file(folder, schema.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
     components = mapped(_fill_window(components, checkpoints))
     let_go()
@@ -363,7 +363,8 @@ def _fill_common_window(common: pd.DataFrame, provenance: Provenance) -> pd.Data
 # --- provenance -----------------------------------------------------------------------------------
 
 
-def _read_provenance(path: Path) -> Provenance:
+def read_provenance(path: Path) -> Provenance:
+    """What a `provenance.json` says; nothing where there is none."""
     try:
         return Provenance.read(parse_json(read_bytes(path, _MAX_PROVENANCE)))
     except Missing:

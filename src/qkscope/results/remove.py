@@ -14,18 +14,29 @@ from pathlib import Path
 
 from qkscope.files import is_abandoned, remove_file, temporary_of
 from qkscope.results.folder import (
+    ABLATION_JSON,
     ABLATION_PART,
     CARD,
+    COLLAGE,
+    COLLAGE_FILES,
     COMPARED,
+    COMPARISON,
     COMPARISON_FILES,
     FIGURE,
     FIGURE_FILES,
+    FIGURES,
     FILES,
+    JOIN,
+    JOIN_FILES,
     MARKER,
     MOMENTS_SUFFIX,
     PART_SUFFIX,
+    PREDICTION_CSV,
+    PREDICTION_KERNEL_CSV,
+    REPORT_HTML,
     STORED_TOKENS,
     TABLE,
+    TABLES,
     ablation_folder,
     comparisons_folder,
     entries,
@@ -46,6 +57,7 @@ from qkscope.vectors.layout import DATA_FILE, HEAD_FOLDER
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
 PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")
+PREDICTIONS = (PREDICTION_CSV, PREDICTION_KERNEL_CSV)
 SAFETENSORS_TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # as the library names them
 MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(MOMENTS_SUFFIX)}|{MARKER.pattern}")
 
@@ -126,6 +138,43 @@ def remove_head_table(folder: Path, name: str) -> None:
 def remove_table(folder: Path, name: str) -> None:
     """Remove a table that no longer applies."""
     remove_file(table_path(folder, name))
+
+
+def remove_report(folder: Path, tables: Collection[str], *, page: bool = True) -> list[str]:
+    """Remove what a report wrote: page, summaries of these names, figures; returns what is gone."""
+    removed = [f"{FIGURES}/{name}" for name in _remove_folders(folder / FIGURES, FIGURE, FIGURE_FILES)]
+    if not (folder / TABLES).is_symlink():
+        removed += [f"{TABLES}/{name}" for name in tables if _remove_own(folder / TABLES, (name,))]
+    return [*removed, *([REPORT_HTML] if page and _remove_own(folder, (REPORT_HTML,)) else [])]
+
+
+def remove_outcomes(folder: Path, tables: Collection[str]) -> list[str]:
+    """Remove what other commands made of the tables or models: files of these names, comparisons, joins, collages."""
+    removed = [name for name in (*tables, ABLATION_JSON, *PREDICTIONS) if _remove_own(folder, (name,))]
+    for place, files in ((COMPARISON, COMPARISON_FILES), (JOIN, JOIN_FILES), (COLLAGE, COLLAGE_FILES)):
+        removed += [f"{place}/{name}" for name in _remove_folders(folder / place, COMPARED, files)]
+    return removed
+
+
+def _remove_folders(place: Path, names: re.Pattern[str], files: Collection[str]) -> list[str]:
+    """Remove our files from the folders of such names; returns those from which any was removed."""
+    if place.is_symlink():
+        return []
+    inside = [each.name for each in entries(place) if names.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    removed = []
+    for name in inside:
+        removed += [name] if _remove_own(place / name, files) else []
+        with suppress(OSError):  # not empty: what else is there is not ours
+            (place / name).rmdir()
+    return removed
+
+
+def _remove_own(place: Path, names: Collection[str]) -> bool:
+    """Remove plain files of these names; whether there were any."""
+    there = [place / name for name in names if (place / name).is_file() and not (place / name).is_symlink()]
+    for path in there:
+        remove_file(path)
+    return bool(there)
 
 
 def remove_unfinished(folder: Path, *, alone: bool = False) -> None:

@@ -241,7 +241,7 @@ class SeriesWatcher:
             study = study_of({**self._settings, "checkpoints": listed}, self._home).study
         write_text(results_file(self.out, STUDY_YAML), study_text(study, ABOUT))
         with only_run(self.out):
-            analyze_study(self.out, study, self._events, self._command)
+            analyze_study(self.out, study, self._events, self._command, page_follows=self._how.page)
         if self._how.page or self._how.figures:
             for path in write_report(self.out, figures=self._how.figures, page=self._how.page)[-1:]:
                 self._events.wrote(str(path))
