@@ -235,6 +235,30 @@ def test_a_renamed_checkpoint_leaves_an_orphan_that_is_listed_and_can_be_renamed
     assert json.loads((out / "provenance.json").read_text())["checkpoints"][0]["name"] == "third"
 
 
+@pytest.mark.slow
+def test_moments_renamed_to_another_checkpoint_are_refused_and_a_new_name_is_not(world, checkpoints, results):
+    """The sums of `one` and `two` under each other's names; then `two` under a new name, in the study as well."""
+    out = results()
+    one, two, spare = (out / f"moments/{name}.safetensors" for name in ("one", "two", "spare"))
+    before = (out / "qk.csv").read_bytes()
+    for old, new in ((one, spare), (two, one), (spare, two)):
+        old.rename(new)
+    with pytest.raises(
+        InputError, match=r"one\.safetensors: holds the sums of checkpoint 'two' \(model .*rename it back"
+    ):
+        analyze_folder(out, Events(), "x")
+    with pytest.raises(InputError, match=r"'one': .*was made with other weights"):
+        run_study(world(), out)
+    assert (out / "qk.csv").read_bytes() == before
+    for old, new in ((one, spare), (two, one), (spare, two)):
+        old.rename(new)
+    two.rename(out / "moments/renamed.safetensors")
+    study = out / "study.yaml"
+    study.write_text(study.read_text().replace("name: two", "name: renamed"))
+    analyze_folder(out, Events(), "x")
+    assert (out / "qk.csv").read_bytes() == before.replace(b"two,", b"renamed,")
+
+
 def test_a_run_removes_what_killed_runs_left_beside_moments(study, out):
     for name in (".two.safetensors.0a1b2c3d.tmp", ".tmpAb12xY"):
         (out / "moments" / name).touch(mode=0o600)

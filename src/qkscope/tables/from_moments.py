@@ -16,6 +16,7 @@ from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results.environment import environment
 from qkscope.results.folder import (
+    MOMENTS_SUFFIX,
     STUDY_YAML,
     head_table_path,
     moments_path,
@@ -100,8 +101,32 @@ def analyze_folder(
         "kind": kind,
     }
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
+    _require_own_moments(folder, study)
     with only_run(out or folder):
         return analyze_study(folder, study, events, command, out)
+
+
+def _require_own_moments(folder: Path, study: Study) -> None:
+    """Refuse moments that were renamed from another checkpoint; a new name for the same model is fine."""
+    for checkpoint in study.resolved_checkpoints():
+        path = moments_path(folder, checkpoint.name)
+        if not path.is_file():
+            continue
+        with located(str(path)):
+            origin = CheckpointRecord.read(read_provenance(path))
+        made_from = _model_name(origin.model, origin.revision, origin.config_overrides)
+        wanted = _model_name(checkpoint.model, checkpoint.revision, checkpoint.config)
+        if origin.name not in (None, checkpoint.name) and made_from != wanted:
+            raise InputError(
+                f"{path}: holds the sums of checkpoint {origin.name!r} ({made_from}), but the study's "
+                f"{checkpoint.name!r} is {wanted}; rename it back to {origin.name}{MOMENTS_SUFFIX}, or run the study "
+                "again"
+            )
+
+
+def _model_name(model: str | None, revision: str | None, config: Mapping[str, Any] | None) -> str:
+    at, changes = f"@{revision}" if revision else "", f" with config {dict(config)}" if config else ""
+    return f"model {model}{at}{changes}"
 
 
 def analyze_files(
