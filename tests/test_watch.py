@@ -310,16 +310,16 @@ def test_a_training_run_restarted_under_the_same_names_is_refused_and_kept(train
 
 
 @pytest.mark.slow
-def test_the_same_weights_saved_again_are_neither_measured_nor_refused(trained, run, tmp_path):
-    appear(trained, run, 5, 20)
+def test_the_same_weights_saved_again_are_neither_measured_nor_refused_nor_deleted(trained, run, tmp_path):
+    """The fingerprint samples large files; what is deleted must be the very files that were measured."""
+    appear(trained, run, 5, 20, 100)
     watch(tmp_path)[0].measure_new()
     (run / "checkpoint-5/model.safetensors").touch()
-    shutil.rmtree(run / "checkpoint-20")
-    appear(trained, run, 20)
     following, heard = watch(tmp_path, KEEP_ONE)
     assert following.measure_new() == []
-    assert os.listdir(run) == ["checkpoint-20"]
-    assert heard.told("deleted", "checkpoint-5")
+    assert sorted(os.listdir(run)) == ["checkpoint-100", "checkpoint-5"]
+    assert heard.told("kept", "checkpoint-5", "saved or copied again since")
+    assert heard.told("deleted", "checkpoint-20")
 
 
 @pytest.mark.slow

@@ -276,9 +276,12 @@ class SeriesWatcher:
         if link is not None:
             return f"{link} is a symbolic link; delete it yourself if you no longer need what it points to"
         try:
-            measured = CheckpointRecord.read(Moments.load(moments).provenance).weights
-            if measured is None or self._weights(arrival, fresh=True) != measured:
+            measured = CheckpointRecord.read(Moments.load(moments).provenance)
+            if measured.weights is None or self._weights(arrival, fresh=True) != measured.weights:
                 return f"{moments} was not measured from these weights"
+            # The fingerprint samples large files, so a few changed tensors could escape it.
+            if weights_file_state(self._source(arrival)) != (measured.weights_file_state or ""):
+                return f"its files are not the ones that {moments} was measured from, but saved or copied again since"
         except (InputError, OSError) as error:
             return f"its weights cannot be compared with its moments ({error})"
         return None
