@@ -232,7 +232,7 @@ def test_ten_loadable_checkpoints_with_their_own_context_and_theta(demo):
         assert config.max_position_embeddings == plan.phase.context
         assert config.rope_parameters["rope_theta"] == plan.phase.rope_theta
         assert config.no_rope_layers == [1, 1, 1, 0]
-        assert (path / "model.safetensors").is_file()
+        assert (path / "model.safetensors").stat().st_mode == (path / "config.json").stat().st_mode  # as the umask says
     model, loading = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
     assert not any(loading.values())
     assert type(model).__name__ == "SmolLM3ForCausalLM"

@@ -1,6 +1,7 @@
 """Nothing finished is replaced, orphaned or mixed without a word; what still answers the study is used."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -66,8 +67,8 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     assert told.documents == 0
     assert told.remarks == [
         "sums over context 256 are there and include the first 128 tokens, which the tables use",
-        "their document groups have squares of their own over 256 and 256 tokens; errors at other windows hold "
-        "covariances fixed",
+        "document groups have their own squares over 256 tokens only; standard errors at other windows keep "
+        "covariances constant",
     ]
     assert kept(out) == before
     fresh = run_study(study(context=128), tmp_path / "fresh")
@@ -93,6 +94,7 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
         ({"groups": 2}, r"groups 3 \(now 2\)"),
         ({"stage": "pre_rope"}, r"stage post_rope \(now pre_rope\)"),
         ({"dtype": "float32"}, r"dtype auto \(now float32\)"),
+        ({"config": {"rope_theta": 12345.0}}, r"config overrides {} \(now {'rope_theta': 12345\.0}\)"),
         ({"documents": {"files": "docs/*.txt", "limit": 3, "special_tokens": "none"}}, "other documents"),
     ],
 )
@@ -101,6 +103,53 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(study, out, c
     with pytest.raises(InputError, match=rf"'two': .*two\.safetensors was made with {difference}\n.*--overwrite"):
         run_study(study(**changes), out)
     assert before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.slow
+def test_sums_of_the_first_layers_do_not_answer_for_later_ones(study, tmp_path):
+    """A study of layer 0 stops there; its moments have no sums of the others."""
+    out = run_study(study(layers=[0]), tmp_path / "out")
+    assert list(Moments.load(out / "moments/two.safetensors").layers) == [0]
+    with pytest.raises(InputError, match=r"was made with last layer 0 \(now None\)"):
+        run_study(study(), out)
+    with pytest.raises(InputError, match=r"was made with last layer 0 \(now 1\)"):
+        run_study(study(layers=[1]), out)
+    run_study(study(), out, options=OVERWRITE)
+    told = Told()
+    run_study(study(layers=[0]), out, told)  # the other way round they do
+    assert told.documents == 0
+    assert set(pd.read_csv(out / "qk.csv")["layer"]) == {0}
+
+
+def test_everything_that_sums_depend_on_is_in_their_fingerprint(study):
+    (plan,) = make_plan(load_study(study())).checkpoints
+
+    def other(**changes):
+        return replace(plan, **changes)
+
+    def sampled(rate, seed):
+        return other(layout=replace(plan.layout, rate=rate, seed=seed))
+
+    plans = [
+        plan,
+        other(checkpoint=plan.checkpoint.model_copy(update={"config": {"rope_theta": 1.0}})),
+        other(checkpoint=plan.checkpoint.model_copy(update={"config": {"rope_theta": 2.0}})),
+        sampled(0.5, 0),
+        sampled(0.5, 1),
+        sampled(0.25, 0),
+        other(layout=replace(plan.layout, groups=2)),
+        other(layout=replace(plan.layout, common=128)),
+        other(layout=replace(plan.layout, unrotated_every=7)),
+        other(documents=plan.documents[:-1]),
+        other(study=plan.study.model_copy(update={"stage": "pre_rope"})),
+        other(study=plan.study.model_copy(update={"dtype": "float32"})),
+        other(study=plan.study.model_copy(update={"layers": [0]})),
+        other(study=plan.study.model_copy(update={"batch_tokens": 64})),
+        other(source=replace(plan.source, trust_remote_code=True)),
+    ]
+    assert len({each.fingerprint() for each in plans}) == len(plans)
+    assert len({each.fingerprint(each.shards()[0]) for each in plans}) == len(plans)
+    assert len({json.dumps(each.settings(), default=str) for each in plans}) == len(plans)
 
 
 def test_overwrite_replaces_what_was_refused(study, out):
@@ -184,6 +233,38 @@ def test_a_renamed_checkpoint_leaves_an_orphan_that_is_listed_and_can_be_renamed
     run_study(study(name="third"), out, told)
     assert (told.documents, told.notes) == (0, [])
     assert json.loads((out / "provenance.json").read_text())["checkpoints"][0]["name"] == "third"
+
+
+@pytest.mark.slow
+def test_moments_renamed_to_another_checkpoint_are_refused_and_a_new_name_is_not(world, checkpoints, results):
+    """The sums of `one` and `two` under each other's names; then `two` under a new name, in the study as well."""
+    out = results()
+    one, two, spare = (out / f"moments/{name}.safetensors" for name in ("one", "two", "spare"))
+    before = (out / "qk.csv").read_bytes()
+    for old, new in ((one, spare), (two, one), (spare, two)):
+        old.rename(new)
+    with pytest.raises(
+        InputError, match=r"one\.safetensors: holds the sums of checkpoint 'two' \(model .*rename it back"
+    ):
+        analyze_folder(out, Events(), "x")
+    with pytest.raises(InputError, match=r"'one': .*was made with other weights"):
+        run_study(world(), out)
+    assert (out / "qk.csv").read_bytes() == before
+    for old, new in ((one, spare), (two, one), (spare, two)):
+        old.rename(new)
+    two.rename(out / "moments/renamed.safetensors")
+    study = out / "study.yaml"
+    study.write_text(study.read_text().replace("name: two", "name: renamed"))
+    analyze_folder(out, Events(), "x")
+    assert (out / "qk.csv").read_bytes() == before.replace(b"two,", b"renamed,")
+
+
+def test_a_run_removes_what_killed_runs_left_beside_moments(study, out):
+    for name in (".two.safetensors.0a1b2c3d.tmp", ".tmpAb12xY"):
+        (out / "moments" / name).touch(mode=0o600)
+    before = kept(out)
+    run_study(study(), out)
+    assert {path.name: path.read_bytes() for path in (out / "moments").iterdir()} == before
 
 
 def test_a_new_label_needs_no_new_run(world, checkpoints, tmp_path):

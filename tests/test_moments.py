@@ -303,6 +303,73 @@ def test_any_batch_split_shard_order_and_merge_tree_gives_the_same_sums(data):
         np.testing.assert_allclose(one.cov_xx, two.cov_xx, atol=3e-6)  # of spreads of 1: groups are float32
 
 
+def shards_far_apart():
+    """Two shards whose means, and so whose pivots, differ by fifty spreads; raw vectors, lengths and groups of all."""
+    layout = Layout(bucket_edges(32, 4, also=[1]), groups=3, unrotated_every=2)
+    facts = LayerFacts(0, 2, 1, 4, "nope", 0)  # nothing is rotated: before rotation the vectors are the same
+    rng, drift = np.random.default_rng(5), 0.1 * np.arange(32)[:, None] * np.array([1.0, -2, 0.5, 3])
+    shards, rows = [], []
+    for mean, lengths in ((0.0, (32, 20, 32, 9)), (50.0, (32, 32, 17))):
+        shard = Moments(layout, [facts])
+        for number, length in enumerate(lengths):
+            q = mean + drift[:length] + rng.normal(size=(1, 2, length, 4))
+            shard.add(0, q, q[:, :1], groups=number % 3)
+            rows.append((number % 3, length, q[0]))
+        shards.append(shard)
+    return layout, shards, rows
+
+
+def test_merged_sums_before_rotation_are_those_of_all_vectors():
+    layout, (one, two), rows = shards_far_apart()
+    merged = one.merge(two)
+    for without in (None, 0, 2):
+        found = merged.before_rotation(0, "q", without=without)
+        for head in range(2):
+            chosen = [
+                (t, x[head, t])
+                for group, length, x in rows
+                for t in range(1, length)
+                if (t - group) % 2 == 0 and group != without
+            ]
+            positions, values = (np.array(part) for part in zip(*chosen, strict=True))
+            assert found.n[head] == len(values)
+            np.testing.assert_allclose(found.mean[head], values.mean(axis=0), rtol=1e-5)
+            buckets = np.searchsorted(layout.edges, positions, side="right") - 1
+            for bucket in range(1, layout.buckets):
+                assert found.bucket_n[head, bucket] == (buckets == bucket).sum()
+                mean = values[buckets == bucket].mean(axis=0)
+                np.testing.assert_allclose(found.bucket_mean[head, bucket], mean, rtol=1e-5)
+            if without is None:
+                np.testing.assert_allclose(found.cov[head], np.cov(values.T, bias=True), rtol=1e-4, atol=1e-3)
+
+
+def test_merged_groups_have_the_means_and_drifts_of_their_vectors():
+    layout, (one, two), rows = shards_far_apart()
+    merged = one.merge(two)
+    for without in range(3):
+        found = merged.bucket_means(0, "q", without=without)
+        for bucket, (low, high) in enumerate(zip(layout.edges[:-1], layout.edges[1:], strict=True)):
+            chosen = [
+                (t, x[1, t]) for group, length, x in rows for t in range(low, min(high, length)) if group != without
+            ]
+            t, values = (np.array(part) for part in zip(*chosen, strict=True))
+            mean, _, drift, _ = brute(values, t)
+            np.testing.assert_allclose(found.mean[1, bucket], mean, rtol=1e-5)
+            np.testing.assert_allclose(found.cov_xt[1, bucket], drift, atol=1e-3)
+            if high - low > 1:
+                assert np.abs(drift).max() > 0.5  # so that the tolerance means something
+
+
+def test_merged_documents_are_counted_once_each():
+    layout, (one, two), rows = shards_far_apart()
+    merged = one.merge(two)
+    by_hand = np.zeros((3, layout.buckets), dtype=int)
+    for group, length, _ in rows:
+        by_hand[group] += np.array(layout.edges[:-1]) < length
+    np.testing.assert_array_equal(merged.documents, by_hand)
+    assert (by_hand > np.maximum(one.documents, two.documents)).any()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     context=st.integers(2, 60),

@@ -1,22 +1,30 @@
 """Moments on disk: what is written is read, and anything damaged, foreign or old is refused by name."""
 
-import errno
 import hashlib
 import json
+import os
+import resource
+import signal
+import stat
 import struct
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save as serialize
 
 from qkscope.errors import MomentsFileError, StorageError
+from qkscope.files import is_abandoned, replacing
 from qkscope.layers import LayerFacts
 from qkscope.moments.file import read_provenance
-from qkscope.moments.layout import Layout, bucket_edges
+from qkscope.moments.layout import Layout, bucket_edges, capture_layout
 from qkscope.moments.moments import Moments
+from qkscope.moments.rest import RestFile
 from qkscope.moments.sizes import predict_sizes
+from qkscope.results.remove import remove_unfinished
 
 LAYERS = [LayerFacts(0, 4, 2, 6, "rotary", 6), LayerFacts(2, 2, 1, 8, "nope", 0, "sliding", 16)]
 LAYOUT = Layout(bucket_edges(32, 8), groups=4, skip_positions=1)
@@ -142,17 +150,107 @@ def test_arrays_that_do_not_fit_the_header(path):
         Moments.load(path)
 
 
-def test_an_unfinished_write_leaves_the_old_file(path, monkeypatch):
-    before = path.read_bytes()
+def saving_up_to(size, path):
+    """Save in a process that may write only so many bytes per file; returns how it ended.
 
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("safetensors.numpy.save_file", fail)
-    with pytest.raises(StorageError, match="No space left"):
+    With SIGXFSZ the system kills it in the middle of a write, as SIGKILL would.
+    """
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         example().save(path)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_an_unfinished_write_leaves_the_old_file(path):
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            example().save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ["a.safetensors"]
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_one_unlocked_file_that_the_next_run_removes(tmp_path):
+    moments = tmp_path / "moments"
+    for place in (moments, moments / ".shards/one"):
+        place.mkdir(parents=True)
+        name = "one.safetensors" if place == moments else "000000.safetensors"
+        assert saving_up_to(10_000, place / name) == -signal.SIGXFSZ
+        (left,) = [entry for entry in place.iterdir() if entry.is_file()]
+        assert left.stat().st_size == 10_000
+        assert is_abandoned(left)
+        # As the library's own writer, which qkscope 0.2 used, left them; and what is not ours.
+        (place / ".tmpAb12xY").touch(mode=0o600)
+        (place / ".tmpAb12xYz").touch(mode=0o600)
+        (place / ".tmpshared").touch(mode=0o644)
+    remove_unfinished(tmp_path)
+    assert (moments / ".tmpAb12xY").exists()  # somebody may be writing it
+    remove_unfinished(tmp_path, alone=True)
+    files = sorted(str(path.relative_to(moments)) for path in moments.rglob("*") if path.is_file())
+    assert files == [".shards/one/.tmpAb12xYz", ".shards/one/.tmpshared", ".tmpAb12xYz", ".tmpshared"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_file_has_the_rights_that_the_umask_leaves(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        example().save(tmp_path / "a.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == mode
+
+
+def test_the_file_that_is_written_is_the_one_that_was_locked(tmp_path, monkeypatch):
+    """Its inode is followed from the lock to the finished file, and it is locked while its last bytes are synced."""
+    seen, sync = [], os.fsync
+
+    def watching(descriptor):
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            (temporary,) = tmp_path.glob(".a.safetensors.*.tmp")
+            assert not is_abandoned(temporary)
+            seen.append((status.st_ino, temporary.stat().st_ino, status.st_size))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watching)
+    example().save(tmp_path / "a.safetensors")
+    done = (tmp_path / "a.safetensors").stat()
+    assert seen == [(done.st_ino, done.st_ino, done.st_size)]
+
+
+def test_a_writer_that_renames_a_file_of_its_own_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("old")
+
+    def write():
+        with replacing(tmp_path / "a.txt") as temporary:
+            (tmp_path / "private").write_text("new")
+            (tmp_path / "private").rename(temporary)
+
+    with pytest.raises(StorageError, match="another file took the place of its temporary file"):
+        write()
+    assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"a.txt": "old"}
+
+
+def test_the_bytes_are_those_of_the_safetensors_library(path):
+    """But for the order of the metadata, which the library leaves to chance."""
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    theirs = serialize(load_file(path), header["__metadata__"])
+    (their_size,) = struct.unpack("<Q", theirs[:8])
+    their_header = json.loads(theirs[8 : 8 + their_size])
+    assert (size, list(header), header) == (their_size, list(their_header), their_header)
+    assert data[8 + size :] == theirs[8 + their_size :]
+    again = path.with_name("b.safetensors")
+    example().save(again)
+    assert again.read_bytes() == data
 
 
 def rewrite(path, metadata_change, arrays_change=lambda arrays: None):
@@ -271,3 +369,155 @@ def test_a_provenance_that_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(MomentsFileError, match="larger than 8 MiB"):
         moments.save(tmp_path / "a.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+# --- sums that no tokens can have -------------------------------------------------------------------------
+
+
+SPACED = Layout(bucket_edges(32, 4), groups=3, unrotated_every=2)
+WITHOUT_ROTATION = [LayerFacts(0, 2, 1, 4, "nope", 0)]
+
+
+def summed(rng, size=(6, 32)):
+    """Moments of six documents in three groups, also summed before rotation."""
+    moments = Moments(SPACED, WITHOUT_ROTATION)
+    rows, tokens = size
+    q, k = (3 + rng.normal(size=(rows, heads, tokens, 4)) for heads in (2, 1))
+    moments.add(0, q, k, groups=[row % 3 for row in range(rows)])
+    return moments
+
+
+def squares_of(arrays, kind="q", name="buckets.xx"):
+    """The sums of squares of each coordinate, a view: the diagonal of a packed triangle of width 4 is 0, 4, 7, 9."""
+    return arrays[f"0.{kind}.{name}"], [0, 4, 7, 9]
+
+
+def negative_squares(arrays):
+    squares, diagonal = squares_of(arrays)
+    squares[1, 2, diagonal[3]] *= -1
+
+
+def negative_products(arrays):
+    """Products within their bounds, two by two, that no four coordinates can have together: all correlate by -0.9."""
+    squares, diagonal = squares_of(arrays, "k")
+    roots = np.sqrt(squares[..., diagonal])
+    rows, columns = np.triu_indices(4)
+    squares[:] = roots[..., rows] * roots[..., columns] * np.where(rows == columns, 1, -0.9)
+    arrays["0.k.buckets.x"][:] = 0
+    arrays["0.k.buckets.xu"][:] = 0
+
+
+def large_products(arrays):
+    squares, diagonal = squares_of(arrays)
+    squares[0, 1, 1] = 1.01 * np.sqrt(squares[0, 1, 0] * squares[0, 1, diagonal[1]])
+
+
+def large_sums(arrays):
+    squares, _ = squares_of(arrays)
+    n = arrays["0.q.counts"][0, 0, 3].sum()
+    arrays["0.q.buckets.x"][0, 3, 0] = 1.01 * np.sqrt(n * squares[0, 3, 0])
+
+
+def large_covariances(arrays):
+    """A correlation of 1.01 with position in one bucket: xu = x u / n + 1.01 n sqrt(var x var u)."""
+    squares, _ = squares_of(arrays)
+    n, u, uu = arrays["0.q.counts"][1, :, 2].sum(axis=-1)
+    x, xx = arrays["0.q.buckets.x"][1, 2, 0], squares[1, 2, 0]
+    arrays["0.q.buckets.xu"][1, 2, 0] = x * u / n + 1.01 * np.sqrt((xx - x * x / n) * (uu - u * u / n))
+
+
+def other_positions(arrays):
+    """Tokens of the last bucket at the positions of the first."""
+    arrays["0.q.counts"][:, 1:, -1] = arrays["0.q.counts"][:, 1:, 0]
+
+
+def equal_positions(arrays):
+    """All tokens at their bucket's mean position, and Σu² below that."""
+    n, u, _ = arrays["0.q.counts"][:, :, 1].transpose(1, 0, 2)
+    arrays["0.q.counts"][:, 2, 1] = 0.999 * u * u / n
+
+
+def group_squares(sign):
+    def change(arrays):
+        squares, diagonal = squares_of(arrays)
+        arrays["0.q.groups.xx"][0, 1, 0, diagonal[2]] = sign
+        arrays["0.q.groups.xx.scale"][0, 1, 0] = 2 * squares[0, :, diagonal[2]].sum()
+
+    return change
+
+
+def group_sums(arrays):
+    squares, _ = squares_of(arrays)
+    arrays["0.q.crossed.x"][0, 1, 2, 0] = 1
+    arrays["0.q.crossed.x.scale"][0, 1, 2] = 2 * np.sqrt(arrays["0.q.counts"][0, 0, 1, 2] * squares[0, 1].max())
+
+
+def documents(value):
+    return lambda arrays: arrays["documents"].__setitem__((1, 2), value)
+
+
+def before_rotation(name, value, at=(0, 0)):
+    return lambda arrays: arrays[f"0.k.unrotated.{name}"].__setitem__(at, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (negative_squares, "0.q: squares that no tokens"),
+        (large_products, "0.q: products that no tokens"),
+        (negative_products, "0.k: its second moments are not positive semidefinite"),
+        (large_sums, "0.q: sums that no tokens"),
+        (large_covariances, "0.q: covariances with position that no tokens"),
+        (other_positions, "0.q: counts that no tokens"),
+        (equal_positions, "0.q: counts that no tokens"),
+        (group_squares(-1), "0.q: squares of document groups that no tokens"),
+        (group_squares(1), "0.q: squares of document groups that no tokens"),
+        (group_sums, "0.q: sums of document groups that no tokens"),
+        (documents(0), ".*not numbers of documents"),
+        (documents(2**53), ".*not numbers of documents"),
+        (documents(1000), ".*not numbers of documents"),
+        (documents(-1), ".*not numbers of documents"),
+        (before_rotation("n", -1.0), "0.k: counts before rotation do not fit"),
+        (before_rotation("n", 0.5), "0.k: counts before rotation do not fit"),
+        (before_rotation("n", 1e6), "0.k: counts before rotation do not fit"),
+        (before_rotation("xx", -1.0), "0.k: squares before rotation"),
+        (before_rotation("xx", 1e6, (0, 1)), "0.k: products before rotation"),
+        (before_rotation("x", 1e6), "0.k: sums before rotation"),
+    ],
+)
+def test_sums_that_no_tokens_can_have_are_refused_though_their_checksum_is_right(tmp_path, change, message):
+    path = tmp_path / "a.safetensors"
+    summed(np.random.default_rng(0)).save(path)
+    forge(path)
+    Moments.load(path)
+    forge(path, change_arrays=change)
+    with pytest.raises(MomentsFileError, match=rf"a\.safetensors: {message}"):
+        Moments.load(path)
+    if "before_rotation" in change.__qualname__:
+        with pytest.raises(MomentsFileError, match=rf"a\.safetensors: {message}"):
+            RestFile(path).layer(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["spread", "constant", "far", "sink", "line", "zero", "one", "tiny"])
+def test_real_sums_are_never_refused(tmp_path, kind, dtype):
+    """Vectors at the edge of what a Gram matrix can be: no spread, one token, a straight line, a mean far away."""
+    rng = np.random.default_rng(1)
+    total = Moments(capture_layout(64, buckets=8, groups=3, common=32, skip=0), WITHOUT_ROTATION)
+    for document in range(1 if kind == "one" else 7):
+        x = rng.normal(size=(1, 3, 64, 4))
+        if kind in ("constant", "zero"):
+            x[:] = 0 if kind == "zero" else np.array([1.0, -2, 3, 0.1])
+        elif kind == "line":
+            x = np.arange(64.0)[:, None] * np.array([1.0, 2, -1, 0.5]) + np.zeros((1, 3, 1, 1))
+        x = x * 1e-18 if kind == "tiny" else x + (3e4 if kind == "far" else 0)
+        if kind == "sink":
+            x[:, :, 0] = 1e4
+        vectors = torch.tensor(x).to(dtype)
+        one = Moments(total.layout, WITHOUT_ROTATION)
+        one.add(0, vectors[:, :2], vectors[:, 2:], groups=document % 3)
+        total = one if document == 0 else total.merge(one)
+    total.save(tmp_path / "a.safetensors")
+    loaded = Moments.load(tmp_path / "a.safetensors")
+    assert loaded.tokens() == total.tokens()
+    assert RestFile(tmp_path / "a.safetensors").layer(0).unrotated["q"] is not None

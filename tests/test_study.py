@@ -77,14 +77,19 @@ def test_a_checkpoint_may_bring_its_own_model_and_tokenizer():
 def test_phases_fill_in_and_checkpoints_win():
     study = parse_study(
         text(
-            phases={"one": {"context": 256, "expect": {"rope_theta": 1.0, "x": 2}}},
+            config={"rope_theta": 1.0, "y": 1, "z": 1},
+            phases={"one": {"context": 256, "expect": {"rope_theta": 1.0, "x": 2}, "config": {"y": 2, "z": 2}}},
             checkpoints=[
                 {"name": "a", "phase": "one"},
-                {"name": "b", "phase": "one", "context": 64, "expect": {"x": 3}},
+                {"name": "b", "phase": "one", "context": 64, "expect": {"x": 3}, "config": {"z": 3}},
+                {"name": "c", "context": 64},
             ],
         )
     )
-    a, b = study.resolved_checkpoints()
+    a, b, c = study.resolved_checkpoints()
+    assert a.config == {"rope_theta": 1.0, "y": 2, "z": 2}
+    assert b.config == {"rope_theta": 1.0, "y": 2, "z": 3}
+    assert c.config == {"rope_theta": 1.0, "y": 1, "z": 1}
     assert (a.context, a.expect) == (256, {"rope_theta": 1.0, "x": 2})
     assert (b.context, b.expect) == (64, {"rope_theta": 1.0, "x": 3})
 

@@ -15,6 +15,7 @@ from qkscope.capture import collect
 from qkscope.capture.collect import make_batch
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts, Rotation
+from qkscope.lenses.sums import layer_sums
 from qkscope.moments import turns
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
@@ -424,3 +425,15 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
         for a, b in ((one.groups, two.groups), (one.crossed.x, two.crossed.x), (one.unrotated.x, two.unrotated.x)):
             np.testing.assert_allclose(a, b, atol=1e-3 * np.abs(a).max())
         np.testing.assert_array_equal(one.unrotated.xx, two.unrotated.xx)
+
+
+def test_the_documents_of_a_window_are_those_that_reach_its_last_bucket():
+    moments = Moments(LAYOUT, [FACTS])
+    rng = np.random.default_rng(0)
+    for number, length in enumerate((64, 60, 30, 16, 12, 3)):
+        q = rng.normal(size=(1, 4, length, WIDTH))
+        moments.add(0, q, q[:, :2], groups=number % 3)
+    # Buckets of 8 positions, and position 0: a document counts if it has a token in the window's last bucket.
+    reach = {window: layer_sums(moments, 0, [0], window).documents for window in (None, 32, 16, 8)}
+    assert reach == {None: 2, 32: 3, 16: 5, 8: 6}
+    assert layer_sums(moments, 0, [0], 16, skip=1).documents == 5

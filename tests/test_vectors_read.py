@@ -177,6 +177,21 @@ def test_a_lens_that_needs_no_more_than_vectors_gets_its_table_by_saying_so(tmp_
         assert row.length == pytest.approx(np.linalg.norm(queries.mean(axis=0)))
 
 
+def test_tables_of_another_window_take_the_page_of_the_old_ones_away(tmp_path):
+    dataset(tmp_path / "vectors", layers=1)
+    out, page = tmp_path / "out", tmp_path / "out/report.html"
+
+    def analyze(**settings):
+        analyze_vectors([f"theirs={tmp_path / 'vectors'}"], out, Events(), "command", components=2, **settings)
+
+    analyze()
+    page.touch()
+    analyze()
+    assert page.exists()
+    analyze(window=32)
+    assert not page.exists()
+
+
 def mean_query_lengths(sums):
     return {"length": np.linalg.norm(sums.q.mean_x, axis=1)}
 

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import time
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -12,13 +14,15 @@ from safetensors.torch import load_file, save_file
 import shared
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
+from qkscope.moments.file import read_provenance
 from qkscope.run.appearing import Arrival, find_arrivals, settled
 from qkscope.run.events import Events
-from qkscope.run.execute import run_study
+from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.status import read_status
 from qkscope.run.watch import SeriesWatcher, WatchSettings
 from qkscope.study.complete import state_of
 from qkscope.study.schema import Series
+from qkscope.tables.from_moments import analyze_study
 from saved import save_stub
 from warm import run_warm
 
@@ -132,7 +136,7 @@ def test_a_page_and_figures_are_kept_current_if_asked(trained, run, tmp_path, sk
 
 def test_files_that_still_change_are_left_alone(tmp_path):
     folder = save_stub(tmp_path / "checkpoint-1")
-    arrival = Arrival("checkpoint-1", folder, {}, state_of(folder))
+    arrival = Arrival("checkpoint-1", folder, {}, state_of(folder), tmp_path)
     assert settled([arrival], 1.0, lambda _: None) == [arrival]
     assert settled([arrival], 1.0, lambda _: (folder / "config.json").write_text("{} ")) == []
     assert settled([arrival], 1.0, lambda _: shutil.rmtree(folder)) == []
@@ -219,6 +223,134 @@ def test_eviction_deletes_what_is_measured_but_never_the_newest(trained, run, tm
     assert models(tmp_path) == ["checkpoint-5", "checkpoint-20"]
 
 
+KEEP_ONE = WatchSettings(once=True, settle=0.0, page=False, evict=1)
+
+
+def everything(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("linked", ["checkpoint", "weights", "other file", "parent"])
+def test_eviction_never_deletes_through_a_symbolic_link(trained, run, tmp_path, linked):
+    """The watched folder holds checkpoint-5, of which a part is a link to a place outside, and checkpoint-20."""
+    outside = tmp_path / "outside"
+    appear(trained, outside, 5)
+    pattern = "run/checkpoint-*"
+    if linked == "checkpoint":
+        (run / "checkpoint-5").symlink_to(outside / "checkpoint-5")
+    elif linked == "parent":
+        appear(trained, outside, 20)
+        (run / "a").symlink_to(outside)
+        appear(trained, run / "b", 5, 20)
+        pattern = "run/*/checkpoint-*"
+    else:
+        name = "model.safetensors" if linked == "weights" else "notes.txt"
+        (outside / "checkpoint-5" / name).touch()
+        appear(trained, run, 5)
+        (run / "checkpoint-5" / name).unlink(missing_ok=True)
+        (run / "checkpoint-5" / name).symlink_to(outside / "checkpoint-5" / name)
+    if linked != "parent":
+        appear(trained, run, 20)
+    before = everything(outside)
+    following, heard = watch(tmp_path, KEEP_ONE, checkpoints={"folder": pattern})
+    assert len(following.measure_new()) == (4 if linked == "parent" else 2)
+    following.measure_new()
+    assert everything(outside) == before
+    assert len(heard.told("kept", "checkpoint-5", "is a symbolic link")) == 1
+    if linked == "parent":  # the run that is no link is evicted as ever
+        assert not (run / "b/checkpoint-5").exists()
+    else:
+        assert (run / "checkpoint-5").exists()
+
+
+@pytest.mark.slow
+def test_the_watched_folder_itself_may_be_a_link(trained, run, tmp_path):
+    (tmp_path / "linked").symlink_to(run)
+    appear(trained, run, 5, 20)
+    following, _ = watch(tmp_path, KEEP_ONE, checkpoints={"folder": "linked/checkpoint-*"})
+    following.measure_new()
+    assert os.listdir(run) == ["checkpoint-20"]
+
+
+def restart(trained, run, step, from_step):
+    """Save other weights under the same name, with the size and the time of the old file."""
+    weights = run / f"checkpoint-{step}/model.safetensors"
+    old = weights.stat()
+    weights.unlink()
+    shutil.copyfile(trained / f"checkpoint-{from_step}/model.safetensors", weights)
+    assert weights.stat().st_size == old.st_size
+    os.utime(weights, ns=(old.st_atime_ns, old.st_mtime_ns))
+    return weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evict", [None, 1])
+def test_a_training_run_restarted_under_the_same_names_is_refused_and_kept(trained, run, tmp_path, evict):
+    appear(trained, run, 5, 20)
+    watch(tmp_path)[0].measure_new()
+    before = (tmp_path / "out/qk.csv").read_bytes()
+    weights = restart(trained, run, 5, from_step=100)
+    there = everything(run)
+    how = replace(ONCE, evict=evict)
+    with pytest.raises(InputError, match=r"(?s)checkpoint-5 holds other weights than .*moments/checkpoint-5.*another"):
+        watch(tmp_path, how)[0].measure_new()
+    assert everything(run) == there
+    assert (tmp_path / "out/qk.csv").read_bytes() == before
+    over = replace(how, capture=CaptureOptions(overwrite=True))
+    following, heard = watch(tmp_path, over)
+    assert following.measure_new() == ["checkpoint-5"]
+    assert heard.told("checkpoint-5: weights changed since they were measured; measuring again")
+    assert weights.exists() is (evict is None)
+    measured = read_provenance(tmp_path / "out/moments/checkpoint-5.safetensors")["attention_hashes"]
+    shutil.rmtree(run / "checkpoint-5", ignore_errors=True)
+    appear(trained, run, 100)
+    again, _ = watch(tmp_path, ONCE)
+    assert again.measure_new() == ["checkpoint-100"]
+    assert read_provenance(tmp_path / "out/moments/checkpoint-100.safetensors")["attention_hashes"] == measured
+
+
+@pytest.mark.slow
+def test_the_same_weights_saved_again_are_neither_measured_nor_refused_nor_deleted(trained, run, tmp_path):
+    """The fingerprint samples large files; what is deleted must be the very files that were measured."""
+    appear(trained, run, 5, 20, 100)
+    watch(tmp_path)[0].measure_new()
+    (run / "checkpoint-5/model.safetensors").touch()
+    following, heard = watch(tmp_path, KEEP_ONE)
+    assert following.measure_new() == []
+    assert sorted(os.listdir(run)) == ["checkpoint-100", "checkpoint-5"]
+    assert heard.told("kept", "checkpoint-5", "saved or copied again since")
+    assert heard.told("deleted", "checkpoint-20")
+
+
+@pytest.mark.slow
+def test_weights_are_compared_again_right_before_they_are_deleted(trained, run, tmp_path, monkeypatch):
+    """Other weights, or damaged moments, in the place of those that were compared a moment ago."""
+    appear(trained, run, 5, 20)
+
+    def analyze_and_restart(*arguments, **options):
+        made = analyze_study(*arguments, **options)
+        restart(trained, run, 5, from_step=100)
+        return made
+
+    monkeypatch.setattr("qkscope.run.watch.analyze_study", analyze_and_restart)
+    following, heard = watch(tmp_path, KEEP_ONE)
+    following.measure_new()
+    assert (run / "checkpoint-5/model.safetensors").exists()
+    assert heard.told("kept", "checkpoint-5", "was not measured from these weights")
+    shutil.rmtree(run / "checkpoint-5")
+    appear(trained, run, 5)
+    moments = tmp_path / "out/moments/checkpoint-5.safetensors"
+    spoilt = bytearray(moments.read_bytes())
+    spoilt[-1] ^= 1
+    moments.write_bytes(spoilt)
+    following, heard = watch(tmp_path, KEEP_ONE)
+    monkeypatch.setattr("qkscope.run.watch.analyze_study", lambda *_, **__: None)
+    following.measure_new()
+    assert (run / "checkpoint-5/model.safetensors").exists()
+    assert heard.told("kept", "checkpoint-5", "checksum")
+
+
 @pytest.mark.parametrize(
     ("checkpoints", "message"),
     [
@@ -265,15 +397,16 @@ def test_the_command_follows_a_folder_until_it_is_stopped(trained, run, tmp_path
     done = run_warm("watch", "run", *common, "--once", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "results: out/" in done.stdout
+    assert (tmp_path / "out/report.html").exists()
     appear(trained, run, 20)
     process = start("watch", "run", *common, "--every", "0.1", "--no-page")
-    for line in process.stderr:
-        if "provenance.json" in line:
-            break
+    while models(tmp_path) != ["checkpoint-5", "checkpoint-20"]:
+        assert process.poll() is None
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert models(tmp_path) == ["checkpoint-5", "checkpoint-20"]
     assert "Traceback" not in errors
-    assert (tmp_path / "out/report.html").exists()
+    assert not (tmp_path / "out/report.html").exists()  # it showed one checkpoint
     assert os.listdir(run)

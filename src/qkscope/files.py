@@ -30,7 +30,9 @@ def replacing(path: Path) -> Iterator[Path]:
         descriptor, temporary = _new_beside(path)
         try:
             yield temporary
-            _make_durable(temporary)
+            if not is_at(descriptor, temporary):  # a library that renames a file of its own would lose lock and rights
+                raise OSError(errno.EIO, "another file took the place of its temporary file")
+            os.fsync(descriptor)
             os.replace(temporary, path)
             _make_durable(path.parent)
         except BaseException:

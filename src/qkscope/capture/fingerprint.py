@@ -16,27 +16,48 @@ MAX_TOKENIZER = 256 * 2**20  # bytes in all; the largest vocabularies have 40 MB
 NO_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".md")
 NO_TOKENIZER_FILES = ("model.safetensors.index.json", "trainer_state.json", "generation_config.json")
 
-FileStates = tuple[tuple[Path, int, int], ...]  # files with their sizes and times
+FileStates = tuple[tuple[Path, int, tuple[int, ...]], ...]  # files with their sizes, times and inodes
 
 
-def weights_fingerprint(source: ModelSource) -> str | None:
+def weights_fingerprint(source: ModelSource, *, fresh: bool = False) -> str | None:
     """A hash that tells a local checkpoint's weights from others: sizes and evenly spaced samples of each file.
 
-    Of a model on the Hub its commit says it, and None is returned, unless an adapter is added to it.
+    Of a model on the Hub its commit says it, and None is returned, unless an adapter is added to it. `fresh` reads the
+    files again even if their sizes and times are those of an earlier call.
     """
     if source.adapter_revision is not None:
         base = source.without_adapter
-        return f"{weights_fingerprint(base) or base.revision} {source.adapter}@{source.adapter_revision}"
-    adapter = adapter_files(source.adapter) if source.adapter is not None else []
+        of_base = weights_fingerprint(base, fresh=fresh) or base.revision
+        return f"{of_base} {source.adapter}@{source.adapter_revision}"
     if source.kind == "hub":
-        return f"{source.revision} {_sampled(_state(adapter))}" if adapter else None
+        return f"{source.revision} {_sampled(_state(_adapter(source)), fresh)}" if source.adapter else None
+    return _sampled(_state(_weight_files(source)), fresh)
+
+
+def weights_file_state(source: ModelSource) -> str | None:
+    """A hash of names, sizes, times and inodes of a checkpoint's local weight files; None where there are none.
+
+    Equal hashes mean unchanged files, without reading any weights. A copy of the same weights has another hash.
+    """
+    files = _adapter(source) if source.kind == "hub" else _weight_files(source)
+    if not files:
+        return None
+    text = "\n".join(f"{path.name} {size} {of}" for path, size, of in _state(files))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _adapter(source: ModelSource) -> list[Path]:
+    return [] if source.adapter is None or source.adapter_revision else adapter_files(source.adapter)
+
+
+def _weight_files(source: ModelSource) -> list[Path]:
+    """The local files that decide about the numbers: weights, config, trusted code, adapter."""
     folder = Path(source.location)
     files = [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
     files += [path for path in [folder / "config.json"] if path.is_file() and not source.gguf_file]
     if source.trust_remote_code:  # then the code decides about the numbers as the weights do
         files += sorted(path for path in folder.rglob("*.py") if path.is_file())
-    files += adapter
-    return _sampled(_state(files))
+    return files + _adapter(source)
 
 
 def tokenizer_files_fingerprint(source: ModelSource) -> str | None:
@@ -57,11 +78,19 @@ def tokenizer_files_fingerprint(source: ModelSource) -> str | None:
 
 def _state(files: list[Path]) -> FileStates:
     states = ((path, path.stat()) for path in files)
-    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
+    return tuple((path, of.st_size, (of.st_mtime_ns, of.st_ctime_ns, of.st_ino)) for path, of in states)
+
+
+def _sampled(state: FileStates, fresh: bool) -> str:
+    return _read_samples(state) if fresh else _remembered_samples(state)
 
 
 @lru_cache(maxsize=4096)
-def _sampled(state: FileStates) -> str:
+def _remembered_samples(state: FileStates) -> str:
+    return _read_samples(state)
+
+
+def _read_samples(state: FileStates) -> str:
     digest = hashlib.sha256()
     for path, size, _ in state:
         digest.update(f"{path.name} {size}\n".encode())

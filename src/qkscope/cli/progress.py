@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -140,8 +140,6 @@ class PlainEvents(Events):
             self.reused(plan)
             if state.skipped:
                 self._say(f"note: {self._name(plan)}: an earlier run left {counted(state.skipped, 'bad document')} out")
-            for remark in state.remarks:
-                self._say(f"note: {self._name(plan)}: {remark} (--overwrite captures it again)")
         elif state.done:
             documents = sum(len(shard.documents) for shard in state.done)
             self._documents[plan.checkpoint.name] += documents
@@ -153,6 +151,11 @@ class PlainEvents(Events):
             )
         for reason in state.unusable:
             self._say(f"{self._name(plan)}: will be captured again: {reason}")
+
+    def remarked(self, remark: str, plans: Sequence[CheckpointPlan]) -> None:
+        """One line, however many checkpoints it is about."""
+        who = self._name(plans[0]) if len(plans) == 1 else counted(len(plans), "checkpoint")
+        self._say(f"note: {who}: {remark} (--overwrite captures {'it' if len(plans) == 1 else 'them'} again)")
 
     def reused(self, plan: CheckpointPlan) -> None:
         """Nothing to do for this one."""

@@ -41,7 +41,11 @@ def add_watch(commands: Any) -> None:
     parser.add_argument(
         "--evict", type=positive, metavar="N",
         help="DELETE checkpoint folders from RUN_DIR once measured, except the newest N: training can then only resume "
-        "from those",
+        "from those; folders that changed since, or that involve a symbolic link, are kept",
+    )  # fmt: skip
+    parser.add_argument(
+        "--overwrite", action="store_true",
+        help="measure checkpoints again whose weights changed, for instance after a restart under the same names",
     )  # fmt: skip
     parser.add_argument("--figures", action="store_true", help="also redraw all figures each time (slow)")
     parser.add_argument("--no-page", action="store_true", help="do not write report.html")
@@ -64,7 +68,11 @@ def watch(options: argparse.Namespace) -> int:
     if not options.every > 0 or not options.settle >= 0:
         raise InputError("--every must be above 0 seconds, and --settle must not be below 0")
     quiet_libraries()
-    capture = CaptureOptions(trust_remote_code=options.trust_remote_code, skip_bad_documents=options.skip_bad_documents)
+    capture = CaptureOptions(
+        trust_remote_code=options.trust_remote_code,
+        skip_bad_documents=options.skip_bad_documents,
+        overwrite=options.overwrite,
+    )
     how = WatchSettings(
         every=options.every,
         settle=options.settle,

@@ -7,6 +7,7 @@ from the settings' seed alone, and the caller's are left as they were.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,6 +125,8 @@ def save_checkpoint(model: Any, folder: Path) -> None:
     """Weights as safetensors, config and tokenizer: what AutoModel and AutoTokenizer expect."""
     with _no_progress_bars():
         model.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):  # which the library makes readable for their owner alone
+        shutil.copymode(folder / "config.json", weights)
     save_byte_tokenizer(folder)
 
 

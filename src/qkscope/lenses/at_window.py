@@ -336,13 +336,14 @@ def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
                 write_csv(choice.table(summary.name), path)
             written.append(path)
             let_go()
-    for name in set(_possible_files(registered())) - {path.name for path in written}:
+    for name in set(summary_files()) - {path.name for path in written}:
         remove_table(folder, name)
     return written
 
 
-def _possible_files(lenses: Sequence[Lens]) -> Iterator[str]:
-    summaries: list[Summary] = [summary for lens in lenses for summary in lens.summaries]
+def summary_files() -> Iterator[str]:
+    """The names of all tables that a report may write."""
+    summaries: list[Summary] = [summary for lens in registered() for summary in lens.summaries]
     yield from (summary_file(summary.name, common) for summary in summaries for common in (False, True))
     yield from (f"{name}.csv" for name in RETIRED)
 

@@ -65,6 +65,13 @@ def sampled_tables() -> tuple[SampledTable, ...]:
     return tuple(table for lens in registered() for table in lens.sampled)
 
 
+def tables_of_commands() -> tuple[str, ...]:
+    """Files of head tables and study tables that other commands than run and analyze write, such as `ablate`."""
+    files = [table.file for lens in registered() for table in lens.tables if table.rows is None]
+    files += [table.file for lens in registered() for of in lens.of_study if of.build is None for table in of.tables]
+    return (*files, *(table.file for table in sampled_tables()))
+
+
 def all_summaries() -> tuple[Summary, ...]:
     """The summaries of all lenses, in order."""
     return tuple(summary for lens in registered() for summary in lens.summaries)

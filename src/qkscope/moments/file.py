@@ -8,16 +8,14 @@ context only and nothing from before rotation, are read as far as they go.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,22 +27,21 @@ from qkscope.moments.header import SCHEMA as SCHEMA
 from qkscope.moments.held import KindMoments, LayerMoments
 from qkscope.moments.packing import read, read_schema_1, written
 from qkscope.moments.second import Kind
+from qkscope.moments.validate import require_documents, require_possible
 
 if TYPE_CHECKING:
     from qkscope.moments.moments import Moments
 
 THREADS = 8  # that turn sums into what is written
-LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
-SLACK = 1e-6  # rounding of a sum of positions
+
+# What arrays are made of, in the order of a file: as numpy names it, and as safetensors does.
+DTYPES, NAMES = ("<i8", "<f8", "<f4", "<f2"), ("I64", "F64", "F32", "F16")
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def save_moments(moments: Moments, path: Path | str) -> str:
     """Write `moments` to a temporary name, make it durable, then rename it; returns the checksum."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     path = as_path(path, "the file to save moments in")
     arrays = dict(_arrays(moments))
     about = json.dumps(_about(moments), sort_keys=True, ensure_ascii=False)
@@ -52,19 +49,34 @@ def save_moments(moments: Moments, path: Path | str) -> str:
         raise MomentsFileError(f"{path}: its provenance is larger than {MAX_ABOUT // 2**20} MiB; keep it elsewhere")
     checksum = _checksum(about, arrays)
     metadata = {"format": FORMAT, "schema": str(SCHEMA), "about": about, "sha256": checksum}
-    with replacing(path) as temporary:
-        try:
-            save_file(arrays, temporary, metadata=metadata)
-        except SafetensorError as error:  # its own wrapping of what the system said
-            raise _system_error(error) from error
+    with replacing(path) as temporary, temporary.open("r+b") as file:
+        _serialize(file, arrays, metadata)
     return checksum
 
 
-def _system_error(error: Exception) -> OSError:
-    """The OSError inside safetensors' error, by the number in its text."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    code = int(number[1]) if number else errno.EIO
-    return OSError(code, os.strerror(code) if number else str(error))
+def _serialize(file: BinaryIO, arrays: Arrays, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file into the open file, array by array.
+
+    Its own library renames a private temporary file instead, which is neither ours to lock nor readable by others.
+    """
+    order = sorted(arrays, key=lambda name: (DTYPES.index(arrays[name].dtype.str), name))  # as the library orders them
+    listed: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        array, start = arrays[name], end
+        end += array.nbytes
+        listed[name] = {
+            "dtype": NAMES[DTYPES.index(array.dtype.str)],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+    header = json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    file.write(len(header).to_bytes(8, "little"))
+    file.write(header)
+    for name in order:
+        if arrays[name].size:
+            file.write(np.ascontiguousarray(arrays[name]).data)
 
 
 def load_moments(path: Path | str) -> Moments:
@@ -124,34 +136,12 @@ def _assemble(header: Header, arrays: Arrays) -> Moments:
             where = f"{facts.layer}.{kind}"
             own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
             of_kinds[kind] = read_schema_1(own) if header.schema == 1 else read(own, header.layout)
-            _require_possible(where, of_kinds[kind])
+            require_possible(where, of_kinds[kind], header.layout)
         layers[facts.layer] = of_kinds
     documents = arrays.get("documents")
-    if documents is not None and not ((documents >= 0) & (documents <= 2**53)).all():
-        raise MomentsFileError(f"documents holds values that are not numbers of documents; {DAMAGED}")
+    if documents is not None:
+        require_documents(documents, layers[min(layers)]["q"])
     return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
-
-
-def _require_possible(where: str, held: KindMoments) -> None:
-    """Refuse sums that no tokens can have: counts that are none, values that are not numbers."""
-    of = held.buckets
-    for name, values in (("pivot", of.pivot), ("x", of.x), ("xu", of.xu), ("xx", of.xx)):
-        if not (np.abs(values) <= LARGEST).all():
-            raise MomentsFileError(f"{where}: {name} holds values that are not sums; {DAMAGED}")
-    rest = () if held.unrotated is None else (held.unrotated.pivot, held.unrotated.n, held.unrotated.x)
-    # What is float32 or float16 may have overflowed, which only errors suffer from.
-    for array in (held.groups, held.crossed.x, held.crossed.xu, *rest):
-        if np.isnan(array).any():
-            raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
-    for counts in (of, held.crossed):
-        n, u, uu = counts.n, counts.u, counts.uu
-        counts_fit = (n >= 0) & (n == np.floor(n)) & (n <= 2**53)
-        # Scaled positions are in [0, 1): their sums and squares stay below the count, up to rounding.
-        positions_fit = (uu >= 0) & (uu <= u * (1 + SLACK)) & (u <= n * (1 + SLACK))
-        if not (counts_fit & positions_fit).all():
-            raise MomentsFileError(f"{where} has counts that no tokens can have; {DAMAGED}")
-    if not np.array_equal(of.n.sum(axis=1), held.crossed.n.sum(axis=(1, 2))):
-        raise MomentsFileError(f"{where}: buckets and groups count different tokens; {DAMAGED}")
 
 
 def _read(path: Path, header: Header) -> Arrays:

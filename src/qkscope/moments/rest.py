@@ -20,6 +20,7 @@ from qkscope.moments.header import COUNTS, DAMAGED, Header, read_header
 from qkscope.moments.held import Unrotated
 from qkscope.moments.packing import UNROTATED, read_unrotated
 from qkscope.moments.second import Array, Kind
+from qkscope.moments.validate import require_unrotated
 
 KINDS: tuple[Kind, Kind] = ("q", "k")
 
@@ -52,7 +53,14 @@ class RestFile:
         for kind in KINDS:
             there = f"{UNROTATED}pivot" in arrays[kind]
             unrotated[kind] = read_unrotated(arrays[kind]) if there else None
-        return RestLayer(unrotated, {kind: arrays[kind]["counts"][:, COUNTS.index("n")] for kind in KINDS})
+        n = {kind: arrays[kind]["counts"][:, COUNTS.index("n")] for kind in KINDS}
+        for kind, of in unrotated.items():
+            try:
+                if of is not None:
+                    require_unrotated(of, n[kind])
+            except ValueError as error:
+                raise MomentsFileError(f"{self.path}: {layer}.{kind}: {error}; {DAMAGED}") from None
+        return RestLayer(unrotated, n)
 
     def _arrays(self, layer: int) -> dict[Kind, dict[str, NDArray[Any]]]:
         from safetensors import SafetensorError, safe_open

@@ -151,6 +151,7 @@ class CheckpointRecord(Record):
     commit: Recorded[str] = None  # of an adapter's base model, where there is an adapter
     adapter_commit: Recorded[str] = None
     weights: Recorded[str] = None
+    weights_file_state: Recorded[str] = None  # of the local files, when they were measured
     config_overrides: Recorded[dict[str, Any]] = None
     tokenizer: Recorded[str] = None
     tokenizer_fingerprint: Recorded[str] = None

@@ -97,7 +97,7 @@ def load_results(folder: Path | str) -> Results:
             f"{source}: is a file; give a results folder, or an archive (.zip) that `qkscope export` wrote"
         )
     components = _read_components(results_file(folder, schema.QK_CSV))
-    provenance = _read_provenance(results_file(folder, schema.PROVENANCE_JSON))
+    provenance = read_provenance(results_file(folder, schema.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
     components = mapped(_fill_window(components, checkpoints))
     let_go()
@@ -383,7 +383,8 @@ def _fill_common_window(common: pd.DataFrame, provenance: Provenance) -> pd.Data
 # --- provenance -----------------------------------------------------------------------------------
 
 
-def _read_provenance(path: Path) -> Provenance:
+def read_provenance(path: Path) -> Provenance:
+    """What a `provenance.json` says; nothing where there is none."""
     try:
         return Provenance.read(parse_json(read_bytes(path, _MAX_PROVENANCE)))
     except Missing:

@@ -5,25 +5,38 @@ Nothing is removed recursively and no link is followed, so that what lies in the
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from qkscope.files import is_abandoned, remove_file, temporary_of
 from qkscope.results.folder import (
+    ABLATION_JSON,
     ABLATION_PART,
     CARD,
+    COLLAGE,
+    COLLAGE_FILES,
     COMPARED,
+    COMPARISON,
     COMPARISON_FILES,
     FIGURE,
     FIGURE_FILES,
+    FIGURES,
     FILES,
+    JOIN,
+    JOIN_FILES,
     MARKER,
     MOMENTS_SUFFIX,
     PART_SUFFIX,
+    PREDICTION_CSV,
+    PREDICTION_KERNEL_CSV,
+    REPORT_HTML,
     STORED_TOKENS,
     TABLE,
+    TABLES,
     ablation_folder,
     comparisons_folder,
     entries,
@@ -44,6 +57,8 @@ from qkscope.vectors.layout import DATA_FILE, HEAD_FOLDER
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
 PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")
+PREDICTIONS = (PREDICTION_CSV, PREDICTION_KERNEL_CSV)
+SAFETENSORS_TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # as the library names them
 MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(MOMENTS_SUFFIX)}|{MARKER.pattern}")
 
 
@@ -125,16 +140,57 @@ def remove_table(folder: Path, name: str) -> None:
     remove_file(table_path(folder, name))
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed runs and reports left under temporary names; what somebody is writing now stays."""
+def remove_report(folder: Path, tables: Collection[str], *, page: bool = True) -> list[str]:
+    """Remove what a report wrote: page, summaries of these names, figures; returns what is gone."""
+    removed = [f"{FIGURES}/{name}" for name in _remove_folders(folder / FIGURES, FIGURE, FIGURE_FILES)]
+    if not (folder / TABLES).is_symlink():
+        removed += [f"{TABLES}/{name}" for name in tables if _remove_own(folder / TABLES, (name,))]
+    return [*removed, *([REPORT_HTML] if page and _remove_own(folder, (REPORT_HTML,)) else [])]
+
+
+def remove_outcomes(folder: Path, tables: Collection[str]) -> list[str]:
+    """Remove what other commands made of the tables or models: files of these names, comparisons, joins, collages."""
+    removed = [name for name in (*tables, ABLATION_JSON, *PREDICTIONS) if _remove_own(folder, (name,))]
+    for place, files in ((COMPARISON, COMPARISON_FILES), (JOIN, JOIN_FILES), (COLLAGE, COLLAGE_FILES)):
+        removed += [f"{place}/{name}" for name in _remove_folders(folder / place, COMPARED, files)]
+    return removed
+
+
+def _remove_folders(place: Path, names: re.Pattern[str], files: Collection[str]) -> list[str]:
+    """Remove our files from the folders of such names; returns those from which any was removed."""
+    if place.is_symlink():
+        return []
+    inside = [each.name for each in entries(place) if names.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    removed = []
+    for name in inside:
+        removed += [name] if _remove_own(place / name, files) else []
+        with suppress(OSError):  # not empty: what else is there is not ours
+            (place / name).rmdir()
+    return removed
+
+
+def _remove_own(place: Path, names: Collection[str]) -> bool:
+    """Remove plain files of these names; whether there were any."""
+    there = [place / name for name in names if (place / name).is_file() and not (place / name).is_symlink()]
+    for path in there:
+        remove_file(path)
+    return bool(there)
+
+
+def remove_unfinished(folder: Path, *, alone: bool = False) -> None:
+    """Remove what killed runs and reports left under temporary names; what somebody is writing now stays.
+
+    `alone`: the caller holds the folder alone, so temporary files that the safetensors library left for qkscope 0.2,
+    and did not lock, are removed too.
+    """
     _remove_unfinished(folder, _any_of(FILES))
     _remove_unfinished(folder, TABLE)
-    _remove_unfinished(moments_folder(folder), MOMENTS_FILE)
+    _remove_unfinished(moments_folder(folder), MOMENTS_FILE, alone=alone)
     _remove_unfinished(tables_folder(folder), TABLE)
     _remove_unfinished(tokens_folder(folder), STORED_TOKENS)
     for entry in entries(shards_folder(folder)):
         if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            _remove_unfinished(Path(entry.path), SHARD)
+            _remove_unfinished(Path(entry.path), SHARD, alone=alone)
     for entry in entries(figures_folder(folder)):
         if FIGURE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
             _remove_unfinished(Path(entry.path), _any_of(FIGURE_FILES))
@@ -147,9 +203,16 @@ def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, names)))
 
 
-def _remove_unfinished(folder: Path, names: re.Pattern[str]) -> None:
+def _remove_unfinished(folder: Path, names: re.Pattern[str], *, alone: bool = False) -> None:
     for entry in entries(folder):
-        of = temporary_of(entry.name)
-        ours = of is not None and names.fullmatch(of) and entry.is_file(follow_symlinks=False)
-        if ours and is_abandoned(Path(entry.path)):
-            remove_file(Path(entry.path))
+        if not entry.is_file(follow_symlinks=False):
+            continue
+        of, path = temporary_of(entry.name), Path(entry.path)
+        abandoned = of is not None and names.fullmatch(of) and is_abandoned(path)
+        if abandoned or (alone and _is_of_safetensors(entry)):
+            remove_file(path)
+
+
+def _is_of_safetensors(entry: os.DirEntry[str]) -> bool:
+    private = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode) == 0o600
+    return private and SAFETENSORS_TEMPORARY.fullmatch(entry.name) is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import itertools
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +25,10 @@ class Arrival:
     """A whole checkpoint in the folder."""
 
     name: str
-    place: Path
+    place: Path  # below `watched`, links not resolved
     settings: dict[str, Any]  # as a study would name it
     state: FolderState
+    watched: Path  # the folder that the pattern names before its first wildcard
 
 
 @dataclass
@@ -41,16 +44,22 @@ def find_arrivals(series: Sequence[Series], folder: Path) -> Arrivals:
     arrivals = Arrivals()
     for each in series:
         notes: list[str] = []
-        own = own_keys(each)
+        own, named = own_keys(each), _named_parts(os.path.expanduser(each.folder or ""))
+        watched = folder.joinpath(*named).resolve()
         for member in members_of(each, folder, None, notes):
-            place = (folder / member.where["model"]).resolve()
+            place = watched.joinpath(*Path(member.where["model"]).parts[len(named) :])
             state = state_of(place)
             if place.name.lower().startswith(BEING_MADE) or state is None:
                 continue
-            settings = {**checkpoint_of(member, own, each.prefix or ""), "model": str(place)}
-            arrivals.whole.append(Arrival(settings["name"], place, settings, state))
+            settings = {**checkpoint_of(member, own, each.prefix or ""), "model": str(place.resolve())}
+            arrivals.whole.append(Arrival(settings["name"], place, settings, state, watched))
         arrivals.waiting.update(_unfinished(each, folder))
     return arrivals
+
+
+def _named_parts(pattern: str) -> list[str]:
+    """The folders of a pattern before its first wildcard: those that the user has named."""
+    return list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
 
 
 def _unfinished(series: Series, folder: Path) -> dict[str, str]:
@@ -82,11 +91,25 @@ def is_gone(arrival: Arrival) -> bool:
     return state_of(arrival.place) is None or why_incomplete(arrival.place) is not None
 
 
+def symlink_of(arrival: Arrival) -> Path | None:
+    """The first symbolic link between the watched folder and the checkpoint's files, or None."""
+    steps = arrival.place.relative_to(arrival.watched).parts
+    on_the_way = itertools.accumulate(steps, lambda path, part: path / part, initial=arrival.watched)
+    for path in itertools.islice(on_the_way, 1, None):
+        if path.is_symlink():
+            return path
+    for folder, folders, files in os.walk(arrival.place):
+        for name in (*folders, *files):
+            if (path := Path(folder, name)).is_symlink():
+                return path
+    return None
+
+
 def delete_checkpoint(arrival: Arrival) -> int:
-    """Delete a checkpoint's folder; returns the bytes freed. A link is not followed."""
-    if arrival.place.is_symlink() or why_incomplete(arrival.place) is not None:
+    """Delete a checkpoint's folder and return the bytes freed; 0 if it has changed, or if a symbolic link is there."""
+    if state_of(arrival.place) != arrival.state or is_gone(arrival) or symlink_of(arrival) is not None:
         return 0
-    freed = sum(path.stat().st_size for path in arrival.place.rglob("*") if path.is_file() and not path.is_symlink())
+    freed = sum(path.lstat().st_size for path in arrival.place.rglob("*") if path.is_file())
     shutil.rmtree(arrival.place)
     return freed
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qkscope.run.plan import CheckpointPlan, Plan
     from qkscope.run.shards import CheckpointState
 
@@ -20,6 +22,9 @@ class Events:
 
     def examined(self, state: CheckpointState) -> None:
         """What earlier runs left of a checkpoint; called for all checkpoints before any work begins."""
+
+    def remarked(self, remark: str, plans: Sequence[CheckpointPlan]) -> None:
+        """How the finished moments of these checkpoints, which are used, differ from what would be made now."""
 
     def reused(self, plan: CheckpointPlan) -> None:
         """The checkpoint's moments are on disk already and still hold."""

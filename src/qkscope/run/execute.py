@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from qkscope.capture.source import ModelSource
@@ -25,6 +25,7 @@ from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Pl
 from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
 from qkscope.run.finished import orphan_line, orphans, require_nothing_lost
+from qkscope.run.kept_vectors import is_sample_of, require_same_sample
 from qkscope.run.notebook import default_events
 from qkscope.run.plan import CheckpointPlan, Plan, Shard, make_plan, with_tokens_kept
 from qkscope.run.record import keep_study
@@ -45,7 +46,6 @@ from qkscope.study.load import StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
 from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
-from qkscope.vectors.layout import has_token_texts, stored_sample
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,7 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         whole = examine_finished(each, folder, reasons, overwrite=options.overwrite)
         if whole is not None:
             events.examined(whole)
+            _tell_remarks([whole], events)
             return
         if usable_shard(each, shard, folder, reasons) is None:
             for reason in reasons:
@@ -263,7 +264,8 @@ class _Run:
             self._events.examined(state)
             if state.whole:
                 take_back(self._folder, state.plan.checkpoint.name)
-        remove_unfinished(self._folder)
+        _tell_remarks(states, self._events)
+        remove_unfinished(self._folder, alone=True)
         for number, left in self._left.items():
             if not left:
                 self._complete(number)
@@ -290,11 +292,11 @@ class _Run:
         name, wanted = state.plan.checkpoint.name, self._options.vectors
         sample = vectors_path(self._folder, name)
         whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
-        if sample.is_dir() and self._options.overwrite and not _is_sample_of(sample, state.plan, wanted, whole):
+        if sample.is_dir() and self._options.overwrite and not is_sample_of(sample, state.plan, wanted, whole):
             remove_vectors(self._folder, name)
             self._events.noted(f"{name}: removed the vectors of earlier settings")
         if wanted is not None and sample.is_dir():
-            _require_same_sample(sample, state.plan, wanted, whole)
+            require_same_sample(sample, state.plan, wanted, whole)
         elif wanted is not None:
             self._left[number] = {shard.number for shard in state.plan.shards()}
             return [Task(number, name, tuple(state.plan.shards()), wanted)]
@@ -380,33 +382,18 @@ def _cached(plan: CheckpointPlan) -> list[ModelSource]:
     return [plan.source.without_adapter, *([adapter] if adapter is not None else [])]
 
 
-def _is_sample_of(sample: Path, plan: CheckpointPlan, wanted: VectorSample | None, holds: bool) -> bool:
-    """Whether vectors that lie there are of these settings, and what is wanted now, if anything is."""
-    if not holds or wanted is None:
-        return holds
-    sampler = wanted.sampler(plan.layout)
-    same = stored_sample(sample) == (sampler.rate, sampler.seed, sampler.per_doubling)
-    return same and (not wanted.tokens or has_token_texts(sample))
-
-
-def _require_same_sample(sample: Path, plan: CheckpointPlan, wanted: VectorSample, holds: bool) -> None:
-    """Refuse vectors that an earlier run kept of something else: they must not pass for this run's."""
-    if _is_sample_of(sample, plan, wanted, holds):
-        return
-    without = _is_sample_of(sample, plan, replace(wanted, tokens=False), holds)
-    what = "vectors without the texts of their tokens" if without else "vectors of another run or rate"
-    raise InputError(f"{sample} holds {what}").advised(
-        python="remove it, use `overwrite`, or choose another `out`",
-        command="remove it, give --overwrite, or another --out",
-    )
-
-
 def _evict(plan: CheckpointPlan, unused: list[ModelSource], events: Events) -> None:
     from qkscope.capture.hub import evict
 
     freed = sum(evict(each) for each in unused)
     if freed:
         events.evicted(plan, freed)
+
+
+def _tell_remarks(states: Sequence[CheckpointState], events: Events) -> None:
+    """Tell each remark once, with the checkpoints that it is about."""
+    for remark in dict.fromkeys(remark for state in states for remark in state.remarks):
+        events.remarked(remark, [state.plan for state in states if remark in state.remarks])
 
 
 def _tell_orphans(plan: Plan, folder: Path, events: Events) -> None:

@@ -103,9 +103,10 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
             f"sums over context {context} are there and include the first {plan.context} tokens, which the tables use"
         )
     if not {plan.context, common} <= {context, stored["common_window"]}:
+        windows = " and ".join(map(str, sorted({context, stored["common_window"] or context})))
         remarks.append(
-            f"their document groups have squares of their own over {context} and {stored['common_window']} tokens; "
-            "errors at other windows hold covariances fixed"
+            f"document groups have their own squares over {windows} tokens only; standard errors at other windows keep "
+            "covariances constant"
         )
     return remarks
 

@@ -69,10 +69,7 @@ def open_models(
 
 
 def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> tuple[ModelSource, ModelSource | None]:
-    base = (checkpoint.base, checkpoint.base_revision)
-    model = find_source(
-        checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code, base=base
-    )
+    model = model_source(checkpoint, folder, trust_remote_code)
     if checkpoint.tokenizer is None:
         return model, None
     tokenizer = find_source(
@@ -83,6 +80,14 @@ def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> t
         trust_remote_code=trust_remote_code,
     )
     return model, tokenizer
+
+
+def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> ModelSource:
+    """Where one checkpoint's weights are, from paths alone."""
+    base = (checkpoint.base, checkpoint.base_revision)
+    return find_source(
+        checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code, base=base
+    )
 
 
 def _configured(study: Study, checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from qkscope.capture.config import MISSING, find_value
-from qkscope.capture.fingerprint import weights_fingerprint
+from qkscope.capture.fingerprint import weights_file_state, weights_fingerprint
 from qkscope.capture.identity import attention_hashes, count_parameters
 from qkscope.capture.probe import ProbedModel
 from qkscope.documents.encode import Encoder
@@ -64,6 +64,7 @@ def _weights(plan: CheckpointPlan) -> dict[str, Any]:
         "base_model": plan.source.location if plan.source.adapter else None,
         "adapter_commit": plan.source.adapter_revision,
         "weights": weights_fingerprint(plan.source),
+        "weights_file_state": weights_file_state(plan.source),
         "trust_remote_code": plan.trust_remote_code,
         "config_overrides": checkpoint.config or {},
         "tokenizer": checkpoint.tokenizer or checkpoint.model,

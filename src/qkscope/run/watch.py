@@ -7,14 +7,17 @@ checkpoints themselves were deleted. Nothing of the training is needed but the f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.errors import InputError, MomentsFileError, located
+from qkscope.capture.fingerprint import weights_file_state, weights_fingerprint
+from qkscope.capture.source import ModelSource
+from qkscope.errors import InputError, ModelError, MomentsFileError, located
 from qkscope.files import as_path, require_writable, write_text
 from qkscope.moments.file import read_provenance
+from qkscope.moments.moments import Moments
 from qkscope.report.write import write_report
 from qkscope.results.folder import (
     MOMENTS_SUFFIX,
@@ -28,10 +31,19 @@ from qkscope.results.folder import (
 from qkscope.results.left_out import leave_out
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.appearing import Arrival, delete_checkpoint, find_arrivals, folder_series, is_gone, settled
+from qkscope.run.appearing import (
+    Arrival,
+    delete_checkpoint,
+    find_arrivals,
+    folder_series,
+    is_gone,
+    settled,
+    symlink_of,
+)
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, capture_more
 from qkscope.run.finished import ROUNDING, changed_settings
+from qkscope.run.models import model_source
 from qkscope.run.plan import Plan, make_plan
 from qkscope.run.record import join_record
 from qkscope.run.runner import BAD_CHECKPOINT
@@ -84,6 +96,7 @@ class SeriesWatcher:
         refuse_links(self.out)
         self._failed: dict[str, FolderState] = {}  # as they were when they could not be measured
         self._reasons_noted: dict[str, str] = {}
+        self._kept_noted: dict[str, str] = {}  # why checkpoints were not deleted
         self._made = False  # whether this watch has brought tables and page up to date
 
     def go(self) -> None:
@@ -96,33 +109,85 @@ class SeriesWatcher:
             self._sleep(self._how.every)
 
     def measure_new(self) -> list[str]:
-        """Measure what has come; returns the names of checkpoints that were added."""
-        known, arrivals = self.measured(), find_arrivals(self._series, self._home)
+        """Measure what has come; returns the names of checkpoints that were added or, with `overwrite`, replaced."""
+        records, arrivals = self._records(), find_arrivals(self._series, self._home)
         self._tell_waiting(arrivals.waiting)
-        new = [each for each in arrivals.whole if each.name not in known and self._failed.get(each.name) != each.state]
-        added = [each.name for each in settled(new, self._how.settle, self._sleep) if self._measure(each)]
-        known |= {each.name: each.settings for each in new if each.name in added}
+        done = [each for each in arrivals.whole if self._is_measured(each, records.get(each.name))]
+        there = {each.place for each in done}
+        left = [
+            each for each in arrivals.whole if each.place not in there and self._failed.get(each.name) != each.state
+        ]
+        ready = settled(left, self._how.settle, self._sleep)
+        self._require_same_run([each for each in ready if each.name in records], arrivals.whole, records)
+        added = [each for each in ready if self._measure(each)]
+        known = _listed(records) | {each.name: each.settings for each in added}
         if known and (added or not self._made):
             self._write(known)
             self._made = True
         if self._how.evict is not None:
-            self._evict([each for each in arrivals.whole if each.name in known], arrivals.whole)
-        return added
+            self._evict([*done, *added], arrivals.whole)
+        return [each.name for each in added]
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """The checkpoints whose moments are in the results folder, as a study would name them."""
-        checkpoints = {}
+        return _listed(self._records())
+
+    def _records(self) -> dict[str, CheckpointRecord]:
+        """What the moments in the results folder were measured from."""
+        records = {}
         for entry in entries(moments_folder(self.out)):
             name = entry.name.removesuffix(MOMENTS_SUFFIX)
             if entry.name.endswith(MOMENTS_SUFFIX) and entry.name[0] != ".":
                 try:
-                    record = CheckpointRecord.read(read_provenance(moments_path(self.out, name)))
+                    records[name] = CheckpointRecord.read(read_provenance(moments_path(self.out, name)))
                 except MomentsFileError as error:
                     self._events.noted(f"{error}; it is left out of the tables")
-                    continue
-                stated = {key: getattr(record, of) for of, key in OF_A_RECORD.items()}
-                checkpoints[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
-        return checkpoints
+        return records
+
+    def _is_measured(self, arrival: Arrival, record: CheckpointRecord | None) -> bool:
+        """Whether moments of this name were measured from these weights; reads weights only if files changed."""
+        if record is None:
+            return False
+        try:
+            unchanged = weights_file_state(self._source(arrival)) == (record.weights_file_state or "")
+            return unchanged or self._weights(arrival) == (record.weights or "")
+        except (ModelError, OSError):
+            return False
+
+    def _weights(self, arrival: Arrival, *, fresh: bool = False) -> str | None:
+        from qkscope.capture.hub import pinned  # an adapter's base model may be on the Hub
+
+        return weights_fingerprint(pinned(self._source(arrival), "config.json"), fresh=fresh)
+
+    def _source(self, arrival: Arrival) -> ModelSource:
+        study = study_of({**self._settings, "checkpoints": [arrival.settings]}, self._home).study
+        (checkpoint,) = study.resolved_checkpoints()
+        return model_source(checkpoint, self._home, self._how.capture.trust_remote_code)
+
+    def _require_same_run(
+        self, replaced: list[Arrival], whole: list[Arrival], records: Mapping[str, CheckpointRecord]
+    ) -> None:
+        """Refuse checkpoints whose weights are not those that their moments were measured from, unless overwriting."""
+        if not replaced:
+            return
+        if not self._how.capture.overwrite:
+            lines = [
+                f"{each.place} holds other weights than {moments_path(self.out, each.name)} was measured from"
+                for each in replaced
+            ]
+            raise InputError(
+                "\n  ".join([*lines, "was training restarted under the same names? Nothing was measured or deleted"])
+            ).advised(
+                python="choose another `out` to keep both, or CaptureOptions(overwrite=True) to measure again",
+                command="give another --out to keep both, or --overwrite to measure again and replace the old moments",
+            )
+        here = {each.name for each in whole}
+        absent = [name for name in records if name not in here]
+        kept = f"; rows of {', '.join(absent)} stay, though their folders are gone" if absent else ""
+        self._events.noted(
+            f"{', '.join(each.name for each in replaced)}: weights changed since they were measured; measuring again"
+            f"{kept}"
+        )
 
     def _measure(self, arrival: Arrival) -> bool:
         """Write the moments of one checkpoint; False where it could not be measured, which is told."""
@@ -151,8 +216,10 @@ class SeriesWatcher:
     def _compare(self, plan: Plan) -> None:
         """Say that a checkpoint has the weights of another; refuse one measured with other documents or settings."""
         planned = plan.checkpoints[0]
-        for name in self.measured():
-            record = CheckpointRecord.read(read_provenance(moments_path(self.out, name)))
+        replaced = {planned.checkpoint.name} if self._how.capture.overwrite else set()
+        for name, record in self._records().items():
+            if name in replaced:
+                continue
             stored, now = record.settings or {}, planned.settings()
             if name != planned.checkpoint.name and stored.get("model") == now["model"]:
                 self._events.noted(
@@ -174,7 +241,7 @@ class SeriesWatcher:
             study = study_of({**self._settings, "checkpoints": listed}, self._home).study
         write_text(results_file(self.out, STUDY_YAML), study_text(study, ABOUT))
         with only_run(self.out):
-            analyze_study(self.out, study, self._events, self._command)
+            analyze_study(self.out, study, self._events, self._command, page_follows=self._how.page)
         if self._how.page or self._how.figures:
             for path in write_report(self.out, figures=self._how.figures, page=self._how.page)[-1:]:
                 self._events.wrote(str(path))
@@ -192,9 +259,41 @@ class SeriesWatcher:
             runs.setdefault(each.settings.get("run"), []).append(each.name)
         newest = {name for names in runs.values() for name in names[-max(1, self._how.evict or 1) :]}
         for arrival in (each for each in done if each.name not in newest):
-            freed = delete_checkpoint(arrival)
+            why = self._why_kept(arrival)
+            try:
+                freed = 0 if why else delete_checkpoint(arrival)
+            except OSError as error:
+                freed, why = 0, f"it cannot be deleted ({error.strerror or error})"
             if freed:
                 self._events.noted(f"deleted {arrival.place} ({freed / 1e6:,.0f} MB): its moments are safe")
+            elif why and self._kept_noted.get(arrival.name) != why:
+                self._events.noted(f"kept {arrival.place}: {why}")
+                self._kept_noted[arrival.name] = why
+
+    def _why_kept(self, arrival: Arrival) -> str | None:
+        """Why a checkpoint must not be deleted; its moments and its weights are read again to find out."""
+        link, moments = symlink_of(arrival), moments_path(self.out, arrival.name)
+        if link is not None:
+            return f"{link} is a symbolic link; delete it yourself if you no longer need what it points to"
+        try:
+            measured = CheckpointRecord.read(Moments.load(moments).provenance)
+            if measured.weights is None or self._weights(arrival, fresh=True) != measured.weights:
+                return f"{moments} was not measured from these weights"
+            # The fingerprint samples large files, so a few changed tensors could escape it.
+            if weights_file_state(self._source(arrival)) != (measured.weights_file_state or ""):
+                return f"its files are not the ones that {moments} was measured from, but saved or copied again since"
+        except (InputError, OSError) as error:
+            return f"its weights cannot be compared with its moments ({error})"
+        return None
+
+
+def _listed(records: Mapping[str, CheckpointRecord]) -> dict[str, dict[str, Any]]:
+    """Measured checkpoints as a study would name them."""
+    checkpoints = {}
+    for name, record in records.items():
+        stated = {key: getattr(record, of) for of, key in OF_A_RECORD.items()}
+        checkpoints[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
+    return checkpoints
 
 
 def _order(checkpoint: dict[str, Any]) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results.environment import environment
 from qkscope.results.folder import (
+    MOMENTS_SUFFIX,
     STUDY_YAML,
     head_table_path,
     moments_path,
@@ -31,7 +32,8 @@ from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
 from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.tables.of_study import write_study_tables
-from qkscope.tables.parts import TablePart, join_parts
+from qkscope.tables.outdated import remove_outdated
+from qkscope.tables.parts import TablePart, is_joined, join_parts, require_same_columns
 
 
 class Listener(Protocol):
@@ -51,10 +53,13 @@ def analyze_study(
     command: str,
     out: Path | None = None,
     made: TableParts | None = None,
+    *,
+    page_follows: bool = False,
 ) -> Path:
     """Tables of every checkpoint of a study, from the moments in `folder`, in study order.
 
     The caller holds the folder that the tables go to. `made` are the lines that are there or being made already.
+    `page_follows`: the caller writes the page next, so the old one may stay until then.
     """
     left_out = read_left_out(folder)
     files = {
@@ -68,7 +73,10 @@ def analyze_study(
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
-    return write_results(out or folder, files, AnalysisSettings.of(study), events, command, study, left_out, made=made)
+    settings = AnalysisSettings.of(study)
+    return write_results(
+        out or folder, files, settings, events, command, study, left_out, made=made, page_follows=page_follows
+    )
 
 
 def analyze_folder(
@@ -93,8 +101,32 @@ def analyze_folder(
         "kind": kind,
     }
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
+    _require_own_moments(folder, study)
     with only_run(out or folder):
         return analyze_study(folder, study, events, command, out)
+
+
+def _require_own_moments(folder: Path, study: Study) -> None:
+    """Refuse moments that were renamed from another checkpoint; a new name for the same model is fine."""
+    for checkpoint in study.resolved_checkpoints():
+        path = moments_path(folder, checkpoint.name)
+        if not path.is_file():
+            continue
+        with located(str(path)):
+            origin = CheckpointRecord.read(read_provenance(path))
+        made_from = _model_name(origin.model, origin.revision, origin.config_overrides)
+        wanted = _model_name(checkpoint.model, checkpoint.revision, checkpoint.config)
+        if origin.name not in (None, checkpoint.name) and made_from != wanted:
+            raise InputError(
+                f"{path}: holds the sums of checkpoint {origin.name!r} ({made_from}), but the study's "
+                f"{checkpoint.name!r} is {wanted}; rename it back to {origin.name}{MOMENTS_SUFFIX}, or run the study "
+                "again"
+            )
+
+
+def _model_name(model: str | None, revision: str | None, config: Mapping[str, Any] | None) -> str:
+    at, changes = f"@{revision}" if revision else "", f" with config {dict(config)}" if config else ""
+    return f"model {model}{at}{changes}"
 
 
 def analyze_files(
@@ -204,34 +236,47 @@ def write_results(
     left_out: Mapping[str, str] | None = None,
     kind: StudyKind | None = None,
     made: TableParts | None = None,
+    *,
+    page_follows: bool = False,
 ) -> Path:
-    """Make each checkpoint's lines, as far as `made` does not have them, and write tables and provenance into `out`."""
+    """Make each checkpoint's lines, as far as `made` does not have them, and write tables and provenance into `out`.
+
+    Outputs made from other tables, which an earlier run left there, are removed.
+    """
     with ExitStack() as closing:
         if made is None:
             made = closing.enter_context(TableParts(out, settings, study))
         if not settings.detail:
             events.noted("tables with many rows per head are left out; `detail: true` or analyze --detail writes them")
         parts = made.of(files)
-        for table in dict.fromkeys(name for part in parts for name in part.headers):
-            join_parts([part for part in parts if table in part.headers], table, head_table_path(out, table))
-            events.wrote(str(head_table_path(out, table)))
-        _remove_samples(out, parts)
-    origins = [part.origin for part in parts]
+        origins = [part.origin for part in parts]
+        read_as = _kind(origins, (study.kind if study else None) or kind, events, aloud=study is None)
+        provenance = {**_provenance(settings, origins, command, study), **read_as}
+        provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
+        record = Provenance.of(provenance)
+        _join(out, parts, record, events, page_follows)
     for sentence in shared_attention(origins):
         events.noted(sentence)
-    read_as = _kind(origins, (study.kind if study else None) or kind, events, aloud=study is None)
     for path in write_study_tables(out, files, parts, settings.rows(), read_as["kind"]):
         events.wrote(str(path))
-    provenance = {**_provenance(settings, origins, command, study), **read_as}
-    provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
-    events.wrote(str(write_provenance(out, Provenance.of(provenance))))
+    events.wrote(str(write_provenance(out, record)))
     return out
 
 
-def _remove_samples(out: Path, parts: Sequence[TablePart]) -> None:
-    """Tables of kept vectors that an earlier run wrote do not stay where nobody has vectors any more."""
-    for table in head_tables():
-        if table.of_vectors and not any(table.file in part.headers for part in parts):
+def _join(out: Path, parts: Sequence[TablePart], record: Provenance, events: Listener, page_follows: bool) -> None:
+    """Write the head tables, after removing what does not match them."""
+    tables = {name: [part for part in parts if name in part.headers] for part in parts for name in part.headers}
+    for name, having in tables.items():
+        require_same_columns(having, name)
+    same = all(is_joined(having, name, head_table_path(out, name)) for name, having in tables.items())
+    removed = remove_outdated(out, record, same_tables=same, page=not page_follows)
+    if removed is not None:
+        events.noted(removed)
+    for name, having in tables.items():
+        join_parts(having, name, head_table_path(out, name))
+        events.wrote(str(head_table_path(out, name)))
+    for table in head_tables():  # an earlier run may have had more detail, or vectors
+        if table.file not in tables:
             remove_head_table(out, table.file)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -13,13 +15,14 @@ from qkscope.kinds import StudyKind
 from qkscope.lenses.registry import tables_from_vectors
 from qkscope.lenses.rows import COMPONENTS
 from qkscope.lenses.vector_rows import table_from_vectors
-from qkscope.results.csv_files import write_csv
+from qkscope.results.csv_files import csv_text, write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import head_table_path
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.study.harmless import file_safe
 from qkscope.tables.from_moments import Listener
+from qkscope.tables.outdated import remove_outdated
 from qkscope.vectors.hub import download_vectors
 from qkscope.vectors.layout import stored_sample
 from qkscope.vectors.read import Reading, open_vectors
@@ -116,9 +119,6 @@ def _write_tables(
                     )
                 )
             origins.append(_origin(source, folder, reading))
-    for file, parts in tables.items():
-        write_csv(pd.concat(parts, ignore_index=True), head_table_path(out, file))
-        events.wrote(str(head_table_path(out, file)))
     provenance = {
         "schema": SCHEMA,
         "qkscope": environment()["qkscope"],
@@ -134,8 +134,28 @@ def _write_tables(
         },
         "environment": environment(),
     }
-    events.wrote(str(write_provenance(out, Provenance.of(provenance))))
+    _put_in_place(
+        out, {file: pd.concat(parts, ignore_index=True) for file, parts in tables.items()}, provenance, events
+    )
     return out
+
+
+def _put_in_place(
+    out: Path, tables: Mapping[str, pd.DataFrame], provenance: Mapping[str, Any], events: Listener
+) -> None:
+    """Write tables and provenance, after removing what does not match them."""
+    rows, record = {head_table_path(out, file): table for file, table in tables.items()}, Provenance.of(provenance)
+    removed = remove_outdated(out, record, same_tables=all(map(_is_written, rows.values(), rows)))
+    if removed is not None:
+        events.noted(removed)
+    for path, table in rows.items():
+        write_csv(table, path)
+        events.wrote(str(path))
+    events.wrote(str(write_provenance(out, record)))
+
+
+def _is_written(table: pd.DataFrame, path: Path) -> bool:
+    return path.is_file() and path.read_bytes() == csv_text(table).encode()
 
 
 def _origin(source: VectorSource, folder: Path, reading: Reading) -> CheckpointRecord:

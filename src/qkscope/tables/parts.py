@@ -6,7 +6,7 @@ when, and memory does not grow with the number of checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,19 +69,39 @@ def part_of(moments: Moments, request: PartRequest, tables: Sequence[HeadTable])
     return TablePart(request.place, lines, headers, origin, longest or moments.layout.context)
 
 
-def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
-    """Write a table: its header, then each part's lines."""
+def require_same_columns(parts: Sequence[TablePart], table: str) -> None:
+    """Refuse parts that do not make up one table."""
     if len({part.headers[table] for part in parts}) > 1:
         raise InputError(f"{table}: not all checkpoints have the same columns; were some captured with other `groups`?")
+
+
+def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
+    """Write a table: its header, then each part's lines."""
     with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(f"{parts[0].headers[table]}\n".encode())
-        for part in parts:
-            start, end = part.lines[table]
-            with writing(part.place), part.place.open("rb") as lines:
-                lines.seek(start)
-                while start < end:
-                    data = lines.read(min(end - start, BUFFER))
-                    if not data:
-                        raise OSError(f"{part.place} was cut short while the tables were written")
-                    file.write(data)
-                    start += len(data)
+        for data in _pieces(parts, table):
+            file.write(data)
+
+
+def is_joined(parts: Sequence[TablePart], table: str, path: Path) -> bool:
+    """Whether a table is there already, byte for byte as `join_parts` would write it."""
+    size = (
+        len(parts[0].headers[table].encode()) + 1 + sum(end - start for start, end in (p.lines[table] for p in parts))
+    )
+    if not path.is_file() or path.stat().st_size != size:
+        return False
+    with path.open("rb") as file:
+        return all(file.read(len(data)) == data for data in _pieces(parts, table))
+
+
+def _pieces(parts: Sequence[TablePart], table: str) -> Iterator[bytes]:
+    yield f"{parts[0].headers[table]}\n".encode()
+    for part in parts:
+        start, end = part.lines[table]
+        with writing(part.place), part.place.open("rb") as lines:
+            lines.seek(start)
+            while start < end:
+                data = lines.read(min(end - start, BUFFER))
+                if not data:
+                    raise OSError(f"{part.place} was cut short while the tables were written")
+                yield data
+                start += len(data)

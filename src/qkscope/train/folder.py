@@ -173,7 +173,7 @@ class TrainingFolder:
                     )
         self._record = stored or self._record
         self._record.writer, self._record.settings = self._writer, settings
-        remove_unfinished(self.path)
+        remove_unfinished(self.path, alone=True)
         remove_parts(self.path)  # of a process that was killed
         write_training(self.path, self._record)
 

@@ -1,0 +1,160 @@
+"""Refuse sums that no tokens can have, whatever their checksum says: negative squares, impossible correlations, counts.
+
+Sums of products are a Gram matrix, so a sum of products is at most the root of the two sums of squares. That is checked
+for every bucket; for the windows that tables rest on, the whole matrix must be positive semidefinite.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.errors import MomentsFileError
+from qkscope.moments.header import DAMAGED
+from qkscope.moments.held import KindMoments, Unrotated
+from qkscope.moments.layout import Layout
+from qkscope.moments.second import Array, SecondMoments, square, triangle
+
+LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
+SLACK = 1e-6  # rounding of a sum of positions
+ROUNDING = 1e-4  # of sums of products, relative to the sums of squares; observed: below 1e-6
+COARSE = 1e-2  # the same of sums that a file keeps in float16, relative to the largest of a vector
+
+
+def require_possible(where: str, held: KindMoments, layout: Layout) -> None:
+    """Refuse one layer's sums of queries or of keys that no tokens can have."""
+    try:
+        _require_numbers(held)
+        _require_counts(held, layout)
+        _require_squares(held.buckets)
+        _require_windows(held)
+        _require_groups(held)
+        if held.unrotated is not None:
+            require_unrotated(held.unrotated, held.crossed.n)
+    except ValueError as error:
+        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
+
+
+def require_documents(documents: NDArray[np.int64], first: KindMoments) -> None:
+    """Refuse numbers of documents (groups, buckets) that do not fit the tokens of the first layer."""
+    tokens = first.crossed.n.max(axis=0).T
+    if not ((documents >= 0) & (documents <= tokens) & ((documents > 0) == (tokens > 0))).all():
+        raise MomentsFileError(f"documents holds values that are not numbers of documents; {DAMAGED}")
+
+
+def require_unrotated(unrotated: Unrotated, tokens: Array) -> None:
+    """Refuse sums before rotation that do not fit `tokens` (heads, buckets, groups); ValueError says why."""
+    n = unrotated.n
+    _refuse_unless((n >= 0) & (n == np.floor(n)) & (n <= tokens.max(axis=0)), "counts before rotation do not fit")
+    whole = unrotated.whole()
+    finite = np.isfinite(whole.xx).all(axis=-1) & np.isfinite(whole.x).all(axis=-1)  # float32 may have overflowed
+    root = _roots(whole.xx[finite], whole.width, "squares before rotation")
+    _require_products(whole.xx[finite], root, COARSE, "products before rotation")
+    _refuse_unless(
+        np.abs(whole.x[finite]) <= _bound(np.sqrt(whole.n[finite])[:, None], root, COARSE), "sums before rotation"
+    )
+
+
+def _require_numbers(held: KindMoments) -> None:
+    of = held.buckets
+    for name, values in (("pivot", of.pivot), ("x", of.x), ("xu", of.xu), ("xx", of.xx)):
+        if not (np.abs(values) <= LARGEST).all():
+            raise ValueError(f"{name} holds values that are not sums")
+    before = held.unrotated
+    rest = () if before is None else (before.pivot, before.n, before.x, before.xx)
+    # What is float32 or float16 may have overflowed, which only errors suffer from.
+    if any(np.isnan(array).any() for array in (held.groups, held.crossed.x, held.crossed.xu, *rest)):
+        raise ValueError("it holds values that are not numbers")
+
+
+def _require_counts(held: KindMoments, layout: Layout) -> None:
+    """Whole numbers of tokens, at positions of their bucket."""
+    edges = np.array(list(pairwise(layout.edges)), dtype=np.float64).T[..., None]
+    whole = np.array([[[0.0]], [[layout.context]]])
+    for counts in (held.buckets, held.crossed):
+        n, u, uu = (values.reshape(*values.shape[:2], -1) for values in (counts.n, counts.u, counts.uu))
+        low, stop = edges if n.shape[1] == layout.buckets else whole
+        low, high = low / layout.scale, (stop - 1) / layout.scale
+        whole_numbers = (n >= 0) & (n == np.floor(n)) & (n <= 2**53)
+        sums = (low * n * (1 - SLACK) <= u) & (u <= high * n * (1 + SLACK))
+        squares = (low * u * (1 - SLACK) <= uu) & (uu <= high * u * (1 + SLACK)) & (u * u <= n * uu * (1 + SLACK))
+        _refuse_unless(whole_numbers & sums & squares, "counts that no tokens can have")
+    if not np.array_equal(held.buckets.n.sum(axis=1), held.crossed.n.sum(axis=(1, 2))):
+        raise ValueError("buckets and groups count different tokens")
+
+
+def _require_squares(of: SecondMoments) -> None:
+    """Squares, and products of every two coordinates and of each with position, of every bucket."""
+    root = _roots(of.xx, of.width, "squares")
+    _require_products(of.xx, root, ROUNDING, "products")
+    tokens, places = np.sqrt(of.n)[..., None], np.sqrt(of.uu)[..., None]
+    _refuse_unless(np.abs(of.x) <= _bound(tokens, root), "sums")
+    inverse = np.divide(1.0, of.n, out=np.zeros_like(of.n), where=of.n > 0)[..., None]
+    spread = np.sqrt(np.maximum(root**2 - of.x**2 * inverse, 0))
+    width = np.sqrt(np.maximum(of.uu - of.u**2 * inverse[..., 0], 0))[..., None]
+    covariance = of.xu - of.x * of.u[..., None] * inverse
+    _refuse_unless(np.abs(covariance) <= spread * width + ROUNDING * places * root, "covariances with position")
+
+
+def _require_windows(held: KindMoments) -> None:
+    """The sums up to the end of each span, as one Gram matrix of 1, position and vector: positive semidefinite."""
+    for stop in {span.stop for span in held.spans}:
+        of = held.buckets.summed(slice(0, stop))
+        gram = np.empty((len(of.n), of.width + 2, of.width + 2))
+        gram[:, 0, 0], gram[:, 1, 1] = of.n, of.uu
+        gram[:, 0, 1] = gram[:, 1, 0] = of.u
+        gram[:, 0, 2:] = gram[:, 2:, 0] = of.x
+        gram[:, 1, 2:] = gram[:, 2:, 1] = of.xu
+        gram[:, 2:, 2:] = np.take(of.xx, square(of.width), axis=-1)
+        root = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
+        root = np.where(root > 0, root, 1.0)
+        gram /= root[:, :, None] * root[:, None, :]
+        gram += ROUNDING * np.eye(of.width + 2)
+        try:
+            np.linalg.cholesky(gram)
+        except np.linalg.LinAlgError:
+            raise ValueError("its second moments are not positive semidefinite") from None
+
+
+def _require_groups(held: KindMoments) -> None:
+    """No group has more than all groups have together."""
+    diagonal = _diagonal(held.buckets.width)
+    squares = held.buckets.xx[..., diagonal]
+    for number, span in enumerate(held.spans):
+        whole = squares[:, span].sum(axis=1)[:, None]
+        own = held.groups[:, :, number, diagonal]
+        slack = COARSE * whole.max(axis=-1, keepdims=True)
+        _refuse_unless((own >= -slack) & (own <= whole + slack) | ~np.isfinite(own), "squares of document groups")
+    root = np.sqrt(squares if held.is_crossed else squares.sum(axis=1, keepdims=True))[:, :, None]
+    for counts, sums in ((held.crossed.n, held.crossed.x), (held.crossed.uu, held.crossed.xu)):
+        bound = np.sqrt(counts)[..., None] * root
+        fits = np.abs(sums) <= bound + COARSE * bound.max(axis=-1, keepdims=True)
+        _refuse_unless(fits | ~np.isfinite(sums), "sums of document groups")
+
+
+def _diagonal(width: int) -> NDArray[np.intp]:
+    rows, columns = triangle(width)
+    return np.flatnonzero(rows == columns)
+
+
+def _roots(xx: Array, width: int, what: str) -> Array:
+    """The roots of the sums of squares, none of which is negative."""
+    squares = xx[..., _diagonal(width)]
+    _refuse_unless(squares >= 0, what)
+    return np.asarray(np.sqrt(squares))
+
+
+def _require_products(xx: Array, root: Array, slack: float, what: str) -> None:
+    rows, columns = triangle(root.shape[-1])
+    _refuse_unless(np.abs(xx) <= _bound(root[..., rows], root[..., columns], slack), what)
+
+
+def _bound(one: Array, other: Array, slack: float = ROUNDING) -> Array:
+    return np.asarray(one * other * (1 + slack))
+
+
+def _refuse_unless(possible: NDArray[np.bool_], what: str) -> None:
+    if not possible.all():
+        raise ValueError(what if "no tokens" in what else f"{what} that no tokens can have")
