@@ -61,7 +61,7 @@ class Arcs:
 def _unit_arcs(planes: Planes, edges: tuple[int, ...], positions: tuple[int, ...]) -> Complex:
     """(positions, planes): e^{iθt} without its line over the bucket that t is in."""
     t = np.asarray(positions, dtype=np.float64)
-    found = np.exp(1j * np.outer(t, planes.angles))
+    found: Complex = np.exp(1j * np.outer(t, planes.angles))
     for start, stop in pairwise(edges):
         inside = (t >= start) & (t < stop)
         if stop - start <= 2:

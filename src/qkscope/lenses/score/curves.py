@@ -7,7 +7,7 @@ some of them see are computed one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -69,32 +69,67 @@ class Seen:
     of_key: Array  # (positions,): how many keys
     which: NDArray[np.intp]  # (heads,): the key head of each
 
+    @cached_property
+    def first(self) -> NDArray[np.intp]:
+        """(positions,): where the first key is that each query sees."""
+        t = np.asarray(self.grid.positions, dtype=np.float64)
+        return np.asarray(np.searchsorted(t, self.reach.first(t, self.grid.positions[0])), dtype=np.intp)
+
+    @cached_property
+    def inverse(self) -> Array:
+        """(positions,): 1 / how many keys each query sees; 0 where it sees none."""
+        count = np.concatenate([[0.0], np.cumsum(self.of_key)])
+        n = count[1:] - count[self.first]
+        return np.asarray(np.divide(1.0, n, out=np.zeros_like(n), where=n > 0))
+
+    def mean(self, k: Array) -> Array:
+        """(key heads, positions, d): the mean of the keys that each query sees."""
+        none = np.zeros((len(k), 1, k.shape[-1]))
+        summed = np.concatenate([none, np.cumsum(self.of_key[:, None] * k, axis=1)], axis=1)
+        return np.asarray((summed[:, 1:] - summed[:, self.first]) * self.inverse[:, None])
+
 
 def seen_variance(q: Array, k: Array, seen: Seen) -> Array:
     """(heads,): the variance of q·k over the keys that a query sees, averaged over queries.
 
     `q` is (heads, positions, d) and `k` (key heads, positions, d).
     """
-    grid, of_key, which = seen.grid, seen.of_key, seen.which
-    t = np.asarray(grid.positions, dtype=np.float64)
-    first = np.searchsorted(t, seen.reach.first(t, grid.positions[0]))
-    count = np.concatenate([[0.0], np.cumsum(of_key)])
-    summed = np.concatenate([np.zeros((len(k), 1, k.shape[-1])), np.cumsum(of_key[:, None] * k, axis=1)], axis=1)
+    first, of_key, which = seen.first, seen.of_key, seen.which
+    means = (q * seen.mean(k)[which]).sum(axis=2)
     squares = [np.zeros((len(k), k.shape[-1], k.shape[-1]))]  # of the keys before each block
-    found = np.zeros(len(q))
-    for start in range(0, len(t), BLOCK):
-        rows = np.arange(start, min(start + BLOCK, len(t)))
-        n = count[rows + 1] - count[first[rows]]
-        inverse = np.divide(1.0, n, out=np.zeros_like(n), where=n > 0)
-        block = q[:, rows]
-        mean = (block * (summed[:, rows + 1] - summed[:, first[rows]])[which]).sum(axis=2) * inverse
+    found: Array = -(means**2) @ seen.of_query
+    for start in range(0, q.shape[1], BLOCK):
+        rows = np.arange(start, min(start + BLOCK, q.shape[1]))
+        block, own = q[:, rows], k[:, rows]
         whole = min(-(-first[rows[-1]] // BLOCK), start // BLOCK)  # the first block of keys that all queries see
         square = ((block @ (squares[-1] - squares[whole])[which]) * block).sum(axis=2)
         partly = np.concatenate([np.arange(first[start], whole * BLOCK), rows])
         is_seen = (partly >= first[rows, None]) & (partly <= rows[:, None])
         scores = block @ k[:, partly].transpose(0, 2, 1)[which]
         square += (scores * scores * (is_seen * of_key[partly])).sum(axis=2)
-        found += (square * inverse - mean**2) @ seen.of_query[rows]
-        own = k[:, rows]
+        found += square @ (seen.inverse[rows] * seen.of_query[rows])
         squares.append(squares[-1] + (of_key[rows, None] * own).transpose(0, 2, 1) @ own)
+    return found
+
+
+def seen_covariance(k: Array, seen: Seen) -> Array:
+    """(key heads, buckets, d, d): the covariance of the keys that a query sees, added up over each bucket's queries."""
+    means, bucket = seen.mean(k), seen.grid.bucket
+    parts = [np.flatnonzero(bucket == each) for each in range(bucket[-1] + 1)]
+    squares = [(seen.of_key[of, None] * k[:, of]).transpose(0, 2, 1) @ k[:, of] for of in parts]
+    found = np.zeros((len(k), len(parts), k.shape[-1], k.shape[-1]))
+    for number, rows in enumerate(parts):
+        by = seen.of_query[rows]
+        found[:, number] = -(by[:, None] * means[:, rows]).transpose(0, 2, 1) @ means[:, rows]
+        steps = np.zeros(k.shape[1] + 1)  # how much each key counts, as steps from key to key
+        np.add.at(steps, seen.first[rows], by * seen.inverse[rows])
+        np.add.at(steps, rows + 1, -by * seen.inverse[rows])
+        level = np.cumsum(steps[:-1])
+        for of, square in zip(parts[: number + 1], squares, strict=False):
+            weight = level[of]
+            if (steps[of[1:]] == 0.0).all():  # all keys of the bucket count alike
+                found[:, number] += weight[0] * square
+            else:
+                weighted = (weight * seen.of_key[of])[:, None] * k[:, of]
+                found[:, number] += weighted.transpose(0, 2, 1) @ k[:, of]
     return found

@@ -7,7 +7,7 @@ the positions that the query sees, the mean of the variance is
 
     μᵀPμ (position) + tr(QP) (queries that use position differently) + μᵀRμ (preference) + tr(QR) (query)
 
-Position is computed from the curves themselves. In the other parts, arcs count by their covariance within a bucket.
+Position and P are computed from the curves themselves. In the preference, arcs count by their covariance in a bucket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.score.curves import FINE, Seen, curve, grid_of, seen_variance
+from qkscope.lenses.score.curves import FINE, Seen, curve, grid_of, seen_covariance, seen_variance
 from qkscope.lenses.score.lines import KeyCells, lines_of, residuals
 from qkscope.lenses.score.seen import Reach, SeenKeys, seen_keys
 from qkscope.lenses.sums import LayerSums
@@ -115,38 +115,35 @@ def _axes(sums: LayerSums, cells: KeyCells) -> SplitAxes:
 
 def exact_split(cells: KeyCells, means: Means, most: int = FINE) -> tuple[Split, dict[str, Array]]:
     """The split of these means with the residual covariances of these cells, and its derivatives."""
-    axes, arcs = means.axes, means.arcs()
-    keys = _seen_by(axes, residuals(cells.k, cells.arcs and cells.arcs[1]))
-    bent = None if arcs is None else (arcs[0], _seen_by(axes, arcs[1])[0])
+    axes, arcs = means.axes, means.cells.arcs
+    keys = _seen_residuals(axes, residuals(cells.k, cells.arcs and cells.arcs[1]))
+    left = [residuals(cells.q, cells.arcs and cells.arcs[0], head) for head in range(len(axes.which))]
     heads = [
-        _of_head(
-            axes,
-            (means.q[head], means.k[key]),
-            (residuals(cells.q, cells.arcs and cells.arcs[0], head), keys[:, key]),
-            bent and (bent[0][head], bent[1][key]),
-        )
-        for head, key in enumerate(axes.which)
+        _of_head(axes, (means.q[head], means.k[key]), (left[head], keys[:, key])) for head, key in enumerate(axes.which)
     ]
     parts = {name: np.stack([head[name] for head in heads]) for name in heads[0]}
     parts["keys"] = keys[0]
+    if arcs is not None:
+        seen = axes.on_grid(most)
+        spread = seen_covariance(curve(means.k, arcs[1], seen.grid), seen)
+        for head, key in enumerate(axes.which):
+            parts["preference"][head] += traces(arcs[0].covariance[head], keys[0][key]) @ axes.weight
+            parts["query_position"][head] = traces(left[head], spread[key]).sum()
     position, late = of_means(means, most)
     return Split(position, parts["query_position"], parts["preference"], parts["query"], late), parts
 
 
-def _seen_by(axes: SplitAxes, of_keys: Array) -> Array:
-    """(3, key heads, buckets, d, d): of such covariances of key buckets, what a bucket's queries see."""
-    keys, buckets, d, _ = of_keys.shape
-    seen = axes.seen.residual.reshape(3 * buckets, buckets) @ of_keys.reshape(keys, buckets, d * d)
+def _seen_residuals(axes: SplitAxes, left: Array) -> Array:
+    """(3, key heads, buckets, d, d): the residual covariance of the keys that a bucket's queries see."""
+    keys, buckets, d, _ = left.shape
+    seen = axes.seen.residual.reshape(3 * buckets, buckets) @ left.reshape(keys, buckets, d * d)
     return np.asarray(seen.reshape(keys, 3, buckets, d, d).transpose(1, 0, 2, 3, 4))
 
 
-def _of_head(
-    axes: SplitAxes, lines: tuple[Array, Array], left: tuple[Array, Array], arcs: tuple[Array, Array] | None
-) -> dict[str, Array]:
-    """One head's parts that need covariances, and their derivatives.
+def _of_head(axes: SplitAxes, lines: tuple[Array, Array], left: tuple[Array, Array]) -> dict[str, Array]:
+    """One head's parts that need covariances, of its lines, and their derivatives.
 
-    `left` are residual covariances: (buckets, d, d) of the queries, (3, buckets, d, d) of the keys that they see;
-    `arcs` are those of the arcs, (buckets, d, d) each.
+    `left` are residual covariances: (buckets, d, d) of the queries, (3, buckets, d, d) of the keys that they see.
     """
     (q, k), (of_q, keys) = lines, left
     buckets, weight = len(axes.weight), axes.weight
@@ -156,14 +153,10 @@ def _of_head(
     by_q = np.concatenate([weight[:, None] * by_mean, weight[:, None] * by_slope])
     lined = axes.seen.among_keys @ k @ of_q  # (buckets, 2 buckets, d)
     by_k = np.tensordot(weight, lined, axes=1)
-    preference, query_position = (by_q * q).sum(), (by_k * k).sum()
-    if arcs is not None:
-        preference += traces(arcs[0], keys[0]) @ weight
-        query_position += traces(of_q, arcs[1]) @ weight
     return {
-        "preference": preference,
+        "preference": (by_q * q).sum(),
         "query": traces(of_q, keys[0]) @ weight,
-        "query_position": query_position,
+        "query_position": (by_k * k).sum(),
         "by_q": by_q,
         "by_k": by_k,
     }
@@ -172,7 +165,7 @@ def _of_head(
 def of_means(means: Means, most: int = FINE) -> tuple[Array, Array]:
     """The variance of the mean score over seen keys, and the rise of late queries: one of each per head.
 
-    Without arcs the variance is exact; with them it is that of at most so many positions. The rise is that of the lines.
+    Without arcs the variance is exact; with them it is that of at most so many positions. The rise is of the lines.
     """
     axes, q, k = means.axes, means.q, means.k
     heads, buckets = len(q), len(axes.weight)

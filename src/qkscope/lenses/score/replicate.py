@@ -111,7 +111,7 @@ def replicate_split(sums: LayerSums, whole: WholeLayer) -> Split:
 
 def _over_buckets(weight: Array, one: Array, other: Array) -> Array:
     """(heads,): Σ_b weight tr(AB) of covariances (heads, buckets, d, d)."""
-    return np.einsum("b,hbij,hbij->h", weight, one, other)
+    return np.asarray(np.einsum("b,hbij,hbij->h", weight, one, other))
 
 
 def _seen_form(axes: SplitAxes, q: Array) -> Array:

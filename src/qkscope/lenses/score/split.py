@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.score.curves import COARSE
 from qkscope.lenses.score.lines import whole_window
-from qkscope.lenses.score.parts import Split, exact_split, means_of, of_means
+from qkscope.lenses.score.parts import Split, exact_split, means_of
 from qkscope.lenses.score.replicate import replicate_split, whole_layer
 from qkscope.lenses.sums import LayerSums
 
@@ -30,11 +29,13 @@ def line_split(sums: LayerSums) -> Split:
             return whole
         cells, is_fixed = whole_window(sums), sums.replication.method == "covariances fixed"
         split, _ = exact_split(whole_window(sums.whole) if is_fixed else cells, means_of(sums, cells), COARSE)
-        return replace(split, position=whole.position + split.position - coarse)
+        position = whole.position + split.position - coarse.position
+        query_position = whole.query_position + split.query_position - coarse.query_position
+        return replace(split, position=position, query_position=query_position)
 
 
-def _whole_window(sums: LayerSums) -> tuple[Split, NDArray[np.float64]]:
-    """The split of all documents, and its position part on the coarse grid."""
+def _whole_window(sums: LayerSums) -> tuple[Split, Split]:
+    """The split of all documents, and the same on the coarse grid."""
     cells = whole_window(sums)
     means = means_of(sums, cells)
-    return exact_split(cells, means)[0], of_means(means, COARSE)[0]
+    return exact_split(cells, means)[0], exact_split(cells, means, COARSE)[0]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE
-from qkscope.lenses.score.split import Split, line_split, score_split
+from qkscope.lenses.score.parts import Split
+from qkscope.lenses.score.split import line_split, score_split
 from qkscope.lenses.sums import LayerSums
 
 Array = NDArray[np.float64]
