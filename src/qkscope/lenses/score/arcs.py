@@ -40,21 +40,26 @@ class Arcs:
     @cached_property
     def covariance(self) -> Array:
         """(heads, buckets, d, d): of the arc over the positions of each bucket."""
-        back = np.argsort(self.planes.order)
+        order = self.planes.order
         found = np.zeros((*self.mean.shape, self.mean.shape[-1]))
         for bucket, (start, stop) in enumerate(pairwise(self.edges)):
             if stop - start > 2:  # two positions are always a line
                 by, mean = turning(self.planes, Positions.window(stop, start)), self.mean[:, bucket]
                 drift = turned_drift(mean, by)
                 line = drift[:, :, None] * drift[:, None, :] / by.positions.variance
-                found[:, bucket] = (spread_of_mean(mean, by) - line)[:, back[:, None], back]
-        return found
+                found[:, bucket] = spread_of_mean(mean, by) - line
+        if np.array_equal(order, np.arange(len(order))):
+            return found
+        back = np.argsort(order)
+        return found[:, :, back[:, None], back]
 
-    def at(self, positions: tuple[int, ...], buckets: NDArray[np.intp]) -> Array:
-        """(heads, positions, d): the arc at some positions, which lie in these buckets."""
-        turned = self.planes.complex(self.mean)[:, buckets] * _unit_arcs(self.planes, self.edges, positions)
-        stay = np.zeros((*turned.shape[:2], self.mean.shape[-1] - 2 * self.planes.count))
-        return self.planes.real(turned, stay)[..., np.argsort(self.planes.order)]
+    def add_to(self, line: Array, head: int, positions: tuple[int, ...], buckets: NDArray[np.intp]) -> None:
+        """Add one head's arc at some positions, which lie in these buckets, to its line there: (positions, d)."""
+        turned = self.planes.complex(self.mean[head])[buckets]
+        turned *= _unit_arcs(self.planes, self.edges, positions)
+        order, count = self.planes.order, self.planes.count
+        line[:, order[:count]] += turned.real
+        line[:, order[count : 2 * count]] += turned.imag
 
 
 @lru_cache(maxsize=32)

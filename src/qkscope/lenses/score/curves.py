@@ -6,6 +6,7 @@ some of them see are computed one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -18,7 +19,7 @@ from qkscope.lenses.score.seen import Reach, middles
 
 Array = NDArray[np.float64]
 
-FINE, COARSE = 4096, 512  # positions at most: for the whole, and for how replicates differ from it
+FINE, COARSE = 2048, 256  # positions at most: for the whole, and for how replicates differ from it
 BLOCK = 128  # queries at a time
 
 
@@ -52,11 +53,14 @@ def grid_of(edges: tuple[int, ...], most: int) -> Grid:
     return Grid(tuple(positions.tolist()), bucket.astype(np.intp), away, np.concatenate(weights))
 
 
-def curve(lines: Array, arcs: Arcs, grid: Grid) -> Array:
-    """(heads, positions, d): the mean vector at each position of the grid; `lines` is (heads, 2 buckets, d)."""
-    mean, slope = np.split(lines, 2, axis=1)
-    line = mean[:, grid.bucket] + grid.away[:, None] * slope[:, grid.bucket]
-    return np.asarray(line + arcs.at(grid.positions, grid.bucket))
+def curve(lines: Array, arcs: Arcs, head: int, grid: Grid) -> Array:
+    """(positions, d): a head's mean vector at each position of the grid; `lines` is (heads, 2 buckets, d)."""
+    mean, slope = np.split(lines[head], 2)
+    found = slope[grid.bucket]
+    found *= grid.away[:, None]
+    found += mean[grid.bucket]
+    arcs.add_to(found, head, grid.positions, grid.bucket)
+    return found
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,6 @@ class Seen:
     reach: Reach
     of_query: Array  # (positions,): they sum to 1
     of_key: Array  # (positions,): how many keys
-    which: NDArray[np.intp]  # (heads,): the key head of each
 
     @cached_property
     def first(self) -> NDArray[np.intp]:
@@ -83,53 +86,50 @@ class Seen:
         return np.asarray(np.divide(1.0, n, out=np.zeros_like(n), where=n > 0))
 
     def mean(self, k: Array) -> Array:
-        """(key heads, positions, d): the mean of the keys that each query sees."""
-        none = np.zeros((len(k), 1, k.shape[-1]))
-        summed = np.concatenate([none, np.cumsum(self.of_key[:, None] * k, axis=1)], axis=1)
-        return np.asarray((summed[:, 1:] - summed[:, self.first]) * self.inverse[:, None])
+        """(positions, d): the mean of the keys that each query sees."""
+        summed = np.concatenate([np.zeros((1, k.shape[-1])), np.cumsum(self.of_key[:, None] * k, axis=0)])
+        return np.asarray((summed[1:] - summed[self.first]) * self.inverse[:, None])
 
 
-def seen_variance(q: Array, k: Array, seen: Seen) -> Array:
-    """(heads,): the variance of q·k over the keys that a query sees, averaged over queries.
+def seen_variance(q: Sequence[Array], k: Array, seen: Seen) -> list[float]:
+    """The variance of q·k over the keys that a query sees, averaged over queries, for heads that share their keys.
 
-    `q` is (heads, positions, d) and `k` (key heads, positions, d).
+    All curves are (positions, d).
     """
-    first, of_key, which = seen.first, seen.of_key, seen.which
-    means = (q * seen.mean(k)[which]).sum(axis=2)
-    squares = [np.zeros((len(k), k.shape[-1], k.shape[-1]))]  # of the keys before each block
-    found: Array = -(means**2) @ seen.of_query
-    for start in range(0, q.shape[1], BLOCK):
-        rows = np.arange(start, min(start + BLOCK, q.shape[1]))
-        block, own = q[:, rows], k[:, rows]
+    first, of_key, means = seen.first, seen.of_key, seen.mean(k)
+    found = [-float(seen.of_query @ np.einsum("td,td->t", of, means) ** 2) for of in q]
+    squares = [np.zeros((k.shape[-1], k.shape[-1]))]  # of the keys before each block
+    for start in range(0, len(k), BLOCK):
+        rows = np.arange(start, min(start + BLOCK, len(k)))
         whole = min(-(-first[rows[-1]] // BLOCK), start // BLOCK)  # the first block of keys that all queries see
-        square = ((block @ (squares[-1] - squares[whole])[which]) * block).sum(axis=2)
         partly = np.concatenate([np.arange(first[start], whole * BLOCK), rows])
-        is_seen = (partly >= first[rows, None]) & (partly <= rows[:, None])
-        scores = block @ k[:, partly].transpose(0, 2, 1)[which]
-        square += (scores * scores * (is_seen * of_key[partly])).sum(axis=2)
-        found += square @ (seen.inverse[rows] * seen.of_query[rows])
-        squares.append(squares[-1] + (of_key[rows, None] * own).transpose(0, 2, 1) @ own)
+        counted = ((partly >= first[rows, None]) & (partly <= rows[:, None])) * of_key[partly]
+        before, some, by = squares[-1] - squares[whole], k[partly].T, seen.inverse[rows] * seen.of_query[rows]
+        for head, of in enumerate(q):
+            block = of[rows]
+            scores = block @ some
+            square = np.einsum("td,td->t", block @ before, block) + np.einsum("ts,ts,ts->t", scores, scores, counted)
+            found[head] += float(square @ by)
+        squares.append(squares[-1] + (of_key[rows, None] * k[rows]).T @ k[rows])
     return found
 
 
 def seen_covariance(k: Array, seen: Seen) -> Array:
-    """(key heads, buckets, d, d): the covariance of the keys that a query sees, added up over each bucket's queries."""
+    """(buckets, d, d): the covariance of the keys that a query sees, added up over each bucket's queries."""
     means, bucket = seen.mean(k), seen.grid.bucket
     parts = [np.flatnonzero(bucket == each) for each in range(bucket[-1] + 1)]
-    squares = [(seen.of_key[of, None] * k[:, of]).transpose(0, 2, 1) @ k[:, of] for of in parts]
-    found = np.zeros((len(k), len(parts), k.shape[-1], k.shape[-1]))
+    squares = [(seen.of_key[of, None] * k[of]).T @ k[of] for of in parts]
+    found = np.zeros((len(parts), k.shape[-1], k.shape[-1]))
     for number, rows in enumerate(parts):
         by = seen.of_query[rows]
-        found[:, number] = -(by[:, None] * means[:, rows]).transpose(0, 2, 1) @ means[:, rows]
-        steps = np.zeros(k.shape[1] + 1)  # how much each key counts, as steps from key to key
+        found[number] = -(by[:, None] * means[rows]).T @ means[rows]
+        steps = np.zeros(len(k) + 1)  # how much each key counts, as steps from key to key
         np.add.at(steps, seen.first[rows], by * seen.inverse[rows])
         np.add.at(steps, rows + 1, -by * seen.inverse[rows])
         level = np.cumsum(steps[:-1])
         for of, square in zip(parts[: number + 1], squares, strict=False):
-            weight = level[of]
             if (steps[of[1:]] == 0.0).all():  # all keys of the bucket count alike
-                found[:, number] += weight[0] * square
+                found[number] += level[of[0]] * square
             else:
-                weighted = (weight * seen.of_key[of])[:, None] * k[:, of]
-                found[:, number] += weighted.transpose(0, 2, 1) @ k[:, of]
+                found[number] += ((level[of] * seen.of_key[of])[:, None] * k[of]).T @ k[of]
     return found

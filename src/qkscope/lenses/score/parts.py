@@ -73,7 +73,7 @@ class SplitAxes:
         grid = grid_of(self.edges, most)
         counts = np.bincount(grid.bucket, grid.weight, minlength=len(self.weight))
         of_query = (self.weight / counts)[grid.bucket] * grid.weight
-        return Seen(grid, self.reach, of_query, self.known_k[grid.bucket] * grid.weight, self.which)
+        return Seen(grid, self.reach, of_query, self.known_k[grid.bucket] * grid.weight)
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ def exact_split(cells: KeyCells, means: Means, most: int = FINE) -> tuple[Split,
     ]
     parts = {name: np.stack([head[name] for head in heads]) for name in heads[0]}
     parts["keys"] = keys[0]
+    position, late = of_means(means, most)
     if arcs is not None:
         seen = axes.on_grid(most)
-        spread = seen_covariance(curve(means.k, arcs[1], seen.grid), seen)
+        spread = [seen_covariance(curve(means.k, arcs[1], key, seen.grid), seen) for key in range(len(means.k))]
         for head, key in enumerate(axes.which):
             parts["preference"][head] += traces(arcs[0].covariance[head], keys[0][key]) @ axes.weight
             parts["query_position"][head] = traces(left[head], spread[key]).sum()
-    position, late = of_means(means, most)
     return Split(position, parts["query_position"], parts["preference"], parts["query"], late), parts
 
 
@@ -177,9 +177,18 @@ def of_means(means: Means, most: int = FINE) -> tuple[Array, Array]:
     if means.cells.arcs is None:
         variance = ((four @ axes.seen.variance) * four).sum(axis=2)  # (buckets, heads)
         return axes.weight @ variance, np.asarray(rise)
-    seen = axes.on_grid(most)
-    of_q, of_k = means.cells.arcs
-    return seen_variance(curve(q, of_q, seen.grid), curve(k, of_k, seen.grid), seen), np.asarray(rise)
+    return _curved(means, axes.on_grid(most)), np.asarray(rise)
+
+
+def _curved(means: Means, seen: Seen) -> Array:
+    """(heads,): the variance of the mean score over seen keys, of lines with arcs."""
+    assert means.cells.arcs is not None
+    (of_q, of_k), found = means.cells.arcs, np.zeros(len(means.q))
+    for key in range(len(means.k)):
+        heads = np.flatnonzero(means.axes.which == key)
+        q = [curve(means.q, of_q, int(head), seen.grid) for head in heads]
+        found[heads] = seen_variance(q, curve(means.k, of_k, key, seen.grid), seen)
+    return found
 
 
 def traces(one: Array, other: Array) -> Array:

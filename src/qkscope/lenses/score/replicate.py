@@ -68,8 +68,7 @@ def _left(window: Statistics, buckets: Statistics, arcs: Arcs | None) -> Array:
     left = mean_residual(window, buckets)
     if arcs is None:
         return left
-    weight = buckets.n / buckets.n.sum(axis=1, keepdims=True)
-    return np.asarray(left - np.einsum("hb,hbij->hij", weight, arcs.covariance))
+    return left - _over_buckets(buckets.n[0] / buckets.n[0].sum(), arcs.covariance)  # heads have the same tokens
 
 
 def replicate_split(sums: LayerSums, whole: WholeLayer) -> Split:
@@ -91,27 +90,29 @@ def replicate_split(sums: LayerSums, whole: WholeLayer) -> Split:
     query_position += traces(_key_form(axes, step_k)[which], whole.mean_q)
     arcs, before = means.arcs(), whole.means.arcs()
     if arcs is not None and before is not None:
-        preference += _over_buckets(axes.weight, arcs[0] - before[0], whole.keys[which])
-        query_position += _over_buckets(np.ones(len(axes.weight)), (arcs[1] - before[1])[which], whole.of_q)
+        for head, key in enumerate(which):
+            preference[head] += traces(arcs[0][head] - before[0][head], whole.keys[key]) @ axes.weight
+            query_position[head] += traces(arcs[1][key] - before[1][key], whole.of_q[head]).sum()
     query = whole.split.query
     if sums.replication.method == "jackknife":
         other_q = _left(sums.q, cells.q, cells.arcs and cells.arcs[0]) - whole.residual_q
         other_k = _left(window_keys(sums), cells.k, cells.arcs and cells.arcs[1]) - whole.residual_k
         by_q, by_k = _seen_form(axes, means.q), _key_form(axes, means.k)
         if arcs is not None:
-            by_q += np.einsum("b,hbij->hij", axes.residual[0], arcs[0])
-            by_k += np.einsum("b,hbij->hij", axes.of_keys, arcs[1])
+            by_q += _over_buckets(axes.residual[0], arcs[0])
+            by_k += _over_buckets(axes.of_keys, arcs[1])
         preference += traces(by_q, other_k[which])
         query_position += traces(by_k[which], other_q)
-        seen_k = np.einsum("b,kbij->kij", axes.weight, whole.keys)
+        seen_k = _over_buckets(axes.weight, whole.keys)
         query = query + traces(other_q, seen_k[which]) + traces(whole.seen_q, other_k[which])
         query += axes.residual[0].sum() * traces(other_q, other_k[which])
     return Split(whole.split.position + position - whole.coarse, query_position, preference, query, late)
 
 
-def _over_buckets(weight: Array, one: Array, other: Array) -> Array:
-    """(heads,): Σ_b weight tr(AB) of covariances (heads, buckets, d, d)."""
-    return np.asarray(np.einsum("b,hbij,hbij->h", weight, one, other))
+def _over_buckets(weight: Array, of: Array) -> Array:
+    """(heads, d, d): the weighted sum of covariances (heads, buckets, d, d)."""
+    heads, buckets, d, _ = of.shape
+    return np.asarray((weight @ of.reshape(heads, buckets, d * d)).reshape(heads, d, d))
 
 
 def _seen_form(axes: SplitAxes, q: Array) -> Array:
