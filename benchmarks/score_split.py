@@ -256,6 +256,11 @@ def table(results: dict[str, dict]) -> str:
                 cells = [f"{c} ({d:+.3f})".replace("-", "−") for c, d in zip(cells, of["difference"], strict=True)]
             worst = "" if name == "all scores" else f"{max(of['largest']):.3f}"
             lines.append(f"| {title} | {case['context']:,} | {name} | {' | '.join(cells)} | {worst} |")
+            if name == "all scores":
+                other = f"{case['independent_position']:.3f}"
+                lines.append(
+                    f"| {title} | {case['context']:,} | queries and keys of different documents | {other} | | | | |"
+                )
     return "\n".join(lines)
 
 
