@@ -1,6 +1,8 @@
 """Cards of the split: what scores are made of, entry by entry and by depth."""
 
 import itertools
+import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -12,7 +14,6 @@ from qkscope.lenses.card import (
     error_bars,
     opening,
     rows,
-    window_agreement,
 )
 from qkscope.lenses.claims.words import held, ruling_of
 from qkscope.lenses.depth_axis import depth_axis
@@ -29,7 +30,7 @@ from qkscope.lenses.score.phrases import (
     wins_sentence,
 )
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, shares_shown
-from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
+from qkscope.lenses.score.table import ADVANTAGE, FILE, SHARES
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import HeadPanel, Part
@@ -53,7 +54,6 @@ from qkscope.words.phrases import (
 def score_split(subject: Subject) -> Card:
     """One stacked bar per entry."""
     panel, shares = subject.at.panel_of(FILE), shares_shown(subject.at)
-    names = dict(zip(shares, PART_NAMES.values(), strict=True))
     shows: list[Block | str] = [
         opening(
             subject,
@@ -62,11 +62,10 @@ def score_split(subject: Subject) -> Card:
             "the last quarter of the window: above 0 late keys win." + error_bars(subject, BY_KIND, shares),
         ),
         line_note(subject),
-        *_components(subject, panel, names),
+        *_components(subject, panel, shares),
         paragraph(Strong("Late or early."), " ", _leaning(subject, panel)),
         " ".join(of_each(subject.study, lambda entry: _kinds(subject, entry))),
         _sizes(subject, panel),
-        *window_agreement(subject, _compared(subject), FILE),
         *held(subject, "score_split"),
     ]
     steps = [
@@ -75,8 +74,8 @@ def score_split(subject: Subject) -> Card:
     ]
     takeaway = [
         *of_each(subject.study, lambda entry: _brief(subject, entry)),
-        _course(subject, panel, shares[0], names[shares[0]]) if len(subject.checkpoints) > 1 else "",
-        context_takeaway(subject, [quantity for quantity, _, _ in _compared(subject)[:1]], FILE),
+        *_components(subject, panel, shares[:1])[:1],
+        context_takeaway(subject, [_compared(subject)], FILE),
     ]
     headline = f"What Scores Are Made Of {subject.study.span.title()}"
     return Card(headline, shows, FILE, steps, takeaway)
@@ -89,17 +88,17 @@ def _brief(subject: Subject, entry: Entry) -> str:
     return f"{sentence(f'{opening_place(subject.study, entry)} {share}')} {lean}"
 
 
-def _components(subject: Subject, panel: HeadPanel, names: dict[str, str]) -> list[Block | str]:
-    """Each share from the first to the last checkpoint of a run, by kind of layer; or a ranking of seeds and models."""
+def _components(subject: Subject, panel: HeadPanel, shares: Sequence[str]) -> list[str]:
+    """Shares of the first and the last checkpoint of a run, by kind of layer; or a ranking of seeds and models."""
     if not subject.study.one_run and len(subject.checkpoints) > 1:
-        return [_course(subject, panel, share, name) for share, name in names.items()]
+        names = dict(zip(shares_shown(subject.at), PART_NAMES.values(), strict=True))
+        return [_course(subject, panel, share, names[share]) for share in shares]
     first, last = subject.checkpoints[0], subject.checkpoints[-1]
-    place = f"From {label(first)} to {label(last)}" if first is not last else opening_place(subject.study, last)
-    said: list[Block | str] = []
+    place = f"from {label(first)} to {label(last)}" if first is not last else f"at {label(last)}"
+    said = []
     for kind in kinds_shown(subject.table(BY_KIND)):
-        parts = [_moved(subject, panel, share, kind) for share in names]
-        who = "All heads." if kind == EVERY_KIND else sentence(f"{shortened(kind)} layers")
-        said.append(paragraph(Strong(who), " ", sentence(f"{place}: {'; '.join(parts)}")))
+        who = "Over all heads" if kind == EVERY_KIND else f"In {shortened(kind)} layers"
+        said.append(sentence(f"{who} {place}: {'; '.join(_moved(subject, panel, share, kind) for share in shares)}"))
     return said
 
 
@@ -115,8 +114,9 @@ def _moved(subject: Subject, panel: HeadPanel, column: str, kind: str) -> str:
         return f"{name} {shown[0]}"
     change = panel.change(column, first.name, last.name, part)
     size = plus_minus(100 * change.difference, 100 * change.error, signed=True)
-    verdict = f"{size} points" if change.direction else f"not significant, {size} points"
-    return f"{name} {shown[0]} → {shown[1]} ({verdict})"
+    if math.isnan(change.error):
+        return f"{name} {shown[0]} → {shown[1]} ({size} points, standard error unknown)"
+    return f"{name} {shown[0]} → {shown[1]} ({'' if change.direction else 'not significant, '}{size} points)"
 
 
 def _apart(subject: Subject) -> str:
@@ -183,13 +183,10 @@ def _sizes(subject: Subject, panel: HeadPanel) -> str:
     return _course(subject, panel, column, name, significant)
 
 
-def _compared(subject: Subject) -> list[tuple[str, str, Format]]:
-    """What native contexts and the common window are compared by: the same columns at both."""
+def _compared(subject: Subject) -> str:
+    """The share of position by which native contexts and the common window are compared."""
     common = subject.at if subject.at.common else subject.common
-    shares = SHARES if common is None else shares_shown(common)
-    how = " (the window as one bucket)" if shares == LINE_SHARES else ""
-    parts = [(shares[0], f"the share of position{how}", percent), (shares[3], f"the share of query{how}", percent)]
-    return [*parts, (ADVANTAGE, "the advantage of late keys", number)]
+    return SHARES[0] if common is None else shares_shown(common)[0]
 
 
 # --- by depth -----------------------------------------------------------------------------------------
