@@ -41,17 +41,17 @@ class Arcs:
     def covariance(self) -> Array:
         """(heads, buckets, d, d): of the arc over the positions of each bucket."""
         order = self.planes.order
-        found = np.zeros((*self.mean.shape, self.mean.shape[-1]))
+        covariance = np.zeros((*self.mean.shape, self.mean.shape[-1]))
         for bucket, (start, stop) in enumerate(pairwise(self.edges)):
             if stop - start > 2:  # two positions are always a line
                 by, mean = turning(self.planes, Positions.window(stop, start)), self.mean[:, bucket]
                 drift = turned_drift(mean, by)
                 line = drift[:, :, None] * drift[:, None, :] / by.positions.variance
-                found[:, bucket] = spread_of_mean(mean, by) - line
+                covariance[:, bucket] = spread_of_mean(mean, by) - line
         if np.array_equal(order, np.arange(len(order))):
-            return found
+            return covariance
         back = np.argsort(order)
-        return found[:, :, back[:, None], back]
+        return covariance[:, :, back[:, None], back]
 
     def add_to(self, line: Array, head: int, positions: tuple[int, ...], buckets: NDArray[np.intp]) -> None:
         """Add one head's arc at some positions, which lie in these buckets, to its line there: (positions, d)."""
@@ -66,15 +66,15 @@ class Arcs:
 def _unit_arcs(planes: Planes, edges: tuple[int, ...], positions: tuple[int, ...]) -> Complex:
     """(positions, planes): e^{iθt} without its line over the bucket that t is in."""
     t = np.asarray(positions, dtype=np.float64)
-    found: Complex = np.exp(1j * np.outer(t, planes.angles))
+    unit: Complex = np.exp(1j * np.outer(t, planes.angles))
     for start, stop in pairwise(edges):
         inside = (t >= start) & (t < stop)
         if stop - start <= 2:
-            found[inside] = 0.0
+            unit[inside] = 0.0
             continue
         by = turning(planes, Positions.window(stop, start))
-        found[inside] -= by.first + np.outer(t[inside] - by.positions.mean, by.drift / by.positions.variance)
-    return found
+        unit[inside] -= by.first + np.outer(t[inside] - by.positions.mean, by.drift / by.positions.variance)
+    return unit
 
 
 def arcs_of(sums: LayerSums, edges: tuple[int, ...]) -> tuple[Arcs, Arcs] | None:

@@ -24,7 +24,7 @@ BLOCK = 128  # queries at a time
 
 
 @dataclass(frozen=True)
-class Grid:
+class PositionGrid:
     """Positions that represent a window: all of them, or some of each bucket."""
 
     positions: tuple[int, ...]
@@ -37,37 +37,37 @@ class Grid:
 
 
 @lru_cache(maxsize=32)
-def grid_of(edges: tuple[int, ...], most: int) -> Grid:
+def grid_of(edges: tuple[int, ...], most: int) -> PositionGrid:
     """About `most` positions: one at random from each of as many equal parts of every bucket, always the same."""
     rng, every = np.random.default_rng(0), edges[-1] - edges[0] <= most
-    found, weights = [], []
+    chosen, weights = [], []
     for start, stop in pairwise(edges):
         length = stop - start
         count = length if every else min(length, -(-length * most // (edges[-1] - edges[0])))
         ends = start + np.arange(count + 1) * length // count
-        found.append(rng.integers(ends[:-1], ends[1:]))
+        chosen.append(rng.integers(ends[:-1], ends[1:]))
         weights.append(np.diff(ends).astype(np.float64))
-    positions = np.concatenate(found)
-    bucket = np.repeat(np.arange(len(found)), [len(part) for part in found])
+    positions = np.concatenate(chosen)
+    bucket = np.repeat(np.arange(len(chosen)), [len(part) for part in chosen])
     away = positions - middles(edges)[bucket]
-    return Grid(tuple(positions.tolist()), bucket.astype(np.intp), away, np.concatenate(weights))
+    return PositionGrid(tuple(positions.tolist()), bucket.astype(np.intp), away, np.concatenate(weights))
 
 
-def curve(lines: Array, arcs: Arcs, head: int, grid: Grid) -> Array:
+def curve(lines: Array, arcs: Arcs, head: int, grid: PositionGrid) -> Array:
     """(positions, d): a head's mean vector at each position of the grid; `lines` is (heads, 2 buckets, d)."""
     mean, slope = np.split(lines[head], 2)
-    found = slope[grid.bucket]
-    found *= grid.away[:, None]
-    found += mean[grid.bucket]
-    arcs.add_to(found, head, grid.positions, grid.bucket)
-    return found
+    vectors = slope[grid.bucket]
+    vectors *= grid.away[:, None]
+    vectors += mean[grid.bucket]
+    arcs.add_to(vectors, head, grid.positions, grid.bucket)
+    return vectors
 
 
 @dataclass(frozen=True)
 class Seen:
     """Which keys queries see on a grid, and how much each query and key counts."""
 
-    grid: Grid
+    grid: PositionGrid
     reach: Reach
     of_query: Array  # (positions,): they sum to 1
     of_key: Array  # (positions,): how many keys
@@ -97,7 +97,7 @@ def seen_variance(q: Sequence[Array], k: Array, seen: Seen) -> list[float]:
     All curves are (positions, d).
     """
     first, of_key, means = seen.first, seen.of_key, seen.mean(k)
-    found = [-float(seen.of_query @ np.einsum("td,td->t", of, means) ** 2) for of in q]
+    variances = [-float(seen.of_query @ np.einsum("td,td->t", of, means) ** 2) for of in q]
     squares = [np.zeros((k.shape[-1], k.shape[-1]))]  # of the keys before each block
     for start in range(0, len(k), BLOCK):
         rows = np.arange(start, min(start + BLOCK, len(k)))
@@ -109,9 +109,9 @@ def seen_variance(q: Sequence[Array], k: Array, seen: Seen) -> list[float]:
             block = of[rows]
             scores = block @ some
             square = np.einsum("td,td->t", block @ before, block) + np.einsum("ts,ts,ts->t", scores, scores, counted)
-            found[head] += float(square @ by)
+            variances[head] += float(square @ by)
         squares.append(squares[-1] + (of_key[rows, None] * k[rows]).T @ k[rows])
-    return found
+    return variances
 
 
 def seen_covariance(k: Array, seen: Seen) -> Array:
@@ -119,17 +119,17 @@ def seen_covariance(k: Array, seen: Seen) -> Array:
     means, bucket = seen.mean(k), seen.grid.bucket
     parts = [np.flatnonzero(bucket == each) for each in range(bucket[-1] + 1)]
     squares = [(seen.of_key[of, None] * k[of]).T @ k[of] for of in parts]
-    found = np.zeros((len(parts), k.shape[-1], k.shape[-1]))
+    covariances = np.zeros((len(parts), k.shape[-1], k.shape[-1]))
     for number, rows in enumerate(parts):
         by = seen.of_query[rows]
-        found[number] = -(by[:, None] * means[rows]).T @ means[rows]
+        covariances[number] = -(by[:, None] * means[rows]).T @ means[rows]
         steps = np.zeros(len(k) + 1)  # how much each key counts, as steps from key to key
         np.add.at(steps, seen.first[rows], by * seen.inverse[rows])
         np.add.at(steps, rows + 1, -by * seen.inverse[rows])
         level = np.cumsum(steps[:-1])
         for of, square in zip(parts[: number + 1], squares, strict=False):
             if (steps[of[1:]] == 0.0).all():  # all keys of the bucket count alike
-                found[number] += level[of[0]] * square
+                covariances[number] += level[of[0]] * square
             else:
-                found[number] += ((level[of] * seen.of_key[of])[:, None] * k[of]).T @ k[of]
-    return found
+                covariances[number] += ((level[of] * seen.of_key[of])[:, None] * k[of]).T @ k[of]
+    return covariances

@@ -77,7 +77,7 @@ class SplitAxes:
 
 
 @dataclass(frozen=True)
-class Means:
+class MeanVectors:
     """Mean queries and keys of a layer or a replicate: lines, and the cells that their arcs are in."""
 
     cells: KeyCells
@@ -92,7 +92,7 @@ class Means:
         return None if arcs is None else (arcs[0].covariance, arcs[1].covariance)
 
 
-def means_of(sums: LayerSums, cells: KeyCells, whole: Means | None = None) -> Means:
+def means_of(sums: LayerSums, cells: KeyCells, whole: MeanVectors | None = None) -> MeanVectors:
     """The means of these cells; a replicate's keys are about the centre of the whole's."""
     axes = _axes(sums, cells) if whole is None else whole.axes
     q = lines_of(cells.q, cells.edges, axes.known_q)
@@ -101,7 +101,7 @@ def means_of(sums: LayerSums, cells: KeyCells, whole: Means | None = None) -> Me
     centre = k[:, :buckets][:, axes.known_k].mean(axis=1, keepdims=True) if whole is None else whole.centre
     # The variance of keys stays as it is, and rounding errors shrink.
     about = np.concatenate([np.where(there, k[:, :buckets] - centre, 0.0), k[:, buckets:]], axis=1)
-    return Means(cells, axes, q, about, centre)
+    return MeanVectors(cells, axes, q, about, centre)
 
 
 def _axes(sums: LayerSums, cells: KeyCells) -> SplitAxes:
@@ -113,7 +113,7 @@ def _axes(sums: LayerSums, cells: KeyCells) -> SplitAxes:
     return SplitAxes(cells.edges, reach, seen, known_q, known_k, weight, sums.distinct_keys[1])
 
 
-def exact_split(cells: KeyCells, means: Means, most: int = FINE) -> tuple[Split, dict[str, Array]]:
+def exact_split(cells: KeyCells, means: MeanVectors, most: int = FINE) -> tuple[Split, dict[str, Array]]:
     """The split of these means with the residual covariances of these cells, and its derivatives."""
     axes, arcs = means.axes, means.cells.arcs
     keys = _seen_residuals(axes, residuals(cells.k, cells.arcs and cells.arcs[1]))
@@ -162,7 +162,7 @@ def _of_head(axes: SplitAxes, lines: tuple[Array, Array], left: tuple[Array, Arr
     }
 
 
-def of_means(means: Means, most: int = FINE) -> tuple[Array, Array]:
+def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
     """The variance of the mean score over seen keys, and the rise of late queries: one of each per head.
 
     Without arcs the variance is exact; with them it is that of at most so many positions. The rise is of the lines.
@@ -180,15 +180,15 @@ def of_means(means: Means, most: int = FINE) -> tuple[Array, Array]:
     return _curved(means, axes.on_grid(most)), np.asarray(rise)
 
 
-def _curved(means: Means, seen: Seen) -> Array:
+def _curved(means: MeanVectors, seen: Seen) -> Array:
     """(heads,): the variance of the mean score over seen keys, of lines with arcs."""
     assert means.cells.arcs is not None
-    (of_q, of_k), found = means.cells.arcs, np.zeros(len(means.q))
+    (of_q, of_k), variances = means.cells.arcs, np.zeros(len(means.q))
     for key in range(len(means.k)):
         heads = np.flatnonzero(means.axes.which == key)
         q = [curve(means.q, of_q, int(head), seen.grid) for head in heads]
-        found[heads] = seen_variance(q, curve(means.k, of_k, key, seen.grid), seen)
-    return found
+        variances[heads] = seen_variance(q, curve(means.k, of_k, key, seen.grid), seen)
+    return variances
 
 
 def traces(one: Array, other: Array) -> Array:

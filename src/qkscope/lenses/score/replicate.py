@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.score.arcs import Arcs
 from qkscope.lenses.score.curves import COARSE
 from qkscope.lenses.score.lines import cells_of, mean_residual, residuals, window_keys
-from qkscope.lenses.score.parts import Means, Split, SplitAxes, exact_split, means_of, of_means, traces
+from qkscope.lenses.score.parts import MeanVectors, Split, SplitAxes, exact_split, means_of, of_means, traces
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second import Statistics
 
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 class WholeLayer:
     """A layer's split, and how it follows when the means and the mean residual covariances are those of a replicate."""
 
-    means: Means
+    means: MeanVectors
     split: Split
     coarse: Array  # (heads,): the position part on the coarse grid
     by_q: Array  # (heads, 2 buckets, d): half the derivative of preference by the queries' lines
@@ -56,7 +56,7 @@ def whole_layer(sums: LayerSums) -> WholeLayer:
     )
 
 
-def _weighted(means: Means, weights: Array) -> Array:
+def _weighted(means: MeanVectors, weights: Array) -> Array:
     """(weights, heads, d, d): the queries' residual covariances, added up over buckets with each of these weights."""
     cells = means.cells
     of = [residuals(cells.q, cells.arcs and cells.arcs[0], head) for head in range(len(cells.q.n))]
