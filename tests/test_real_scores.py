@@ -81,7 +81,9 @@ def test_actual_parts_are_unbiased_with_few_documents():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "changes"), [("llama", {}), ("gemma3_text", {"sliding_window": 16, "head_dim": 16})])
+@pytest.mark.parametrize(
+    ("family", "changes"), [("llama", {}), ("gemma3_text", {"sliding_window": 16, "head_dim": 16})]
+)
 def test_a_models_sums_are_compared_with_its_scores(family, changes):
     model = tiny(family, num_hidden_layers=2, **changes)
     found = real.compared(model, tokens(rows=8, length=64).tolist(), count=4)
