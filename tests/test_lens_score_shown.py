@@ -20,6 +20,7 @@ from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
 from qkscope.run.events import Events
+from qkscope.stats.noise import Part
 from qkscope.tables.from_moments import analyze_files
 from qkscope.words.phrases import plus_minus, share_plus_minus, signed, span
 from reports import EVERY_FIGURE, card_text, drawing
@@ -138,7 +139,7 @@ def test_at_the_common_window_entries_with_other_buckets_are_compared_by_one_lin
         np.testing.assert_allclose(heights(figure.axes[0], name), means[share])
     text = card_text(tables, "score_split", common=True)
     assert "checkpoints have from 5 to 9 position buckets" in text
-    assert "one line over the whole window" in text
+    assert "window counts as one bucket" in text
     assert "position buckets, and finer" not in card_text(tables, "score_split")
 
 
@@ -249,9 +250,24 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
     assert "Position is a larger part in rotary than in NoPE layers." in text
     assert "Late keys win beyond two errors in 4 of 12 heads, early keys in 4." in text
     assert "the mean standard deviation of a query's scores" in text
-    assert "context 32 to 64" in text
     assert "Does it hold here?" in text
-    assert "held fixed" in text
+    assert "kept constant" in text
+
+
+def test_the_card_states_every_change_with_its_error_and_whether_it_is_significant(tables):
+    panel, text = tables.own.panel_of(TABLE.file), card_text(tables, "score_split")
+    verdicts = set()
+    for kind in ("rotary", "NoPE"):
+        (said,) = [line for line in text.splitlines() if line.startswith(f"In {kind} layers from step-0 to step-2: ")]
+        for share, name in zip(SHARES, LOOKS, strict=True):
+            change = panel.change(share, "step-0", "step-2", Part(layer_kind=kind))
+            size = plus_minus(100 * change.difference, 100 * change.error, signed=True)
+            verdicts.add(abs(change.difference) > 2 * change.error)
+            (part,) = [part for part in said.partition(": ")[2].split("; ") if part.startswith(f"{name} ")]
+            assert f"{size} points)" in part
+            assert ("not significant" in part) == (abs(change.difference) <= 2 * change.error)
+    assert verdicts == {True, False}
+    assert not any(word in text for word in ("largest step", "second clear step"))
 
 
 def test_the_card_by_depth_says_whether_early_layers_carry_position(tables):

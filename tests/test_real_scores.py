@@ -1,104 +1,124 @@
-"""The check of the split of scores against real scores, in small: a tiny model, and vectors made to agree or not.
+"""The comparison of the score breakdown with all actual scores, in small: a tiny model, and vectors made by hand.
 
-`benchmarks/score_split.py` runs the same code on a pretrained model.
+`benchmarks/score_split.py` runs the same code on trained models.
 """
 
+import json
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from families import tiny, tokens
-from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.score.table import SHARES
-from qkscope.moments.layout import capture_layout
+from rope_world import HALVES, WIDTH, turn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import score_split as real
 
-LENGTH, WIDTH, DOCUMENTS = 96, 4, 40
+LENGTH = 24
 
 
-@pytest.mark.parametrize(("family", "changes"), [("llama", {}), ("gemma3_text", {"sliding_window": 16})])
-def test_the_position_part_of_a_models_real_scores_is_that_of_the_sums(family, changes):
-    """Position is the same number by either way: all other parts depend on how queries and keys go together."""
+def rotated(documents, tie=0.0, noise=1.0, seed=0, length=LENGTH):
+    """Queries and keys of one head, which RoPE rotates; queries resemble keys of their own document by `tie`."""
+    rng = np.random.default_rng(seed)
+    k = rng.normal(size=WIDTH) + noise * rng.normal(size=(documents, length, WIDTH))
+    q = rng.normal(size=WIDTH) + noise * rng.normal(size=(documents, length, WIDTH)) + tie * (k - k.mean(axis=(0, 1)))
+    return [turn(x, np.arange(length), HALVES) for x in (q, k)]
+
+
+@pytest.mark.parametrize("reach", [{}, {"attention": "sliding", "attention_window": 7}])
+def test_actual_parts_are_covariances_of_all_different_documents(reach):
+    """Every choice of different documents in turn, query by query."""
+    facts = LayerFacts(0, 1, 1, WIDTH, **reach)
+    q, k = rotated(5, tie=0.5)
+    scores = np.einsum("atd,bsd->abts", q, k)
+
+    def mean_covariance(one, other):
+        found = []
+        for t in range(LENGTH):
+            seen = slice(max(0, t - 6) if reach else 0, t + 1)
+            found.append(np.cov(one[t, seen], other[t, seen], ddof=0)[0, 1])
+        return np.mean(found)
+
+    def over(count, choose):
+        return np.mean([mean_covariance(*choose(*chosen)) for chosen in permutations(range(5), count)])
+
+    position = over(2, lambda a, b: (scores[a, a], scores[b, b]))
+    by_key = over(3, lambda a, b, d: (scores[a, d], scores[b, d]))
+    by_query = over(3, lambda a, b, d: (scores[d, a], scores[d, b]))
+    found = real.actual_parts(q, k, facts)
+    total = np.mean([mean_covariance(scores[d, d], scores[d, d]) for d in range(5)])
+    assert found["total"] == pytest.approx(total)
+    assert found["position"] == pytest.approx(position)
+    assert found["preference"] == pytest.approx(by_key - found["independent_position"])
+    assert found["query_position"] == pytest.approx(by_query - found["independent_position"])
+    assert sum(found[part] for part in real.PARTS) == pytest.approx(total)
+
+
+def test_actual_parts_are_unbiased_with_few_documents():
+    """Of four documents at a time, the mean over many is the truth, which is known for noise without a direction."""
+    facts = LayerFacts(0, 1, 1, WIDTH)
+    found = []
+    rng = np.random.default_rng(0)
+    means = rng.normal(size=(2, WIDTH))
+    t = np.arange(LENGTH)
+    for _ in range(150):
+        q, k = (turn(mean + rng.normal(size=(4, LENGTH, WIDTH)), t, HALVES) for mean in means)
+        parts = real.actual_parts(q, k, facts)
+        found.append([parts[name] for name in (*real.PARTS, "independent_position")])
+    mu, m = (turn(mean, t, HALVES) for mean in means)
+    seen = 1 - 1 / (t + 1)
+    position = np.mean([(m[: i + 1] @ mu[i]).var() for i in t])
+    spread = np.mean([m[: i + 1].var(axis=0).sum() for i in t])
+    # A mean query of many documents has no noise: preference and query-position are those of the means alone.
+    expected = np.array([position, spread, np.mean(seen) * (means[0] ** 2).sum(), WIDTH * np.mean(seen), position])
+    error = np.std(found, axis=0, ddof=1) / np.sqrt(len(found))
+    assert (abs(np.mean(found, axis=0) - expected) < 4 * error).all()
+    assert (error < 0.15 * expected).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "changes"), [("llama", {}), ("gemma3_text", {"sliding_window": 16, "head_dim": 16})]
+)
+def test_a_models_sums_are_compared_with_its_scores(family, changes):
     model = tiny(family, num_hidden_layers=2, **changes)
-    heads = real.compared(model, tokens(rows=5, length=48).tolist(), buckets=4)
-    assert len(heads) == 2 * 4
-    np.testing.assert_allclose(heads["position_ratio"], 1.0, rtol=1e-4)
-    np.testing.assert_allclose(heads["query_position_ratio"], 1.0, rtol=0.1)
-    for name in SHARES:
-        assert heads[f"{name}_sums"].corr(heads[f"{name}_real"], method="spearman") > 0.5
+    found = real.compared(model, tokens(rows=8, length=64).tolist(), count=4)
+    assert set(found) == {
+        "all scores", "independent position", "one bucket", "8 buckets", "16 buckets", "32 buckets",
+        "16 buckets, lines only",
+    }  # fmt: skip
+    for name, shares in found.items():
+        assert shares.shape == (1 if name == "independent position" else 4, 4)
+    for name in ("all scores", "16 buckets"):
+        np.testing.assert_allclose(found[name].sum(axis=0), 1.0)
+    case = {"context": 64, "independent_position": 0.25, "methods": real.summary(found)}
+    json.dumps(case)
+    text = real.table({"tiny": case})
+    assert "| tiny | 64 | all scores | " in text
+    assert text.count("\n| tiny | ") == 7
 
 
-def made(facts, tie=0.0, apart=0.0):
-    """A layer's real scores: queries look by `tie` where keys of their document vary; documents' keys are `apart`."""
-    rng, t = np.random.default_rng(0), np.linspace(0, 1, LENGTH)[:, None]
-    documents = []
-    for _ in range(DOCUMENTS):
-        k = rng.normal(size=(facts.kv_heads, LENGTH, WIDTH)) + apart * rng.normal(size=(facts.kv_heads, 1, WIDTH))
-        q = rng.normal(size=(facts.q_heads, LENGTH, WIDTH)) + 1.0
-        topic = rng.normal(size=WIDTH)
-        k += 2 * bool(tie) * rng.normal(size=(*k.shape[:2], 1)) * topic
-        q += tie * rng.normal(size=(*q.shape[:2], 1)) * topic
-        documents.append((q + t, k - 3 * t))
-    moments = Moments(capture_layout(LENGTH, buckets=4, groups=4), [facts])
-    for number, (q, k) in enumerate(documents):
-        moments.add(0, q[None], k[None], groups=number % 4)
-    layer = real.RealLayer.of(moments, 0)
-    for q, k in documents:
-        layer.add(torch.from_numpy(q).float(), torch.from_numpy(k).float())
-    return real.rows_of(moments, 0, layer, DOCUMENTS), documents
+def test_sums_agree_with_all_scores_where_queries_and_keys_are_independent():
+    """Noise without a direction: what sums take from buckets is then exact but for noise."""
+    facts = LayerFacts(0, 1, 1, WIDTH, "rotary", rotation=HALVES)
+    q, k = rotated(40, noise=0.5, length=64)
+    parts = real.actual_parts(q, k, facts)
+    expected = [parts[name] / parts["total"] for name in real.PARTS]
+    found = real.from_sums((q[:, None], k[:, None]), facts)
+    for name in ("one bucket", "8 buckets", "16 buckets"):
+        np.testing.assert_allclose(found[name][:, 0], expected, atol=0.015)
+    assert abs(found["16 buckets, lines only"][:, 0] - expected).max() > 0.04
 
 
-FACTS = LayerFacts(0, 4, 2, WIDTH)
-
-
-def test_independent_queries_and_keys_have_the_scores_that_sums_predict():
-    heads, _ = made(FACTS)
-    for name in ("position", "query_position", "preference", "query", "total"):
-        np.testing.assert_allclose(heads[f"{name}_ratio"], 1.0, rtol=0.03)
-    np.testing.assert_allclose(heads["own_document"], 1.0, rtol=0.03)
-    np.testing.assert_allclose(heads["together"], 0.0, atol=0.02)
-
-
-def test_dependence_is_noticed():
-    """Queries that look for what their document is about; and documents whose keys differ less than those of all."""
-    plain, _ = made(FACTS)
-    tied, _ = made(FACTS, tie=1.0)
-    assert (tied["own_document"] > 1.05).all()
-    assert (plain["own_document"] < 1.05).all()
-    apart, _ = made(FACTS, apart=1.0)
-    assert (apart["preference_ratio"] < 0.7).all()  # half of the keys' variance is between documents
-    assert (apart["other_document"] < 0.7).all()
-
-
-def test_variances_and_scores_by_distance_are_those_of_every_pair():
-    facts = LayerFacts(0, 1, 1, WIDTH, attention="sliding", attention_window=30)
-    heads, documents = made(facts)
-    whole, kernel = [], np.zeros(LENGTH)
-    for q, k in documents:
-        scores = q[0] @ k[0].T
-        whole += [scores[i, max(0, i - 29) : i + 1].var() for i in range(LENGTH)]
-        kernel += [np.diagonal(scores, -distance).mean() for distance in range(LENGTH)]
-    kernel /= DOCUMENTS
-    by_distance = np.mean([kernel[: i + 1].var() for i in range(LENGTH)])
-    assert heads["by_distance"][0] == pytest.approx(by_distance / np.mean(whole), rel=1e-3)
-
-
-def test_the_page_gets_the_tables(tmp_path):
-    heads, _ = made(FACTS)
+def test_the_page_gets_the_table(tmp_path):
     page = tmp_path / "score.md"
     page.write_text("before\n<!-- real scores -->\nold\n<!-- end -->\nafter\n")
-    real.write_section(real.table(heads), page)
-    text = page.read_text()
-    assert "old" not in text
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "| `position_share` |" in text
+    real.write_section("| new |", page)
+    assert page.read_text() == "before\n<!-- real scores -->\n\n| new |\n\n<!-- end -->\nafter\n"
     page.write_text("no marks")
     with pytest.raises(SystemExit, match="no section"):
         real.write_section("", page)

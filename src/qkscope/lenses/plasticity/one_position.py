@@ -97,7 +97,7 @@ def _shared(whole: LayerSums) -> SharedLaws | None:
 
 def laws(curve: MeanCurve, buckets: Statistics, grid: PartGrid) -> Laws:
     """The laws of parts; those of neighboring buckets are pooled, and pieces of a bucket share its rest."""
-    rest, bend = residuals(buckets), bend_covariance(curve, buckets.var_t)
+    rest, bend = residuals(buckets, None), bend_covariance(curve, buckets.var_t)
     rest[buckets.n == 0] = np.nan
     if bend is not None:
         rest -= bend

@@ -1,6 +1,8 @@
 """Cards of the split: what scores are made of, entry by entry and by depth."""
 
 import itertools
+import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -12,11 +14,10 @@ from qkscope.lenses.card import (
     error_bars,
     opening,
     rows,
-    window_agreement,
 )
 from qkscope.lenses.claims.words import held, ruling_of
 from qkscope.lenses.depth_axis import depth_axis
-from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.lenses.named_entries import of_each, opening_place
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
 from qkscope.lenses.score.phrases import (
@@ -29,7 +30,7 @@ from qkscope.lenses.score.phrases import (
     wins_sentence,
 )
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, shares_shown
-from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
+from qkscope.lenses.score.table import ADVANTAGE, FILE, SHARES
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import HeadPanel, Part
@@ -37,11 +38,11 @@ from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import (
     Format,
     curve_course,
-    jumps,
     label,
     listed,
     number,
     percent,
+    plus_minus,
     ranking,
     sentence,
     share_plus_minus,
@@ -53,7 +54,6 @@ from qkscope.words.phrases import (
 def score_split(subject: Subject) -> Card:
     """One stacked bar per entry."""
     panel, shares = subject.at.panel_of(FILE), shares_shown(subject.at)
-    names = dict(zip(shares, PART_NAMES.values(), strict=True))
     shows: list[Block | str] = [
         opening(
             subject,
@@ -62,11 +62,10 @@ def score_split(subject: Subject) -> Card:
             "the last quarter of the window: above 0 late keys win." + error_bars(subject, BY_KIND, shares),
         ),
         line_note(subject),
-        *(paragraph(Strong(_short(name)), " ", _course(subject, panel, share, name)) for share, name in names.items()),
+        *_components(subject, panel, shares),
         paragraph(Strong("Late or early."), " ", _leaning(subject, panel)),
         " ".join(of_each(subject.study, lambda entry: _kinds(subject, entry))),
         _sizes(subject, panel),
-        *window_agreement(subject, _compared(subject), FILE),
         *held(subject, "score_split"),
     ]
     steps = [
@@ -75,8 +74,8 @@ def score_split(subject: Subject) -> Card:
     ]
     takeaway = [
         *of_each(subject.study, lambda entry: _brief(subject, entry)),
-        _course(subject, panel, shares[0], names[shares[0]], brief=True) if len(subject.checkpoints) > 1 else "",
-        context_takeaway(subject, [quantity for quantity, _, _ in _compared(subject)[:1]], FILE),
+        *_components(subject, panel, shares[:1])[:1],
+        context_takeaway(subject, [_compared(subject)], FILE),
     ]
     headline = f"What Scores Are Made Of {subject.study.span.title()}"
     return Card(headline, shows, FILE, steps, takeaway)
@@ -89,8 +88,35 @@ def _brief(subject: Subject, entry: Entry) -> str:
     return f"{sentence(f'{opening_place(subject.study, entry)} {share}')} {lean}"
 
 
-def _short(name: str) -> str:
-    return sentence(name.removeprefix("The mean share of ").removeprefix("the ").removesuffix(" part"))
+def _components(subject: Subject, panel: HeadPanel, shares: Sequence[str]) -> list[str]:
+    """Shares of the first and the last checkpoint of a run, by kind of layer; or a ranking of seeds and models."""
+    if not subject.study.one_run and len(subject.checkpoints) > 1:
+        names = dict(zip(shares_shown(subject.at), PART_NAMES.values(), strict=True))
+        return [_course(subject, panel, share, names[share]) for share in shares]
+    first, last = subject.checkpoints[0], subject.checkpoints[-1]
+    place = f"from {label(first)} to {label(last)}" if first is not last else f"at {label(last)}"
+    said = []
+    for kind in kinds_shown(subject.table(BY_KIND)):
+        who = "Over all heads" if kind == EVERY_KIND else f"In {shortened(kind)} layers"
+        said.append(sentence(f"{who} {place}: {'; '.join(_moved(subject, panel, share, kind) for share in shares)}"))
+    return said
+
+
+def _moved(subject: Subject, panel: HeadPanel, column: str, kind: str) -> str:
+    """A share at the first and the last checkpoint, and the change in percentage points with its standard error."""
+    name = column.removeprefix("line_").removesuffix("_share").replace("_", "-")
+    first, last = subject.checkpoints[0], subject.checkpoints[-1]
+    part = part_of(kind)
+    shown = [
+        share_plus_minus(panel.mean(column, e.name, part), panel.error(column, e.name, part)) for e in (first, last)
+    ]
+    if first is last:
+        return f"{name} {shown[0]}"
+    change = panel.change(column, first.name, last.name, part)
+    size = plus_minus(100 * change.difference, 100 * change.error, signed=True)
+    if math.isnan(change.error):
+        return f"{name} {shown[0]} → {shown[1]} ({size} points, standard error unknown)"
+    return f"{name} {shown[0]} → {shown[1]} ({'' if change.direction else 'not significant, '}{size} points)"
 
 
 def _apart(subject: Subject) -> str:
@@ -103,21 +129,17 @@ def _share(subject: Subject, entry: Entry, part: int, kind: str = EVERY_KIND) ->
     return share_plus_minus(float(row[name]), float(row[error_name(name)]))
 
 
-def _course(
-    subject: Subject, panel: HeadPanel, column: str, name: str, fmt: Format = percent, *, brief: bool = False
-) -> str:
+def _course(subject: Subject, panel: HeadPanel, column: str, name: str, fmt: Format = percent) -> str:
     """How a mean goes over one run, or which of seeds and models is lowest and highest."""
     if not subject.study.one_run and len(subject.checkpoints) > 1:
         return ranking(largest_contrast(panel, subject.checkpoints, column), name, fmt, subject.noun)
-    curve = describe_curve(panel, subject.checkpoints, column)
-    steps = [] if brief else jumps(curve, name[0].lower() + name[1:], fmt, subject.windows)
-    return " ".join([curve_course(curve, name, fmt), *steps])
+    return curve_course(describe_curve(panel, subject.checkpoints, column), name, fmt)
 
 
 def _leaning(subject: Subject, panel: HeadPanel) -> str:
     said = of_each(subject.study, lambda entry: _lean(subject, entry))
     if len(subject.checkpoints) > 1:
-        said.append(_course(subject, panel, ADVANTAGE, "The mean advantage of late keys", number, brief=True))
+        said.append(_course(subject, panel, ADVANTAGE, "The mean advantage of late keys", number))
     return " ".join(text for text in said if text)
 
 
@@ -158,18 +180,13 @@ def _sizes(subject: Subject, panel: HeadPanel) -> str:
     if subject.at.table(FILE)[column].isna().all():
         return "The layers' own scale of scores is not known, so nothing is said about their size before softmax."
     name = "After the layers' own scale, the mean standard deviation of a query's scores"
-    return _course(subject, panel, column, name, significant, brief=True)
+    return _course(subject, panel, column, name, significant)
 
 
-def _compared(subject: Subject) -> list[tuple[str, str, Format]]:
-    """What the own contexts and the common window are compared by: the same kind of line at both."""
+def _compared(subject: Subject) -> str:
+    """The share of position by which native contexts and the common window are compared."""
     common = subject.at if subject.at.common else subject.common
-    shares = SHARES if common is None else shares_shown(common)
-    compared: list[tuple[str, str, Format]] = [(shares[0], "the share of position", percent)]
-    compared += [(shares[3], "the share of the query part", percent), (ADVANTAGE, "the advantage of late keys", number)]
-    if shares == LINE_SHARES:
-        compared[0] = (shares[0], "the share of position (as one line over the window)", percent)
-    return compared
+    return SHARES[0] if common is None else shares_shown(common)[0]
 
 
 # --- by depth -----------------------------------------------------------------------------------------

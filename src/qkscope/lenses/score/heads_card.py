@@ -19,7 +19,7 @@ from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import label, listed, sentence, share_plus_minus, shortened, significant
 
-PARTS = ("position", "query-position", "preference", "the query part")
+PARTS = ("position", "query-position", "preference", "query")
 MOST_NAMED = 3
 
 
@@ -145,8 +145,7 @@ def _describe_map(subject: Subject, of: HeadMap) -> str:
     if not subject.study.one_run:
         head = f"{shortened(subject.study.labels[of.model])}, layer {of.layer} head {of.head}"
     error = float(numbers.get(error_name(ADVANTAGE), np.nan))
-    part = "the query part" if of.part == "query" else of.part
     return (
         f"{head} ({of.why}): {_share(numbers, of.column)} of the variance of its "
-        f"scores is {part}. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
+        f"scores is {of.part}. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
     )

@@ -1,7 +1,8 @@
 """The mean query and the mean key of a head as functions of position: a line inside every bucket.
 
 A bucket's sums give the mean and the slope of its vectors. Between buckets the mean may jump, so a curve of any shape
-is followed as finely as there are buckets, and a window that is one bucket still has its drift.
+is followed as finely as there are buckets, and a window that is one bucket still has its drift. What RoPE adds to the
+lines is in `arcs`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qkscope.lenses.score.arcs import Arcs, arcs_of
 from qkscope.lenses.score.seen import middles
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second import Statistics
@@ -28,6 +30,7 @@ class KeyCells:
     edges: tuple[int, ...]
     q: Statistics
     k: Statistics
+    arcs: tuple[Arcs, Arcs] | None  # of queries and keys
 
 
 def cells_edges(sums: LayerSums) -> tuple[int, ...]:
@@ -41,18 +44,19 @@ def cells_of(sums: LayerSums) -> KeyCells:
     edges = cells_edges(sums)
     first = _joins(len(edges) - 1)
     if len(first) == len(edges) - 1:
-        return KeyCells(edges, sums.q_buckets, sums.k_buckets)
+        return KeyCells(edges, sums.q_buckets, sums.k_buckets, arcs_of(sums, edges))
     kept = tuple(edges[i] for i in first) + edges[-1:]
-    return KeyCells(kept, joined(sums.q_buckets, first), joined(sums.k_buckets, first))
+    return KeyCells(kept, joined(sums.q_buckets, first), joined(sums.k_buckets, first), arcs_of(sums, kept))
 
 
 def whole_window(sums: LayerSums) -> KeyCells:
     """The window as one cell, position 0 by itself where it is a bucket: what every layout of buckets can tell."""
     keys, edges = window_keys(sums), cells_edges(sums)
     if not is_sink_apart(edges):
-        return KeyCells((edges[0], edges[-1]), _alone(sums.q), _alone(keys))
+        one = (edges[0], edges[-1])
+        return KeyCells(one, _alone(sums.q), _alone(keys), arcs_of(sums, one))
     q, k = _apart(sums.q, sums.q_buckets), _apart(keys, sums.k_buckets)
-    return KeyCells((0, 1, edges[-1]), q, k)
+    return KeyCells((0, 1, edges[-1]), q, k, arcs_of(sums, (0, 1, edges[-1])))
 
 
 def is_sink_apart(edges: tuple[int, ...]) -> bool:
@@ -144,10 +148,12 @@ def lines_of(of: Statistics, edges: tuple[int, ...], known: NDArray[np.bool_]) -
     return np.concatenate([np.where(known[:, None], mean, 0.0), np.where(known[:, None], slope, 0.0)], axis=1)
 
 
-def residuals(of: Statistics, head: int | slice = slice(None)) -> Array:
-    """Covariance inside each bucket without its line; 0 where a bucket has no tokens."""
+def residuals(of: Statistics, arcs: Arcs | None, head: int | slice = slice(None)) -> Array:
+    """Covariance inside each bucket without its line and arc; 0 where a bucket has no tokens."""
     line = of.cov_xt[head][..., :, None] * slopes(of, head)[..., None, :]
     left = np.subtract(of.cov_xx[head], line, out=line)
+    if arcs is not None:
+        left -= arcs.covariance[head]
     left[of.n[head] == 0] = 0.0
     return left
 

@@ -17,17 +17,18 @@ PART_NAMES = {
     POSITION: "The mean share of position",
     QUERY_POSITION: "The mean share of query-position",
     PREFERENCE: "The mean share of preference",
-    QUERY: "The mean share of the query part",
+    QUERY: "The mean share of query",
 }
 MEANING = (
-    "The variance of a query's scores over the keys that it sees, averaged over queries, in four parts that sum to 1. "
-    "Position: what the mean query makes of where keys are. Query-position: what queries make of it differently from "
-    "their mean. Preference: which keys the mean query prefers whatever their position. Query: what depends on both "
-    "the query and the key, which is where attention to content can come from."
+    "The variance of a query's scores over the keys that it sees, averaged over queries, in four components that sum "
+    "to 1. Position: the mean query and the positions of the keys, RoPE's rotation of the mean query and key included. "
+    "Query-position: how queries differ from their mean in scoring positions. Preference: which keys the mean query "
+    "prefers whatever their position. Query: what depends on both the query and the key, which is where attention to "
+    "content can come from."
 )
 FIXED = (
-    "jackknife over groups of documents; means and slopes of every bucket and the mean residual covariance are those "
-    "of the documents left, and how buckets differ in covariance is held fixed."
+    "jackknife over groups of documents; the mean vectors of every bucket and the mean residual covariance are those "
+    "of the remaining documents, and differences between buckets in covariance are kept constant."
 )
 
 
@@ -65,12 +66,12 @@ def wins_sentence(row: "pd.Series") -> str:
 
 
 def line_note(subject: Subject) -> str:
-    """That entries are compared by one line over the window, where their buckets differ."""
+    """That entries are compared with the window as one bucket, where their buckets differ."""
     if shares_shown(subject.at) != LINE_SHARES:
         return ""
     counts = sorted({int(n) for n in subject.table(BY_KIND)["buckets"]})
     return (
-        f"Over the common window {subject.noun}s have from {counts[0]} to {counts[-1]} position buckets, and finer "
-        "buckets find more position. So position is here one line over the whole window (position 0 apart), for every "
-        f"{subject.noun} alike; what turns faster than that counts as preference or query."
+        f"Over the common window {subject.noun}s have from {counts[0]} to {counts[-1]} position buckets. So every "
+        f"{subject.noun}'s window counts as one bucket (position 0 separately): a line, and RoPE's rotation of the "
+        "mean. Layers without RoPE, or whose rotation is unknown, have the line alone."
     )

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE
-from qkscope.lenses.score.split import Split, line_split, score_split
+from qkscope.lenses.score.parts import Split
+from qkscope.lenses.score.split import line_split, score_split
 from qkscope.lenses.sums import LayerSums
 
 Array = NDArray[np.float64]
@@ -21,7 +22,7 @@ POSITION, QUERY_POSITION = "position_share", "query_position_share"
 PREFERENCE, QUERY = "preference_share", "query_share"
 SHARES = (POSITION, QUERY_POSITION, PREFERENCE, QUERY)
 ADVANTAGE = "late_advantage"
-# The same shares where position is one line over the window: what entries with other buckets can be compared by.
+# The same shares with the window as one bucket: what entries with other buckets can be compared by.
 LINE_SHARES = tuple(f"line_{name}" for name in SHARES)
 HELD_FIXED = "differences between buckets in covariance"
 
@@ -29,7 +30,7 @@ COLUMNS = (
     Column(
         POSITION,
         "Share of the variance of a query's scores over the keys it sees that the mean query and the positions of the "
-        "keys explain.",
+        "keys explain: a line in every bucket, and RoPE's rotation of the mean query and key within it.",
         "",
         SHARE,
     ),
@@ -55,14 +56,13 @@ COLUMNS = (
     *(
         Column(
             line,
-            f"{name}, if queries and keys each follow one line over the whole window instead of one in every bucket: "
-            "comparable between entries whose buckets differ.",
+            f"{name}, with the whole window as one bucket: comparable between entries whose buckets differ.",
             "",
             SHARE,
         )
         for line, name in zip(LINE_SHARES, SHARES, strict=True)
     ),
-    Column("buckets", "Position buckets in the window; more of them tell position apart more finely.", error=None),
+    Column("buckets", "Position buckets in the window.", error=None),
     Column(
         "score_sd",
         "Standard deviation of a query's scores over the keys it sees (root mean square over queries), before the "
