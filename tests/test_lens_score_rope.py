@@ -81,6 +81,7 @@ CONSTANT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*same tokens as another")
 @pytest.mark.parametrize(("family", "changes"), CONSTANT.values(), ids=CONSTANT)
 @pytest.mark.parametrize("buckets", [2, 6])
 def test_one_token_again_and_again_differs_by_position_alone(family, changes, buckets):
