@@ -18,6 +18,7 @@ from qkscope.lenses.rope.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
 from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
+from qkscope.stats.significance import Error, Significance, decide, is_significant
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Strong, paragraph
 from qkscope.words.phrases import at_labels, course, label, listed, number, percent, plus_minus, sentence, shown, signed
@@ -161,7 +162,7 @@ def _agreement(subject: Subject, model: str, *, headed: bool = False) -> list[st
         heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY_KIND else "head")
         parts = [
             f"mean {name} {number(row[name])} measured and {number(row[f'{name}_rope'])} predicted, "
-            f"{_excess(row, name)}" for name, _ in NAMES
+            f"{_excess(row, name, subject.at.freedom(model))}" for name, _ in NAMES
         ]  # fmt: skip
         over = listed([f"{row[f'corr_{name}']:.2f} for {name}" for name, _ in NAMES
                        if np.isfinite(row[f"corr_{name}"])])  # fmt: skip
@@ -180,11 +181,11 @@ def _still(row: pd.Series, kind: str) -> str:
     return f"In {heads} nothing rotates, so RoPE predicts 0 and all that is measured is excess: {listed(parts)}."
 
 
-def _excess(row: pd.Series, name: str) -> str:
-    """`an excess of 0.005 ± 0.002`, or that there is none beyond its error."""
+def _excess(row: pd.Series, name: str, freedom: float) -> str:
+    """`an excess of 0.005 ± 0.002`, or that it is not significant."""
     value, error = float(row[f"{name}_excess"]), float(row[error_name(f"{name}_excess")])
-    if math.isfinite(error) and abs(value) <= 2 * error:
-        return f"which differ by less than two errors ({plus_minus(value, error)})"
+    if decide(value, Error(error, freedom), smallest=0.0) is Significance.UNCHANGED:
+        return f"which do not differ significantly ({plus_minus(value, error)})"
     return f"an excess of {plus_minus(value, error)}"
 
 
@@ -201,7 +202,7 @@ def _dominated(subject: Subject, model: str) -> str:
 
 
 def _largest(subject: Subject, last: Entry) -> list[str]:
-    """How many heads differ by more than two errors, and which most."""
+    """How many heads differ significantly, and which most."""
     table = beside_measured(subject.at)
     here = table[table["model"] == last.name]
     said = []
@@ -210,13 +211,13 @@ def _largest(subject: Subject, last: Entry) -> list[str]:
         known = here[here[error_name(column)].notna()]
         if not len(known):
             continue
-        beyond = known[known[column].abs() > 2 * known[error_name(column)]]
+        beyond = known[is_significant(known[column], known[error_name(column)], subject.at.freedom(last.name)) == 1]
         most = beyond.reindex(beyond[column].abs().sort_values(ascending=False, kind="stable").index)[:LARGEST]
         named = listed([
             f"layer {int(row['layer'])} head {int(row['head'])} ({plus_minus(row[column], row[error_name(column)])})"
             for _, row in most.iterrows()
         ])  # fmt: skip
-        text = f"{opening_place(subject.study, last)} the excess of {name} is beyond two errors in {len(beyond)} of "
+        text = f"{opening_place(subject.study, last)} the excess of {name} is significant in {len(beyond)} of "
         said.append(f"{text}{counted(len(known), 'head')}{f', most in {named}' if named else ''}.")
     drift = here[["drift_rest_q", "drift_rest_k"]].mean()
     if drift.notna().all():
@@ -267,10 +268,8 @@ def _predicted_change(subject: Subject, kind: str) -> str:
     panel, part = subject.at.panel_of(FILE), part_of(kind)
     parts = []
     for name, _ in NAMES:
-        change, predicted = two[name] - one[name], two[f"{name}_rope"] - one[f"{name}_rope"]
-        rest = panel.change(f"{name}_excess", first.name, last.name, part)
-        left = plus_minus(rest.difference, rest.error)
-        parts.append(
-            f"mean {name} changes by {signed(change)}; RoPE alone predicts {signed(predicted)}, which leaves {left}"
-        )
-    return f"From {label(first)} to {label(last)}, over {_heads(kind)}, {'; '.join(parts)}."
+        predicted, rest = (panel.change(f"{name}_{of}", first.name, last.name, part) for of in ("rope", "excess"))
+        texts = [plus_minus(each.difference, each.error, signed=True) for each in (predicted, rest)]
+        measured = signed(float(two[name] - one[name]))
+        parts.append(f"mean {name} {measured} measured, {texts[0]} predicted, {texts[1]} excess")
+    return f"From {label(first)} to {label(last)}, change of means over {_heads(kind)}: {'; '.join(parts)}."
