@@ -41,7 +41,8 @@ class Change:
     paired: bool
     source: Source = "heads"  # what another sample of which the error is about
     freedom: float = math.inf  # degrees of freedom of the error
-    over_heads: Error = UNKNOWN_ERROR  # of the same difference, over KV heads
+    over_documents: Error = UNKNOWN_ERROR  # of the same difference, over documents alone
+    over_heads: Error = UNKNOWN_ERROR  # and over KV heads alone
 
     @property
     def outcome(self) -> Significance:
@@ -123,8 +124,19 @@ class HeadPanel:
     def error_among(self, quantity: str, model: str, heads: pd.MultiIndex) -> Error:
         """The standard error over documents of the mean over some heads, given by layer and head."""
         here = pd.MultiIndex.from_arrays([self._place(model, name) for name in ("layer", "head")]).isin(heads)
+        return spread(np.array([_mean(draw[here]) for draw in self.drawn_values(quantity, model)]))
+
+    def drawn_values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> list[npt.NDArray[np.float64]]:
+        """The quantity of each head as other documents would have given it, once for each group; empty if unknown."""
         known = [draw for draw in self._draws if model in draw.rows and quantity in draw.columns]
-        return spread(np.array([_mean(_floats(draw.columns[quantity], draw.rows[model])[here]) for draw in known]))
+        inside = self._inside(model, part)  # draws have the same heads, in the same order
+        return [_floats(draw.columns[quantity], draw.rows[model])[inside] for draw in known]
+
+    def key_heads(self, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.int64]:
+        """The KV head of each head, as one number."""
+        key = "kv_head" if "kv_head" in self._places else "head"
+        layer, of = (self._place(model, name).astype(np.int64) for name in ("layer", key))
+        return np.asarray((layer * 100_000 + of)[self._inside(model, part)])
 
     def head_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Error:
         """The standard error over heads of the same mean, clustered by key head."""
@@ -154,9 +166,7 @@ class HeadPanel:
         return self._means[quantity, model, part]
 
     def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        known = [draw for draw in self._draws if model in draw.rows and quantity in draw.columns]
-        inside = self._inside(model, part)  # draws have the same heads, in the same order
-        return np.array([_mean(_floats(draw.columns[quantity], draw.rows[model])[inside]) for draw in known])
+        return np.array([_mean(draw) for draw in self.drawn_values(quantity, model, part)])
 
     def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
         """The layers of a checkpoint's heads, or of a part of them."""
@@ -172,9 +182,7 @@ class HeadPanel:
     def _find_clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         if not self.knows_documents or "kv_head" not in self._places:
             return None
-        layer, key = (self._place(model, name).astype(np.int64) for name in ("layer", "kv_head"))
-        clusters = layer * 100_000 + key
-        return np.asarray(clusters[self._inside(model, part)])
+        return self.key_heads(model, part)
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The quantity of each head of a checkpoint, by layer and head."""
@@ -251,10 +259,11 @@ class HeadPanel:
         if not len(before) or (paired and len(before) != len(after)) or not len(after):
             return change
         error = spread(after - before) if paired else combined(spread(before), spread(after))
-        source: Source = "documents"
-        if self._sampled:
-            error, source = combined(error, change.over_heads), "documents and heads"
-        return replace(change, error=error.size, freedom=error.freedom, source=source)
+        known = replace(change, error=error.size, freedom=error.freedom, source="documents", over_documents=error)
+        if not self._sampled:
+            return known
+        both = combined(error, change.over_heads)
+        return replace(known, error=both.size, freedom=both.freedom, source="documents and heads")
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from qkscope.words.phrases import label, listed, number, percent, plus_minus, se
 NAMES = {R_Q: "mean r_q", R_K: "mean r_k", DOMINATED: "the share of position-dominated heads"}
 MEANING = (
     "The rotated-mean prediction of r depends on three things: queries and keys before RoPE, which the weights make; "
-    "the rotation, whose angles the RoPE base sets; and the window. Taking each from the checkpoint before or after a step gives "
-    "eight predictions. A part is what its own change adds, the mean over the six orders in which the three can change "
-    "(Shapley); the parts add up to the predicted change. Where the parts depend on that order by more than their error, "
-    "window and base count as one cause. What is left of the measured change is unexplained."
+    "the rotation, whose angles the RoPE base sets; and the window. Taking each from the checkpoint before or after a "
+    "step gives eight predictions. A part is what its own change adds, the mean over the six orders in which the three "
+    "can change (Shapley); the parts add up to the predicted change. Where parts depend on that order by more than "
+    "their error, window and base count as one cause. What is left of the measured change is unexplained."
 )
 MOST_DESCRIBED = 4  # steps that are described one by one
 

@@ -109,9 +109,11 @@ class _OfLens:
 
 def _undecided(rows: pd.DataFrame) -> pd.Series[float]:
     """1 where the intervals of r_q and r_k reach another category, 0 where not, empty where there are no errors."""
-    parts = [rows.get(name, pd.Series(np.nan, rows.index)) for name in ("r_q", "r_k", "r_q_se", "r_k_se")]
-    known = parts[2].notna() & parts[3].notna()
-    return pd.Series(undecided(*parts, freedom_of(rows)), rows.index).astype(float).where(known)
+    names = ("r_q", "r_k", "r_q_se", "r_k_se")
+    r_q, r_k, *errors = (rows.get(name, pd.Series(np.nan, rows.index)) for name in names)
+    known = errors[0].notna() & errors[1].notna()
+    doubt = undecided(r_q, r_k, errors[0], errors[1], freedom_of(rows)).astype(float)
+    return pd.Series(doubt, rows.index).where(known)
 
 
 def _when(rows: pd.DataFrame) -> dict[str, pd.Series[str]]:
