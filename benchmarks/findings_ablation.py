@@ -11,6 +11,7 @@ import pandas as pd
 from findings_numbers import Number, Part, Place, Tables, table
 from scipy import optimize, stats
 
+from qkscope.stats.significance import is_significant
 from qkscope.words.phrases import listed
 
 LEVEL = 0.05  # of intervals, and of all comparisons together
@@ -178,8 +179,9 @@ def _lowered(tables: Tables, rows: pd.DataFrame) -> str:
     said = f"Edits of chosen heads lower the loss in {len(lower)} of {len(rows)} comparisons"
     if "chosen_se" not in rows:
         return f"{said}."
-    sure = lower[lower["chosen"] < -2 * lower["chosen_se"]].to_dict("records")
-    return f"{said}, beyond two errors in {len(sure)}{f' ({_named(tables, sure)})' if sure else ''}."
+    freedom = lower["documents"] - 1 if "documents" in lower else tables.groups - 1
+    sure = lower[is_significant(lower["chosen"], lower["chosen_se"], freedom) == 1].to_dict("records")
+    return f"{said}, significantly in {len(sure)}{f' ({_named(tables, sure)})' if sure else ''}."
 
 
 def _undecidable(tables: Tables, rows: pd.DataFrame) -> str:

@@ -143,9 +143,7 @@ def _sizes(tables: Tables) -> str:
         for place in tables.places()
         if _signal(tables, "r_k_abs", place).ahead_of(_signal(tables, "r_k", place).size)
     ]
-    both = (
-        f" It is above |mean r_k| beyond two errors in {tables.grouped(signs)}: heads of both signs." if signs else ""
-    )
+    both = f" It is significantly above |mean r_k| in {tables.grouped(signs)}: heads of both signs." if signs else ""
     return f"At the longest window, with mean |r_k|, and by kind of layer.{both}\n\n" + table(["model", *names], rows)
 
 
@@ -172,7 +170,7 @@ def scores(tables: Tables) -> Part:
             leading.setdefault(_leading(tables, place), []).append(place)
     columns = ["corpus", "model", *SHARES.values(), "late advantage", "late / early keys win"]
     said = [f"*{part}* in {tables.grouped(leading[part])}" for part in SHARES.values() if part in leading]
-    open_ = f"no part is ahead by more than two errors in {tables.grouped(leading[''])}" if "" in leading else ""
+    open_ = f"no part is significantly ahead in {tables.grouped(leading[''])}" if "" in leading else ""
     largest = f"The largest part of the variance of scores is {'; '.join(said)}" if said else ""
     told = "; ".join(part for part in (largest, open_) if part)
     return Part(
@@ -182,7 +180,7 @@ def scores(tables: Tables) -> Part:
             "mean query and where keys are, *query-position* queries that use position differently, *preference* the "
             "mean query and what keys are beyond position, *query* both ([lenses/score.md](lenses/score.md)). Late "
             "advantage: by how many standard deviations the last key wins over the first. Late (early) keys win: in "
-            "how many heads it is above (below) 0 by more than two errors.",
+            "how many heads it is significantly above (below) 0.",
             table(columns, rows),
         ],
         compared=sum(map(len, leading.values())),
@@ -190,7 +188,7 @@ def scores(tables: Tables) -> Part:
 
 
 def _leading(tables: Tables, place: Place) -> str:
-    """The largest part, if it is ahead of the second by more than two errors.
+    """The largest part, if it is significantly ahead of the second.
 
     Shares add up to 1, so their errors depend on each other, in a way that tables do not say: errors are added.
     """

@@ -196,5 +196,5 @@ def test_nope_layers_are_compared_with_rotary_ones_that_see_as_far(tmp_path, kin
     ]
     pd.DataFrame(heads).to_csv(tmp_path / "qk.csv", index=False)
     claims = build_tables(load_results(tmp_path)).own.table("claims").set_index("claim")
-    assert claims.loc["nope_less", "verdict"] == ("supported" if found else "cannot be asked")
+    assert claims.loc["nope_less", "verdict"] == ("supported" if found else "undecided")
     assert ("see equally much" in claims.loc["nope_less", "why"]) == (not found)
