@@ -1,4 +1,4 @@
-"""Claims of the published account against hand-made studies in which each holds, fails, is not significant, or undecided.
+"""Claims of the published account against hand-made studies in which each holds, fails, or is undecided.
 
 `python tests/test_claims.py --write` writes the claims into docs/lenses/claims.md.
 """

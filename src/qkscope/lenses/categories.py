@@ -7,7 +7,7 @@ exist is `undefined`: it is counted and shown, and never passed off as mixed.
 import numpy as np
 import numpy.typing as npt
 
-from qkscope.stats.significance import critical_value
+from qkscope.stats import significance
 
 # The published thresholds; a value exactly on one belongs to neither side, so the head is mixed.
 HIGH = 0.7
@@ -64,7 +64,7 @@ def undecided(
     """
     q, k = (np.asarray(part, dtype=np.float64) for part in (r_q, r_k))
     sizes = np.abs(k)
-    reach = critical_value(freedom)
+    reach = significance.critical_value(freedom)
     steps = [np.nan_to_num(reach * np.asarray(error, dtype=np.float64)) for error in (r_q_error, r_k_error)]
     category, crossed = _codes(q, sizes), np.zeros(q.shape, dtype=bool)
     # Between its ends a range can cross both thresholds: 0.5 lies between them.

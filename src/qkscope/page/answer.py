@@ -18,9 +18,10 @@ from qkscope.lenses.base import Cause
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
+from qkscope.stats import significance
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.stats.series import Trend
-from qkscope.stats.significance import Significance, critical_value
+from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shown, tokens
 
@@ -258,7 +259,7 @@ def _kind_text(at: AtWindow, finding: Finding, name: str, kind: str) -> str:
     if not count:
         return ""
     mean, error = (f(finding.quantity.name, name, part) for f in (at.panel.mean, at.panel.error))
-    reach = float(critical_value(at.freedom(name))) * error
+    reach = float(significance.critical_value(at.freedom(name))) * error
     near = abs(mean) + (reach if math.isfinite(reach) else 0) < LOW
     level = f"are near 0 ({plus_minus(mean, error)})" if near else f"have {plus_minus(mean, error)}"
     where = "The" if at.study.one_run else f"In {label(at, name)} the"
