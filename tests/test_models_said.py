@@ -173,7 +173,7 @@ def test_cards_of_means_over_all_heads_say_that_kinds_of_layers_are_pooled():
 def test_claims_say_which_kind_of_layers_they_are_about():
     claims = tables_of("models").own.table("claims").set_index(["claim", "model"])["found"]
     assert claims["rope_structure", "gemma-x"].startswith("in rotary, sliding 16 layers, which most heads")
-    assert claims["rope_structure", "llama-t"].startswith("RoPE alone gives")
+    assert claims["rope_structure", "llama-t"].startswith("the prediction gives")
     assert "rotary, full layers" in claims["nope_less", "smol-3"]
 
 

@@ -41,7 +41,8 @@ def results():
     return load_results(shared.once("rope shown", folder_of) / "out")
 
 
-CARDS = ("rope_split", "rope_excess", "norms")
+CARDS = ("rope_excess", "norms")
+CHANGES = r"mean [^:;.]*(rises|falls) from"
 STATIC = Path(__file__).parents[1] / "src/qkscope/page/static"
 
 
@@ -215,7 +216,7 @@ def verdicts(tables):
     page = page_html(tables, [], [])
     return {
         "claims": set(claims_at(tables.own)["verdict"]) & {"supported", "contradicted"},
-        "cards": {name: bool(re.search("rises from|falls from", card_text(tables, name, False))) for name in CARDS},
+        "cards": {name: bool(re.search(CHANGES, card_text(tables, name, False))) for name in CARDS},
         "page": {badge["kind"] for each in answer(tables)["findings"] for badge in each["badges"]},
         "waterfall": {row["outcomes"][0] for row in waterfall(tables) if row["quantity"] == "r_q"} & {"changed"},
         "critical": float(json.loads(page.partition('"critical":')[2].partition("]")[0] + "]")[0]),

@@ -23,6 +23,7 @@ from qkscope.stats.significance import LEVEL, Error, Significance, combined, dec
 from qkscope.text import counted
 from qkscope.words.phrases import decimals_of, label, listed, plus_minus, signed, span
 
+WHOLE = "zero"  # the edit that removes a whole head, whatever it contains
 DECIMALS = 4  # of a loss whose error is not known
 PASSES = ("Passes", "qkscope ablate: the same documents with and without the edit, loss of every token, paired.")
 
@@ -147,22 +148,30 @@ def _compared(row: "pd.Series[float]") -> str:
 
 
 def verdict(every: pd.DataFrame) -> str:
-    """For each group: which edits tell it from random heads."""
+    """For each group, whether it matters more than random heads: under `zero`, which removes the whole head.
+
+    Other edits remove more from some heads than from others, so they do not compare heads at one dose.
+    """
     said = []
     for group, rows in every.groupby("group", sort=False):
-        known = rows[rows["low"].notna()]
-        if known.empty:
-            said.append(f"{group}: too few documents or draws for an interval, so nothing is claimed.")
-            continue
-        parts = []
-        for word, chosen in (("more", known["low"] > 0), ("less", known["high"] < 0)):
-            if chosen.any():
-                parts.append(f"matter {word} than random heads under {listed(list(known[chosen]['edit']))}")
-        unclear = known[(known["low"] <= 0) & (known["high"] >= 0)]
-        if len(unclear):
-            parts.append(f"cannot be told from random heads under {listed(list(unclear['edit']))}")
-        said.append(f"Heads chosen as {group} {'; they '.join(parts)}.")
+        whole = rows[rows["edit"] == WHOLE]
+        others = list(rows.loc[~rows["edit"].isin((WHOLE, "nothing")), "edit"])
+        if len(whole):
+            said.append(f"Heads chosen as {group}: {_under_zero(whole.iloc[0])}.")
+        if others:
+            said.append(
+                f"Differences of {group} heads under {listed(others)} are not matched for how much these edits remove "
+                "from a head."
+            )
     return " ".join(said)
+
+
+def _under_zero(row: "pd.Series[float]") -> str:
+    low, high = float(row["low"]), float(row["high"])
+    if math.isnan(low):
+        return "too few documents or draws for an interval, so nothing is claimed"
+    matter = "matter more than" if low > 0 else "matter less than" if high < 0 else "do not differ significantly from"
+    return f"under `{WHOLE}` they {matter} random heads ({plus_minus(row['excess'], row['excess_se'], signed=True)})"
 
 
 def course_card(subject: Subject) -> Card:

@@ -24,11 +24,10 @@ from qkscope.words.blocks import Block, Code, Strong, paragraph
 from qkscope.words.phrases import at_labels, course, label, listed, number, percent, plus_minus, sentence, shown, signed
 
 MEANING = (
-    "RoPE alone: the mean and covariance of a head's queries and keys before rotation are taken as if they did not "
-    "depend on position, and RoPE turns them. The component, r_q, r_k and category that follow have no learning of "
-    "position in them but what the mean query and key carry; NoPE heads are predicted 0. The excess is what is "
-    "measured minus that: above 0, hidden states add position of their own; below 0, position before rotation, or a "
-    "spread that depends on it, takes from it."
+    "Rotated-mean prediction: the mean and covariance of a head's queries and keys before rotation, which the weights "
+    "learn, are taken as if they did not depend on position, and RoPE rotates them. The component, r_q, r_k and category "
+    "follow; NoPE heads are predicted 0. Excess is measured minus predicted. Positive: hidden states carry additional "
+    "positional information. Negative: they counteract it."
 )
 HELD = "means before rotation are found anew, covariances before rotation are held fixed"
 SIGNS = (
@@ -48,7 +47,8 @@ def rope_alone_card(subject: Subject) -> Card:
     shows: list[Block | str] = [
         opening(
             subject,
-            f"A dot per head: r_q (above, or on the left) and r_k as measured on PC0 against what RoPE alone predicts, "
+            "A dot per head: r_q (above, or on the left) and r_k as measured on PC0 against the rotated-mean "
+            f"prediction, "
             f"for {counted(len(names), subject.noun)}. On the line both are equal; above it a head has more than RoPE "
             f"alone gives.{bars}",
         ),
@@ -71,9 +71,8 @@ def rope_alone_card(subject: Subject) -> Card:
     steps = [
         ("Prediction", "from means and covariances before rotation and the measured rotation of each layer, in closed "
          "form over the window's positions; then the same PCA as for the measurement."),
-        ("Null", "this is the null of position without learning of position in hidden states."),
     ]  # fmt: skip
-    headline = f"Measured against RoPE Alone {subject.study.span.title()}"
+    headline = f"Measured against the Rotated-Mean Prediction {subject.study.span.title()}"
     takeaway = [text for e in named for text in (*_agreement(subject, e.name)[:2], _dominated(subject, e.name))]
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -84,8 +83,8 @@ def rope_excess_card(subject: Subject) -> Card:
     shows: list[Block | str] = [
         opening(
             subject,
-            "Left: mean r_q (blue circles) and r_k (red squares) of PC0 as measured, with dashes for what RoPE alone "
-            f"predicts, for {rows(subject)}; right: the difference, the excess. One row for each kind of layer.",
+            "Left: mean r_q (blue circles) and r_k (red squares) of PC0 as measured, with dashes for the rotated-mean "
+            f"prediction, for {rows(subject)}; right: the difference, the excess. One row for each kind of layer.",
         ),
         MEANING,
     ]
@@ -100,11 +99,11 @@ def rope_excess_card(subject: Subject) -> Card:
         *held(subject, "rope_excess"),
     ]
     steps = [("Aggregation", f"means over the heads of each {subject.noun} that have a prediction, by kind of layer.")]
-    headline = f"What RoPE Alone Leaves {subject.study.span.title()}"
+    headline = f"What the Rotated-Mean Prediction Leaves {subject.study.span.title()}"
     return Card(headline, shows, FILE, steps, [_predicted_change(subject, kinds[0])])
 
 
-BIAS = "The slope of the mean score in key position beyond what RoPE alone predicts, a mean over heads,"
+BIAS = "The slope of the mean score in key position beyond the rotated-mean prediction, a mean over heads,"
 
 
 def _significant(value: float, extra: int = 0) -> str:
@@ -198,7 +197,7 @@ def _dominated(subject: Subject, model: str) -> str:
     if row is None:
         return ""
     measured, predicted = shown(percent, row["position_dominated"], row["position_dominated_rope"])
-    return f"RoPE alone makes {predicted} of heads position-dominated there; measured are {measured}."
+    return f"The prediction makes {predicted} of heads position-dominated there; measured are {measured}."
 
 
 def _largest(subject: Subject, last: Entry) -> list[str]:
