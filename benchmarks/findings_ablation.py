@@ -37,10 +37,11 @@ def ablation(tables: Tables) -> Part:
             "Rise of the loss in nats per token when heads are edited together, beside groups of as many other heads "
             f"in each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
             "`kernel` takes the mean score at each distance away and leaves what depends on the token; `zero` takes "
-            "the head away ([ablation.md](ablation.md)). Edited are the heads with the largest r_q, and the first "
-            "category of *position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at "
-            "least two heads of a model and at most half of them. Where a layer has too few others, random heads are "
-            "chosen ones again (last column); where more than half are, nothing is decided.",
+            "the head away ([ablation.md](ablation.md)). Random heads match the number of heads, not how much `kernel` "
+            "removes from them: only `zero` compares heads at one dose. Edited are the heads with the largest r_q, and "
+            "the first category of *position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* "
+            "that has at least two heads of a model and at most half of them. Where a layer has too few others, random "
+            "heads are chosen ones again (last column); where more than half are, nothing is decided.",
             table(columns, [_cells(tables, rows, row) for row in every.to_dict("records")]),
             _told(tables, decidable),
             _lowered(tables, measured),

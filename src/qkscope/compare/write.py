@@ -128,9 +128,12 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
 
 
 def _groups(run: Results) -> int:
-    """The groups of documents behind a run's errors; the fewest that give any where it has no replicates."""
+    """The groups of documents behind a run's errors: those of its replicates, else those of its study."""
     replicates = rows_at_own_window(run, REPLICATES)
-    return max(FEWEST_GROUPS, len([] if replicates is None else replicate_groups(replicates)))
+    if replicates is not None and (groups := replicate_groups(replicates)):
+        return len(groups)
+    study = run.provenance.study
+    return max(FEWEST_GROUPS, 0 if study is None else study.groups or 0)
 
 
 def _other_documents(mine: Results, other: Results) -> list[str]:

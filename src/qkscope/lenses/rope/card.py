@@ -25,9 +25,9 @@ from qkscope.words.phrases import at_labels, course, label, listed, number, perc
 
 MEANING = (
     "Rotated-mean prediction: the mean and covariance of a head's queries and keys before rotation, which the weights "
-    "learn, are taken as if they did not depend on position, and RoPE rotates them. The component, r_q, r_k and category "
-    "follow; NoPE heads are predicted 0. Excess is measured minus predicted. Positive: hidden states carry additional "
-    "positional information. Negative: they counteract it."
+    "learn, are taken as if they did not depend on position, and RoPE rotates them. The component, r_q, r_k and "
+    "category follow; NoPE heads are predicted 0. Excess is measured minus predicted. Positive: hidden states carry "
+    "additional positional information. Negative: they counteract it."
 )
 HELD = "means before rotation are found anew, covariances before rotation are held fixed"
 SIGNS = (
@@ -48,9 +48,8 @@ def rope_alone_card(subject: Subject) -> Card:
         opening(
             subject,
             "A dot per head: r_q (above, or on the left) and r_k as measured on PC0 against the rotated-mean "
-            f"prediction, "
-            f"for {counted(len(names), subject.noun)}. On the line both are equal; above it a head has more than RoPE "
-            f"alone gives.{bars}",
+            f"prediction, for {counted(len(names), subject.noun)}. On the line both are equal; above it a head has "
+            f"more than predicted.{bars}",
         ),
         MEANING,
         *(
