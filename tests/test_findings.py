@@ -50,7 +50,8 @@ def test_claims_of_older_tables_are_judged_by_both_errors(tmp_path):
     rows = [{"corpus": "code", "claim": claim, "model": "a", "verdict": "supported", "value": value, "value_se": 0.1,
              "value_se_heads": heads, "errors": "documents", "why": ""}
             for claim, value, heads in (("early_queries", 1.0, 0.01), ("early_keys", 1.0, 0.1),
-                                        ("sign_leans", 1.0, 0.0), ("early_bias", -1.0, 0.01), ("early_drift", 0.23, 0.01),
+                                        ("sign_leans", 1.0, 0.0), ("early_bias", -1.0, 0.01),
+                                        ("early_drift", 0.23, 0.01),
                                         ("keys_vary", 1.0, None))]  # fmt: skip
     found = findings_claims.judged(tables(tmp_path, ("code",), {"a": "A"}, claims=rows)).set_index("claim")["verdict"]
     assert found.to_dict() == {"early_queries": "supported", "early_keys": "not significant",

@@ -86,8 +86,8 @@ def test_a_head_is_shown_with_its_error(visit, known):
         assert told["r_k"] == "0.9000 ± 0.0066"
         assert told["explained variance"] == "0.500 ± 0.035"
         assert told["how sure"] == (
-            "50% of other samples of documents give this category; undecided: another category is within the confidence "
-            "interval"
+            "50% of other samples of documents give this category; undecided: another category is within the "
+            "confidence interval"
         )
         row = page.locator("#numbers tbody tr", has_text="L0H0").inner_text()
         assert "0.710 ± 0.017" in row

@@ -51,11 +51,11 @@ class Change:
         Heads that lack a value on one side count in one of the two means only; then the means and the difference
         per head may disagree, and nothing is claimed.
         """
-        found = decide(self.difference, Error(self.error, self.freedom))
+        outcome = decide(self.difference, Error(self.error, self.freedom))
         apart = self.after - self.before
-        if found is Significance.CHANGED and not (abs(apart) > SMALLEST and self.difference * apart > 0):
+        if outcome is Significance.CHANGED and not (abs(apart) > SMALLEST and self.difference * apart > 0):
             return Significance.UNCHANGED
-        return found
+        return outcome
 
     @property
     def direction(self) -> int:

@@ -171,7 +171,7 @@ def _under_zero(row: "pd.Series[float]") -> str:
     if math.isnan(low):
         return "too few documents or draws for an interval, so nothing is claimed"
     matter = "matter more than" if low > 0 else "matter less than" if high < 0 else "do not differ significantly from"
-    return f"under `{WHOLE}` they {matter} random heads ({plus_minus(row['excess'], row['excess_se'], signed=True)})"
+    return f"under {WHOLE} they {matter} random heads ({plus_minus(row['excess'], row['excess_se'], signed=True)})"
 
 
 def course_card(subject: Subject) -> Card:
@@ -200,9 +200,9 @@ def _course(subject: Subject, course: pd.DataFrame, begins: pd.DataFrame, edit: 
         f"{entries[str(last['model'])]}"
     )
     error = combined(*(Error(float(end["mean_se"]), float(end["documents"]) - 1) for end in (first, last)))
-    found = decide(float(last["mean"] - first["mean"]), error, smallest=0.0)
-    if found is not Significance.CHANGED:
-        mean += ", which is not significant" if found is Significance.UNCHANGED else " (error of the change unknown)"
+    outcome = decide(float(last["mean"] - first["mean"]), error, smallest=0.0)
+    if outcome is not Significance.CHANGED:
+        mean += ", which is not significant" if outcome is Significance.UNCHANGED else " (error of the change unknown)"
     heads, end = int(begins["heads"].iloc[0]), begins.iloc[-1]
     matter = int(end["so_far"])
     said = f"{mean}. Of {counted(heads, 'head')}, {matter} matter at the end"

@@ -212,14 +212,14 @@ def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Evidence:
     missing = [file for file in claim.needs if file not in at.head_tables]
     if missing:
         return unasked(f"{missing[0]} is not among these results at this window")
-    found = claim.test(at, entry)
+    evidence = claim.test(at, entry)
     common = None if at.common else at.other
-    if claim.about != "training" or common is None or found.ruling is not Ruling.SUPPORTED:
-        return found
+    if claim.about != "training" or common is None or evidence.ruling is not Ruling.SUPPORTED:
+        return evidence
     there = _asked(claim, common, entry)  # contexts differ, so a change at own contexts may be the window's
     if there.ruling is not Ruling.CONTRADICTED:
-        return found
-    return replace(found, why=f"contradicted at the common window ({plus_minus(there.value, there.errors[0].size)})")
+        return evidence
+    return replace(evidence, why=f"contradicted at the common window ({plus_minus(there.value, there.errors[0].size)})")
 
 
 def _row(claim: Claim, at: AtWindow, entry: Entry) -> dict[str, Any]:

@@ -50,10 +50,10 @@ class Evidence:
     @property
     def ruling(self) -> Ruling:
         """The verdict."""
-        found = decide(self.value, *self.errors)
-        if self.why or found is Significance.UNKNOWN:
+        outcome = decide(self.value, *self.errors)
+        if self.why or outcome is Significance.UNKNOWN:
             return Ruling.UNDECIDED
-        if found is Significance.UNCHANGED:
+        if outcome is Significance.UNCHANGED:
             return Ruling.NOT_SIGNIFICANT
         return Ruling.SUPPORTED if self.value > 0 else Ruling.CONTRADICTED
 

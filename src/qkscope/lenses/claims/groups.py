@@ -211,8 +211,8 @@ def nope_less(at: AtWindow, entry: Entry) -> Evidence:
         return unasked("its rotary and NoPE layers do not see equally much of the window")
     rotary, nope = pairs[0]
     more, less = ((Part(layer_kind=kind), f"{kind} layers") for kind in (rotary, nope))
-    found = more_in(at.panel, "r_q", entry.name, more, less)
-    return replace(found, population=f"{rotary} and {nope} layers")
+    evidence = more_in(at.panel, "r_q", entry.name, more, less)
+    return replace(evidence, population=f"{rotary} and {nope} layers")
 
 
 def fixed(name: str) -> Callable[[AtWindow], str]:

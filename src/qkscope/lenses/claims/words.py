@@ -103,8 +103,8 @@ def _at_entry(subject: Subject, claim: Claim, row: pd.Series) -> str:
 
 def _judged(subject: Subject, claim: Claim, row: pd.Series) -> str:
     verdict = str(row["verdict"]).capitalize()
-    found = f"{row['found']} ({_size(row)})" if row["found"] else ""
-    said = "; ".join(text for text in (found, str(row["why"])) if text)
+    numbers = f"{row['found']} ({_size(row)})" if row["found"] else ""
+    said = "; ".join(text for text in (numbers, str(row["why"])) if text)
     return f"{verdict}{_place(subject, claim, row)}: {said}."
 
 

@@ -65,9 +65,9 @@ def spread_series(profiles: Sequence[DepthProfile]) -> Shape:
 
     def direction(i: int, j: int) -> float:
         difference = profiles[j].spread - profiles[i].spread
-        found = decide(difference, combined(profiles[i].spread_error, profiles[j].spread_error))
-        if found is Significance.UNKNOWN:
+        outcome = decide(difference, combined(profiles[i].spread_error, profiles[j].spread_error))
+        if outcome is Significance.UNKNOWN:
             return np.nan
-        return 0 if found is Significance.UNCHANGED else 1 if difference > 0 else -1
+        return 0 if outcome is Significance.UNCHANGED else 1 if difference > 0 else -1
 
     return shape_of([p.spread for p in profiles], direction)

@@ -58,10 +58,10 @@ def _why_joint(row: pd.Series) -> str:
 
 
 def _badge(row: pd.Series) -> tuple[str, str]:
-    found = outcome_of(row, REST)
-    if found is Significance.UNKNOWN:
+    outcome = outcome_of(row, REST)
+    if outcome is Significance.UNKNOWN:
         return "unknown", "error not known"
-    if found is Significance.UNCHANGED:
+    if outcome is Significance.UNCHANGED:
         return "rope", "the rotated-mean prediction explains it"
     more = "more" if row[REST] * row["change"] > 0 else "less"
     return "beyond", f"{more} than the rotated-mean prediction"
