@@ -209,3 +209,40 @@ def test_signs_and_parts_can_be_told_apart(vision):
     assert ciede2000(lab(low, vision), lab(high, vision)) > 20
     assert min(ciede2000(lab(end, vision), lab(middle, vision)) for end in (low, high)) > 20
     assert least_difference(dict(enumerate(SERIES)), vision)[0] > 9
+
+
+# --- between first and last -------------------------------------------------------------------------
+
+
+def course_tables(tmp_path, means):
+    """Eight heads at three checkpoints with one r_q each, and small errors over eight heads."""
+    rows = [
+        {"model": f"c{i}", "layer": layer, "head": head, "kv_head": head, "pc": 0, "depth": layer / 3, "window": 64,
+         "explained_variance": 0.4, "r_q": mean + 0.001 * head, "r_k": 0.5, "n_q": 400, "n_k": 400, "rotary": "rotary"}
+        for i, mean in enumerate(means) for layer in range(4) for head in range(2)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "qk.csv", index=False)
+    record = {"checkpoints": [{"name": f"c{i}", "label": f"C{i}"} for i in range(len(means))], "kind": "checkpoints"}
+    (tmp_path / "provenance.json").write_text(json.dumps(record))
+    return build_tables(load_results(tmp_path))
+
+
+def test_a_course_that_peaks_is_not_told_by_its_ends(tmp_path):
+    told = answer(course_tables(tmp_path, (0.2, 0.7, 0.2)))
+    assert told["verdict"] == (
+        "From first to last no change in how closely queries follow position is significant; in between mean r_q peaks "
+        "at 0.70 (C1)."
+    )
+    assert "In between it peaks at 0.70 (C1)." in told["findings"][0]["text"]
+
+
+def test_a_fall_is_from_first_to_last_and_nothing_more(tmp_path):
+    told = answer(course_tables(tmp_path, (0.6, 0.7, 0.2)))
+    assert "less and less" not in told["verdict"]
+    assert told["verdict"].startswith("Queries follow position less closely at the end than at first; in between")
+
+
+def test_one_model_has_no_badge_and_is_not_during_training(tmp_path):
+    tables = course_tables(tmp_path, (0.6,))
+    assert [finding["badges"] for finding in answer(tables)["findings"]] == [[], [], []]
+    assert tables.own.study.span == "at one checkpoint"

@@ -16,7 +16,6 @@ from qkscope.lenses.rope.steps import (
     error_of,
     is_new,
     new_rotation,
-    order_matters,
     outcome_of,
     split_rows,
     split_table,
@@ -28,7 +27,7 @@ from qkscope.stats.noise import Change
 from qkscope.stats.significance import SMALLEST, Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, number, percent, plus_minus, sentence, signed, tokens, went
+from qkscope.words.phrases import label, listed, number, percent, plus_minus, sentence, tokens, went
 
 NAMES = {R_Q: "mean r_q", R_K: "mean r_k", DOMINATED: "the share of position-dominated heads"}
 MEANING = (
@@ -139,21 +138,13 @@ def _parts(row: pd.Series) -> str:
             by = words if part == "unexplained" else f"by {words}" if part == "joint" else f"by the {words}"
             said.append(f"{_stated(row, value, error)} {by}")
     close = f"; not significant: {listed(within)}" if within else ""
-    return f"{listed(said) or 'no part is significant'}{close}{_three_ways(row) if order_matters(row) else ''}"
+    return f"{listed(said) or 'no part is significant'}{close}"
 
 
 def _stated(row: pd.Series, value: float, error: float) -> str:
     """`+0.53 ± 0.01`, or in points of a share."""
     scale, unit = (100.0, " points") if row["quantity"] == DOMINATED else (1.0, "")
     return f"{plus_minus(scale * value, scale * error, signed=True)}{unit}"
-
-
-def _three_ways(row: pd.Series) -> str:
-    """All three parts where those of window and base depend on the order."""
-    scale, digits = (100.0, 0) if row["quantity"] == DOMINATED else (1.0, 2)
-    parts = listed([f"{part} {signed(scale * row[part], digits)}" for part in PARTS])
-    spread = scale * max(float(row[f"{part}_spread"]) for part in PARTS)
-    return f". Split three ways it is {parts}, but orders differ by up to {spread:.{digits}f}"
 
 
 def _still(subject: Subject, entries: dict[str, Entry]) -> str:
