@@ -92,7 +92,8 @@ class AtWindow:
 
     @cached_property
     def _replicate_rows(self) -> dict[str, Rows]:
-        return {} if self.replicates is None else rows_of_entries(self.replicates["model"])
+        rows = self.replicates
+        return {} if rows is None or rows.empty else rows_of_entries(rows["model"])
 
     @cached_property
     def panel(self) -> HeadPanel:
