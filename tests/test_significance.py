@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from qkscope.lenses.rope.steps import split_table
 from qkscope.lenses.rope.waterfall import waterfall
 from qkscope.page.answer import answer
 from qkscope.page.write import page_html
+from qkscope.report.write import write_report
 from qkscope.results.read import Entry, load_results
 from qkscope.stats import significance
 from qkscope.stats.noise import Change, HeadPanel, Part
@@ -33,6 +35,7 @@ from qkscope.stats.significance import Error, Significance, combined, critical_v
 from qkscope.words.phrases import number, went
 from reports import card_text
 from test_lens_rope_shown import folder_of
+from test_page_browser import unfold
 
 
 @pytest.fixture(scope="module")
@@ -305,3 +308,19 @@ def test_the_middle_half_of_the_page_covers_the_heads_that_a_filter_keeps(tmp_pa
     )
     # 0.1 to 0.5 are kept: a quarter of the way from first to last is 0.2, three quarters 0.4. Of kind x: 0.1 to 0.4.
     assert json.loads(done.stdout) == [[0.2, 0.4], [0.2, 0.3]]
+
+
+@pytest.mark.slow
+def test_the_page_draws_window_and_base_as_one_cause_where_their_order_matters(visit, results, tmp_path):
+    folder = Path(shutil.copytree(results.folder, tmp_path / "out"))
+    write_report(folder, figures=False)
+    joint = {row["joint"] for row in waterfall(build_tables(results)) if (row["from"], row["to"]) == (0, 2)}
+    assert joint == {True, False}  # at own contexts, and at the common window
+    with visit(folder / "report.html") as page:
+        unfold(page)
+        view = page.locator("#view-waterfall")
+        view.scroll_into_view_if_needed()
+        view.locator("svg text", has_text="after").first.wait_for()
+        names = view.locator("svg text").all_text_contents()
+        assert "window + base" in names
+        assert "RoPE base" not in names
