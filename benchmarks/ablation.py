@@ -25,7 +25,7 @@ from qkscope.ablate.study import ablate_study
 from qkscope.ablate.work import AblationSettings
 from qkscope.cli.progress import progress
 from qkscope.draw import style
-from qkscope.lenses.ablation.card import best_sentence, by_chance, verdict
+from qkscope.lenses.ablation.card import best_sentence, verdict
 from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
@@ -140,9 +140,7 @@ def heads_lines(at: AtWindow) -> list[str]:
         top = heads.loc[loss.idxmax()]
         lines += [
             "",
-            f"`{edit}`: mean over {int(row['heads'])} heads {row['mean']:+.5f} ± {row['mean_se']:.5f} nats per token; "
-            f"{int(row['costly'])} heads cost more than two of their errors, {int(row['gaining'])} gain as much "
-            f"(about {row['heads'] * by_chance(int(row['documents'])):.0f} would do each by chance). "
+            f"`{edit}`: mean over {int(row['heads'])} heads {row['mean']:+.5f} ± {row['mean_se']:.5f} nats per token. "
             f"The largest: L{int(top['layer'])}H{int(top['head'])}, "
             f"{top[f'loss_{edit}']:+.4f} ± {top[f'loss_{edit}_se']:.4f}. {best_sentence(ranks[ranks['edit'] == edit])}",
         ]

@@ -1,7 +1,7 @@
 """docs/findings.md, written from the tables of the study of real models (`benchmarks/results/study`).
 
 Every number is a mean over heads with its standard error over documents. A sentence is written only where what it
-claims exceeds two errors, and which sentence it is the numbers decide; what does not exceed them is said not to.
+claims is significant, and which sentence it is the numbers decide; what is not significant is said not to be.
 `python benchmarks/findings.py` writes the page again from the tables.
 """
 
@@ -18,8 +18,9 @@ import findings_position
 import findings_rope
 import rope_alone
 import study_texts
-from findings_numbers import Tables, by_chance, section, spoken, table, word
+from findings_numbers import Tables, section, spoken, table, word
 
+from qkscope.stats.significance import LEVEL
 from qkscope.text import are, counted
 from qkscope.words.phrases import listed
 
@@ -85,9 +86,9 @@ def head(tables: Tables, quick: bool) -> str:
         + (QUICK if quick else "")
         + f"What position is in the heads of {word(len(tables.models))} pretrained models that anybody can "
         f"fetch, on {where}. `make study` makes all of it. Numbers are means over all heads of a model, ± one standard "
-        "error over documents. A sentence claims only what exceeds two errors; ablations, whose errors have other "
-        "degrees of freedom, are judged by 95 % intervals. A case is a model on a corpus; a model named without a "
-        "corpus is meant on all. Words: [glossary.md](glossary.md).\n\n"
+        "error over documents. A sentence claims only what is significant at 5 % (Student's t); ablations, whose "
+        "errors have other degrees of freedom, are judged by 95 % intervals. A case is a model on a corpus; a model "
+        "named without a corpus is meant on all. Words: [glossary.md](glossary.md).\n\n"
         + table(columns, rows)
         + f"\n\n{' '.join(texts)} Of each document the first tokens are read, as many as the table says"
         f"{_beginning(tables)}. The longest window is all of them.\n"
@@ -123,7 +124,7 @@ def _openings(tables: Tables) -> dict[str, list[str]] | None:
 
 def limits(tables: Tables, compared: int) -> str:
     """What these numbers do not say."""
-    chance, ones = by_chance(tables.groups - 1), [ONE[corpus] for corpus in tables.corpora if corpus in ONE]
+    ones = [ONE[corpus] for corpus in tables.corpora if corpus in ONE]
     lines = [
         f"{word(len(tables.models)).capitalize()} small models: what happens here can happen; how large it is "
         "elsewhere, this does not say. Nothing is correlated over models ([join.md](join.md) says why).",
@@ -131,7 +132,7 @@ def limits(tables: Tables, compared: int) -> str:
         f"{listed(ones)[0].upper()}{listed(ones)[1:]}: errors are over documents of the same kind and say nothing of "
         "other texts." if ones else "",
         f"Errors are from a jackknife over {word(tables.groups)} groups of documents: if they are right, one "
-        f"comparison in {word(round(1 / chance))} is beyond two errors by chance. This page makes about "
+        f"comparison in {word(round(1 / LEVEL))} is significant by chance. This page makes about "
         f"{compared:,}, many of them of the same heads and documents; only those of ablations are corrected for their "
         "number. Errors hold the model fixed, and all heads of a model are measured, so heads are no sample. Those of "
         "r, not of predictions, include that a head whose r_q is near 0 may turn with other documents, and its r_k "

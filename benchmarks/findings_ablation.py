@@ -11,6 +11,7 @@ import pandas as pd
 from findings_numbers import Number, Part, Place, Tables, table
 from scipy import optimize, stats
 
+from qkscope.stats.significance import is_significant
 from qkscope.words.phrases import listed
 
 LEVEL = 0.05  # of intervals, and of all comparisons together
@@ -36,10 +37,11 @@ def ablation(tables: Tables) -> Part:
             "Rise of the loss in nats per token when heads are edited together, beside groups of as many other heads "
             f"in each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
             "`kernel` takes the mean score at each distance away and leaves what depends on the token; `zero` takes "
-            "the head away ([ablation.md](ablation.md)). Edited are the heads with the largest r_q, and the first "
-            "category of *position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* that has at "
-            "least two heads of a model and at most half of them. Where a layer has too few others, random heads are "
-            "chosen ones again (last column); where more than half are, nothing is decided.",
+            "the head away ([ablation.md](ablation.md)). Random heads match the number of heads, not how much `kernel` "
+            "removes from them: only `zero` compares heads at one dose. Edited are the heads with the largest r_q, and "
+            "the first category of *position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* "
+            "that has at least two heads of a model and at most half of them. Where a layer has too few others, random "
+            "heads are chosen ones again (last column); where more than half are, nothing is decided.",
             table(columns, [_cells(tables, rows, row) for row in every.to_dict("records")]),
             _told(tables, decidable),
             _lowered(tables, measured),
@@ -178,8 +180,9 @@ def _lowered(tables: Tables, rows: pd.DataFrame) -> str:
     said = f"Edits of chosen heads lower the loss in {len(lower)} of {len(rows)} comparisons"
     if "chosen_se" not in rows:
         return f"{said}."
-    sure = lower[lower["chosen"] < -2 * lower["chosen_se"]].to_dict("records")
-    return f"{said}, beyond two errors in {len(sure)}{f' ({_named(tables, sure)})' if sure else ''}."
+    freedom = lower["documents"] - 1 if "documents" in lower else tables.groups - 1
+    sure = lower[is_significant(lower["chosen"], lower["chosen_se"], freedom) == 1].to_dict("records")
+    return f"{said}, significantly in {len(sure)}{f' ({_named(tables, sure)})' if sure else ''}."
 
 
 def _undecidable(tables: Tables, rows: pd.DataFrame) -> str:

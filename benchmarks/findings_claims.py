@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 from findings_numbers import Number, Part, Place, Tables, spoken, table
 
 from qkscope.join.published import load_published_models
 from qkscope.lenses.claims.account import CLAIMS
 from qkscope.lenses.claims.base import Claim
+from qkscope.stats.significance import SMALLEST, is_significant
 from qkscope.text import are, counted
 from qkscope.words.phrases import listed, significant
 
-MARKS = {"supported": "+", "contradicted": "−", "not decided": "0"}
+MARKS = {"supported": "+", "contradicted": "−", "not significant": "0"}
 CAUTION = "Cases share heads and documents, and claims share statistics: counts of them are no evidence."
 
 
 def claims(tables: Tables) -> Part:
     """Sentences of the published accounts, held against these models."""
-    found = tables.table("claims")
+    found = judged(tables)
     asked = [
         claim for claim in CLAIMS if of_finished(claim) and not found.empty and (found["claim"] == claim.name).any()
     ]
@@ -39,8 +41,9 @@ def claims(tables: Tables) -> Part:
         "Each sentence of the account of SmolLM3's training that can be asked of finished models, with the statistic "
         "that would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
         f"{listed([spoken(corpus) for corpus in tables.corpora])} in this order: + supported, − contradicted, 0 "
-        f"within two errors of 0 or of unknown error, · cannot be asked. Left out: {counted(training, 'claim')} about "
-        f"training, and {others} that cannot be asked of any of these models. {CAUTION}",
+        "not significant, · undecided. A verdict must pass the error over documents and the error over KV heads. "
+        f"Left out: {counted(training, 'claim')} about "
+        f"training, and {others} that none of these models can decide. {CAUTION}",
         table(["claim", "right if", *tables.models.values()], rows),
         "Claims of the analyses across models:",
         _across(tables),
@@ -48,6 +51,22 @@ def claims(tables: Tables) -> Part:
     ]
     compared = len(found) + len(ACROSS) * len(list(tables.places()))
     return Part(short=[_claims_short(found)] if asked else [], text=text, compared=compared)
+
+
+def judged(tables: Tables) -> pd.DataFrame:
+    """The claims with verdicts by both errors; without those whose statistic was another when the table was made."""
+    found = tables.table("claims")
+    if found.empty or "population" in found:
+        return found
+    found = found[found["claim"] != "sign_leans"]  # it did not account for agreement by chance
+    layers = found.merge(tables.entries, on=["corpus", "model"], how="left")["layers"].to_numpy()  # clusters at least
+    freedom = [tables.freedom(Place(row.corpus, row.model, "")) for row in found.itertuples()]
+    both = [(found["value_se"], freedom), (found["value_se_heads"], layers - 1)]
+    beyond = [is_significant(found["value"], error, free, SMALLEST) for error, free in both]
+    passed = (beyond[0] == 1) & (beyond[1] == 1)
+    missed = (beyond[0] == 0) | (beyond[1] == 0)
+    verdict = np.where(passed, np.where(found["value"] > 0, "supported", "contradicted"), "undecided")
+    return found.assign(verdict=np.where(missed, "not significant", verdict))
 
 
 def of_finished(claim: Claim) -> bool:
@@ -63,7 +82,7 @@ def _claims_short(found: pd.DataFrame) -> str:
     return (
         f"**The published claims.** Of {len(by)} that can be asked of finished models, {alike[0]} {are(alike[0])} "
         f"supported in every case, {alike[1]} {are(alike[1])} contradicted in every case, and {len(by) - sum(alike)} "
-        f"mixed or undecided, {both} of them supported in one case and contradicted in another. {CAUTION}"
+        f"mixed or not significant, {both} of them supported in one case and contradicted in another. {CAUTION}"
     )
 
 
@@ -94,7 +113,7 @@ def _across(tables: Tables) -> str:
         named = "all of them" if len(contrary) == len(known) else tables.grouped(contrary)
         against = f"{signs[-1]}: {named}" if contrary else "0"
         rows.append([claim.replace("|", "\\|"), str(signs[1]), against, str(signs[0])])
-    return table(["claim", "so in", "the contrary in", "within two errors"], rows)
+    return table(["claim", "so in", "the contrary in", "not significant"], rows)
 
 
 def _among(tables: Tables) -> str:
@@ -113,13 +132,21 @@ def _among(tables: Tables) -> str:
     ranked = (
         "" if (first["at_this_window"] > 0).any() else " None of these windows is a published one, so no rank is given."
     )
+    several = [label for model, label in tables.models.items() if _kinds(tables, model) > 1]
+    full = f" Of {listed(several)} only full-attention layers count." if several else ""
     published = load_published_models().table
     windows = listed([f"{int(w):,}" for w in sorted(set(published["window"]))])
     return (
         f"Where these models stand among {len(published)} published ones (`qkscope among`, {tables.corpora[0]}). "
         f"Published are lowest … median … highest, at windows of {windows} tokens; here each at its own window in "
-        f"tokens.{ranked}\n\n" + table(["mean over heads of", "published", *labels], cells)
+        f"tokens.{full}{ranked}\n\n" + table(["mean over heads of", "published", *labels], cells)
     )
+
+
+def _kinds(tables: Tables, model: str) -> int:
+    """How many kinds of layers a model has."""
+    kinds = tables.table("kinds")
+    return 1 if kinds.empty else int(kinds.loc[kinds["model"] == model, "layer_kind"].nunique())
 
 
 SECTIONS = {"claims": claims}

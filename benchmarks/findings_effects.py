@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from itertools import combinations
 
-from findings_numbers import Part, Place, Tables, by_chance, cases, spoken, table
+from findings_numbers import Part, Place, Tables, cases, spoken, table
 
+from qkscope.stats.significance import LEVEL
 from qkscope.words.phrases import listed
 
 Pair = tuple[str, str]
@@ -70,9 +71,9 @@ def _drops(tables: Tables) -> str:
     )
     which = f": {tables.grouped(rises)}" if rises else ""
     return (
-        f"{title} It drops with position by more than two errors in {len(drops)} of {cases(len(found))}; at equal "
+        f"{title} It drops with position significantly in {len(drops)} of {cases(len(found))}; at equal "
         f"distances between keys less than half of that is left in {len(less)} of these. At equal distances it drops "
-        f"beyond two errors in {len(left)} of all cases, and rises in {len(rises)}{which}. The largest drop, in "
+        f"significantly in {len(left)} of all cases, and rises in {len(rises)}{which}. The largest drop, in "
         f"{place.said}, is {drop}, and {matched} at equal distances."
     )
 
@@ -100,22 +101,22 @@ def texts(tables: Tables) -> Part:
                 surest = max(surest, (abs(change.value / change.error), said)) if change.sign else surest
             if any(number.known for number in found.values()):
                 rows.append([label, name, *map(str, found.values()), "; ".join(apart) or "none"])
-    told = _text_counts(asked, differ, 2 * (tables.groups - 1))
+    told = _text_counts(asked, differ)
     most = f" The surest difference is in {surest[1]}." if surest[1] else ""
     return Part(
         short=[f"**What depends on the text.** {told}{most}"],
-        text=[f"{told}{most}", table(["model", "number", *tables.corpora, "differ by more than two errors"], rows)],
+        text=[f"{told}{most}", table(["model", "number", *tables.corpora, "differ significantly"], rows)],
         compared=asked.total(),
     )
 
 
-def _text_counts(asked: Counter[Pair], differ: Counter[Pair], freedom: int) -> str:
+def _text_counts(asked: Counter[Pair], differ: Counter[Pair]) -> str:
     """How many numbers differ between two corpora, for each pair; how many would by chance."""
     counts = [f"{differ[pair]} of {asked[pair]} between {' and '.join(map(spoken, pair))}" for pair in asked]
-    chance = by_chance(freedom) * asked.total()
+    chance = LEVEL * asked.total()
     return (
-        f"Numbers that differ by more than two errors: {listed(counts)}. If errors are right, about {chance:.0f} of "
-        f"{asked.total()} would by chance (Student's t, {freedom} degrees of freedom)."
+        f"Numbers that differ significantly: {listed(counts)}. If errors are right, about {chance:.0f} of "
+        f"{asked.total()} would by chance."
     )
 
 

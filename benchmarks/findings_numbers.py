@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
-from scipy import stats
 
-from qkscope.stats.jackknife import ERRORS
+from qkscope.stats import significance
+from qkscope.stats.significance import Error
 from qkscope.text import counted
 from qkscope.words.phrases import listed, plus_minus
 
@@ -38,11 +38,6 @@ def word(count: int) -> str:
     return WORDS[count] if count < len(WORDS) else f"{count:,}"
 
 
-def by_chance(freedom: int) -> float:
-    """How often a number whose truth is 0 lies beyond two errors that are right: Student's t."""
-    return float(2 * stats.t.sf(ERRORS, freedom))
-
-
 def spoken(corpus: str) -> str:
     """A corpus in a sentence."""
     return "the novel" if corpus == "novel" else corpus
@@ -54,6 +49,7 @@ class Number:
 
     value: float = math.nan
     error: float = math.nan
+    freedom: float = math.inf  # degrees of freedom of the error
 
     @property
     def known(self) -> bool:
@@ -62,26 +58,28 @@ class Number:
 
     @property
     def sign(self) -> int:
-        """1 or −1 where it is more than two known errors from 0, else 0."""
-        return 0 if not abs(self.value) > 2 * self.error else 1 if self.value > 0 else -1
+        """1 or −1 where it differs significantly from 0, else 0."""
+        return significance.direction(self.value, Error(self.error, self.freedom), smallest=0.0)
 
     def minus(self, other: Number) -> Number:
         """The difference, with errors taken as independent."""
-        return Number(self.value - other.value, math.hypot(self.error, other.error))
+        error = significance.combined(Error(self.error, self.freedom), Error(other.error, other.freedom))
+        return Number(self.value - other.value, *error)
 
     def ahead_of(self, other: Number) -> bool:
-        """Whether it is larger by more than two errors however the two depend on each other: errors are added."""
-        return Number(self.value - other.value, self.error + other.error).sign > 0
+        """Whether it is significantly larger however the two depend on each other: errors are added."""
+        freedom = min(self.freedom, other.freedom)
+        return Number(self.value - other.value, self.error + other.error, freedom).sign > 0
 
     @property
     def size(self) -> Number:
         """Without its sign."""
-        return Number(abs(self.value), self.error)
+        return Number(abs(self.value), self.error, self.freedom)
 
     @property
     def half(self) -> Number:
         """Half of it."""
-        return Number(self.value / 2, self.error / 2)
+        return Number(self.value / 2, self.error / 2, self.freedom)
 
     def __str__(self) -> str:
         return plus_minus(self.value, self.error) if self.known else "–"
@@ -171,14 +169,23 @@ class Tables:
         if rows.empty:
             return Number()
         row = rows.iloc[0]
-        return Number(float(row[column]), float(row.get(f"{column}_se", math.nan)))
+        return Number(float(row[column]), float(row.get(f"{column}_se", math.nan)), self.freedom(place))
+
+    def freedom(self, place: Place) -> float:
+        """Degrees of freedom of a case's errors: its groups of documents, less one."""
+        here = (self.entries["corpus"] == place.corpus) & (self.entries["model"] == place.model)
+        return float(self._groups[here].min() - 1)
 
     @property
     def groups(self) -> int:
         """Groups of documents that errors come from: the fewest of any case."""
+        return int(self._groups.min())
+
+    @cached_property
+    def _groups(self) -> pd.Series:
         documents = self.entries["documents"]
         noted = self.entries.get("groups", documents)
-        return int(noted.where(noted > 0, documents).clip(upper=documents).min())
+        return noted.where(noted > 0, documents).clip(upper=documents)
 
     def text(self, column: str, model: str) -> str:
         """What the table of models says of one, such as how its weights are stored; empty where it says nothing."""

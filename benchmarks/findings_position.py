@@ -143,9 +143,7 @@ def _sizes(tables: Tables) -> str:
         for place in tables.places()
         if _signal(tables, "r_k_abs", place).ahead_of(_signal(tables, "r_k", place).size)
     ]
-    both = (
-        f" It is above |mean r_k| beyond two errors in {tables.grouped(signs)}: heads of both signs." if signs else ""
-    )
+    both = f" It is significantly above |mean r_k| in {tables.grouped(signs)}: heads of both signs." if signs else ""
     return f"At the longest window, with mean |r_k|, and by kind of layer.{both}\n\n" + table(["model", *names], rows)
 
 
@@ -172,8 +170,8 @@ def scores(tables: Tables) -> Part:
             "Of the variance of a query's scores over the keys that it sees, at the longest window: *position* is the "
             "mean query and where keys are, *query-position* queries that use position differently, *preference* the "
             "mean query and what keys are beyond position, *query* both. Late advantage: by how many standard "
-            "deviations the last key wins over the first. Late (early) keys win: in how many heads it is above (below) "
-            "0 by more than two errors.",
+            "deviations the last key wins over the first. Late (early) keys win: in how many heads it is significantly "
+            "above (below) 0.",
             "**These shares come from version 0.2.0, which counts RoPE's rotation of the mean query and key within a "
             "bucket mostly as *query*.** With that rotation, position is larger and query smaller; "
             "[lenses/score.md](lenses/score.md) compares both with all actual scores of two of these models. So this "

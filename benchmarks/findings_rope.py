@@ -53,7 +53,7 @@ def _rope_short(tables: Tables, short: list[Found], long: list[Found]) -> str:
     )
     apart = [sum(bool(_number(tables, f"{name}_excess", each).sign) for each in long) for name in ("r_q", "r_k")]
     return (
-        f"{said} Measured and predicted r differ beyond two errors at the longest window in {apart[0]} (r_q) and "
+        f"{said} Measured and predicted r differ significantly at the longest window in {apart[0]} (r_q) and "
         f"{apart[1]} (r_k).{_failures(tables, short, long)}{_over_heads(tables, long)}"
     )
 
@@ -83,7 +83,7 @@ def _gives_half(tables: Tables, found: Found) -> bool:
 
 
 def _fails(tables: Tables, found: Found) -> bool:
-    """Whether r_k lies farther from its prediction than half of that, beyond two errors."""
+    """Whether r_k lies farther from its prediction than half of that, significantly."""
     return _number(tables, "r_k_excess", found).size.minus(_number(tables, "r_k_rope", found).half.size).sign > 0
 
 
@@ -156,7 +156,7 @@ def _rope_trend(tables: Tables, known: dict[Place, list[int]]) -> str:
     order = listed([spoken(corpus) for corpus in tables.corpora])
     return (
         "The size of the excess from the shortest window to the longest, on "
-        f"{order} in this order: + larger, − smaller, 0 within two errors, · not known.\n\n"
+        f"{order} in this order: + larger, − smaller, 0 not significant, · not known.\n\n"
         + table(["model", "of r_q", "of r_k"], rows)
     )
 

@@ -72,7 +72,7 @@ KEPT: dict[str, tuple[str, list[str]]] = {
     ),
     "claims": (
         "tables/claims.csv",
-        ["claim", "model", "value", "value_se", "errors", "value_se_heads", "verdict", "why"],
+        ["claim", "model", "population", "value", "value_se", "value_se_heads", "verdict", "why"],
     ),
     "ablation": (
         "ablation_groups.csv",
@@ -85,7 +85,7 @@ KEPT: dict[str, tuple[str, list[str]]] = {
          "published_models", "at_this_window"],
     ),
 }  # fmt: skip
-NOT_ASKED = "cannot be asked"
+UNDECIDED = "undecided"
 
 
 def write(folders: Mapping[str, Path], place: Path) -> None:
@@ -97,7 +97,7 @@ def write(folders: Mapping[str, Path], place: Path) -> None:
     for old in place.glob("*.csv"):
         old.unlink()
     tables = {name: kept(there, file, columns) for name, (file, columns) in KEPT.items()}
-    tables["claims"] = tables["claims"][tables["claims"]["verdict"] != NOT_ASKED]
+    tables["claims"] = tables["claims"][tables["claims"]["verdict"] != UNDECIDED]
     tables["ablation"] = tables["ablation"][tables["ablation"]["outcome"].isin(("all", "repeated", "new"))]
     tables["ablation"] = with_losses(there, with_units(there, tables["ablation"]))
     tables["entries"] = joined({corpus: entries(folder) for corpus, folder in there.items()})

@@ -671,7 +671,7 @@ def test_the_published_picture_carries_the_values():
         assert vertices[:, 1].min() == pytest.approx((rows["reference"] - rows["tolerance"]).min())
     bars = [c for c in panels["r_q"].containers if isinstance(c, ErrorbarContainer)]
     heights = [np.ptp(segment[:, 1]) for segment in bars[0].lines[2][0].get_segments() if len(segment)]
-    np.testing.assert_allclose([height for height in heights if np.isfinite(height)], 4 * 0.02)  # two errors each way
+    np.testing.assert_allclose([height for height in heights if np.isfinite(height)], 2 * 0.02)  # one error each way
     (rings,) = by_gid(panels["r_q"].collections, "differs")
     assert rings.get_offsets().tolist() == pytest.approx(
         np.array([[3, cells.loc["trajectory", "r_q", MODELS[3]]["value"]]])

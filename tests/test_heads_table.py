@@ -52,10 +52,12 @@ def test_seeds_and_models_have_no_history():
     assert table["category"].notna().all()
 
 
-def test_a_head_is_undecided_where_two_errors_reach_another_category():
-    heads = made(r_q_se=0.04, r_k_se=0.04).drop(columns="undecided", errors="ignore")
-    # 0.8 - 0.08 stays above 0.7; 0.9, 0.95 and 0.1 are far from a threshold, and so is the mixed 0.5.
+def test_a_head_is_undecided_where_an_interval_reaches_another_category():
+    heads = made(r_q_se=0.04, r_k_se=0.04).drop(columns="undecided", errors="ignore").assign(freedom=15.0)
+    # 0.8 - 2.13 x 0.04 stays above 0.7; 0.9, 0.95 and 0.1 are far from a threshold, and so is the mixed 0.5.
     assert not joined_heads(heads, LABELS, {}, one_run=True)["undecided"].any()
+    few = joined_heads(heads.drop(columns="freedom"), LABELS, {}, one_run=True)  # as if from four groups: 3.18 x 0.04
+    assert few["undecided"].tolist() == [0, 0, 0, 0, 0, 1]
     heads.loc[(heads["model"] == "c") & (heads["head"] == 1), "r_q_se"] = 0.06
     heads.loc[(heads["model"] == "c") & (heads["head"] == 0), "r_q_se"] = np.nan
     table = joined_heads(heads, LABELS, {}, one_run=True)

@@ -75,11 +75,11 @@ def heights(axes, name):
 
 
 def test_a_lean_is_claimed_beyond_two_errors_only():
-    assert lean(1.3, 0.1) == "late keys win by 1.30 ± 0.10 standard deviations of scores"
-    assert lean(-0.42, 0.2) == "early keys win by 0.4 ± 0.2 standard deviations of scores"
-    assert lean(0.19, 0.1).startswith("neither late nor early keys win beyond two errors (0.19 ± 0.10")
-    assert lean(-0.5, np.nan) == "early keys win by 0.50 standard deviations of scores (no error is known)"
-    assert lean(np.nan, np.nan) == "it is undefined whether late or early keys win"
+    assert lean(1.3, 0.1, 7) == "late keys win by 1.30 ± 0.10 standard deviations of scores"
+    assert lean(-0.42, 0.15, 7) == "early keys win by 0.42 ± 0.15 standard deviations of scores"
+    assert lean(0.23, 0.1, 7).startswith("neither late nor early keys win significantly (0.23 ± 0.10")
+    assert lean(-0.5, np.nan, 7) == "early keys win by 0.50 standard deviations of scores (no error is known)"
+    assert lean(np.nan, np.nan, 7) == "it is undefined whether late or early keys win"
 
 
 def test_numbers_have_the_digits_that_their_errors_need():
@@ -246,9 +246,9 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
     takeaway = text.partition("## Key Takeaway")[2]
     row = tables.own.table("score_shares").query("model == 'step-2' and layer_kind == 'all'").iloc[0]
     assert share_plus_minus(row["position_share"], row["position_share_se"]) in takeaway
-    assert lean(row["late_advantage"], row["late_advantage_se"]) in text
+    assert lean(row["late_advantage"], row["late_advantage_se"], tables.own.freedom("step-2")) in text
     assert "Position is a larger part in rotary than in NoPE layers." in text
-    assert "Late keys win beyond two errors in 4 of 12 heads, early keys in 4." in text
+    assert "Late keys win significantly in 4 of 12 heads, early keys in 4." in text
     assert "the mean standard deviation of a query's scores" in text
     assert "Does it hold here?" in text
     assert "kept constant" in text

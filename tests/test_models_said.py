@@ -171,10 +171,10 @@ def test_cards_of_means_over_all_heads_say_that_kinds_of_layers_are_pooled():
 
 @pytest.mark.slow
 def test_claims_say_which_kind_of_layers_they_are_about():
-    claims = tables_of("models").own.table("claims").set_index(["claim", "model"])["found"]
-    assert claims["rope_structure", "gemma-x"].startswith("in rotary, sliding 16 layers, which most heads")
-    assert claims["rope_structure", "llama-t"].startswith("RoPE alone gives")
-    assert "rotary, full layers" in claims["nope_less", "smol-3"]
+    claims = tables_of("models").own.table("claims").set_index(["claim", "model"])["population"]
+    assert claims["rope_structure", "gemma-x"] == "rotary, sliding 16 layers"
+    assert claims["rope_structure", "llama-t"] == "all heads"
+    assert "rotary, full" in claims["nope_less", "smol-3"]
 
 
 @pytest.mark.parametrize(
@@ -196,5 +196,6 @@ def test_nope_layers_are_compared_with_rotary_ones_that_see_as_far(tmp_path, kin
     ]
     pd.DataFrame(heads).to_csv(tmp_path / "qk.csv", index=False)
     claims = build_tables(load_results(tmp_path)).own.table("claims").set_index("claim")
-    assert claims.loc["nope_less", "verdict"] == ("supported" if found else "cannot be asked")
+    assert np.isfinite(claims.loc["nope_less", "value"]) == found
+    assert claims.loc["nope_less", "verdict"] == "undecided"  # these results have no errors over documents
     assert ("see equally much" in claims.loc["nope_less", "why"]) == (not found)

@@ -65,12 +65,12 @@ def test_a_claim_needs_more_than_two_errors(tmp_path):
     write_known(tmp_path)
     told = answer(build_tables(load_results(tmp_path)))
     assert [finding["badges"][0]["kind"] for finding in told["findings"]] == ["unknown", "unknown", "within"]
-    assert "the error of the change is not known" in told["verdict"]
+    assert "is unknown: the change has no standard error" in told["verdict"]
     table = pd.read_csv(tmp_path / "qk.csv")
     table.assign(rotary="rotary").to_csv(tmp_path / "qk.csv", index=False)  # four heads are enough
     told = answer(build_tables(load_results(tmp_path)))
     assert [finding["badges"][0]["kind"] for finding in told["findings"]] == ["within"] * 3
-    assert "no change in how closely queries follow position exceeds its error" in told["verdict"]
+    assert "no change in how closely queries follow position is significant" in told["verdict"]
     assert "come to follow position:" not in told["findings"][0]["text"]
 
 
@@ -106,22 +106,46 @@ def test_the_difference_that_is_told_is_that_of_the_tables(published_folder):
 # --- RoPE alone -------------------------------------------------------------------------------------
 
 
-def split_tables(unexplained, error):
-    parts = {"window": 0.1, "base": 0.05, "weights": 0.3, "unexplained": unexplained}
+def split_tables(unexplained, error, spread=0.0):
+    """Orders of the causes differ by `spread`; window and base together make 0.02 of the change, the weights 0.43."""
+    parts = {
+        "window": 0.1,
+        "base": 0.05,
+        "weights": 0.3,
+        "unexplained": unexplained,
+        "joint": 0.02,
+        "joint_weights": 0.43,
+    }
     row = {
-        "from_model": "a", "to_model": "c", "quantity": "r_q", "heads_of": "all", "change": sum(parts.values()),
+        "from_model": "a", "to_model": "c", "quantity": "r_q", "heads_of": "all", "change": 0.45 + unexplained,
         "change_se": 0.01, **parts, **{f"{name}_se": error for name in parts},
+        **{f"{name}_spread": spread for name in ("window", "base", "weights")},
     }  # fmt: skip
-    own = SimpleNamespace(head_tables={"rope_split.csv": pd.DataFrame([row])}, names=("a", "b", "c"))
+    table = pd.DataFrame([row])
+    own = SimpleNamespace(
+        head_tables={"rope_split.csv": table}, names=("a", "b", "c"), table=lambda _: table, freedom=lambda *_: 7.0
+    )
     return SimpleNamespace(own=own)
+
+
+def test_window_and_base_are_one_cause_where_the_order_of_causes_matters_more_than_the_error():
+    """Student's t with 7 degrees of freedom is 2.36: orders that differ by 0.023 ± 0.01 do not matter."""
+    told = cause_of_change(split_tables(0.01, 0.01, spread=0.03))
+    assert told.parts == {"window + base": (0.02, 0.01), "weights": (0.43, 0.01), "unexplained": (0.01, 0.01)}
+    assert told.clause == "the largest contribution is the weights (+0.430 ± 0.010; mean r_q changes by +0.460 ± 0.010)"
+    assert "differ by up to 0.03 with the order" in told.text
+    assert set(cause_of_change(split_tables(0.01, 0.01, spread=0.023)).parts) == {
+        "window", "base", "weights", "unexplained"
+    }  # fmt: skip
+    assert "window + base" in cause_of_change(split_tables(0.01, math.nan, spread=0.03)).parts
 
 
 def test_what_rope_alone_predicts_is_said_to_be_enough_only_within_error():
     told = cause_of_change(split_tables(0.01, 0.01))
-    assert told.badge == ("rope", "RoPE alone predicts it")
-    assert told.clause == "most of it comes from the weights (0.30 of 0.46 in mean r_q)"
-    assert cause_of_change(split_tables(0.2, 0.01)).badge == ("beyond", "more than RoPE alone predicts")
-    assert cause_of_change(split_tables(-0.2, 0.01)).badge == ("beyond", "less than RoPE alone predicts")
+    assert told.badge == ("rope", "the rotated-mean prediction explains it")
+    assert told.clause == "the largest contribution is the weights (+0.300 ± 0.010; mean r_q changes by +0.460 ± 0.010)"
+    assert cause_of_change(split_tables(0.2, 0.01)).badge == ("beyond", "more than the rotated-mean prediction")
+    assert cause_of_change(split_tables(-0.2, 0.01)).badge == ("beyond", "less than the rotated-mean prediction")
     assert cause_of_change(split_tables(0.2, math.nan)).badge[0] == "unknown"
     assert cause_of_change(SimpleNamespace(own=SimpleNamespace(head_tables={}, names=("a", "b")))) is None
 
@@ -185,3 +209,40 @@ def test_signs_and_parts_can_be_told_apart(vision):
     assert ciede2000(lab(low, vision), lab(high, vision)) > 20
     assert min(ciede2000(lab(end, vision), lab(middle, vision)) for end in (low, high)) > 20
     assert least_difference(dict(enumerate(SERIES)), vision)[0] > 9
+
+
+# --- between first and last -------------------------------------------------------------------------
+
+
+def course_tables(tmp_path, means):
+    """Eight heads at three checkpoints with one r_q each, and small errors over eight heads."""
+    rows = [
+        {"model": f"c{i}", "layer": layer, "head": head, "kv_head": head, "pc": 0, "depth": layer / 3, "window": 64,
+         "explained_variance": 0.4, "r_q": mean + 0.001 * head, "r_k": 0.5, "n_q": 400, "n_k": 400, "rotary": "rotary"}
+        for i, mean in enumerate(means) for layer in range(4) for head in range(2)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "qk.csv", index=False)
+    record = {"checkpoints": [{"name": f"c{i}", "label": f"C{i}"} for i in range(len(means))], "kind": "checkpoints"}
+    (tmp_path / "provenance.json").write_text(json.dumps(record))
+    return build_tables(load_results(tmp_path))
+
+
+def test_a_course_that_peaks_is_not_told_by_its_ends(tmp_path):
+    told = answer(course_tables(tmp_path, (0.2, 0.7, 0.2)))
+    assert told["verdict"] == (
+        "From first to last no change in how closely queries follow position is significant; in between mean r_q peaks "
+        "at 0.70 (C1)."
+    )
+    assert "In between it peaks at 0.70 (C1)." in told["findings"][0]["text"]
+
+
+def test_a_fall_is_from_first_to_last_and_nothing_more(tmp_path):
+    told = answer(course_tables(tmp_path, (0.6, 0.7, 0.2)))
+    assert "less and less" not in told["verdict"]
+    assert told["verdict"].startswith("Queries follow position less closely at the end than at first; in between")
+
+
+def test_one_model_has_no_badge_and_is_not_during_training(tmp_path):
+    tables = course_tables(tmp_path, (0.6,))
+    assert [finding["badges"] for finding in answer(tables)["findings"]] == [[], [], []]
+    assert tables.own.study.span == "at one checkpoint"

@@ -41,7 +41,7 @@ def test_the_title_states_the_finding_and_nothing_within_its_error(tables, tmp_p
     first, last = (f"{change[name]:.2f}" for name in (tables.own.names[0], tables.own.names[-1]))
     assert finding(tables.own) == f"Queries in rotary Layers Come to Follow Position (mean $r_q$ {first} → {last})"
     same = build_tables(write_known(tmp_path)).own  # both checkpoints have the same numbers
-    assert "No More and No Less" in finding(same)
+    assert finding(same) == "How Closely Queries in rotary Layers Follow Position, Head by Head"
 
 
 def test_its_card_has_both_windows_and_errors(tables):

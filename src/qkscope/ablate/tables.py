@@ -15,10 +15,11 @@ from qkscope.ablate.kept import read_part
 from qkscope.ablate.outcomes import EVERY, FEWEST_DOCUMENTS, KEY, against_controls, over_documents
 from qkscope.ablate.work import CheckpointAblation
 from qkscope.errors import InputError
-from qkscope.lenses.ablation.table import EDITS, ERRORS, SPREAD
+from qkscope.lenses.ablation.table import EDITS, SPREAD
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path
+from qkscope.stats.significance import is_significant
 
 OWN = "own"  # the choice of windows: documents are as long as the checkpoint's own context allows
 
@@ -74,13 +75,14 @@ def groups_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def course_table(rows: pd.DataFrame) -> pd.DataFrame:
     """`ablation_course.csv`: the mean over heads that were edited alone, with its error over documents, and how many
-    heads cost or gain beyond two errors of their own."""
+    heads cost or gain significantly."""
     alone = rows[(rows["role"] == "head") & (rows["outcome"] == EVERY)]
     course = []
     for (model, edit), part in alone.groupby(["model", "edit"], sort=False):
         means = part.groupby("document")["delta"].mean()
         heads = over_documents(part)
         error = means.std() / np.sqrt(len(means)) if len(means) >= FEWEST_DOCUMENTS else np.nan
+        beyond = is_significant(heads["delta"], heads["delta_se"], len(means) - 1) == 1
         course.append(
             {
                 "model": model,
@@ -90,8 +92,8 @@ def course_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "documents": len(means),
                 "mean": means.mean(),
                 "mean_se": error,
-                "costly": (heads["delta"] > ERRORS * heads["delta_se"]).sum() if error == error else np.nan,
-                "gaining": (heads["delta"] < -ERRORS * heads["delta_se"]).sum() if error == error else np.nan,
+                "costly": (beyond & (heads["delta"] > 0)).sum() if error == error else np.nan,
+                "gaining": (beyond & (heads["delta"] < 0)).sum() if error == error else np.nan,
             }
         )
     return pd.DataFrame(course)

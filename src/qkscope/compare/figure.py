@@ -30,7 +30,6 @@ from qkscope.lenses.taxonomy.palette import CATEGORY_COLOURS
 from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
 from qkscope.results.folder import COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Entries, one_line, phase_segments
-from qkscope.stats.jackknife import ERRORS
 
 OUTLINE = "#c026d3"  # what differs; used for nothing else
 REFERENCE_INK = "#111827"
@@ -139,7 +138,7 @@ def _rows(cells: pd.DataFrame, what: str, cell: str, study: Entries) -> pd.DataF
 
 def _published_key(run: str, errors: bool) -> list[Artist]:
     bars = Line2D(
-        [], [], color=style.BLUE, marker="|", markersize=9, linestyle="none", label="two errors over documents"
+        [], [], color=style.BLUE, marker="|", markersize=9, linestyle="none", label="one standard error over documents"
     )
     return [
         Line2D([], [], color=style.BLUE, marker="o", markersize=5, label=run),
@@ -160,7 +159,7 @@ def _draw_curve(axes: Axes, study: Entries, rows: pd.DataFrame, label: str, colo
     )  # fmt: skip
     axes.plot(x, rows["value"], color=colour, marker=marker, markersize=4.5, linewidth=1.5, zorder=3, gid="value")
     if rows["error"].notna().any():
-        reach = ERRORS * rows["error"].to_numpy(dtype=float)
+        reach = rows["error"].to_numpy(dtype=float)
         axes.errorbar(x, rows["value"], reach, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.0, gid="error")
     off = (rows["verdict"] == DIFFERS).to_numpy()
     axes.scatter(

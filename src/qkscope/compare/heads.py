@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from qkscope.compare.judge import MISSING
-from qkscope.compare.tolerance import FALSE
 from qkscope.compare.two_runs import HeadComparison
 from qkscope.compare.words import (
     LISTED,
@@ -19,6 +18,7 @@ from qkscope.compare.words import (
 )
 from qkscope.results.folder import CHANGED_HEADS_CSV, COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Results
+from qkscope.stats import significance
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Block, Code, Strong, TableBlock, heading, paragraph
 from qkscope.words.phrases import PATH_CHARACTERS, listed, shortened
@@ -67,7 +67,7 @@ def _spread(comparison: HeadComparison, measure: str) -> str:
 
 
 def _doubts(comparison: HeadComparison) -> list[str]:
-    """Sentences about signs that are not known, unstable components, and differences within two errors."""
+    """Sentences about signs that are not known, unstable components, and significant differences."""
     said, turned, unstable = [], int(comparison.pairs["turned"].sum()), int(comparison.pairs["unstable"].sum())
     heads = len(comparison.pairs)
     if turned:
@@ -83,8 +83,8 @@ def _doubts(comparison: HeadComparison) -> list[str]:
         )
     if (beyond := comparison.beyond_errors) is not None and beyond[1]:
         said.append(
-            f"Of {counted(beyond[1], 'different number')} with errors, {beyond[0]:,} differ by more than two standard "
-            "errors over documents."
+            f"Of {counted(beyond[1], 'different number')} with errors, {beyond[0]:,} differ significantly "
+            "(standard errors over documents)."
         )
     return said
 
@@ -186,8 +186,8 @@ def _other_documents(comparison: HeadComparison) -> str:
         return ""
     return (
         f" At {some_names(comparison.other_documents)} both sides read other documents: there a number may differ "
-        f"by {comparison.multiple:.1f} standard errors over documents, chosen so that at most {100 * FALSE:g}% of "
-        "those beyond are expected to be there by chance (Benjamini and Hochberg)."
+        f"by {comparison.multiple:.1f} standard errors over documents, chosen so that at most "
+        f"{100 * significance.LEVEL:g}% of those beyond are expected to be there by chance (Benjamini and Hochberg)."
     )
 
 

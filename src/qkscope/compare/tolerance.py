@@ -24,11 +24,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from qkscope.lenses.taxonomy import table as taxonomy
+from qkscope.stats import significance
 
 # A repetition is wrongly said to differ at most this often, over all cells together.
 CHANCE = 0.01
-# Of the numbers of two runs over other documents that are called different, so many may be so by chance.
-FALSE = 0.05
 # PC0 is estimated too, and tokens are not Gaussian. Drawing 8,000 tokens again and again from eight documents of
 # SmolLM2-135M moves one head's r_q 1.2 and r_k 1.3 times as much as the formula says (root mean square, 135 heads).
 EXCESS = 1.3
@@ -43,7 +42,7 @@ def critical_value(cells: int) -> float:
 
 
 def discovery_multiple(ratios: npt.ArrayLike, groups: int) -> float:
-    """How many standard errors heads may be off, so that at most FALSE of those beyond are expected by chance.
+    """How many standard errors heads may be off, so that at most LEVEL of those beyond are expected by chance.
 
     `ratios` are the differences in errors; each error comes from so many groups of documents, hence Student's t. The
     rule is Benjamini and Hochberg's.
@@ -53,10 +52,10 @@ def discovery_multiple(ratios: npt.ArrayLike, groups: int) -> float:
     values = np.abs(np.asarray(ratios, dtype=np.float64))
     known = values[np.isfinite(values)]
     free, tests = max(groups - 1, 1), max(len(known), 1)
-    p = np.sort(2 * t.sf(known, free))
-    below = np.flatnonzero(p <= FALSE * np.arange(1, len(p) + 1) / tests)
+    p, rate = np.sort(2 * t.sf(known, free)), significance.LEVEL
+    below = np.flatnonzero(p <= rate * np.arange(1, len(p) + 1) / tests)
     discoveries = int(below[-1]) + 1 if len(below) else 1
-    return float(t.isf(FALSE * discoveries / tests / 2, free))
+    return float(t.isf(rate * discoveries / tests / 2, free))
 
 
 def correlation_noise(r: npt.ArrayLike, tokens: int) -> npt.NDArray[np.float64]:

@@ -19,7 +19,8 @@ from qkscope.errors import InputError
 from qkscope.lenses.base import error_name
 from qkscope.lenses.signs import is_turned, sign_unsure
 from qkscope.lenses.taxonomy import table as taxonomy
-from qkscope.stats.jackknife import ERRORS
+from qkscope.stats.jackknife import FEWEST_GROUPS
+from qkscope.stats.significance import is_significant
 
 CHANGED_COLUMNS = (
     "model", "layer", "head", "category", "reference_category",
@@ -54,6 +55,7 @@ class HeadComparison:
     tolerance: float
     other_documents: tuple[str, ...] = ()
     multiple: float | None = None
+    groups: int = FEWEST_GROUPS  # of documents behind the errors, on the side that has fewer
 
     @property
     def reproduced(self) -> bool:
@@ -62,11 +64,11 @@ class HeadComparison:
 
     @property
     def beyond_errors(self) -> tuple[int, int] | None:
-        """Of the numbers that differ: how many by more than two errors, of how many that have errors on both sides."""
+        """Of the numbers that differ: how many significantly, of how many that have errors on both sides."""
         known = self.cells[(self.cells["verdict"] == DIFFERS) & self.cells["error"].notna()]
         if not self.cells["error"].notna().any():
             return None
-        return int((known["difference"].abs() > ERRORS * known["error"]).sum()), len(known)
+        return int((is_significant(known["difference"], known["error"], self.groups - 1) == 1).sum()), len(known)
 
 
 def compare_heads(
@@ -77,7 +79,7 @@ def compare_heads(
     wanted_tolerance: float | None = None,
     *,
     other_documents: Collection[str] = (),
-    groups: int = 8,
+    groups: int = FEWEST_GROUPS,
 ) -> HeadComparison:
     """Compare two PC0 tables head by head; `other` is the reference. Raises InputError when they share no head.
 
@@ -110,6 +112,7 @@ def compare_heads(
         tolerance=allowed,
         other_documents=tuple(name for name in names if name in set(cells.loc[by_errors, "model"])),
         multiple=multiple,
+        groups=groups,
     )
 
 

@@ -24,16 +24,16 @@ from qkscope.compare.references import PublishedReference, load_reference, shipp
 from qkscope.compare.two_runs import HeadComparison, compare_heads
 from qkscope.errors import InputError
 from qkscope.files import write_text
-from qkscope.lenses.draws import drawn_heads
+from qkscope.lenses.draws import drawn_heads, replicate_groups
 from qkscope.lenses.position.table import REPLICATES
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, CHANGED_HEADS_CSV, COMPARISON_CSV, comparison_folder
 from qkscope.results.read import Entries, Entry, Results, load_results
+from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.words.blocks import AnyBlock, to_markdown
 
 PREFIX = "published:"
-GROUPS = 8  # of documents, where a study does not say how many it has
 _NAME_CHARACTERS = 60
 
 
@@ -113,7 +113,6 @@ def _with_published(
 def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Path | None) -> Comparison:
     from qkscope.compare.figure import draw_head_comparison, save_comparison
 
-    groups = [run.provenance.study.groups or GROUPS for run in (mine, other) if run.provenance.study is not None]
     comparison = compare_heads(
         mine.heads,
         mine.study.names,
@@ -121,12 +120,21 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
         other.study.names,
         tolerance,
         other_documents=_other_documents(mine, other),
-        groups=min(groups, default=GROUPS),
+        groups=min(_groups(run) for run in (mine, other)),
     )
     facts = HeadFacts(mine, other, comparison)
     figure = draw_head_comparison(mine.study, comparison, "Compared Head by Head", head_note(facts))
     folder = out or comparison_folder(mine.writable_folder, folder_name(other.source))
     return _write(folder, comparison, head_card(facts), head_lines(facts), partial(save_comparison, figure))
+
+
+def _groups(run: Results) -> int:
+    """The groups of documents behind a run's errors: those of its replicates, else those of its study."""
+    replicates = rows_at_own_window(run, REPLICATES)
+    if replicates is not None and (groups := replicate_groups(replicates)):
+        return len(groups)
+    study = run.provenance.study
+    return max(FEWEST_GROUPS, 0 if study is None else study.groups or 0)
 
 
 def _other_documents(mine: Results, other: Results) -> list[str]:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from qkscope.lenses.base import Lens, Summary
 from qkscope.lenses.categories import dominated
-from qkscope.lenses.draws import KEY, draw_tables
+from qkscope.lenses.draws import FREEDOM, KEY, draw_tables, replicate_groups
 from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv, write_csv_pieces
@@ -26,6 +26,7 @@ from qkscope.results.mapped import NOWHERE, Rows, let_go, mapped, rows_of_entrie
 from qkscope.results.read import Entries, Results, read_head_table, read_study_table
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
+from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import Block
 
@@ -52,7 +53,6 @@ class AtWindow:
     ) -> None:
         present = set(heads["model"])
         self.study = study.only([name for name in study.names if name in present])
-        self.heads = mapped(_derived(heads, lenses))  # component 0, one row per head
         self.windows = None if windows is None or windows.empty else windows  # the same at several windows, as read
         self._window_replicates = window_replicates  # at every window
         self.components = components  # every component of each head, where they were read
@@ -60,6 +60,9 @@ class AtWindow:
         self.other: AtWindow | None = None  # the study at the other choice of windows, for drawings that overlay them
         self._lenses = lenses
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
+        self._freedoms: dict[str, float] = {}
+        known = heads.assign(**{FREEDOM: heads["model"].map({name: self.freedom(name) for name in present})})
+        self.heads = mapped(_derived(known, lenses))  # component 0, one row per head
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
@@ -72,6 +75,25 @@ class AtWindow:
     def names(self) -> tuple[str, ...]:
         """The entries' names, in order."""
         return self.study.names
+
+    def freedom(self, *names: str) -> float:
+        """Degrees of freedom of these entries' standard errors over documents: the fewest groups they have, less one.
+
+        Results whose groups are not recorded count as if they had the fewest that give standard errors.
+        """
+        for name in names:
+            if name not in self._freedoms:
+                rows = (
+                    None if self.replicates is None else self.replicates.iloc[self._replicate_rows.get(name, NOWHERE)]
+                )
+                groups = [] if rows is None else replicate_groups(rows)
+                self._freedoms[name] = float(max(len(groups), FEWEST_GROUPS) - 1)
+        return min(self._freedoms[name] for name in names)
+
+    @cached_property
+    def _replicate_rows(self) -> dict[str, Rows]:
+        rows = self.replicates
+        return {} if rows is None or rows.empty else rows_of_entries(rows["model"])
 
     @cached_property
     def panel(self) -> HeadPanel:
@@ -99,7 +121,8 @@ class AtWindow:
         """
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        derived = self.derived(self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)])
+        known = self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)].assign(**{FREEDOM: self.freedom(name)})
+        derived = self.derived(known)
         # One entry does not say whether the study names how far layers attend: its kinds are those of the study.
         rows = _by_window(self.with_kind(derived.drop(columns="layer_kind", errors="ignore")))
         draws: list[pd.DataFrame] = []

@@ -7,7 +7,7 @@ exist is `undefined`: it is counted and shown, and never passed off as mixed.
 import numpy as np
 import numpy.typing as npt
 
-from qkscope.stats.jackknife import ERRORS
+from qkscope.stats import significance
 
 # The published thresholds; a value exactly on one belongs to neither side, so the head is mixed.
 HIGH = 0.7
@@ -52,15 +52,20 @@ def dominated(categories: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def undecided(
-    r_q: npt.ArrayLike, r_k: npt.ArrayLike, r_q_error: npt.ArrayLike, r_k_error: npt.ArrayLike
+    r_q: npt.ArrayLike,
+    r_k: npt.ArrayLike,
+    r_q_error: npt.ArrayLike,
+    r_k_error: npt.ArrayLike,
+    freedom: npt.ArrayLike,
 ) -> npt.NDArray[np.bool_]:
-    """Which heads would be of another category within two errors of their r_q and r_k; False where none are known.
+    """Which heads have another category within the confidence intervals of r_q and r_k; False without errors.
 
-    A threshold that lies within two errors only counts if crossing it changes the category.
+    A threshold inside an interval only counts if crossing it changes the category.
     """
     q, k = (np.asarray(part, dtype=np.float64) for part in (r_q, r_k))
     sizes = np.abs(k)
-    steps = [np.nan_to_num(ERRORS * np.asarray(error, dtype=np.float64)) for error in (r_q_error, r_k_error)]
+    reach = significance.critical_value(freedom)
+    steps = [np.nan_to_num(reach * np.asarray(error, dtype=np.float64)) for error in (r_q_error, r_k_error)]
     category, crossed = _codes(q, sizes), np.zeros(q.shape, dtype=bool)
     # Between its ends a range can cross both thresholds: 0.5 lies between them.
     ways = [[values - step, np.clip(0.5, values - step, values + step), values + step]

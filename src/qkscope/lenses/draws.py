@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.pca import orientation
 from qkscope.results.mapped import Gathered, in_blocks, rows_of_entries
-from qkscope.stats.jackknife import ERRORS, FEWEST_GROUPS, scaled_correlations, scaled_replicates
+from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations, scaled_replicates
+from qkscope.stats.significance import is_significant
 
 KEY = ["model", "layer", "head"]
+FREEDOM = "freedom"  # degrees of freedom of a head's standard errors
 Array = NDArray[np.float64]
 
 
@@ -79,7 +81,7 @@ def _drawn(
     shares = scaled_replicates(*explained, sizes)
     for number in range(len(groups)):
         drawn = heads.assign(r_q=drawn_q[number], r_k=drawn_k[number], explained_variance=shares[number])
-        yield drawn.assign(sign_sure=_sign_sure(drawn)) if "sign_sure" in heads.columns else drawn
+        yield drawn.assign(sign_sure=_sign_sure(drawn, len(groups) - 1)) if "sign_sure" in heads.columns else drawn
 
 
 def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
@@ -90,10 +92,15 @@ def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([heads[kept], pd.DataFrame(numbers, index=heads.index, columns=others)], axis=1)
 
 
-def _sign_sure(drawn: pd.DataFrame) -> pd.Series[float]:
+def _sign_sure(drawn: pd.DataFrame, freedom: float) -> Array:
     """Whose sign would be sure in a draw, by the rule of tables; errors are those of the whole."""
-    sure = drawn["r_q"].abs() > ERRORS * drawn["r_q_se"]
-    return sure.astype(float).where(drawn["r_q_se"].notna())
+    return is_significant(drawn["r_q"], drawn["r_q_se"], freedom)
+
+
+def freedom_of(heads: pd.DataFrame) -> Array:
+    """Degrees of freedom of each head's standard errors; those of the fewest groups where a table does not tell."""
+    least = float(FEWEST_GROUPS - 1)
+    return heads[FREEDOM].to_numpy(float) if FREEDOM in heads.columns else np.full(len(heads), least)
 
 
 def drawn_correlations(

@@ -45,7 +45,7 @@ def with_mean_errors(
     for name in quantities:
         errors = {error_name(name): [panel.error(name, model, part) for model, part in about]}
         if over_heads:
-            errors[heads_error_name(name)] = [panel.head_error(name, model, part) for model, part in about]
+            errors[heads_error_name(name)] = [panel.head_error(name, model, part).size for model, part in about]
         _insert_behind(extended, name, errors)
     return extended
 

@@ -16,9 +16,9 @@ import pandas as pd
 from qkscope.lenses.draws import KEY, replicate_groups, replicated
 from qkscope.lenses.signs import is_turned, sign_unsure
 from qkscope.results.mapped import NOWHERE, Gathered, rows_of_entries
+from qkscope.stats import significance
 from qkscope.stats.jackknife import false_discoveries, jackknife_error, p_values
 
-RATE = 0.05  # the share of false ones that is put up with among the heads that are called changed
 MEASURED = ("r_q", "r_k")
 COLUMNS = [
     "from_model", "to_model", "layer", "head", "turned",
@@ -63,6 +63,6 @@ def _step(one: pd.DataFrame, two: pd.DataFrame, groups: list[int]) -> pd.DataFra
         without = replicated(two, name, groups) - way * replicated(one, name, groups)
         error = jackknife_error(difference, without, sizes)
         p = p_values(difference, error, len(groups))
-        changed = np.where(np.isfinite(p), false_discoveries(p, RATE), np.nan)
+        changed = np.where(np.isfinite(p), false_discoveries(p, significance.LEVEL), np.nan)
         table = table.assign(**{f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed})
     return table

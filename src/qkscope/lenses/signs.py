@@ -20,7 +20,7 @@ CONCORDANCE = 0.3
 
 
 def sign_unsure(heads: pd.DataFrame) -> NDArray[np.bool_]:
-    """Which heads could be turned round: r_q within two errors of 0 (or small, without an error), or below 0.05."""
+    """Which heads could be turned round: r_q not significant (or small, without an error), or below 0.05."""
     size = heads["r_q"].abs().to_numpy(dtype=np.float64)
     sure = (
         heads["sign_sure"].to_numpy(dtype=np.float64) if "sign_sure" in heads.columns else np.full(len(heads), np.nan)

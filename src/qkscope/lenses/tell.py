@@ -10,6 +10,7 @@ from qkscope.lenses.named_entries import NAMED_AT_MOST
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.significance import direction
 from qkscope.words.phrases import (
     Format,
     at_labels,
@@ -71,9 +72,10 @@ def share_of(panel: HeadPanel, quantity: str, entry: Entry) -> str:
 
 
 def beyond_zero(panel: HeadPanel, quantity: str, entry: Entry, part: Part = EVERY_HEAD) -> int:
-    """1 or −1 where a mean is more than two errors above or below 0, else 0 (also where the error is not known)."""
-    mean, error = panel.mean(quantity, entry.name, part), panel.error(quantity, entry.name, part)
-    return 0 if not abs(mean) > 2 * error else 1 if mean > 0 else -1
+    """1 or −1 where a mean is significantly above or below 0, else 0 (also where the error is not known)."""
+    return direction(
+        panel.mean(quantity, entry.name, part), panel.document_error(quantity, entry.name, part), smallest=0.0
+    )
 
 
 def errors_said(table: pd.DataFrame, exact: str) -> str:

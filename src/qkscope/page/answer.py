@@ -2,7 +2,7 @@
 
 A finding is a change from one entry to another (the first and the last of a run, the lowest and the highest of seeds or
 models), judged at each entry's own context and at the window that all share. What holds at both survives; what only the
-longer window shows does not, and says so. Nothing is claimed that does not exceed two errors.
+longer window shows does not. Nothing is claimed that is not significant.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from qkscope.lenses.base import Cause
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
+from qkscope.stats import significance
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
+from qkscope.stats.series import Trend
+from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shown, tokens
 
 Judgement = Literal["survives", "reverses", "vanishes", "hidden", "within", "alone", "unknown"]
 BADGES: dict[Judgement, str] = {
-    "survives": "survives the window",
+    "survives": "also at the common window",
     "reverses": "reverses at the common window",
-    "vanishes": "within error at the common window",
-    "hidden": "only at the common window",
-    "within": "within error",
-    "alone": "beyond its error",
+    "vanishes": "not significant at the common window",
+    "hidden": "significant at the common window only",
+    "within": "not significant",
+    "alone": "significant",
     "unknown": "error not known",
 }
 RANK: tuple[Judgement, ...] = ("survives", "alone", "reverses", "vanishes", "hidden", "within", "unknown")
@@ -62,9 +65,9 @@ class Finding:
     @property
     def judgement(self) -> Judgement:
         """What becomes of the change at the common window."""
-        if not math.isfinite(self.own.error):
+        if self.own.outcome is Significance.UNKNOWN:
             return "unknown"
-        if self.common is None:
+        if self.common is None or self.common.outcome is Significance.UNKNOWN:
             return "alone" if self.own.direction else "within"
         pair = self.own.direction, self.common.direction
         if pair[0] == pair[1]:
@@ -90,7 +93,7 @@ def answer(tables: StudyTables) -> dict[str, Any]:
     return {
         "question": "Do attention heads follow token position, and is it the weights that make them?",
         "span": study.span,
-        "verdict": verdict(tables, findings[0], second, cause),
+        "verdict": verdict(tables, findings[0], cause),
         "findings": [queries, more, third],
     }
 
@@ -203,14 +206,24 @@ def _follow_text(tables: StudyTables, finding: Finding) -> str:
         names = f"{label(at, finding.before)} and {label(at, finding.after)}"
         clause = f"{_capital(finding.quantity.what)} differs most between {names}:"
     elif own.direction == 0:
-        clause = (
-            f"{who} do not come to follow position more or less closely beyond the error: mean {finding.quantity.name}"
-        )
+        clause = f"The change of mean {finding.quantity.name} from first to last is not significant:"
+        if own.outcome is Significance.UNKNOWN:
+            clause = f"Mean {finding.quantity.name} from first to last:"
     else:
         way = "come to follow position" if own.direction > 0 else "follow position less closely"
         clause = f"{who} {way}: mean {finding.quantity.name}"
-    said = f"{clause} {_move(at, finding, own)}."
+    said = f"{clause} {_move(at, finding, own)}.{_between(at, finding)}"
     return f"{said} {_others_text(at, finding)}{_common_text(tables, finding)}".strip()
+
+
+def _between(at: AtWindow, finding: Finding) -> str:
+    """Where a course peaks or dips between its ends, which the ends alone would hide."""
+    shape = at.panel.series(finding.quantity.name, at.names, finding.quantity.part) if at.study.one_run else None
+    if shape is None or shape.turn is None:
+        return ""
+    verb = "peaks" if shape.trend is Trend.PEAKS else "dips"
+    (value,) = finding.quantity.said(shape.points[shape.turn])
+    return f" In between it {verb} at {value} ({label(at, at.names[shape.turn])})."
 
 
 def _level_text(at: AtWindow, finding: Finding) -> str:
@@ -246,7 +259,8 @@ def _kind_text(at: AtWindow, finding: Finding, name: str, kind: str) -> str:
     if not count:
         return ""
     mean, error = (f(finding.quantity.name, name, part) for f in (at.panel.mean, at.panel.error))
-    near = abs(mean) + (2 * error if math.isfinite(error) else 0) < LOW
+    reach = float(significance.critical_value(at.freedom(name))) * error
+    near = abs(mean) + (reach if math.isfinite(reach) else 0) < LOW
     level = f"are near 0 ({plus_minus(mean, error)})" if near else f"have {plus_minus(mean, error)}"
     where = "The" if at.study.one_run else f"In {label(at, name)} the"
     return f"{where} {counted(count, 'head')} of {kind} layers {level}."
@@ -267,29 +281,18 @@ def _window_text(tables: StudyTables, finding: Finding) -> str:
     step = f"From {label(at, finding.before)} to {label(at, finding.after)}"
     longer = tokens(at.window_of(finding.after))
     same = tokens(tables.common.window_of(finding.after))
-    what, verbs = finding.quantity.what, {1: "rise", -1: "fall", 0: "stay"}
-    if not finding.quantity.share:
-        verbs = {1: "rises", -1: "falls", 0: "stays"}
-    first = f"{step}, at up to {longer}, {what} {verbs[own.direction]}: {_move(at, finding, own)}."
-    if own.direction == 0:
-        first = f"{step}, at up to {longer}, {what} {verbs[0]} within error: {_move(at, finding, own)}."
-    second = f"Over the same {same}: {_move(at, finding, common)}"
-    why = {
-        "reverses": ", so the change depends on the longer window.",
-        "vanishes": ", which is within its error: what changed is the window.",
-        "hidden": ": the longer window hides a change.",
-        "survives": ", so the change is not the window's.",
-    }
-    return f"{first} {second}{why.get(finding.judgement, '.')}"
+    moves = [
+        f"{_move(at, finding, each)}{' (not significant)' if each.outcome is Significance.UNCHANGED else ''}"
+        for each in (own, common)
+    ]
+    return f"{step}, at up to {longer}, {finding.quantity.what}: {moves[0]}. Over the same {same}: {moves[1]}."
 
 
-def verdict(tables: StudyTables, queries: Finding, second: Finding, cause: Cause | None) -> str:
+def verdict(tables: StudyTables, queries: Finding, cause: Cause | None) -> str:
     """One sentence: what survives leads; where nothing does, that is the answer."""
     lead = _lead(tables.own, queries)
     if cause is not None and cause.clause:
         lead += f"; {cause.clause}"
-    if second is not queries and second.judgement == "reverses" and queries.judgement != "reverses":
-        lead += ". What longer contexts seem to add reverses over the same tokens"
     return f"{lead}."
 
 
@@ -300,19 +303,28 @@ def _lead(at: AtWindow, queries: Finding) -> str:
     if queries.before == queries.after:
         return _level_verdict(at, queries, who)
     if not at.study.one_run:
-        differ = "differ" if judgement in ("survives", "alone") else "do not differ beyond their errors"
+        differ = "differ" if judgement in ("survives", "alone") else "do not differ significantly"
         return f"{at.study.noun.capitalize()}s {differ} in how closely {who} follow position"
-    if judgement in ("survives", "alone"):
-        way = "come to follow position" if queries.own.direction > 0 else "follow position less and less"
-        also = ", at own contexts and over the same tokens" if judgement == "survives" else ""
-        return f"{who[0].upper()}{who[1:]} {way}{also}"
-    if judgement == "reverses":
-        return f"How closely {who} follow position seems to change, and the change reverses over the same tokens"
-    if judgement in ("vanishes", "hidden"):
-        return f"Whether {who} come to follow position depends on the window that is looked at"
     if judgement == "unknown":
-        return f"Whether {who} come to follow position cannot be told: the error of the change is not known"
-    return f"In this run no change in how closely {who} follow position exceeds its error"
+        return f"Whether {who} come to follow position is unknown: the change has no standard error"
+    ways = {1: "come to follow position", -1: "follow position less closely at the end than at first"}
+    own = queries.own.direction
+    common = queries.common.direction if queries.common is not None else 0
+    windows = {
+        "survives": ", at own contexts and over the same tokens",
+        "reverses": " at own contexts; over the same tokens the change reverses",
+        "vanishes": " at own contexts; over the same tokens the change is not significant",
+        "hidden": " over the same tokens; at own contexts the change is not significant",
+    }
+    if not (own or common):
+        return f"From first to last no change in how closely {who} follow position is significant{_turn(at, queries)}"
+    return f"{_capital(who)} {ways[own or common]}{windows.get(judgement, '')}{_turn(at, queries)}"
+
+
+def _turn(at: AtWindow, queries: Finding) -> str:
+    """The same where the course peaks or dips between its ends."""
+    between = _between(at, queries).strip().removesuffix(".")
+    return f"; {between[0].lower()}{between[1:].replace(' it ', ' mean r_q ')}" if between else ""
 
 
 def _level_verdict(at: AtWindow, queries: Finding, who: str) -> str:
@@ -327,12 +339,16 @@ def _level_verdict(at: AtWindow, queries: Finding, who: str) -> str:
 def _described(tables: StudyTables, finding: Finding, text: str | None) -> dict[str, Any]:
     return {
         "text": text or _plain_text(tables, finding),
-        "badges": [{"kind": finding.judgement, "text": BADGES[finding.judgement]}],
+        "badges": [] if finding.before == finding.after else [_badge(finding.judgement)],
         "share": finding.quantity.share,
         "name": finding.quantity.name,
         "of": finding.quantity.part.layer_kind,
         "series": {c: _series(at, finding.quantity, tables.own.names) for c, at in _named(tables)},
     }
+
+
+def _badge(judgement: Judgement) -> dict[str, str]:
+    return {"kind": judgement, "text": BADGES[judgement]}
 
 
 def _described_cause(cause: Cause) -> dict[str, Any]:
@@ -357,7 +373,7 @@ def _plain_text(tables: StudyTables, finding: Finding) -> str:
     if not at.study.one_run:
         names = f"{label(at, finding.before)} and {label(at, finding.after)}"
         start = f"{_capital(finding.quantity.what)} differs most between {names}:"
-    return f"{start} {_move(at, finding, finding.own)}.{_common_text(tables, finding)}"
+    return f"{start} {_move(at, finding, finding.own)}.{_between(at, finding)}{_common_text(tables, finding)}"
 
 
 def _named(tables: StudyTables) -> list[tuple[str, AtWindow]]:

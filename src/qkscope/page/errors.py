@@ -12,15 +12,14 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import WindowMeans, error_name
-from qkscope.lenses.categories import undecided
 from qkscope.lenses.kind_of_layer import kinds_in_order, over_all_heads
 from qkscope.lenses.registry import all_summaries
 from qkscope.lenses.signs import sign_unsure
-from qkscope.page.arrays import STATISTICS, Floats, Grid, column, page_depth
+from qkscope.page.arrays import STATISTICS, Grid, column, page_depth
 from qkscope.page.pack import Pack, error_precision
 from qkscope.stats.noise import Part
 
-FLAGS = ("unstable", "sign_sure", "category_share")  # columns; `undecided` and `sign_unknown` follow from others
+FLAGS = ("unstable", "sign_sure", "category_share", "undecided")  # columns; `sign_unknown` follows from others
 
 
 def add_errors(pack: Pack, grid: Grid, tables: StudyTables, *, large: bool = False) -> None:
@@ -86,7 +85,6 @@ def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame, large: 
     places = flat.places(known)
     columns = {error_name(name): column(known, error_name(name)) for name in STATISTICS}
     columns |= {name: column(known, name) for name in FLAGS}
-    columns["undecided"] = _undecided(known)
     columns["sign_unknown"] = np.where(np.isfinite(columns["sign_sure"]), sign_unsure(known).astype(float), np.nan)
     for name, values in columns.items():
         if np.isfinite(values).any():
@@ -106,13 +104,6 @@ def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
         ]
         if np.isfinite(errors).any():
             pack.add(f"{choice}.depth.{error_name(statistic)}", np.array(errors), "float16")
-
-
-def _undecided(heads: pd.DataFrame) -> Floats:
-    """1 where another category is within two errors, 0 where none is, NaN where errors are not known."""
-    errors = [column(heads, error_name(name)) for name in ("r_q", "r_k")]
-    unsure = undecided(column(heads, "r_q"), column(heads, "r_k"), *errors)
-    return np.where(np.isfinite(errors[0]) & np.isfinite(errors[1]), unsure.astype(float), np.nan)
 
 
 def _add_means(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:

@@ -30,6 +30,7 @@ from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
 from qkscope.results.local_paths import PathShortener, without_local_paths
 from qkscope.results.mapped import let_go
 from qkscope.results.read import Entry, Results
+from qkscope.stats import significance
 from qkscope.words.blocks import Block, page_runs, to_page
 
 FORMAT = 2
@@ -111,6 +112,7 @@ def _study(results: Results, tables: StudyTables) -> dict[str, Any]:
         "axis": _axis(results),
         "layerKinds": kinds_in_order(tables.own.heads["layer_kind"]),
         "checkpoints": [_checkpoint(c) for c in study.checkpoints],
+        "critical": [float(significance.critical_value(tables.own.freedom(name))) for name in study.names],
         "unmeasured": list(results.unmeasured),
         "depth": {"byLayer": axis.layers is not None, "columns": list(axis.columns)},
     }

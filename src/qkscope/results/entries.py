@@ -16,6 +16,7 @@ from qkscope.results.provenance import CheckpointRecord, Provenance, one_line
 
 # What the entries of a study span, as titles say it.
 DURING_TRAINING = "during training"
+AT_ONE_CHECKPOINT = "at one checkpoint"
 ACROSS_CHECKPOINTS = "across checkpoints"  # one layout, but nothing says that it is one training run
 ACROSS_SEEDS = "across seeds"
 ACROSS_MODELS = "across models"
@@ -189,6 +190,8 @@ def span_of(checkpoints: Sequence[Entry], kind: StudyKind, provenance: Provenanc
     """What the entries span, as titles say it."""
     if kind != CHECKPOINTS:
         return {SEEDS: ACROSS_SEEDS, MODELS: ACROSS_MODELS}[kind]
+    if len(checkpoints) == 1:
+        return AT_ONE_CHECKPOINT
     sources = {c.record.model for c in checkpoints}
     one_source = len(sources) == 1 and None not in sources
     known = one_source or bool(provenance.kind_stated) or any(c.phase for c in checkpoints)

@@ -1,6 +1,6 @@
 """What a study shows, as facts: typed, computed from the tables, and free of any wording.
 
-Cards turn these facts into sentences. Whether something changed is decided in `noise`; here is where and how:
+Cards turn these facts into sentences. Whether something changed is decided in `significance`; here is where and how:
 the jumps of a curve, changes per phase, and whether the common window agrees. What only one lens speaks about is found
 in that lens's room.
 """
@@ -17,6 +17,7 @@ from qkscope.results.read import Entry, phase_segments
 from qkscope.stats.noise import Change, HeadPanel
 from qkscope.stats.series import Shape, plateau_of
 from qkscope.stats.series import Trend as Trend
+from qkscope.stats.significance import Significance
 
 JUMP_SHARE = 0.25  # a step is a jump when it covers at least this part of the range of the whole curve
 
@@ -85,6 +86,7 @@ class Contrast:
     low_value: float
     high_value: float
     real: bool
+    known: bool = True  # whether every difference has a standard error
 
     @property
     def size(self) -> float:
@@ -99,8 +101,10 @@ def largest_contrast(panel: HeadPanel, entries: Sequence[Entry], quantity: str) 
     if len(known) < 2:
         return None
     (low_value, low), (high_value, high) = min(known, key=_value), max(known, key=_value)
-    real = any(panel.change(quantity, a.name, b.name).direction for (_, a), (_, b) in itertools.combinations(known, 2))
-    return Contrast(low, high, low_value, high_value, real)
+    pairs = itertools.combinations(known, 2)
+    outcomes = {panel.change(quantity, a.name, b.name).outcome for (_, a), (_, b) in pairs}
+    real = Significance.CHANGED in outcomes
+    return Contrast(low, high, low_value, high_value, real, Significance.UNKNOWN not in outcomes)
 
 
 def _value(item: tuple[float, Entry]) -> float:
@@ -152,8 +156,13 @@ class PhaseChange:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing changed, neither from end to end nor in between."""
+        """Whether no change is significant, neither from end to end nor in between."""
         return not (self.moved(1) or self.moved(-1) or self.turned())
+
+    @property
+    def unknown(self) -> bool:
+        """Whether some change has no standard error, so that it cannot be called unchanged."""
+        return any(change.outcome is Significance.UNKNOWN for change in self.changes.values())
 
 
 def phase_changes(panel: HeadPanel, checkpoints: Sequence[Entry], quantities: Sequence[str]) -> list[PhaseChange]:
@@ -188,6 +197,7 @@ class Verdict(Enum):
     ONLY_OWN = "only at the own context"
     ONLY_COMMON = "only at the common window"
     OPPOSITE = "opposite"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -203,6 +213,8 @@ class Agreement:
     @property
     def verdict(self) -> Verdict:
         """Whether the two choices of windows agree."""
+        if Significance.UNKNOWN in (self.own.outcome, self.common.outcome):
+            return Verdict.UNKNOWN
         own, common = self.own.direction, self.common.direction
         if own == common:
             return Verdict.BOTH if own else Verdict.NEITHER

@@ -17,7 +17,6 @@ Array = NDArray[np.float64]
 Scale = Literal["plain", "fisher"]  # fisher: correlations, whose errors shrink near 1
 
 FEWEST_GROUPS = 4  # with fewer, an error is a guess
-ERRORS = 2.0  # a difference counts beyond so many standard errors: by chance, one in twelve does with 8 groups
 
 
 def jackknife_error(

@@ -1,9 +1,9 @@
 """Tell a change from its noise.
 
 Another sample of documents would have given other numbers. How far, the jackknife says: the table of heads is drawn
-again as other documents would have given it (`draws`), and a mean, a share or a difference counts as changed only when
-it is larger than twice the spread of these draws, and than what three decimals can show. Two entries that saw the same
-documents are compared draw by draw, so what the documents have in common cancels.
+again as other documents would have given it (`draws`), and the spread of these draws is the standard error of a mean, a
+share or a difference. Whether it changed, `significance` decides. Two entries that saw the same documents are compared
+draw by draw, so what the documents have in common cancels.
 
 Where only a sample of the heads was measured, another sample of heads is a second source of error: standard errors over
 heads, clustered by key head, since query heads that share keys are not independent. Where all heads of a model were
@@ -11,6 +11,7 @@ measured there is no such sample, and documents alone count. Tables without draw
 elsewhere) have the error over heads only, as if these were independent.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,12 +22,11 @@ import pandas as pd
 
 from qkscope.results.mapped import Rows, rows_of_entries
 from qkscope.stats.series import Direction, Shape, shape_of
+from qkscope.stats.significance import SMALLEST, Error, Significance, combined, decide
 
-STANDARD_ERRORS = 2.0  # by chance, one comparison in twelve is beyond with 8 document groups, one in twenty with many
 FEWEST_HEADS = 3  # with fewer, a standard error says nothing
-SMALLEST = 0.001  # a smaller change is not spoken of: words print at most three decimals, so no reader could see it
 
-
+UNKNOWN_ERROR = Error(math.nan, math.nan)
 Source = Literal["documents", "documents and heads", "heads"]
 
 
@@ -40,20 +40,27 @@ class Change:
     error: float
     paired: bool
     source: Source = "heads"  # what another sample of which the error is about
+    freedom: float = math.inf  # degrees of freedom of the error
+    over_documents: Error = UNKNOWN_ERROR  # of the same difference, over documents alone
+    over_heads: Error = UNKNOWN_ERROR  # and over KV heads alone
 
     @property
-    def direction(self) -> int:
-        """1 for a rise, -1 for a fall, 0 for no change that is larger than its noise.
+    def outcome(self) -> Significance:
+        """Whether the mean changed.
 
         Heads that lack a value on one side count in one of the two means only; then the means and the difference
         per head may disagree, and nothing is claimed.
         """
-        limit = max(STANDARD_ERRORS * self.error, SMALLEST)
-        if not abs(self.difference) > limit or not abs(self.after - self.before) > SMALLEST:  # also when NaN
-            return 0
-        if self.difference * (self.after - self.before) < 0:
-            return 0
-        return 1 if self.difference > 0 else -1
+        outcome = decide(self.difference, Error(self.error, self.freedom))
+        apart = self.after - self.before
+        if outcome is Significance.CHANGED and not (abs(apart) > SMALLEST and self.difference * apart > 0):
+            return Significance.UNCHANGED
+        return outcome
+
+    @property
+    def direction(self) -> int:
+        """1 for a significant rise, -1 for a significant fall, 0 for neither (`outcome` tells unknown from none)."""
+        return 0 if self.outcome is not Significance.CHANGED else 1 if self.difference > 0 else -1
 
 
 @dataclass(frozen=True)
@@ -108,13 +115,34 @@ class HeadPanel:
 
     def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The standard error over documents of a mean over heads; NaN where it cannot be known."""
-        return _spread(self.drawn(quantity, model, part))
+        return self.document_error(quantity, model, part).size
 
-    def head_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
+    def document_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Error:
+        """The same with its degrees of freedom."""
+        return spread(self.drawn(quantity, model, part))
+
+    def error_among(self, quantity: str, model: str, heads: pd.MultiIndex) -> Error:
+        """The standard error over documents of the mean over some heads, given by layer and head."""
+        here = pd.MultiIndex.from_arrays([self._place(model, name) for name in ("layer", "head")]).isin(heads)
+        return spread(np.array([_mean(draw[here]) for draw in self.drawn_values(quantity, model)]))
+
+    def drawn_values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> list[npt.NDArray[np.float64]]:
+        """The quantity of each head as other documents would have given it, once for each group; empty if unknown."""
+        known = [draw for draw in self._draws if model in draw.rows and quantity in draw.columns]
+        inside = self._inside(model, part)  # draws have the same heads, in the same order
+        return [_floats(draw.columns[quantity], draw.rows[model])[inside] for draw in known]
+
+    def key_heads(self, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.int64]:
+        """The KV head of each head, as one number."""
+        key = "kv_head" if "kv_head" in self._places else "head"
+        layer, of = (self._place(model, name).astype(np.int64) for name in ("layer", key))
+        return np.asarray((layer * 100_000 + of)[self._inside(model, part)])
+
+    def head_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Error:
         """The standard error over heads of the same mean, clustered by key head."""
-        return _standard_error(self.values(quantity, model, part), self._clusters(model, part))
+        return clustered_error(self.values(quantity, model, part), self._clusters(model, part))
 
-    def contrast_head_error(self, quantity: str, model: str, one: Part, other: Part) -> float:
+    def contrast_head_error(self, quantity: str, model: str, one: Part, other: Part) -> Error:
         """The standard error over key heads of the difference between two parts, which may share key heads."""
         moved, keys = [], []
         for part, way in ((one, -1.0), (other, 1.0)):
@@ -127,9 +155,9 @@ class HeadPanel:
         _, of = np.unique(np.concatenate(keys), return_inverse=True)
         count = int(of.max()) + 1 if len(of) else 0
         if count < FEWEST_HEADS:
-            return float("nan")
+            return UNKNOWN_ERROR
         sums = np.bincount(of, weights=np.concatenate(moved))
-        return float(np.sqrt(count / (count - 1) * (sums**2).sum()))
+        return Error(float(np.sqrt(count / (count - 1) * (sums**2).sum())), count - 1)
 
     def drawn(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The mean as other documents would have given it, once for each document group; empty where not known."""
@@ -138,9 +166,7 @@ class HeadPanel:
         return self._means[quantity, model, part]
 
     def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        known = [draw for draw in self._draws if model in draw.rows and quantity in draw.columns]
-        inside = self._inside(model, part)  # draws have the same heads, in the same order
-        return np.array([_mean(_floats(draw.columns[quantity], draw.rows[model])[inside]) for draw in known])
+        return np.array([_mean(draw) for draw in self.drawn_values(quantity, model, part)])
 
     def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
         """The layers of a checkpoint's heads, or of a part of them."""
@@ -156,9 +182,7 @@ class HeadPanel:
     def _find_clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
         if not self.knows_documents or "kv_head" not in self._places:
             return None
-        layer, key = (self._place(model, name).astype(np.int64) for name in ("layer", "kv_head"))
-        clusters = layer * 100_000 + key
-        return np.asarray(clusters[self._inside(model, part)])
+        return self.key_heads(model, part)
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The quantity of each head of a checkpoint, by layer and head."""
@@ -198,8 +222,13 @@ class HeadPanel:
         return shape_of([self.mean(quantity, m, part) for m in models], self.directions(quantity, models, part))
 
     def directions(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Direction:
-        """Which way a mean goes from one of these checkpoints to another."""
-        return lambda i, j: self.change(quantity, models[i], models[j], part).direction
+        """Which way a mean goes from one of these checkpoints to another; NaN where that is unknown."""
+
+        def direction(i: int, j: int) -> float:
+            change = self.change(quantity, models[i], models[j], part)
+            return math.nan if change.outcome is Significance.UNKNOWN else change.direction
+
+        return direction
 
     def mean(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The mean over heads that have the quantity."""
@@ -219,6 +248,7 @@ class HeadPanel:
         values = [self.values(quantity, model, part) for part in (one, other)]
         clusters = [self._clusters(model, part) for part in (one, other)]
         change = unpaired_change(values[0], values[1], clusters[0], clusters[1])
+        change = replace(change, over_heads=self.contrast_head_error(quantity, model, one, other))
         drawn = [self.drawn(quantity, model, part) for part in (one, other)]
         return self._over_documents(change, *drawn, paired=True)
 
@@ -226,12 +256,14 @@ class HeadPanel:
         self, change: Change, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64], *, paired: bool
     ) -> Change:
         """The same change with its error over documents, if both sides have draws."""
-        if not len(before) or len(before) != len(after):
+        if not len(before) or (paired and len(before) != len(after)) or not len(after):
             return change
-        error = _spread(after - before) if paired else float(np.hypot(_spread(before), _spread(after)))
+        error = spread(after - before) if paired else combined(spread(before), spread(after))
+        known = replace(change, error=error.size, freedom=error.freedom, source="documents", over_documents=error)
         if not self._sampled:
-            return replace(change, error=error, source="documents")
-        return replace(change, error=float(np.hypot(error, change.error)), source="documents and heads")
+            return known
+        both = combined(error, change.over_heads)
+        return replace(known, error=both.size, freedom=both.freedom, source="documents and heads")
 
 
 @dataclass(frozen=True)
@@ -291,7 +323,8 @@ def paired_change(before: npt.ArrayLike, after: npt.ArrayLike, clusters: Cluster
     differences = last - first
     known = differences[np.isfinite(differences)]
     difference = float(known.mean()) if len(known) else float("nan")
-    return Change(_mean(first), _mean(last), difference, _standard_error(differences, clusters), paired=True)
+    error = clustered_error(differences, clusters)
+    return Change(_mean(first), _mean(last), difference, error.size, True, freedom=error.freedom, over_heads=error)
 
 
 def unpaired_change(
@@ -299,8 +332,9 @@ def unpaired_change(
 ) -> Change:
     """Two groups of different heads."""
     first, last = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    error = float(np.hypot(_standard_error(first, of_before), _standard_error(last, of_after)))
-    return Change(_mean(first), _mean(last), _mean(last) - _mean(first), error, paired=False)
+    error = combined(clustered_error(first, of_before), clustered_error(last, of_after))
+    means = _mean(first), _mean(last)
+    return Change(*means, means[1] - means[0], error.size, False, freedom=error.freedom, over_heads=error)
 
 
 def _mean(values: npt.NDArray[np.float64]) -> float:
@@ -308,28 +342,28 @@ def _mean(values: npt.NDArray[np.float64]) -> float:
     return float(finite.mean()) if len(finite) else float("nan")
 
 
-def _spread(draws: npt.NDArray[np.float64]) -> float:
+def spread(draws: npt.NDArray[np.float64]) -> Error:
     """How far draws lie from their mean, root mean square: each is as far as another sample of documents would be.
 
     From their mean, not from the whole: heads of a share that lie at a threshold cross it one way more often than the
     other, and that is no spread. Not n - 1: replicates were scaled up as they are for a jackknife.
     """
     if not len(draws) or not np.isfinite(draws).all():
-        return float("nan")
-    return float(draws.std())
+        return UNKNOWN_ERROR
+    return Error(float(draws.std()), len(draws) - 1)
 
 
-def _standard_error(values: npt.NDArray[np.float64], clusters: Clusters = None) -> float:
+def clustered_error(values: npt.NDArray[np.float64], clusters: Clusters = None) -> Error:
     """Of a mean over heads; heads of one cluster count as one observation as far as they agree."""
     finite = np.isfinite(values)
     known = values[finite]
     if len(known) < FEWEST_HEADS:
-        return float("nan")
+        return UNKNOWN_ERROR
     if clusters is None:
-        return float(known.std(ddof=1) / np.sqrt(len(known)))
+        return Error(float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
     _, of = np.unique(clusters[finite], return_inverse=True)
     count = int(of.max()) + 1
     if count < FEWEST_HEADS:
-        return float("nan")
+        return UNKNOWN_ERROR
     sums = np.bincount(of, weights=known - known.mean())
-    return float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(known))
+    return Error(float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(known)), count - 1)

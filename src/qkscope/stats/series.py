@@ -12,8 +12,8 @@ from enum import Enum
 
 import numpy as np
 
-# 1 where the series rises from place i to place j by more than noise, -1 where it falls, 0 for neither.
-Direction = Callable[[int, int], int]
+# 1 where the series rises from place i to place j by more than noise, -1 where it falls, 0 for neither, NaN if unknown.
+Direction = Callable[[int, int], float]
 
 
 class Trend(Enum):
@@ -22,6 +22,7 @@ class Trend(Enum):
     UNDEFINED = "undefined"  # no value at all
     SINGLE = "one value"
     LEVEL = "level"
+    UNDECIDED = "undecided"  # no change is known, but not every step has an error
     RISES = "rises"  # from the first to the last, and never falls
     FALLS = "falls"  # and never rises
     PEAKS = "peaks"  # higher in between than at either end
@@ -70,13 +71,14 @@ def shape_of(values: Sequence[float], direction: Direction) -> Shape:
     trend, turn = _trend(series, known, direction)
     way = {Trend.RISES: 1, Trend.FALLS: -1}.get(trend, 0)
     strict = way != 0 and all(way * (series[j] - series[i]) > 0 for i, j in itertools.pairwise(known))
-    return Shape(series, trend, known, strict, turn, direction(known[0], known[-1]))
+    overall = direction(known[0], known[-1])
+    return Shape(series, trend, known, strict, turn, 0 if np.isnan(overall) else int(overall))
 
 
 def _trend(values: tuple[float, ...], known: tuple[int, ...], direction: Direction) -> tuple[Trend, int | None]:
-    rises, falls = _ever(values, known, direction)
+    rises, falls, unknown = _ever(values, known, direction)
     if not rises and not falls:
-        return Trend.LEVEL, None
+        return Trend.UNDECIDED if unknown else Trend.LEVEL, None
     first, last = known[0], known[-1]
     overall = direction(first, last)
     if overall > 0 and not falls:
@@ -91,16 +93,18 @@ def _trend(values: tuple[float, ...], known: tuple[int, ...], direction: Directi
     return Trend.MOVES, None
 
 
-def _ever(values: tuple[float, ...], known: tuple[int, ...], direction: Direction) -> tuple[bool, bool]:
-    """Whether the series ever rises or falls: from one place to the next, or from its lowest or highest so far."""
-    rises = falls = False
+def _ever(values: tuple[float, ...], known: tuple[int, ...], direction: Direction) -> tuple[bool, bool, bool]:
+    """Whether the series ever rises or falls, from one place to the next or from its lowest or highest so far, and
+    whether that is unknown anywhere."""
+    rises = falls = unknown = False
     highest = lowest = known[0]
     for before, i in itertools.pairwise(known):
         ways = {direction(place, i) for place in {before, highest, lowest}}
         rises, falls = rises or 1 in ways, falls or -1 in ways
+        unknown = unknown or any(np.isnan(way) for way in ways)
         highest = i if values[i] > values[highest] else highest
         lowest = i if values[i] < values[lowest] else lowest
-    return rises, falls
+    return rises, falls, unknown
 
 
 def plateau_of(values: Sequence[float], direction: Direction) -> tuple[int, int] | None:

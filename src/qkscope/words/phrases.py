@@ -10,8 +10,9 @@ from typing import Protocol
 
 from qkscope.results.read import Entry, one_line
 from qkscope.stats.findings import Agreement, Contrast, Curve, Step, Verdict
-from qkscope.stats.noise import SMALLEST, Change
+from qkscope.stats.noise import Change
 from qkscope.stats.series import Shape, Trend
+from qkscope.stats.significance import SMALLEST, Significance
 from qkscope.text import counted
 
 NAME_CHARACTERS = 60
@@ -152,8 +153,10 @@ def sentence(text: str) -> str:
 
 
 def went(change: Change, fmt: Format) -> str:
-    """`rises from 0.67 to 0.81`, or that nothing changed."""
-    if change.direction == 0:
+    """`rises from 0.67 to 0.81`, that the change is not significant, or that its error is unknown."""
+    if change.outcome is Significance.UNKNOWN:
+        return f"is {fmt(change.before)} and {fmt(change.after)} (standard error of the change unknown)"
+    if change.outcome is Significance.UNCHANGED:
         return f"does not change by more than its noise ({fmt(change.before)} and {fmt(change.after)})"
     before, after = shown(fmt, change.before, change.after)
     return f"{'rises' if change.direction > 0 else 'falls'} from {before} to {after}"
@@ -195,10 +198,13 @@ def course_words(shape: Shape, places: Sequence[str], fmt: Format) -> str:
         return [f"{text} {places[i]}" for text, i in zip(texts, chosen, strict=True)]
 
     ends = (shape.first, shape.last)
-    if shape.trend is Trend.LEVEL:
+    if shape.trend in (Trend.LEVEL, Trend.UNDECIDED):
         first, last, low, high = (f"{fmt(shape.points[i])} {places[i]}" for i in (*ends, shape.lowest, shape.highest))
         reach = "" if {shape.lowest, shape.highest} <= set(ends) else f" (lowest {low}, highest {high})"
-        return f"does not change by more than its noise: {first} and {last}{reach}"
+        level = (
+            "does not change by more than its noise:" if shape.trend is Trend.LEVEL else "has changes of unknown error:"
+        )
+        return f"{level} {first} and {last}{reach}"
     if shape.turn is not None:
         (first, turn), (last, _) = printed(shape.first, shape.turn), printed(shape.last, shape.turn)
         verb = "peaks with" if shape.trend is Trend.PEAKS else "dips to"
@@ -274,6 +280,8 @@ def ranking(contrast: Contrast | None, name: str, fmt: Format, noun: str) -> str
         low, high = fmt(contrast.low_value), fmt(contrast.high_value)
         if low == high:
             return f"{name} is {low} in every {noun}."
+        if not contrast.known:
+            return f"{name} is from {low} to {high} (standard error of the difference unknown)."
         return f"{name} does not differ between {noun}s by more than its noise ({low} to {high})."
     low, high = shown(fmt, contrast.low_value, contrast.high_value)
     return f"{name} is lowest in {label(contrast.low)} ({low}) and highest in {label(contrast.high)} ({high})."
@@ -286,11 +294,6 @@ def against(contrast: Contrast, fmt: Format) -> str:
 
 
 # --- two choices of windows -----------------------------------------------------------------------------------
-
-_AFTERTHOUGHTS = {
-    Verdict.ONLY_OWN: "; {it} tied to the longer window and cannot be put down to training alone",
-    Verdict.ONLY_COMMON: "; {it} only seen when the window is held fixed",
-}
 
 
 def agreements(items: Sequence[Agreement], names: Sequence[tuple[str, Format]], place: str) -> str:
@@ -311,15 +314,15 @@ def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]])
     subjects = listed([name for _, name, _ in group])
     still = "it does" if one else "none of these" if len(group) > 2 else "neither"
     still += " not change by more than its noise" if one else " changes by more than its noise"
-    it = _AFTERTHOUGHTS.get(verdict, "").format(it="the change is" if one else "the changes are")
     return {
+        Verdict.UNKNOWN: f"at each checkpoint's own context {own}, at the common window {common}",
         Verdict.BOTH: f"both windows agree: at each checkpoint's own context {own}, at the common window {common}",
         Verdict.NEITHER: (
             f"{subjects} {'stays' if one else 'stay'} within noise at each checkpoint's own context and at the common "
             "window"
         ),
-        Verdict.ONLY_OWN: f"{own} at each checkpoint's own context, but at the common window {still}{it}",
-        Verdict.ONLY_COMMON: f"{common} at the common window, but at each checkpoint's own context {still}{it}",
+        Verdict.ONLY_OWN: f"{own} at each checkpoint's own context, but at the common window {still}",
+        Verdict.ONLY_COMMON: f"{common} at the common window, but at each checkpoint's own context {still}",
         Verdict.OPPOSITE: (
             f"the two windows contradict each other: at each checkpoint's own context {own}, at the common window "
             f"{common}"
@@ -336,7 +339,7 @@ def survives(items: Sequence[Agreement], place: str, common: bool) -> str:
     )
     there = "each checkpoint's own context" if common else "the common window"
     verdicts = {item.verdict for item in here}
-    if not verdicts:
+    if not verdicts or Verdict.UNKNOWN in verdicts:
         return ""
     if verdicts == {only_here}:
         return f"Measured at {there}, the step {place} does not stand out from its noise."

@@ -3,25 +3,27 @@
 import math
 
 import pandas as pd
-from scipy import stats
 
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS, rank_correlation
 from qkscope.lenses.ablation.summary import BEGINS
 from qkscope.lenses.ablation.table import (
     COURSE_FILE,
     EDITS,
-    ERRORS,
     FILE,
     GROUPS_FILE,
+    documents_of,
+    freedom_of_losses,
     grouped_entries,
     last_measured,
     shown_edit,
 )
 from qkscope.lenses.card import Card, Subject
 from qkscope.results.read import Entry
+from qkscope.stats.significance import LEVEL, Error, Significance, combined, decide, is_significant
 from qkscope.text import counted
 from qkscope.words.phrases import decimals_of, label, listed, plus_minus, signed, span
 
+WHOLE = "zero"  # the edit that removes a whole head, whatever it contains
 DECIMALS = 4  # of a loss whose error is not known
 PASSES = ("Passes", "qkscope ablate: the same documents with and without the edit, loss of every token, paired.")
 
@@ -34,7 +36,7 @@ def ablation_card(subject: Subject) -> Card:
     here = table[(table["model"] == model) & table[f"loss_{edit}"].notna()]
     ranks = at.table(NAME)
     ranks = ranks[(ranks["edit"] == edit) & (ranks["model"] == model)]
-    matter = _matter(here, edit, _documents(subject, model, edit))
+    matter = _matter(here, edit, documents_of(at, model, edit), freedom_of_losses(at, model, edit))
     shows = [
         f"Each dot is a head of {label(_entry(subject, model))}: how much the mean loss of the documents' tokens rises "
         f"when an edit takes away {EDITS[edit]}, with its standard error over documents, against measures of how "
@@ -53,31 +55,18 @@ def _entry(subject: Subject, name: str) -> Entry:
     return next(each for each in subject.checkpoints if each.name == name)
 
 
-def _documents(subject: Subject, model: str, edit: str) -> int | None:
-    """On how many documents single heads were measured, where that is recorded."""
-    if not subject.at.has(COURSE_FILE):
-        return None
-    course = subject.at.table(COURSE_FILE)
-    here = course[(course["model"] == model) & (course["edit"] == edit)]
-    return None if here.empty else int(here["documents"].iloc[0])
-
-
-def by_chance(documents: int) -> float:
-    """The share of heads without any effect that lie beyond two errors on one side: few documents, heavy tails."""
-    return float(stats.t.sf(ERRORS, documents - 1))
-
-
-def _matter(heads: pd.DataFrame, edit: str, documents: int | None) -> str:
+def _matter(heads: pd.DataFrame, edit: str, documents: int | None, freedom: float) -> str:
     loss, error = heads[f"loss_{edit}"], heads[f"loss_{edit}_se"]
     if error.isna().all():
         return f"{counted(len(heads), 'head')} were edited; too few documents for errors, so nothing is claimed."
-    worse, better = int((loss > ERRORS * error).sum()), int((loss < -ERRORS * error).sum())
+    beyond = is_significant(loss, error, freedom) == 1
+    worse, better = int((beyond & (loss > 0)).sum()), int((beyond & (loss < 0)).sum())
     largest = heads.iloc[int(loss.argmax())]
     chance = ""
     if documents is not None:
-        chance = f"; over {documents} documents, about {len(heads) * by_chance(documents):.0f} would do each by chance"
+        chance = f"; over {documents} documents, about {len(heads) * LEVEL / 2:.0f} would do each by chance"
     return (
-        f"Of {counted(len(heads), 'head')}, {worse} cost loss beyond two errors when edited, and {better} "
+        f"Of {counted(len(heads), 'head')}, {worse} cost loss significantly when edited, and {better} "
         f"gain{chance}. The largest rise is {plus_minus(largest[f'loss_{edit}'], largest[f'loss_{edit}_se'])} nats "
         f"per token, of L{int(largest['layer'])}H{int(largest['head'])}."
     )
@@ -159,22 +148,30 @@ def _compared(row: "pd.Series[float]") -> str:
 
 
 def verdict(every: pd.DataFrame) -> str:
-    """For each group: which edits tell it from random heads."""
+    """For each group, whether it matters more than random heads: under `zero`, which removes the whole head.
+
+    Other edits remove more from some heads than from others, so they do not compare heads at one dose.
+    """
     said = []
     for group, rows in every.groupby("group", sort=False):
-        known = rows[rows["low"].notna()]
-        if known.empty:
-            said.append(f"{group}: too few documents or draws for an interval, so nothing is claimed.")
-            continue
-        parts = []
-        for word, chosen in (("more", known["low"] > 0), ("less", known["high"] < 0)):
-            if chosen.any():
-                parts.append(f"matter {word} than random heads under {listed(list(known[chosen]['edit']))}")
-        unclear = known[(known["low"] <= 0) & (known["high"] >= 0)]
-        if len(unclear):
-            parts.append(f"cannot be told from random heads under {listed(list(unclear['edit']))}")
-        said.append(f"Heads chosen as {group} {'; they '.join(parts)}.")
+        whole = rows[rows["edit"] == WHOLE]
+        others = list(rows.loc[~rows["edit"].isin((WHOLE, "nothing")), "edit"])
+        if len(whole):
+            said.append(f"Heads chosen as {group}: {_under_zero(whole.iloc[0])}.")
+        if others:
+            said.append(
+                f"Differences of {group} heads under {listed(others)} are not matched for how much these edits remove "
+                "from a head."
+            )
     return " ".join(said)
+
+
+def _under_zero(row: "pd.Series[float]") -> str:
+    low, high = float(row["low"]), float(row["high"])
+    if math.isnan(low):
+        return "too few documents or draws for an interval, so nothing is claimed"
+    matter = "matter more than" if low > 0 else "matter less than" if high < 0 else "do not differ significantly from"
+    return f"under {WHOLE} they {matter} random heads ({plus_minus(row['excess'], row['excess_se'], signed=True)})"
 
 
 def course_card(subject: Subject) -> Card:
@@ -185,9 +182,9 @@ def course_card(subject: Subject) -> Card:
     said = [_course(subject, course[course["edit"] == edit], begins[begins["edit"] == edit], edit) for edit in edits]
     shows = [
         "The same ablation at several checkpoints. Left: the mean over heads, each edited alone, of how much the loss "
-        "rises, with its standard error over documents. Right: how many heads cost more than two of their errors "
+        "rises, with its standard error over documents. Right: how many heads cost significantly "
         "(solid), and of these how many do so at every later checkpoint, too (dashed): they have begun to matter. "
-        f"By chance, {100 * by_chance(int(course['documents'].min())):.0f} % of heads cost that much at a checkpoint.",
+        f"By chance, {100 * LEVEL / 2:.1f} % of heads cost that much at a checkpoint.",
         *said,
     ]
     steps = [PASSES, ("Aggregation", f"{COURSE_FILE}, and tables/{BEGINS}.csv.")]
@@ -202,9 +199,10 @@ def _course(subject: Subject, course: pd.DataFrame, begins: pd.DataFrame, edit: 
         f"{entries[str(first['model'])]} to {plus_minus(last['mean'], last['mean_se'])} nats per token at "
         f"{entries[str(last['model'])]}"
     )
-    together = math.hypot(first["mean_se"], last["mean_se"])
-    if not abs(last["mean"] - first["mean"]) > ERRORS * together:
-        mean += ", which is no change beyond two errors"
+    error = combined(*(Error(float(end["mean_se"]), float(end["documents"]) - 1) for end in (first, last)))
+    outcome = decide(float(last["mean"] - first["mean"]), error, smallest=0.0)
+    if outcome is not Significance.CHANGED:
+        mean += ", which is not significant" if outcome is Significance.UNCHANGED else " (error of the change unknown)"
     heads, end = int(begins["heads"].iloc[0]), begins.iloc[-1]
     matter = int(end["so_far"])
     said = f"{mean}. Of {counted(heads, 'head')}, {matter} matter at the end"

@@ -131,7 +131,7 @@ def draw_course(at: AtWindow) -> Figure:
         right.plot(x, since["so_far"], label=f"{edit}: and at all later ones", gid=f"begun {edit}", **line_style)
     left.set_ylabel(f"mean {RISE}")
     left.axhline(0.0, color=style.GREY, linewidth=0.8)
-    right.set_ylabel("heads whose edit costs beyond two errors")
+    right.set_ylabel("heads whose edit costs significantly")
     right.set_ylim(bottom=0.0)
     right.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (left, right):

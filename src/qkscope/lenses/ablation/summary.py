@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from qkscope.lenses.ablation.table import ERRORS, FILE, measured_edits, measured_entries
+from qkscope.lenses.ablation.table import FILE, freedom_of_losses, measured_edits, measured_entries
 from qkscope.lenses.at_window import AtWindow
+from qkscope.stats.significance import is_significant
 
 BEGINS = "ablation_begins"
 
@@ -13,8 +14,8 @@ BEGINS = "ablation_begins"
 def begins_at(at: AtWindow) -> pd.DataFrame | None:
     """At each entry and edit: how many heads begin to matter there, and how many have begun so far.
 
-    A head begins to matter at the first entry from which on its edit costs more than two of its errors, at every entry
-    that was ablated. Heads that were not edited at all of them are left out. None for fewer than two entries.
+    A head begins to matter at the first entry from which on its edit costs significantly, at every entry that was
+    ablated. Heads that were not edited at all of them are left out. None for fewer than two entries.
     """
     if FILE not in at.head_tables or len(measured_entries(at)) < 2 or not at.study.one_run:
         return None
@@ -28,7 +29,8 @@ def _begins(at: AtWindow, edit: str) -> list[dict[str, object]]:
     names = [name for name in at.names if name in set(known["model"])]
     if len(names) < 2:
         return []
-    costly = known.assign(costs=known[loss] > ERRORS * known[f"{loss}_se"])
+    freedom = known["model"].map({name: freedom_of_losses(at, name, edit) for name in names})
+    costly = known.assign(costs=(known[loss] > 0) & (is_significant(known[loss], known[f"{loss}_se"], freedom) == 1))
     wide = costly.pivot_table("costs", ["layer", "head"], "model", aggfunc="first").reindex(columns=names).dropna()
     values = wide.to_numpy(dtype=bool)
     rows = []

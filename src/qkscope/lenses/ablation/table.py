@@ -9,9 +9,9 @@ import numpy as np
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import Column, HeadTable, StudyBuild, StudyTable
+from qkscope.stats.jackknife import FEWEST_GROUPS
 
 FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
-ERRORS = 2.0  # a head's loss counts beyond so many standard errors
 # By name: what each edit takes away, as `qkscope.ablate.edits` defines it.
 EDITS = {
     "kernel": "the mean score at each distance that RoPE makes of the mean query and key",
@@ -62,8 +62,8 @@ COURSE = StudyTable(
         Column("heads", "Heads that were edited, each by itself.", error=None),
         Column("documents", "Documents over which means are taken.", error=None),
         Column("mean", "Mean over these heads of how much the loss rises.", NATS),
-        Column("costly", "Heads whose edit costs more than two of its errors.", error=None),
-        Column("gaining", "Heads whose edit gains more than two of its errors.", error=None),
+        Column("costly", "Heads whose edit costs significantly.", error=None),
+        Column("gaining", "Heads whose edit gains significantly.", error=None),
     ),
     (*COURSE_KEY, "windows"),
     (*COURSE_KEY, "windows"),
@@ -76,6 +76,20 @@ def measured_edits(at: AtWindow) -> list[str]:
     """The edits of single heads that were measured, in the order of EDITS."""
     table = at.table(FILE)
     return [edit for edit in EDITS if table[f"loss_{edit}"].notna().any()]
+
+
+def documents_of(at: AtWindow, model: str, edit: str) -> int | None:
+    """On how many documents single heads were measured, where that is recorded."""
+    if not at.has(COURSE_FILE):
+        return None
+    course = at.table(COURSE_FILE)
+    here = course[(course["model"] == model) & (course["edit"] == edit)]
+    return None if here.empty else int(here["documents"].iloc[0])
+
+
+def freedom_of_losses(at: AtWindow, model: str, edit: str) -> float:
+    """Degrees of freedom of errors over documents; those of the fewest that give errors where that is not recorded."""
+    return float((documents_of(at, model, edit) or FEWEST_GROUPS) - 1)
 
 
 def shown_edit(at: AtWindow) -> str:

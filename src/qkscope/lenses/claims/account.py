@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import POSITION_DOMINATED
-from qkscope.lenses.claims.base import Claim, Evidence, unasked
+from qkscope.lenses.claims.base import Claim, Evidence, Ruling, unasked
 from qkscope.lenses.claims.groups import (
     by_interaction,
     dominated_more,
@@ -29,6 +31,7 @@ from qkscope.lenses.claims.steps import (
     mostly_rope,
     never,
     queries_first,
+    spreads,
 )
 from qkscope.lenses.measures.table import FILE as MEASURES
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
@@ -37,9 +40,11 @@ from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.results.read import Entry
+from qkscope.words.phrases import plus_minus
 
 COLUMNS = (
-    "claim", "said", "statistic", "model", "value", "value_se", "errors", "value_se_heads", "verdict", "found", "why",
+    "claim", "said", "statistic", "model", "window", "population", "value", "value_se", "value_se_heads", "verdict",
+    "found", "why",
 )  # fmt: skip
 
 
@@ -74,7 +79,7 @@ CLAIMS = (
     ),
     Claim(
         "sign_leans", "Keys that drift with their queries favour late keys, keys that drift against them early ones.",
-        "the sign of r_k agrees with the sign of the late advantage in more than half of heads",
+        "the sign of r_k agrees with the sign of the late advantage in more heads than by chance (Cohen's kappa)",
         ("concordance",), sign_leans, (SCORE,),
     ),
     Claim(
@@ -116,11 +121,11 @@ CLAIMS = (
     ),
     Claim(
         "tighter_queries", CLOUD, "the mean distance of r_q from its median falls", ("rq_rk_scatter_grid",),
-        goes(None, fixed("r_q_spread"), -1), about="training",
+        spreads("r_q", -1), about="training",
     ),
     Claim(
         "wider_keys", CLOUD, "the mean distance of r_k from its median rises", ("rq_rk_scatter_grid",),
-        goes(None, fixed("r_k_spread"), 1), about="training",
+        spreads("r_k", 1), about="training",
     ),
     Claim(
         "early_queries", EARLY, "mean r_q is larger in early than in late layers", ("layer_heatmap_rq",),
@@ -151,11 +156,11 @@ CLAIMS = (
         ("score_depth",), early_more(SCORE, position_share), (SCORE,),
     ),
     Claim(
-        "early_excess_q", EARLY, "r_q exceeds what RoPE alone predicts by more in early than in late layers",
+        "early_excess_q", EARLY, "r_q exceeds the rotated-mean prediction by more in early than in late layers",
         ("rope_excess",), early_more(ROPE, fixed("r_q_excess")), (ROPE,),
     ),
     Claim(
-        "early_excess_k", EARLY, "r_k exceeds what RoPE alone predicts by more in early than in late layers",
+        "early_excess_k", EARLY, "r_k exceeds the rotated-mean prediction by more in early than in late layers",
         ("rope_excess",), early_more(ROPE, fixed("r_k_excess")), (ROPE,),
     ),
     Claim(
@@ -182,7 +187,8 @@ CLAIMS = (
     ),
     Claim(
         "rope_structure", "Position in queries early in training is the structure of RoPE.",
-        "of mean r_q, RoPE alone gives more than half", ("rope_excess",), mostly_rope, (ROPE,), cited="first",
+        "the rotated-mean prediction gives more than half of mean r_q",
+        ("rope_excess",), mostly_rope, (ROPE,), cited="first",
         said_elsewhere="Position in queries is the structure of RoPE.",
     ),
     Claim(
@@ -206,7 +212,14 @@ def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Evidence:
     missing = [file for file in claim.needs if file not in at.head_tables]
     if missing:
         return unasked(f"{missing[0]} is not among these results at this window")
-    return claim.test(at, entry)
+    evidence = claim.test(at, entry)
+    common = None if at.common else at.other
+    if claim.about != "training" or common is None or evidence.ruling is not Ruling.SUPPORTED:
+        return evidence
+    there = _asked(claim, common, entry)  # contexts differ, so a change at own contexts may be the window's
+    if there.ruling is not Ruling.CONTRADICTED:
+        return evidence
+    return replace(evidence, why=f"contradicted at the common window ({plus_minus(there.value, there.errors[0].size)})")
 
 
 def _row(claim: Claim, at: AtWindow, entry: Entry) -> dict[str, Any]:
@@ -216,10 +229,11 @@ def _row(claim: Claim, at: AtWindow, entry: Entry) -> dict[str, Any]:
         "said": claim.sentence(one_run=at.study.one_run),
         "statistic": claim.statistic,
         "model": entry.name,
+        "window": at.window_of(entry.name),
+        "population": evidence.population,
         "value": evidence.value,
-        "value_se": evidence.error,
-        "errors": evidence.source,
-        "value_se_heads": evidence.heads_error,
+        "value_se": math.nan if evidence.documents is None else evidence.documents.size,
+        "value_se_heads": evidence.heads.size,
         "verdict": evidence.ruling.value,
         "found": evidence.words,
         "why": evidence.reason,

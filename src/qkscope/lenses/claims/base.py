@@ -1,9 +1,9 @@
 """What a published account says, as claims that a study can support or contradict.
 
-A claim is a sentence with a statistic, written so that the claim is right where the statistic is above 0. It is judged
-by the statistic and its error alone: `supported` where it is more than two errors above 0, `contradicted` where it is
-as far below, `not decided` between. Where a study cannot tell (no step with a longer context, no such heads, a table
-that is not there), the claim `cannot be asked`, with the reason.
+A claim is a sentence with a statistic, written so that the claim is right where the statistic is above 0. It is about
+the heads of one layer type at one window. It is `supported` or `contradicted` where the statistic differs significantly
+from 0 under each of its standard errors, over documents and over KV heads; `not significant` where it does not;
+`undecided`, with the reason, where a study cannot tell.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS
+from qkscope.stats.noise import UNKNOWN_ERROR
+from qkscope.stats.significance import Error, Significance, decide
 
 if TYPE_CHECKING:
     from qkscope.lenses.at_window import AtWindow
@@ -26,8 +27,8 @@ class Ruling(StrEnum):
 
     SUPPORTED = "supported"
     CONTRADICTED = "contradicted"
-    UNDECIDED = "not decided"
-    UNASKED = "cannot be asked"
+    NOT_SIGNIFICANT = "not significant"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,34 @@ class Evidence:
     """What was found of a claim in one place."""
 
     value: float = math.nan  # above 0 where the claim is right
-    error: float = math.nan
-    source: str = ""  # what the error is over: documents, key heads
-    heads_error: float = math.nan  # the error over key heads, where `error` is over documents
+    documents: Error | None = UNKNOWN_ERROR  # None where the statistic does not depend on the sample of documents
+    heads: Error = UNKNOWN_ERROR  # over KV heads
     words: str = ""  # the numbers behind it
-    why: str = ""  # why it cannot be asked
+    population: str = ""  # whose heads it is about
+    why: str = ""  # why it is undecided
+
+    @property
+    def errors(self) -> tuple[Error, ...]:
+        """The standard errors that a verdict must pass."""
+        return (self.heads,) if self.documents is None else (self.documents, self.heads)
 
     @property
     def ruling(self) -> Ruling:
-        """Judged at two errors, and by what three decimals can show."""
-        if self.why or not math.isfinite(self.value):
-            return Ruling.UNASKED
-        if not abs(self.value) > max(STANDARD_ERRORS * self.error, SMALLEST):  # also when the error is not known
+        """The verdict."""
+        outcome = decide(self.value, *self.errors)
+        if self.why or outcome is Significance.UNKNOWN:
             return Ruling.UNDECIDED
+        if outcome is Significance.UNCHANGED:
+            return Ruling.NOT_SIGNIFICANT
         return Ruling.SUPPORTED if self.value > 0 else Ruling.CONTRADICTED
 
     @property
     def reason(self) -> str:
-        """Why it cannot be asked; empty where it was."""
-        return (self.why or "the number is undefined") if self.ruling is Ruling.UNASKED else ""
+        """Why it is undecided; empty where it is not."""
+        if self.ruling is not Ruling.UNDECIDED:
+            return ""
+        unknown = "the number is undefined" if not math.isfinite(self.value) else "a standard error is unknown"
+        return self.why or unknown
 
 
 @dataclass(frozen=True)
@@ -76,5 +86,5 @@ class Claim:
 
 
 def unasked(why: str) -> Evidence:
-    """A claim that cannot be asked here."""
+    """A claim that a study cannot decide."""
     return Evidence(why=why)

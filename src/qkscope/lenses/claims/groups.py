@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.claims.base import Evidence, unasked
+from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population, within
 from qkscope.lenses.depth.findings import EARLY, LATE
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import kinds_in_order, reach_of
@@ -19,13 +22,14 @@ from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import ADVANTAGE
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.results.read import Entry
-from qkscope.stats.jackknife import ERRORS
-from qkscope.stats.noise import EVERY_HEAD, FEWEST_HEADS, HeadPanel, Part
+from qkscope.stats.noise import FEWEST_HEADS, HeadPanel, Part
+from qkscope.stats.significance import Error, is_significant
 from qkscope.text import counted
 from qkscope.words.phrases import listed, plus_minus
 
 Test = Callable[[AtWindow, Entry], Evidence]
 DOMINATED, OTHERS = Part(dominated=True), Part(dominated=False)
+SIDES = ((DOMINATED, "position-dominated heads"), (OTHERS, "the others"))
 HALF = 0.5
 MARGIN = 0.1  # means of r nearer than this count as one value
 CLEAR = 0.3  # |r_k| of keys that clearly run with or against their queries
@@ -41,16 +45,6 @@ def with_value(panel: HeadPanel, quantity: str, model: str, part: Part) -> int:
     return int(np.isfinite(panel.values(quantity, model, part)).sum())
 
 
-def mean_of(panel: HeadPanel, quantity: str, model: str, part: Part = EVERY_HEAD) -> str:
-    """A mean with its error over documents."""
-    return plus_minus(panel.mean(quantity, model, part), panel.error(quantity, model, part))
-
-
-def spread(draws: Array) -> float:
-    """The error over documents of whatever was computed from every draw; NaN where there are none."""
-    return float(draws.std()) if len(draws) and np.isfinite(draws).all() else math.nan
-
-
 def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str], less: tuple[Part, str]) -> Evidence:
     """Whether a mean is larger in one part of an entry's heads than in another."""
     counts = [with_value(panel, quantity, model, part) for part, _ in (more, less)]
@@ -59,19 +53,19 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
         return unasked(f"of {FEWEST_HEADS} heads that each side needs there are {listed(sides)}")
     change = panel.contrast(quantity, model, less[0], more[0])
     words = listed([f"{mean_of(panel, quantity, model, part)} in {name}" for part, name in (more, less)])
-    apart = panel.contrast_head_error(quantity, model, less[0], more[0])
-    return Evidence(change.difference, change.error, change.source, apart, words)
+    return Evidence(change.difference, change.over_documents, change.over_heads, words, named(more[0]))
 
 
 # --- position-dominated heads -----------------------------------------------------------------------
 
 
 def dominated_more(file: str, quantity: Callable[[AtWindow], str]) -> Test:
-    """Whether a mean is larger in position-dominated heads than in the others."""
+    """Whether a mean is larger in position-dominated heads than in the others of the same layer type."""
 
     def test(at: AtWindow, entry: Entry) -> Evidence:
-        panel, name = at.panel_of(file), quantity(at)
-        return more_in(panel, name, entry.name, (DOMINATED, "position-dominated heads"), (OTHERS, "the others"))
+        panel, name, of = at.panel_of(file), quantity(at), population(at, entry.name)
+        sides = [(within(part, of.layer_kind), name) for part, name in SIDES]
+        return more_in(panel, name, entry.name, *sides)
 
     return test
 
@@ -79,40 +73,68 @@ def dominated_more(file: str, quantity: Callable[[AtWindow], str]) -> Test:
 def by_interaction(at: AtWindow, entry: Entry) -> Evidence:
     """Whether the product of both drifts makes more of the bias than the mean query does."""
     panel, name = at.panel_of(ROTATED), "interaction_share"
-    count = with_value(panel, name, entry.name, DOMINATED)
+    part = within(DOMINATED, population(at, entry.name).layer_kind)
+    count = with_value(panel, name, entry.name, part)
     if count < FEWEST_HEADS:
         return unasked(f"{counted(count, 'head')} {'is' if count == 1 else 'are'} position-dominated")
-    share, error = (of(name, entry.name, DOMINATED) for of in (panel.mean, panel.error))
-    over_heads = panel.head_error(name, entry.name, DOMINATED)
-    words = f"its share is {plus_minus(share, error)} on average in {counted(count, 'position-dominated head')}"
-    if math.isfinite(error):
-        return Evidence(share - HALF, error, "documents", over_heads, words)
-    return Evidence(share - HALF, over_heads, "heads", math.nan, words)
+    share, error = panel.mean(name, entry.name, part), panel.document_error(name, entry.name, part)
+    words = f"its share is {plus_minus(share, error.size)} on average in {counted(count, 'position-dominated head')}"
+    return Evidence(share - HALF, error, panel.head_error(name, entry.name, part), words, named(part))
 
 
 def sign_leans(at: AtWindow, entry: Entry) -> Evidence:
-    """Whether late keys win where keys run with their queries, and early ones where they run against them."""
+    """Whether late keys win where keys run with their queries, and early ones where they run against them.
+
+    Most heads have r_k above 0 and favor late keys, so most agree by chance: only agreement beyond that counts.
+    """
     columns = [ADVANTAGE, error_name(ADVANTAGE)]
     scores = at.of_entry(entry.name, SCORE)
     if columns[1] not in scores.columns:
         return unasked("the advantage of late keys has no errors here")
     heads = at.of_entry(entry.name).merge(scores[[*KEY, *columns]], on=KEY, how="inner", suffixes=("", "_of_score"))
+    part = population(at, entry.name)
+    heads = heads if part.layer_kind is None else heads[heads["layer_kind"] == part.layer_kind]
     heads = heads[heads["r_k"].abs() > CLEAR]
-    heads = heads[heads[ADVANTAGE].abs() > ERRORS * heads[columns[1]]]
+    heads = heads[is_significant(heads[ADVANTAGE], heads[columns[1]], at.freedom(entry.name)) == 1]
     if "sign_sure" in heads.columns:
         heads = heads[heads["sign_sure"] != 0]
-    agrees = (np.sign(heads["r_k"]) == np.sign(heads[ADVANTAGE])).astype(float)
-    share = float(agrees.mean())
-    sums = (agrees - share).groupby([heads["layer"], heads["kv_head" if "kv_head" in heads.columns else "head"]]).sum()
-    count = len(sums)
-    if count < FEWEST_HEADS:
-        return unasked(f"both signs are sure in {counted(len(heads), 'head')}, which is too few")
-    error = float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(heads))
-    # Where all agree, heads do not differ, and still others might: one more of each kind is the least to reckon with.
-    likely = (share * count + 1.0) / (count + 2.0)
-    error = max(error, math.sqrt(likely * (1.0 - likely) / (count + 2.0)))
-    words = f"they agree in {int(agrees.sum())} of the {counted(len(heads), 'head')} whose two signs are sure"
-    return Evidence(share - HALF, error, "key heads", math.nan, words)
+    keys, lean = heads["r_k"].to_numpy() > 0, heads[ADVANTAGE].to_numpy() > 0
+    rarest = min((int(side.sum()) for each in (keys, lean) for side in (each, ~each)), default=0)
+    if rarest < FEWEST_HEADS:
+        return unasked(
+            f"of {counted(len(heads), 'head')} with two significant signs, {rarest} have the rarer sign, too few to "
+            "tell agreement from chance"
+        )
+    of_key = heads["kv_head" if "kv_head" in heads.columns else "head"].to_numpy(dtype=np.int64)
+    clusters = heads["layer"].to_numpy(dtype=np.int64) * 100_000 + of_key
+    chance = _agreement_by_chance(keys, lean)
+    words = (
+        f"they agree in {int((keys == lean).sum())} of the {counted(len(heads), 'head')} with two significant signs; "
+        f"by chance in {chance * len(heads):.1f}"
+    )
+    return Evidence(kappa(keys, lean), None, kappa_error(keys, lean, clusters), words, named(part))
+
+
+def _agreement_by_chance(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
+    """The share of agreeing pairs that two independent signs with these margins would have."""
+    a, b = one.mean(), other.mean()
+    return float(a * b + (1 - a) * (1 - b))
+
+
+def kappa(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
+    """Cohen's kappa: agreement beyond chance, given how often each sign occurs."""
+    chance = _agreement_by_chance(one, other)
+    return float(((one == other).mean() - chance) / (1.0 - chance)) if chance < 1.0 else math.nan
+
+
+def kappa_error(one: NDArray[np.bool_], other: NDArray[np.bool_], key_heads: NDArray[np.int64]) -> Error:
+    """The larger of the jackknife over KV heads and the standard error under chance, if KV heads are independent."""
+    jackknife = over_key_heads(lambda kept: kappa(one[kept], other[kept]), key_heads)
+    chance, count = _agreement_by_chance(one, other), len(np.unique(key_heads))
+    sides = [(a, b) for a, b in ((one.mean(), other.mean()), (1 - one.mean(), 1 - other.mean()))]
+    variance = chance + chance**2 - sum(a * b * (a + b) for a, b in sides)
+    null = math.sqrt(max(variance, 0.0) / count) / (1.0 - chance)
+    return Error(float(np.fmax(jackknife.size, null)), jackknife.freedom)
 
 
 # --- depth and kinds --------------------------------------------------------------------------------
@@ -150,27 +172,32 @@ def even_depth(at: AtWindow, entry: Entry) -> Evidence:
     evidence = early_more(None, fixed("r_q"))(at, entry)
     if evidence.why:
         return evidence
-    return Evidence(MARGIN - abs(evidence.value), evidence.error, evidence.source, evidence.heads_error, evidence.words)
+    return replace(evidence, value=MARGIN - abs(evidence.value))
 
 
 def vary_more(at: AtWindow, entry: Entry) -> Evidence:
-    """Whether layers differ more in mean r_k than in mean r_q."""
-    panel, layers = at.panel, at.panel.layers_of(entry.name)
+    """Whether layers of one type differ more in mean r_k than in mean r_q."""
+    part = population(at, entry.name)
+    layers = at.panel.layers_of(entry.name, part)
     if len(layers) < FEWEST_HEADS:
-        return unasked(f"it has {counted(len(layers), 'layer')}")
+        return unasked(f"it has {counted(len(layers), 'layer')} of one type")
+    values = [at.panel.values(name, entry.name, part) for name in ("r_k", "r_q")]
+    drawn = [at.panel.drawn_values(name, entry.name, part) for name in ("r_k", "r_q")]
+    keys = at.panel.key_heads(entry.name, part)
+    layer = keys // 100_000
 
-    def over_layers(means: list[Array]) -> Array:
-        return np.asarray(np.std(np.stack(means), axis=0))
+    def over_layers(heads: Array, kept: NDArray[np.bool_]) -> float:
+        inside = [heads[kept & (layer == each)] for each in layers]
+        return float(np.std([np.nanmean(each) for each in inside if np.isfinite(each).any()]))
 
-    parts = [Part(layer=layer) for layer in layers]
-    whole = [over_layers([np.array(panel.mean(q, entry.name, part)) for part in parts]) for q in ("r_k", "r_q")]
-    drawn = [[panel.drawn(q, entry.name, part) for part in parts] for q in ("r_k", "r_q")]
-    if not np.isfinite(whole).all():
-        return unasked("a layer has no mean")
-    known = all(len(each) for side in drawn for each in side)
-    errors = [over_layers(side) for side in drawn] if known else [np.zeros(0)] * 2
-    words = f"the standard deviation over layers is {float(whole[0]):.2f} for r_k and {float(whole[1]):.2f} for r_q"
-    return Evidence(float(whole[0] - whole[1]), spread(errors[0] - errors[1]), "documents", math.nan, words)
+    def difference(one: Array, other: Array, kept: NDArray[np.bool_] | None = None) -> float:
+        among = np.ones(len(keys), dtype=bool) if kept is None else kept
+        return over_layers(one, among) - over_layers(other, among)
+
+    sizes = [over_layers(each, np.ones(len(keys), dtype=bool)) for each in values]
+    words = f"the standard deviation over layers is {sizes[0]:.2f} for r_k and {sizes[1]:.2f} for r_q"
+    heads = over_key_heads(lambda kept: difference(values[0], values[1], kept), keys)
+    return Evidence(sizes[0] - sizes[1], over_draws(difference, *drawn), heads, words, named(part))
 
 
 def nope_less(at: AtWindow, entry: Entry) -> Evidence:
@@ -184,7 +211,8 @@ def nope_less(at: AtWindow, entry: Entry) -> Evidence:
         return unasked("its rotary and NoPE layers do not see equally much of the window")
     rotary, nope = pairs[0]
     more, less = ((Part(layer_kind=kind), f"{kind} layers") for kind in (rotary, nope))
-    return more_in(at.panel, "r_q", entry.name, more, less)
+    evidence = more_in(at.panel, "r_q", entry.name, more, less)
+    return replace(evidence, population=f"{rotary} and {nope} layers")
 
 
 def fixed(name: str) -> Callable[[AtWindow], str]:

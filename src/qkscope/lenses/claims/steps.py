@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.claims.base import Evidence, unasked
-from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of, spread
+from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of
+from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population
 from qkscope.lenses.draws import KEY
-from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.pca import Array
 from qkscope.lenses.plasticity.summaries import compared_names
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rope.table import FILE as ROPE
 from qkscope.results.read import Entry
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.noise import EVERY_HEAD, UNKNOWN_ERROR, HeadPanel, Part, clustered_error, spread
+from qkscope.stats.significance import Error, combined
 from qkscope.text import counted
-from qkscope.words.phrases import label, plus_minus
+from qkscope.words.phrases import label, number, plus_minus
 
 Quantity = Callable[[AtWindow], str]
 FEWEST_CHECKPOINTS = 3
@@ -44,12 +47,12 @@ def why_no_longer_context(at: AtWindow) -> Evidence:
     return unasked("the context does not grow between these checkpoints")
 
 
-def difference(panel: HeadPanel, quantity: str, before: Entry, after: Entry, way: int) -> Evidence:
+def difference(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], way: int, part: Part) -> Evidence:
     """Whether a mean goes up (`way` 1) or down (−1) from one checkpoint to another."""
-    change = panel.change(quantity, before.name, after.name)
-    means = [plus_minus(panel.mean(quantity, e.name), panel.error(quantity, e.name)) for e in (before, after)]
-    words = f"from {label(before)} to {label(after)} it goes from {means[0]} to {means[1]}"
-    return Evidence(way * change.difference, change.error, change.source, math.nan, words)
+    change = panel.change(quantity, ends[0].name, ends[1].name, part)
+    means = [mean_of(panel, quantity, each.name, part) for each in ends]
+    words = f"from {label(ends[0])} to {label(ends[1])} it goes from {means[0]} to {means[1]}"
+    return Evidence(way * change.difference, change.over_documents, change.over_heads, words, named(part))
 
 
 def goes(file: str | None, quantity: Quantity, way: int) -> Test:
@@ -57,7 +60,35 @@ def goes(file: str | None, quantity: Quantity, way: int) -> Test:
 
     def test(at: AtWindow, _: Entry) -> Evidence:
         ends = longer_contexts(at)
-        return difference(panel_of(at, file), quantity(at), *ends, way) if ends else why_no_longer_context(at)
+        if ends is None:
+            return why_no_longer_context(at)
+        return difference(panel_of(at, file), quantity(at), ends, way, population(at, *(e.name for e in ends)))
+
+    return test
+
+
+def spreads(name: str, way: int) -> Test:
+    """Whether longer contexts widen (`way` 1) or tighten (−1) the heads of one layer type around their median."""
+
+    def distance(values: Array) -> float:
+        known = values[np.isfinite(values)]
+        return float(np.abs(known - np.median(known)).mean()) if len(known) else math.nan
+
+    def test(at: AtWindow, _: Entry) -> Evidence:
+        ends = longer_contexts(at)
+        if ends is None:
+            return why_no_longer_context(at)
+        part = population(at, *(e.name for e in ends))
+        values = [at.panel.values(name, e.name, part) for e in ends]
+        drawn = [at.panel.drawn_values(name, e.name, part) for e in ends]
+        keys = [at.panel.key_heads(e.name, part) for e in ends]
+        if not np.array_equal(keys[0], keys[1]):
+            return unasked("the two checkpoints do not have the same heads")
+        before, after = (distance(each) for each in values)
+        words = f"from {label(ends[0])} to {label(ends[1])} it goes from {number(before)} to {number(after)}"
+        documents = over_draws(lambda one, other: distance(other) - distance(one), *drawn)
+        heads = over_key_heads(lambda kept: distance(values[1][kept]) - distance(values[0][kept]), keys[0])
+        return Evidence(way * (after - before), documents, heads, words, named(part))
 
     return test
 
@@ -67,11 +98,11 @@ def keys_fall(at: AtWindow) -> tuple[Entry, Entry] | Evidence:
     ends = longer_contexts(at)
     if ends is None:
         return why_no_longer_context(at)
-    change = at.panel.change("r_k", ends[0].name, ends[1].name)
+    change = at.panel.change("r_k", ends[0].name, ends[1].name, population(at, *(e.name for e in ends)))
     if change.direction < 0:
         return ends
     size = plus_minus(change.difference, change.error)
-    return unasked(f"mean r_k does not fall from {label(ends[0])} to {label(ends[1])} (change {size})")
+    return unasked(f"mean r_k does not fall significantly from {label(ends[0])} to {label(ends[1])} (change {size})")
 
 
 def after_the_fall(file: str | None, quantity: Quantity, way: int) -> Test:
@@ -83,7 +114,7 @@ def after_the_fall(file: str | None, quantity: Quantity, way: int) -> Test:
             return ends
         if not comparable(at, file, ends):
             return unasked("the position buckets of the two checkpoints differ in width")
-        return difference(panel_of(at, file), quantity(at), *ends, way)
+        return difference(panel_of(at, file), quantity(at), ends, way, population(at, *(e.name for e in ends)))
 
     return test
 
@@ -102,17 +133,22 @@ def falls_with(file: str, quantity: Quantity) -> Test:
             return why_no_longer_context(at)
         if not comparable(at, file, ends):
             return unasked("the position buckets of the two checkpoints differ in width")
-        return against_keys(changes_of_heads(at, file, quantity(at), *ends), *ends)
+        part = population(at, *(e.name for e in ends))
+        gained = changes_of_heads(at, file, quantity(at), *ends, part)
+        return replace(against_keys(gained, *ends), population=named(part))
 
     return test
 
 
-def changes_of_heads(at: AtWindow, file: str, quantity: str, before: Entry, after: Entry) -> pd.DataFrame:
+def changes_of_heads(
+    at: AtWindow, file: str, quantity: str, before: Entry, after: Entry, part: Part = EVERY_HEAD
+) -> pd.DataFrame:
     """Each head's change of |r_k| and of another quantity; heads that lack one are left out."""
     key = "kv_head" if "kv_head" in at.heads.columns else "head"
     sides = []
     for entry in (before, after):
         heads = at.of_entry(entry.name)
+        heads = heads if part.layer_kind is None else heads[heads["layer_kind"] == part.layer_kind]
         side = heads[KEY].assign(key=heads[key], size=heads["r_k"].abs())
         side = side.merge(at.of_entry(entry.name, file)[[*KEY, quantity]], on=KEY, how="inner", validate="one_to_one")
         sides.append(side.set_index(["layer", "head"]))
@@ -134,7 +170,7 @@ def against_keys(gained: pd.DataFrame, before: Entry, after: Entry) -> Evidence:
         without = [float(np.corrcoef(x[rest], y[rest])[0, 1]) for rest in left]
     error = float(jackknife_error(r, without, sizes.to_numpy(), "fisher"))
     words = f"over {counted(len(gained), 'head')}, from {label(before)} to {label(after)}, r is {plus_minus(r, error)}"
-    return Evidence(-r, error, "key heads", math.nan, words)
+    return Evidence(-r, None, Error(error, len(sizes) - 1), words)
 
 
 def deep_falls_more(at: AtWindow, _: Entry) -> Evidence:
@@ -151,10 +187,9 @@ def deep_falls_more(at: AtWindow, _: Entry) -> Evidence:
         f"from {label(ends[0])} to {label(ends[1])} it changes by {plus_minus(late.difference, late.error)} in the "
         f"last three tenths of depth{parts[2]} and by {plus_minus(early.difference, early.error)} in the first"
     )
-    error = spread(drawn[0] - drawn[1]) if len(drawn[0]) == len(drawn[1]) else math.nan
-    if math.isfinite(error):
-        return Evidence(early.difference - late.difference, error, "documents", math.nan, words)
-    return Evidence(early.difference - late.difference, math.hypot(early.error, late.error), "heads", math.nan, words)
+    documents = spread(drawn[0] - drawn[1]) if len(drawn[0]) == len(drawn[1]) else UNKNOWN_ERROR
+    heads = combined(early.over_heads, late.over_heads)  # no KV head is in both
+    return Evidence(early.difference - late.difference, documents, heads, words, named(parts[0]))
 
 
 def _drawn_change(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], part: Part) -> Array:
@@ -165,12 +200,38 @@ def _drawn_change(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], pa
 # --- the whole run ----------------------------------------------------------------------------------
 
 
-def _courses(panel: HeadPanel, quantity: str, entries: tuple[Entry, ...]) -> tuple[Array, Array]:
-    """A mean over the checkpoints, (checkpoints,), and as other documents would have given it, (checkpoints, draws)."""
-    means = np.array([panel.mean(quantity, entry.name) for entry in entries])
-    drawn = [panel.drawn(quantity, entry.name) for entry in entries]
-    alike = len({len(each) for each in drawn}) == 1
-    return means, np.stack(drawn) if alike else np.zeros((len(entries), 0))
+@dataclass(frozen=True)
+class _Courses:
+    """r_q and r_k of each head of a population over checkpoints, (2, checkpoints, heads), and their draws."""
+
+    values: Array
+    drawn: list[Array]
+    key_heads: NDArray[np.int64]
+    part: Part
+
+    @classmethod
+    def of(cls, at: AtWindow, entries: Sequence[Entry]) -> _Courses | None:
+        """None where the checkpoints do not have the same heads."""
+        part = population(at, *(entry.name for entry in entries))
+        keys = [at.panel.key_heads(entry.name, part) for entry in entries]
+        if any(not np.array_equal(each, keys[0]) for each in keys):
+            return None
+        names = ("r_q", "r_k")
+        values = np.array([[at.panel.values(name, e.name, part) for e in entries] for name in names])
+        draws = [[at.panel.drawn_values(name, e.name, part) for e in entries] for name in names]
+        count = min(len(each) for side in draws for each in side)
+        alike = all(len(each) == count for side in draws for each in side)
+        drawn = [np.array([[each[i] for each in side] for side in draws]) for i in range(count)] if alike else []
+        return cls(values, drawn, keys[0], part)
+
+    def judged(self, statistic: Callable[[Array], float], words: str) -> Evidence:
+        """A statistic of the means over heads, (2, checkpoints), with both standard errors."""
+
+        def of_heads(values: Array) -> float:
+            return statistic(np.nanmean(values, axis=-1))
+
+        heads = over_key_heads(lambda kept: of_heads(self.values[..., kept]), self.key_heads)
+        return Evidence(of_heads(self.values), over_draws(of_heads, self.drawn), heads, words, named(self.part))
 
 
 def change_more(at: AtWindow, _: Entry) -> Evidence:
@@ -178,10 +239,12 @@ def change_more(at: AtWindow, _: Entry) -> Evidence:
     entries = at.study.checkpoints
     if not at.study.one_run or len(entries) < FEWEST_CHECKPOINTS:
         return unasked(f"that takes {FEWEST_CHECKPOINTS} checkpoints of one run")
-    (keys, drawn_keys), (queries, drawn_queries) = (_courses(at.panel, name, entries) for name in ("r_k", "r_q"))
-    error = spread(drawn_keys.std(axis=0) - drawn_queries.std(axis=0))
-    words = f"the standard deviation over checkpoints is {keys.std():.2f} for r_k and {queries.std():.2f} for r_q"
-    return Evidence(float(keys.std() - queries.std()), error, "documents", math.nan, words)
+    courses = _Courses.of(at, entries)
+    if courses is None:
+        return unasked("the checkpoints do not have the same heads")
+    queries, keys = np.nanmean(courses.values, axis=-1).std(axis=-1)
+    words = f"the standard deviation over checkpoints is {keys:.2f} for r_k and {queries:.2f} for r_q"
+    return courses.judged(lambda means: float(means[1].std() - means[0].std()), words)
 
 
 def queries_first(at: AtWindow, _: Entry) -> Evidence:
@@ -191,48 +254,43 @@ def queries_first(at: AtWindow, _: Entry) -> Evidence:
         entries = entries[: entries.index(ends[0]) + 1]
     if not at.study.one_run or len(entries) < FEWEST_CHECKPOINTS:
         return unasked(f"that takes {FEWEST_CHECKPOINTS} checkpoints of one run at one context")
+    courses = _Courses.of(at, entries)
+    if courses is None:
+        return unasked("the checkpoints do not have the same heads")
     for name in ("r_q", "r_k"):
-        change = at.panel.change(name, entries[0].name, entries[-1].name)
+        change = at.panel.change(name, entries[0].name, entries[-1].name, courses.part)
         if change.direction <= 0:
-            return unasked(f"mean {name} does not rise from {label(entries[0])} to {label(entries[-1])}")
-    courses = [_courses(at.panel, name, entries) for name in ("r_q", "r_k")]
-    (queries, keys), drawn = ([_made(course[i]) for course in courses] for i in (0, 1))
-    error = spread(drawn[0] - drawn[1])
-    shares = [f"{100 * float(share):.0f} %" for share in (queries, keys)]
+            return unasked(f"mean {name} does not rise significantly from {label(entries[0])} to {label(entries[-1])}")
+    made = [_made(course) for course in np.nanmean(courses.values, axis=-1)]
     words = (
-        f"of the rise from {label(entries[0])} to {label(entries[-1])}, mean r_q has made {shares[0]} by "
-        f"{label(entries[1])} and mean r_k {shares[1]}"
+        f"of the rise from {label(entries[0])} to {label(entries[-1])}, mean r_q has made {100 * made[0]:.0f} % by "
+        f"{label(entries[1])} and mean r_k {100 * made[1]:.0f} %"
     )
-    return Evidence(float(queries - keys), error, "documents", math.nan, words)
+    return courses.judged(lambda means: _made(means[0]) - _made(means[1]), words)
 
 
-def _made(course: Array) -> Array:
+def _made(course: Array) -> float:
     """The share of its rise that a course has made by its second value."""
-    return np.asarray((course[1] - course[0]) / (course[-1] - course[0]))
+    return float((course[1] - course[0]) / (course[-1] - course[0]))
 
 
 # --- RoPE -------------------------------------------------------------------------------------------
 
 
 def mostly_rope(at: AtWindow, entry: Entry) -> Evidence:
-    """Whether more than half of mean r_q is what RoPE alone predicts, in heads that rotate."""
-    table, panel, heads = at.of_entry(entry.name, ROPE), at.panel_of(ROPE), at.of_entry(entry.name)
-    kinds = heads.loc[heads["rotary"] == "rotary", "layer_kind"]
-    several = len(kinds_in_order(heads["layer_kind"].dropna())) > 1
-    part = Part(layer_kind=str(kinds.mode().iloc[0])) if several and len(kinds) else EVERY_HEAD
-    known = table[table["rotary"] == "rotary"]["r_q_rope"].notna().any()
-    if not known:
+    """Whether the rotated-mean prediction gives more than half of mean r_q, in heads that rotate."""
+    table, panel = at.of_entry(entry.name, ROPE), at.panel_of(ROPE)
+    if not table[table["rotary"] == "rotary"]["r_q_rope"].notna().any():
         return unasked("no head that rotates has a prediction")
-    predicted, beyond = (panel.mean(name, entry.name, part) for name in ("r_q_rope", "r_q_excess"))
-    drawn = [panel.drawn(name, entry.name, part) for name in ("r_q_rope", "r_q_excess")]
-    error = spread(drawn[0] - drawn[1]) if len(drawn[0]) == len(drawn[1]) else math.nan
-    rotating = kinds_in_order(kinds.dropna())
-    where = f"in {part.layer_kind} layers, which most heads that rotate are in, " if len(rotating) > 1 else ""
-    words = (
-        f"{where}RoPE alone gives {plus_minus(predicted, panel.error('r_q_rope', entry.name, part))}, the excess is "
-        f"{plus_minus(beyond, panel.error('r_q_excess', entry.name, part))}"
-    )
-    return Evidence(predicted - beyond, error, "documents", math.nan, words)
+    part, names = population(at, entry.name), ("r_q_rope", "r_q_excess")
+    predicted, beyond = (panel.mean(name, entry.name, part) for name in names)
+    drawn = [panel.drawn(name, entry.name, part) for name in names]
+    documents = spread(drawn[0] - drawn[1]) if len(drawn[0]) == len(drawn[1]) else UNKNOWN_ERROR
+    values = [panel.values(name, entry.name, part) for name in names]
+    heads = clustered_error(values[0] - values[1], panel.key_heads(entry.name, part))
+    texts = [mean_of(panel, name, entry.name, part) for name in names]
+    words = f"the prediction gives {texts[0]}, the excess is {texts[1]}"
+    return Evidence(predicted - beyond, documents, heads, words, named(part))
 
 
 def never(why: str) -> Test:

@@ -13,7 +13,6 @@ import pandas as pd
 from qkscope.lenses.card import Subject
 from qkscope.lenses.claims.base import Claim, Ruling
 from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in
-from qkscope.stats.noise import STANDARD_ERRORS
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import listed, plus_minus, shortened
 
@@ -21,7 +20,8 @@ NAME = "claims"
 HEADING = "Does it hold here?"
 RULE = (
     "What the published account says of such a figure, what would follow if it were so, and a statistic of this study "
-    "that is then above 0: supported or contradicted where it is more than two errors above or below 0."
+    "that is then above 0: supported or contradicted where it differs significantly from 0, given its standard errors "
+    "over documents and over KV heads. Each claim is about the heads of one layer type."
 )
 
 
@@ -33,9 +33,7 @@ def held(subject: Subject, figure: str) -> list[Block]:
         return []
     every = [claim for claim in CLAIMS if figure in claim.figures]
     chosen = [claim for claim in every if claim.about == "entry" or subject.study.one_run]
-    stages = (
-        "" if len(chosen) == len(every) else f" What is said of stages of a run cannot be asked of {subject.noun}s."
-    )
+    stages = "" if len(chosen) == len(every) else f" What is said of stages of a run is undecided for {subject.noun}s."
     blocks = [paragraph(Strong(HEADING), " ", f"{RULE if chosen else ''}{stages}".strip())]
     for said, parts in itertools.groupby(chosen, key=lambda claim: claim.sentence(one_run=subject.study.one_run)):
         blocks.append(bullet(Strong(said), " ", " ".join(_described(subject, claim) for claim in parts)))
@@ -53,7 +51,7 @@ def ruling_of(subject: Subject, name: str) -> str:
     if claim.about == "entry" and not subject.study.one_run:
         return _rulings(subject, claim, rows)
     row = _chosen(subject, claim, rows)
-    if row["verdict"] == Ruling.UNASKED:
+    if row["verdict"] == Ruling.UNDECIDED:
         return ""
     judged = f"{row['verdict']}{_place(subject, claim, row)}, judged by whether {claim.statistic}"
     said = claim.sentence(one_run=subject.study.one_run).removesuffix(".")
@@ -62,7 +60,7 @@ def ruling_of(subject: Subject, name: str) -> str:
 
 def _rulings(subject: Subject, claim: Claim, rows: pd.DataFrame) -> str:
     """The same of each seed or model that it can be asked of."""
-    asked = [row for _, row in rows.head(NAMED_AT_MOST).iterrows() if row["verdict"] != Ruling.UNASKED]
+    asked = [row for _, row in rows.head(NAMED_AT_MOST).iterrows() if row["verdict"] != Ruling.UNDECIDED]
     if not asked:
         return ""
     said = claim.sentence(one_run=False).removesuffix(".")
@@ -105,26 +103,18 @@ def _at_entry(subject: Subject, claim: Claim, row: pd.Series) -> str:
 
 def _judged(subject: Subject, claim: Claim, row: pd.Series) -> str:
     verdict = str(row["verdict"]).capitalize()
-    if row["verdict"] == Ruling.UNASKED:
-        return f"{verdict}{_place(subject, claim, row) or ' here'}: {row['why']}."
-    return f"{verdict}{_place(subject, claim, row)}: {row['found']} ({_errors(row)})."
+    numbers = f"{row['found']} ({_size(row)})" if row["found"] else ""
+    said = "; ".join(text for text in (numbers, str(row["why"])) if text)
+    return f"{verdict}{_place(subject, claim, row)}: {said}."
 
 
 def _size(row: pd.Series) -> str:
-    """A statistic with its error: `statistic 0.52 ± 0.01 over documents`."""
-    value, error = float(row["value"]), float(row["value_se"])
-    if not math.isfinite(error):
-        return f"statistic {plus_minus(value, error)}, no error is known"
-    return f"statistic {plus_minus(value, error)} over {row['errors']}"
-
-
-def _errors(row: pd.Series) -> str:
-    """The statistic itself, and whether other heads like these might not show it."""
-    apart = float(row["value_se_heads"])
-    if not math.isfinite(apart) or row["errors"] == "heads":
-        return _size(row)
-    few = row["verdict"] != Ruling.UNDECIDED and not abs(float(row["value"])) > STANDARD_ERRORS * apart
-    return f"{_size(row)}, ± {plus_minus(apart, math.nan)} over key heads{', within two of these' if few else ''}"
+    """A statistic with its errors: `rotary layers, statistic 0.52 ± 0.01 over documents, ± 0.08 over KV heads`."""
+    value, documents, heads = (float(row[name]) for name in ("value", "value_se", "value_se_heads"))
+    known = [(size, over) for size, over in ((documents, "documents"), (heads, "KV heads")) if math.isfinite(size)]
+    first = f"{plus_minus(value, known[0][0])} over {known[0][1]}" if known else f"{plus_minus(value, math.nan)}"
+    second = f", ± {plus_minus(heads, math.nan)} over KV heads" if len(known) > 1 else ""
+    return f"{row['population']}, statistic {first}{second}"
 
 
 def _elsewhere(subject: Subject, claim: Claim, row: pd.Series) -> str:
@@ -142,9 +132,9 @@ def _elsewhere(subject: Subject, claim: Claim, row: pd.Series) -> str:
     )
     if not subject.study.one_run:
         where = where.replace("checkpoint", subject.noun)
-    if row_there["verdict"] == Ruling.UNASKED:
-        same = row["verdict"] == Ruling.UNASKED
-        return "" if same else f"{where} it cannot be asked: {row_there['why']}."
+    if row_there["verdict"] == Ruling.UNDECIDED:
+        same = row["verdict"] == Ruling.UNDECIDED
+        return "" if same else f"{where} it is undecided: {row_there['why']}."
     return f"{where}: {row_there['verdict']} ({_size(row_there)})."
 
 

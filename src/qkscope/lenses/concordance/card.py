@@ -63,8 +63,8 @@ def _unsure(subject: Subject) -> list[str]:
     most = table.iloc[int(heads.to_numpy().argmax())]
     name = shortened(subject.study.labels[str(most["model"])])
     return [
-        f"Heads whose r_q is within two errors of 0 are left out of both shares, because their sign is not known: at "
-        f"most {counted(int(heads.max()), 'head')} of {int(most['heads'])}, {at_or_in(subject.study)} {name}."
+        f"Heads whose r_q does not differ significantly from 0 are left out of both shares, because their sign is not "
+        f"known: at most {counted(int(heads.max()), 'head')} of {int(most['heads'])}, {at_or_in(subject.study)} {name}."
     ]
 
 

@@ -15,8 +15,8 @@ ESTIMATED = ("concordant", "discordant", "weak", "r_k", "r_k_abs")
 def with_concordance(heads: pd.DataFrame) -> pd.DataFrame:
     """The heads with indicators, 0 or 1: keys with their queries, against them, neither clearly, and of unsure sign.
 
-    A head whose r_q is within two errors of 0 is neither with nor against: its component could as well be turned the
-    other way, and with it the sign of r_k. `sign_unsure` marks those whose r_k would count otherwise.
+    A head whose r_q does not differ significantly from 0 is neither with nor against: its component could as well be
+    turned the other way, and with it the sign of r_k. `sign_unsure` marks those whose r_k would count otherwise.
     """
     unsure = heads["sign_sure"] == 0 if "sign_sure" in heads.columns else pd.Series(False, index=heads.index)
     large = heads["r_k"].abs() > CONCORDANCE

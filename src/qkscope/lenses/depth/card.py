@@ -14,6 +14,7 @@ from qkscope.lenses.layer_kinds.card import kinds_by_name
 from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in, opening_place, place
 from qkscope.stats.findings import Step, describe_curve
 from qkscope.stats.noise import Change, Part
+from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block
 from qkscope.words.phrases import (
@@ -164,10 +165,9 @@ def _gradient_sentence(subject: Subject, known: list[DepthProfile], kind: _Kind)
         none = (
             "There is no lasting gradient" if subject.study.one_run else f"No gradient is common to all {subject.noun}s"
         )
-        return f"{none}: {listed(ahead)} {of}, the rest is within noise."
+        return f"{none}: {listed(ahead)} {of}, the rest is not significant."
     return (
-        "Early layers (depth up to 0.3) and late ones (above 0.7) do not differ by more than their noise "
-        f"{where_} any {subject.noun}."
+        f"Early layers (depth up to 0.3) and late ones (above 0.7) are not known to differ {where_} any {subject.noun}."
     )
 
 
@@ -206,7 +206,8 @@ def _step_by_depth(subject: Subject, kind: _Kind) -> str:
 
 def _by(change: Change) -> str:
     if change.direction == 0:
-        return "stays within its noise"
+        unknown = change.outcome is Significance.UNKNOWN
+        return "changes by an amount of unknown error" if unknown else "stays within its noise"
     return f"{'rises' if change.direction > 0 else 'falls'} by {shown(number, abs(change.difference), 0.0)[0]}"
 
 

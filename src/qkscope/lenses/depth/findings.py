@@ -8,8 +8,9 @@ import pandas as pd
 
 from qkscope.lenses.depth_axis import EDGES, DepthAxis
 from qkscope.results.read import Entry
-from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS, Change, HeadPanel, Part
+from qkscope.stats.noise import Change, HeadPanel, Part
 from qkscope.stats.series import Shape, shape_of
+from qkscope.stats.significance import Error, Significance, combined, decide
 
 BELOW_ZERO = 0.005  # a mean nearer to 0 is printed as 0.00, so it is not called negative
 # Three, four and three of the ten depth bins.
@@ -25,7 +26,7 @@ class DepthProfile:
     strongest: int
     low: float
     high: float
-    spread_error: float
+    spread_error: Error
     early_to_late: Change
     empty: tuple[int, ...]
     negative: tuple[int, ...]
@@ -45,13 +46,14 @@ def depth_profile(
         return None
     weakest, strongest = int(np.nanargmin(row)), int(np.nanargmax(row))
     parts = [axis.part(i) for i in (weakest, strongest)]
+    contrast = panel.contrast(quantity, checkpoint.name, *parts)
     return DepthProfile(
         checkpoint=checkpoint,
         weakest=weakest,
         strongest=strongest,
         low=float(row[weakest]),
         high=float(row[strongest]),
-        spread_error=panel.contrast(quantity, checkpoint.name, *parts).error,
+        spread_error=Error(contrast.error, contrast.freedom),
         early_to_late=panel.contrast(quantity, checkpoint.name, EARLY, LATE),
         empty=tuple(int(i) for i in np.flatnonzero(~np.isfinite(row))),
         negative=tuple(int(i) for i in np.flatnonzero(row <= -BELOW_ZERO)),
@@ -61,11 +63,11 @@ def depth_profile(
 def spread_series(profiles: Sequence[DepthProfile]) -> Shape:
     """How the gap between the strongest and the weakest cell goes over the checkpoints."""
 
-    def direction(i: int, j: int) -> int:
+    def direction(i: int, j: int) -> float:
         difference = profiles[j].spread - profiles[i].spread
-        error = float(np.hypot(profiles[i].spread_error, profiles[j].spread_error))
-        if not abs(difference) > max(STANDARD_ERRORS * error, SMALLEST):  # also when the error is not known
-            return 0
-        return 1 if difference > 0 else -1
+        outcome = decide(difference, combined(profiles[i].spread_error, profiles[j].spread_error))
+        if outcome is Significance.UNKNOWN:
+            return np.nan
+        return 0 if outcome is Significance.UNCHANGED else 1 if difference > 0 else -1
 
     return shape_of([p.spread for p in profiles], direction)

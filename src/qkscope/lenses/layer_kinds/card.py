@@ -118,10 +118,10 @@ def _gap(subject: Subject, several: list[Entry], quantity: str, name: str, fmt: 
     elif behind == len(here):
         text = f"{name} is higher in {second} than in {first} layers {every}"
     elif not ahead and not behind:
-        text = f"{name} does not differ between {first} and {second} layers beyond noise {any_of}"
+        text = f"{name} is not known to differ between {first} and {second} layers {any_of}"
     else:
         sides = [f"in {side} layers {word} {n}" for side, n in ((first, ahead), (second, behind)) if n]
-        rest = f" and no different beyond noise {word} the others" if ahead + behind < len(here) else ""
+        rest = f" and not significantly different {word} the others" if ahead + behind < len(here) else ""
         text = f"{name} is higher {' and '.join(sides)} {of}{rest}"
     entry_gaps = list(zip(here, gaps, strict=True))
     values = []

@@ -11,6 +11,7 @@ from qkscope.lenses.norms.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell, tell_kinds
 from qkscope.results.read import Entry
 from qkscope.stats.noise import HeadPanel
+from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import label, listed, plus_minus, share_plus_minus, shortened, shown, significant
@@ -82,9 +83,13 @@ def _between(panel: HeadPanel, before: Entry, after: Entry) -> str:
     ways: dict[int, list[str]] = {1: [], -1: [], 0: []}
     for quantity, name in (*WATCHED, *RANKS):
         change = panel.change(quantity, before.name, after.name)
+        if change.outcome is Significance.UNKNOWN:
+            continue
         one, two = shown(significant, change.before, change.after)
         ways[change.direction].append(f"{name} ({one} to {two})" if change.direction else name)
     said = [f"{listed(ways[way])} {_verb(ways[way], verb)}" for way, verb in ((1, "grow"), (-1, "fall")) if ways[way]]
+    if not said and not ways[0]:
+        return f"{place} the standard errors of changes are unknown."
     if not said:
         return f"{place} nothing of {listed(ways[0])} changes by more than its error."
     rest = f"; {listed(ways[0])} {_verb(ways[0], 'stay')} within the error" if ways[0] else ""

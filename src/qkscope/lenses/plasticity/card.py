@@ -24,6 +24,7 @@ from qkscope.lenses.plasticity.words import (
 from qkscope.lenses.tell import beyond_zero, joined, mean_of, share_of
 from qkscope.results.read import Entry
 from qkscope.stats.findings import context_changes
+from qkscope.stats.significance import is_significant
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import Format, label, listed, number, percent, plus_minus, shortened
 
@@ -90,8 +91,8 @@ def _holds(subject: Subject, entries: Sequence[Entry]) -> str:
 
 def _verdict(subject: Subject, entry: Entry) -> str:
     panel = subject.at.panel_of(FILE)
-    share, error = (f("loss_not_position", entry.name) for f in (panel.mean, panel.error))
-    if abs(share - HALF) > 2 * error:
+    share, error = panel.mean("loss_not_position", entry.name), panel.document_error("loss_not_position", entry.name)
+    if is_significant(share - HALF, *error) == 1:
         return "Not for the larger part of it." if share > HALF else "For the larger part of it, yes."
     return "That cannot be told: neither part is larger beyond its error."
 
@@ -109,7 +110,7 @@ def _turned(subject: Subject, entries: Sequence[Entry]) -> str:
 def _differs(subject: Subject, entry: Entry) -> bool:
     panel = subject.at.panel_of(FILE)
     apart = panel.mean("ap", entry.name) - mean_where_all(subject.at, "ap_same_position", entry.name)
-    return apart > 2 * panel.error("ap_same_position", entry.name)
+    return apart > 0 and bool(is_significant(apart, *panel.document_error("ap_same_position", entry.name)) == 1)
 
 
 def _alone(subject: Subject, entry: Entry) -> str:

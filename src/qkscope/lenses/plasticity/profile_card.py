@@ -11,6 +11,7 @@ from qkscope.lenses.plasticity.shown import MOST_MAPS, mean_map, mean_profile, s
 from qkscope.lenses.plasticity.table import MAP_FILE, PROFILE_FILE
 from qkscope.lenses.plasticity.words import ESTIMATOR, MEANING, held_fixed, too_few_buckets
 from qkscope.results.read import Entry
+from qkscope.stats.significance import is_significant
 from qkscope.text import counted
 from qkscope.words.blocks import Block, bullet
 from qkscope.words.phrases import label, listed, number, tokens
@@ -53,7 +54,7 @@ def _course(subject: Subject, model: str) -> str:
     ends = " and ".join(f"{number(each['ap'])} at position {each['position']:,.0f}" for each in (first, last))
     if math.isnan(error):
         verdict = "no error is known"
-    elif not abs(apart) > 2 * error:
+    elif is_significant(apart, error, subject.at.freedom(model)) == 0:
         verdict = "that is no difference beyond what its error can be"
     else:
         verdict = "it falls" if apart < 0 else "it rises"

@@ -64,16 +64,7 @@ def sign_sentence(subject: Subject, step: Step) -> str:
     """What stands behind a fall of mean r_k: fewer strong keys, or keys of the other sign."""
     size = subject.panel.change("r_k_abs", step.before.name, step.after.name)
     against = subject.panel.change("discordant", step.before.name, step.after.name)
-    if against.direction > 0 and size.direction >= 0:
-        strength = f"mean |r_k| {went(size, number)}"
-        return (
-            f"That fall is a split in sign and not a weaker coupling: {strength}, and the share of discordant heads "
-            f"{went(against, percent)}."
-        )
-    if size.direction < 0:
-        extra = f"; the share of discordant heads {went(against, percent)}"
-        return f"Keys follow position less strongly after that fall: mean |r_k| {went(size, number)}{extra}."
-    return ""
+    return f"In that step mean |r_k| {went(size, number)}, and the share of discordant heads {went(against, percent)}."
 
 
 def _signal_takeaway(subject: Subject) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.card import Card, Subject, opening, table_file
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
+from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block
 from qkscope.words.phrases import label, number, plus_minus, sentence, shortened, shown, signed, tokens
@@ -29,7 +28,7 @@ def finding(at: AtWindow) -> str:
         return f"How Closely {who} Follow Position, Head by Head"
     change = at.panel.change("r_q", at.names[0], at.names[-1], part)
     if not change.direction:
-        return f"{who} Follow Position No More and No Less Than at First, within the Error"
+        return f"How Closely {who} Follow Position, Head by Head"
     before, after = shown(number, change.before, change.after)
     way = "Come to Follow Position" if change.direction > 0 else "Follow Position Less"
     return f"{who} {way} (mean $r_q$ {before} → {after})"
@@ -44,8 +43,7 @@ def signal_by_kind(subject: Subject) -> Card:
     shows: list[Block | str] = [
         opening(
             subject,
-            f"r_q (blue) and r_k (red) of every head on PC0 as dots, with median and quartiles{apart}{other}. What "
-            "lies between filled and hollow marks is the window's part.",
+            f"r_q (blue) and r_k (red) of every head on PC0 as dots, with median and quartiles{apart}{other}.",
         ),
         *[sentence(_course(subject, kind, part, name, who)) for kind, part in parts for name, who in QUANTITIES],
     ]
@@ -81,6 +79,7 @@ def _move(change: Change) -> str:
     before, after = shown(number, change.before, change.after) if change.direction else (
         number(change.before), number(change.after))  # fmt: skip
     verb = {1: "rises from", -1: "falls from", 0: "does not change beyond its error:"}[change.direction]
-    known = math.isfinite(change.error)
+    known = change.outcome is not Significance.UNKNOWN
+    verb = verb if known else "is"
     difference = plus_minus(change.difference, change.error, signed=True) if known else signed(change.difference)
     return f"{verb} {before} to {after} ({difference}{'' if known else ', error not known'})"

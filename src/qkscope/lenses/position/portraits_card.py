@@ -14,6 +14,7 @@ from qkscope.lenses.card import (
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED
 from qkscope.results.read import Entry
+from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Run, Strong, bullet, plain
 from qkscope.words.phrases import label, listed, number, percent, shown
@@ -79,7 +80,8 @@ def _moved(subject: Subject, quantity: str, before: Entry, here: Entry) -> str:
     """How a share differs from the panel before."""
     change = subject.panel.change(quantity, before.name, here.name)
     if change.direction == 0:
-        return f"{quantity} {percent(change.after)} (no different within noise)"
+        unknown = change.outcome is Significance.UNKNOWN
+        return f"{quantity} {percent(change.after)} ({'error unknown' if unknown else 'no different within noise'})"
     old, new = shown(percent, change.before, change.after)
     return f"{quantity} {'up' if change.direction > 0 else 'down'} from {old} to {new}"
 

@@ -20,7 +20,7 @@ from qkscope.lenses.rows import COMPONENTS, ROUNDING, RowSettings, checkpoint_ro
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
-from qkscope.stats.jackknife import ERRORS
+from qkscope.stats.significance import is_significant
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
@@ -41,8 +41,8 @@ COLUMNS = (
     Column("gap", "How far the next component's variance is below this one's, as a share of this one's.", "", SHARE),
 )
 JUDGED = (
-    Column("unstable", "1 if the gap to a neighbour is within two errors of 0: the component is no one direction."),
-    Column("sign_sure", "1 if r_q is more than two errors from 0; otherwise the sign of r_k means nothing."),
+    Column("unstable", "1 if the gap to a neighbour is not significant: the component is not a single direction."),
+    Column("sign_sure", "1 if r_q differs significantly from 0; otherwise the sign of r_k means nothing."),
     Column("category_share", "Share of other samples of documents, by the jackknife, that give the same category."),
 )
 
@@ -51,9 +51,10 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     """How sure a component, the sign of its r_k and the category that it gives are; empty where there are no errors."""
     columns, error = of.columns, of.columns["r_q_se"]
     known = np.isfinite(error) & (error > ROUNDING * np.abs(columns["r_q"]))  # copies of one document have no error
-    close = columns["gap"] <= ERRORS * columns["gap_se"]
+    freedom = len(of.sums.replication.groups) - 1
+    close = is_significant(columns["gap"], columns["gap_se"], freedom) == 0
     above = np.pad(close[:, :-1], ((0, 0), (1, 0)))  # the component before is as close
-    sure = np.abs(columns["r_q"]) > ERRORS * columns["r_q_se"]
+    sure = is_significant(columns["r_q"], columns["r_q_se"], freedom)
     share = np.full(columns["r_q"].shape, np.nan)
     if of.replicates:
         sizes = of.sums.replication.sizes
@@ -62,7 +63,7 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
         share = (classify(*drawn) == classify(columns["r_q"], columns["r_k"])).mean(axis=0)
     return {
         "unstable": np.where(np.isfinite(columns["gap_se"]), close | above, np.nan),
-        "sign_sure": np.where(known, sure, np.nan),
+        "sign_sure": sure,
         "category_share": np.where(known, share, np.nan),
     }
 

@@ -15,8 +15,8 @@ ROOM = "qkscope.lenses.rope"
 
 LENS = Lens(
     name="rope",
-    title="RoPE alone",
-    question="How much of a head's position signal does RoPE alone predict?",
+    title="Rotated-mean prediction",
+    question="How much of a head's position signal follows from its rotated mean query and key?",
     tables=(table.TABLE, planes.TABLE, kernel.TABLE),
     of_study=(SPLITS,),
     summaries=(Summary("rope_alone", rope_alone_at),),
@@ -51,12 +51,12 @@ LENS = Lens(
         ),
     ),
     views=(
-        View("curve", "What RoPE alone predicts, by {noun}", ("r_q_rope", "r_k_rope"), "Means over heads.",
+        View("curve", "Rotated-mean prediction, by {noun}", ("r_q_rope", "r_k_rope"), "Means over heads.",
              figure="rope_excess"),
         View("curve", "What is measured beyond that", ("r_q_excess", "r_k_excess"), "Means over heads."),
-        View("scatter", "Excess of r_q against its prediction", ("r_q_rope", "r_q_excess"), "At 0: RoPE alone.",
+        View("scatter", "Excess of r_q against its prediction", ("r_q_rope", "r_q_excess"), "At 0: as predicted.",
              figure="rope_alone"),
-        View("scatter", "Excess of r_k against its prediction", ("r_k_rope", "r_k_excess"), "At 0: RoPE alone."),
+        View("scatter", "Excess of r_k against its prediction", ("r_k_rope", "r_k_excess"), "At 0: as predicted."),
         View("heatmap", "Excess of r_q, every head", ("r_q_excess",)),
         View("heatmap", "Excess of r_k, every head", ("r_k_excess",)),
     ),

@@ -18,16 +18,16 @@ from qkscope.lenses.rope.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
 from qkscope.results.read import Entry
 from qkscope.stats.noise import Part
+from qkscope.stats.significance import Error, Significance, decide, is_significant
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Strong, paragraph
 from qkscope.words.phrases import at_labels, course, label, listed, number, percent, plus_minus, sentence, shown, signed
 
 MEANING = (
-    "RoPE alone: the mean and covariance of a head's queries and keys before rotation are taken as if they did not "
-    "depend on position, and RoPE turns them. The component, r_q, r_k and category that follow have no learning of "
-    "position in them but what the mean query and key carry; NoPE heads are predicted 0. The excess is what is "
-    "measured minus that: above 0, hidden states add position of their own; below 0, position before rotation, or a "
-    "spread that depends on it, takes from it."
+    "Rotated-mean prediction: the mean and covariance of a head's queries and keys before rotation, which the weights "
+    "learn, are taken as if they did not depend on position, and RoPE rotates them. The component, r_q, r_k and "
+    "category follow; NoPE heads are predicted 0. Excess is measured minus predicted. Positive: hidden states carry "
+    "additional positional information. Negative: they counteract it."
 )
 HELD = "means before rotation are found anew, covariances before rotation are held fixed"
 SIGNS = (
@@ -47,9 +47,9 @@ def rope_alone_card(subject: Subject) -> Card:
     shows: list[Block | str] = [
         opening(
             subject,
-            f"A dot per head: r_q (above, or on the left) and r_k as measured on PC0 against what RoPE alone predicts, "
-            f"for {counted(len(names), subject.noun)}. On the line both are equal; above it a head has more than RoPE "
-            f"alone gives.{bars}",
+            "A dot per head: r_q (above, or on the left) and r_k as measured on PC0 against the rotated-mean "
+            f"prediction, for {counted(len(names), subject.noun)}. On the line both are equal; above it a head has "
+            f"more than predicted.{bars}",
         ),
         MEANING,
         *(
@@ -70,9 +70,8 @@ def rope_alone_card(subject: Subject) -> Card:
     steps = [
         ("Prediction", "from means and covariances before rotation and the measured rotation of each layer, in closed "
          "form over the window's positions; then the same PCA as for the measurement."),
-        ("Null", "this is the null of position without learning of position in hidden states."),
     ]  # fmt: skip
-    headline = f"Measured against RoPE Alone {subject.study.span.title()}"
+    headline = f"Measured against the Rotated-Mean Prediction {subject.study.span.title()}"
     takeaway = [text for e in named for text in (*_agreement(subject, e.name)[:2], _dominated(subject, e.name))]
     return Card(headline, shows, FILE, steps, takeaway)
 
@@ -83,8 +82,8 @@ def rope_excess_card(subject: Subject) -> Card:
     shows: list[Block | str] = [
         opening(
             subject,
-            "Left: mean r_q (blue circles) and r_k (red squares) of PC0 as measured, with dashes for what RoPE alone "
-            f"predicts, for {rows(subject)}; right: the difference, the excess. One row for each kind of layer.",
+            "Left: mean r_q (blue circles) and r_k (red squares) of PC0 as measured, with dashes for the rotated-mean "
+            f"prediction, for {rows(subject)}; right: the difference, the excess. One row for each kind of layer.",
         ),
         MEANING,
     ]
@@ -99,11 +98,11 @@ def rope_excess_card(subject: Subject) -> Card:
         *held(subject, "rope_excess"),
     ]
     steps = [("Aggregation", f"means over the heads of each {subject.noun} that have a prediction, by kind of layer.")]
-    headline = f"What RoPE Alone Leaves {subject.study.span.title()}"
+    headline = f"What the Rotated-Mean Prediction Leaves {subject.study.span.title()}"
     return Card(headline, shows, FILE, steps, [_predicted_change(subject, kinds[0])])
 
 
-BIAS = "The slope of the mean score in key position beyond what RoPE alone predicts, a mean over heads,"
+BIAS = "The slope of the mean score in key position beyond the rotated-mean prediction, a mean over heads,"
 
 
 def _significant(value: float, extra: int = 0) -> str:
@@ -161,7 +160,7 @@ def _agreement(subject: Subject, model: str, *, headed: bool = False) -> list[st
         heads = counted(int(row["heads"]), f"{kind} head" if kind != EVERY_KIND else "head")
         parts = [
             f"mean {name} {number(row[name])} measured and {number(row[f'{name}_rope'])} predicted, "
-            f"{_excess(row, name)}" for name, _ in NAMES
+            f"{_excess(row, name, subject.at.freedom(model))}" for name, _ in NAMES
         ]  # fmt: skip
         over = listed([f"{row[f'corr_{name}']:.2f} for {name}" for name, _ in NAMES
                        if np.isfinite(row[f"corr_{name}"])])  # fmt: skip
@@ -180,11 +179,11 @@ def _still(row: pd.Series, kind: str) -> str:
     return f"In {heads} nothing rotates, so RoPE predicts 0 and all that is measured is excess: {listed(parts)}."
 
 
-def _excess(row: pd.Series, name: str) -> str:
-    """`an excess of 0.005 ± 0.002`, or that there is none beyond its error."""
+def _excess(row: pd.Series, name: str, freedom: float) -> str:
+    """`an excess of 0.005 ± 0.002`, or that it is not significant."""
     value, error = float(row[f"{name}_excess"]), float(row[error_name(f"{name}_excess")])
-    if math.isfinite(error) and abs(value) <= 2 * error:
-        return f"which differ by less than two errors ({plus_minus(value, error)})"
+    if decide(value, Error(error, freedom), smallest=0.0) is Significance.UNCHANGED:
+        return f"which do not differ significantly ({plus_minus(value, error)})"
     return f"an excess of {plus_minus(value, error)}"
 
 
@@ -197,11 +196,11 @@ def _dominated(subject: Subject, model: str) -> str:
     if row is None:
         return ""
     measured, predicted = shown(percent, row["position_dominated"], row["position_dominated_rope"])
-    return f"RoPE alone makes {predicted} of heads position-dominated there; measured are {measured}."
+    return f"The prediction makes {predicted} of heads position-dominated there; measured are {measured}."
 
 
 def _largest(subject: Subject, last: Entry) -> list[str]:
-    """How many heads differ by more than two errors, and which most."""
+    """How many heads differ significantly, and which most."""
     table = beside_measured(subject.at)
     here = table[table["model"] == last.name]
     said = []
@@ -210,13 +209,13 @@ def _largest(subject: Subject, last: Entry) -> list[str]:
         known = here[here[error_name(column)].notna()]
         if not len(known):
             continue
-        beyond = known[known[column].abs() > 2 * known[error_name(column)]]
+        beyond = known[is_significant(known[column], known[error_name(column)], subject.at.freedom(last.name)) == 1]
         most = beyond.reindex(beyond[column].abs().sort_values(ascending=False, kind="stable").index)[:LARGEST]
         named = listed([
             f"layer {int(row['layer'])} head {int(row['head'])} ({plus_minus(row[column], row[error_name(column)])})"
             for _, row in most.iterrows()
         ])  # fmt: skip
-        text = f"{opening_place(subject.study, last)} the excess of {name} is beyond two errors in {len(beyond)} of "
+        text = f"{opening_place(subject.study, last)} the excess of {name} is significant in {len(beyond)} of "
         said.append(f"{text}{counted(len(known), 'head')}{f', most in {named}' if named else ''}.")
     drift = here[["drift_rest_q", "drift_rest_k"]].mean()
     if drift.notna().all():
@@ -267,10 +266,8 @@ def _predicted_change(subject: Subject, kind: str) -> str:
     panel, part = subject.at.panel_of(FILE), part_of(kind)
     parts = []
     for name, _ in NAMES:
-        change, predicted = two[name] - one[name], two[f"{name}_rope"] - one[f"{name}_rope"]
-        rest = panel.change(f"{name}_excess", first.name, last.name, part)
-        left = plus_minus(rest.difference, rest.error)
-        parts.append(
-            f"mean {name} changes by {signed(change)}; RoPE alone predicts {signed(predicted)}, which leaves {left}"
-        )
-    return f"From {label(first)} to {label(last)}, over {_heads(kind)}, {'; '.join(parts)}."
+        predicted, rest = (panel.change(f"{name}_{of}", first.name, last.name, part) for of in ("rope", "excess"))
+        texts = [plus_minus(each.difference, each.error, signed=True) for each in (predicted, rest)]
+        measured = signed(float(two[name] - one[name]))
+        parts.append(f"mean {name} {measured} measured, {texts[0]} predicted, {texts[1]} excess")
+    return f"From {label(first)} to {label(last)}, change of means over {_heads(kind)}: {'; '.join(parts)}."

@@ -6,34 +6,36 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening
-from qkscope.lenses.claims.base import Evidence
 from qkscope.lenses.rope.split import PARTS
 from qkscope.lenses.rope.split_table import DOMINATED, FILE, R_K, R_Q, ROTARY
 from qkscope.lenses.rope.steps import (
     MOST_STEPS,
-    WORDS,
     Steps,
+    causes_of,
     consecutive,
+    error_of,
     is_new,
     new_rotation,
-    order_matters,
+    outcome_of,
     split_rows,
+    split_table,
     whole_way,
 )
 from qkscope.lenses.tell import joined
 from qkscope.results.read import Entry
-from qkscope.stats.noise import SMALLEST
+from qkscope.stats.noise import Change
+from qkscope.stats.significance import SMALLEST, Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
-from qkscope.words.phrases import label, listed, number, percent, plus_minus, sentence, shown, signed, tokens
+from qkscope.words.phrases import label, listed, number, percent, plus_minus, sentence, tokens, went
 
 NAMES = {R_Q: "mean r_q", R_K: "mean r_k", DOMINATED: "the share of position-dominated heads"}
 MEANING = (
-    "RoPE alone predicts r from three things: queries and keys before rotation, which the weights make; the rotation, "
-    "whose angles the RoPE base sets; and the window. Taking each from the checkpoint before or after a step gives "
-    "eight predictions. A part is what its own change adds, the mean over the six orders in which the three can change "
-    "(Shapley); the parts add up to the predicted change. What is left of the measured change is unexplained: a change "
-    "of what the hidden states carry beyond RoPE."
+    "The rotated-mean prediction of r depends on three things: queries and keys before RoPE, which the weights make; "
+    "the rotation, whose angles the RoPE base sets; and the window. Taking each from the checkpoint before or after a "
+    "step gives eight predictions. A part is what its own change adds, the mean over the six orders in which the three "
+    "can change (Shapley); the parts add up to the predicted change. Where parts depend on that order by more than "
+    "their error, window and base count as one cause. What is left of the measured change is unexplained."
 )
 MOST_DESCRIBED = 4  # steps that are described one by one
 
@@ -54,7 +56,6 @@ def rope_split_card(subject: Subject) -> Card:
             for step in (described if whole is not None else [])
         ),
         _still(subject, entries),
-        paragraph(Strong("Does it hold here?"), " ", _consolidation(subject, steps, entries)),
         _orders(steps, total),
         _errors(table),
     ]
@@ -74,8 +75,8 @@ def _what(subject: Subject, table: pd.DataFrame, count: int) -> str:
     return (
         f"Dots are measured means over {whose}; between them, floating bars add up what the window, the RoPE base and "
         "the weights changed, and what stays unexplained. On the right the same from the first to the last "
-        f"{subject.noun}. Where the parts of window and base depend on the order in which they change, a number says "
-        f"what both do at once.{left if count > MOST_STEPS else ''}"
+        f"{subject.noun}. Window and base share one bar where their parts depend on the order of the causes."
+        f"{left if count > MOST_STEPS else ''}"
     )
 
 
@@ -113,30 +114,31 @@ def _sentences(step: dict[str, pd.Series], entries: dict[str, Entry], *, whole: 
 def _step(row: pd.Series, entries: dict[str, Entry], *, whole: bool = True) -> str:
     """The measured change of a quantity at a step, and its parts."""
     quantity = str(row["quantity"])
-    before, after = shown(percent if quantity == DOMINATED else number, row["before"], row["after"])
-    way = "rises" if row["after"] > row["before"] else "falls"
-    course = f"stays at {before}" if before == after else f"{way} from {before} to {after}"
     place = f"From {_headed(row, entries)} " if whole else ""
-    return sentence(f"{place}{NAMES[quantity]} {course}: {_parts(row)}")
+    return sentence(f"{place}{NAMES[quantity]} {_went(row)}: {_parts(row)}")
+
+
+def _went(row: pd.Series) -> str:
+    """What a quantity does at a step, as far as it is significant."""
+    error, fmt = error_of(row, "change"), percent if row["quantity"] == DOMINATED else number
+    before, after, change = (float(row[name]) for name in ("before", "after", "change"))
+    return went(Change(before, after, change, error.size, True, freedom=error.freedom), fmt)
 
 
 def _parts(row: pd.Series) -> str:
-    """`+0.53 ± 0.01 by the weights, …`; what is within two errors of 0 is only named."""
-    together = order_matters(row)
-    names = {"joint_weights": "weights", "joint": "window and RoPE base together"} if together else {}
-    names |= {part: words for part, words in WORDS.items() if part == "unexplained" or not together}
+    """`+0.53 ± 0.01 by the weights, …`; what is not significant is only named."""
     said, within = [], []
-    for part, words in names.items():
+    for part, words in causes_of(row).items():
         value, error = float(row[part]), float(row[error_name(part)])
         if value == 0.0:
             continue
-        if math.isfinite(error) and not abs(value) > max(2 * error, SMALLEST):
+        if outcome_of(row, part) is Significance.UNCHANGED:
             within.append(words)
         else:
             by = words if part == "unexplained" else f"by {words}" if part == "joint" else f"by the {words}"
             said.append(f"{_stated(row, value, error)} {by}")
-    close = f"; within two errors of 0: {listed(within)}" if within else ""
-    return f"{listed(said) or 'no part is beyond two errors'}{close}{_three_ways(row) if together else ''}"
+    close = f"; not significant: {listed(within)}" if within else ""
+    return f"{listed(said) or 'no part is significant'}{close}"
 
 
 def _stated(row: pd.Series, value: float, error: float) -> str:
@@ -145,17 +147,9 @@ def _stated(row: pd.Series, value: float, error: float) -> str:
     return f"{plus_minus(scale * value, scale * error, signed=True)}{unit}"
 
 
-def _three_ways(row: pd.Series) -> str:
-    """All three parts where those of window and base depend on the order."""
-    scale, digits = (100.0, 0) if row["quantity"] == DOMINATED else (1.0, 2)
-    parts = listed([f"{part} {signed(scale * row[part], digits)}" for part in PARTS])
-    spread = scale * max(float(row[f"{part}_spread"]) for part in PARTS)
-    return f". Split three ways it is {parts}, but orders differ by up to {spread:.{digits}f}"
-
-
 def _still(subject: Subject, entries: dict[str, Entry]) -> str:
     """NoPE heads, for which RoPE predicts no change at all."""
-    table = subject.at.table(FILE)
+    table = split_table(subject.at)
     nope = table[table["heads_of"] == "nope"]
     if nope.empty:
         return ""
@@ -166,34 +160,9 @@ def _still(subject: Subject, entries: dict[str, Entry]) -> str:
     said = []
     for quantity in (R_Q, R_K):
         here = row[row["quantity"] == quantity].iloc[0]
-        before, after = shown(number, here["before"], here["after"])
-        said.append(
-            f"{NAMES[quantity]} goes from {before} to {after} ({plus_minus(here['change'], here['change_se'])})"
-        )
+        said.append(f"{NAMES[quantity]} {_went(here)} (change {plus_minus(here['change'], here['change_se'])})")
     heads = counted(int(row["heads"].iloc[0]), "NoPE head")
-    return f"In {heads} RoPE predicts no change; {listed(said)}, all of it unexplained."
-
-
-def _consolidation(subject: Subject, steps: Steps, entries: dict[str, Entry]) -> str:
-    """The published sentence about long-context training, at the steps where the context grows: is it the weights?"""
-    claim, context = "Long-context training makes heads position-dominated", subject.at.context_of
-    longer = [s for s in steps if context(str(s[R_Q]["to_model"])) > context(str(s[R_Q]["from_model"]))]
-    if not longer:
-        return f"{claim}: that cannot be asked here, because the context does not grow between these checkpoints."
-    said = []
-    for step in longer[:MOST_DESCRIBED]:
-        row = step[DOMINATED]
-        effect = Evidence(float(row["joint_weights"]), float(row["joint_weights_se"]))
-        said.append(
-            f"{effect.ruling} from {_between(row, entries)}, where the share goes from {percent(row['before'])} to "
-            f"{percent(row['after'])} and the weights alone add {_points(row, 'joint_weights')} (window and base "
-            f"together {_points(row, 'joint')})"
-        )
-    return f"{claim}. As a doing of the weights this is {'; '.join(said)}."
-
-
-def _points(row: pd.Series, part: str) -> str:
-    return f"{plus_minus(100 * float(row[part]), 100 * float(row[error_name(part)]))} points"
+    return f"In {heads} RoPE predicts no change; {listed(said)}."
 
 
 def _orders(steps: Steps, total: dict[str, pd.Series]) -> str:
@@ -207,8 +176,7 @@ def _orders(steps: Steps, total: dict[str, pd.Series]) -> str:
         return f"All have one window; the two orders of base and weights differ by up to {number(apart)} in a part."
     return (
         f"The six orders of window, base and weights differ by up to {number(apart)} in a part; the two orders of the "
-        f"weights and both others at once by up to {number(together)}. A longer window with the old base turns slow "
-        "planes further, a larger base turns them back, so what both do together is the safer number."
+        f"weights and both others at once by up to {number(together)}."
     )
 
 

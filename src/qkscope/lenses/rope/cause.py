@@ -1,4 +1,4 @@
-"""What RoPE alone makes of the change that a study shows: the finding that says whether the weights did it."""
+"""The causes of the change that a study shows: what the rotated mean query and key predict, attributed to causes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pandas as pd
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Cause, error_name
 from qkscope.lenses.rope.split_table import EVERY, FILE, R_Q, ROTARY
-from qkscope.lenses.rope.steps import WORDS
-from qkscope.stats.noise import SMALLEST, STANDARD_ERRORS
+from qkscope.lenses.rope.steps import causes_of, error_of, order_matters, outcome_of, split_table
+from qkscope.stats.significance import Significance, direction
 from qkscope.words.phrases import number, plus_minus
 
 REST = "unexplained"
-SAID = {name: words if name == REST else f"the {words}" for name, words in WORDS.items()}
+NAMES = {"joint": "window + base", "joint_weights": "weights"}  # as the page's chart names causes
 
 
 def cause_of_change(tables: StudyTables) -> Cause | None:
     """The change of mean r_q from first to last, split; None where the results have no such split."""
-    rows = tables.own.head_tables.get(FILE)
     names = tables.own.names
-    if rows is None or len(names) < 2:
+    if FILE not in tables.own.head_tables or len(names) < 2:
         return None
+    rows = split_table(tables.own)
     step = rows[(rows["from_model"] == names[0]) & (rows["to_model"] == names[-1]) & (rows["quantity"] == R_Q)]
     of = ROTARY if (step["heads_of"] == ROTARY).any() else EVERY
     chosen = step[step["heads_of"] == of]
@@ -30,41 +30,50 @@ def cause_of_change(tables: StudyTables) -> Cause | None:
 
 
 def _described(row: pd.Series, of: str) -> Cause:
-    parts = {name: (float(row[name]), float(row[error_name(name)])) for name in WORDS}
+    causes = causes_of(row)
+    parts = {name: (float(row[name]), float(row[error_name(name)])) for name in causes}
     change, change_error = float(row["change"]), float(row[error_name("change")])
-    rest, rest_error = parts[REST]
-    beyond = _beyond(rest, rest_error)
-    said = ", ".join(f"{words} {plus_minus(*parts[name], signed=True)}" for name, words in SAID.items())
+    said = ", ".join(f"{words} {plus_minus(*parts[name], signed=True)}" for name, words in causes.items())
     heads = "of rotary heads " if of == ROTARY else ""
     measured, predicted = (
-        plus_minus(*each, signed=True) for each in ((change, change_error), (change - rest, math.nan))
+        plus_minus(*each, signed=True) for each in ((change, change_error), (change - parts[REST][0], math.nan))
     )
     text = (
-        f"From first to last mean r_q {heads}changes by {measured}. RoPE turning the mean query and key predicts "
-        f"{predicted}. By cause: {said}."
+        f"From first to last mean r_q {heads}changes by {measured}. The rotated-mean prediction changes by "
+        f"{predicted}. By cause: {said}.{_why_joint(row)}"
     )
-    badge = "beyond" if beyond else "rope"
-    more = "more" if rest * change > 0 else "less"
-    words = f"{more} than RoPE alone predicts" if beyond else "RoPE alone predicts it"
-    if not math.isfinite(rest_error):
-        badge, words = "unknown", "error not known"
-    return Cause(text, (badge, words), parts, (change, change_error), _clause(change, change_error, parts))
+    shown = {NAMES.get(name, name): part for name, part in parts.items()}
+    return Cause(text, _badge(row), shown, (change, change_error), _clause(row))
 
 
-def _clause(change: float, error: float, parts: dict[str, tuple[float, float]]) -> str:
-    """The largest cause of a change that exceeds its error, for the verdict; empty where none can be named."""
-    if not _beyond(change, error):
+def _why_joint(row: pd.Series) -> str:
+    """Why window and base are one cause."""
+    if not order_matters(row):
         return ""
-    along = {name: value for name, (value, e) in parts.items() if value * change > 0 and _beyond(value, e)}
+    spread = max(float(row[f"{part}_spread"]) for part in ("window", "base", "weights"))
+    return (
+        f" Window and RoPE base count as one cause: separate parts differ by up to {number(spread)} with the order of "
+        "the causes."
+    )
+
+
+def _badge(row: pd.Series) -> tuple[str, str]:
+    outcome = outcome_of(row, REST)
+    if outcome is Significance.UNKNOWN:
+        return "unknown", "error not known"
+    if outcome is Significance.UNCHANGED:
+        return "rope", "the rotated-mean prediction explains it"
+    more = "more" if row[REST] * row["change"] > 0 else "less"
+    return "beyond", f"{more} than the rotated-mean prediction"
+
+
+def _clause(row: pd.Series) -> str:
+    """The largest cause of a significant change, for the verdict; empty where none can be named."""
+    way = direction(float(row["change"]), error_of(row, "change"))
+    along = [name for name in causes_of(row) if way and direction(float(row[name]), error_of(row, name)) == way]
     if not along:
         return ""
-    most = max(along, key=lambda name: abs(along[name]))
-    amount = f"{number(along[most])} of {number(change)} in mean r_q"
-    if most == REST:
-        return f"RoPE and the mean query and key do not explain most of it ({amount})"
-    return f"most of it comes from {SAID[most]} ({amount})" if abs(along[most]) > abs(change) / 2 else (
-        f"the largest part comes from {SAID[most]} ({amount})")  # fmt: skip
-
-
-def _beyond(value: float, error: float) -> bool:
-    return math.isfinite(error) and abs(value) > max(STANDARD_ERRORS * error, SMALLEST)
+    most = max(along, key=lambda name: abs(float(row[name])))
+    part, change = (plus_minus(row[name], row[error_name(name)], signed=True) for name in (most, "change"))
+    what = "what the causes leave unexplained" if most == REST else f"the {causes_of(row)[most]}"
+    return f"the largest contribution is {what} ({part}; mean r_q changes by {change})"

@@ -31,7 +31,7 @@ def draw_rope_alone(at: AtWindow) -> Figure:
     rows, names = beside_measured(at), shown_entries(at.study)
     names = [name for name in names if (rows["model"] == name).any()]
     width = 2.75 * len(names) + 1.0 if len(names) > 1 else 7.4
-    figure = canvas(at, width, 6.1 if len(names) > 1 else 4.2, "Does RoPE Alone Predict r?", names)
+    figure = canvas(at, width, 6.1 if len(names) > 1 else 4.2, "Measured r against the Rotated-Mean Prediction", names)
     shape = (2, len(names)) if len(names) > 1 else (1, 2)
     panels = np.atleast_2d(figure.subplots(*shape, sharex=True, sharey="row"))
     low = _lowest(rows[rows["model"].isin(names)])
@@ -44,7 +44,7 @@ def draw_rope_alone(at: AtWindow) -> Figure:
             if column == 0:
                 axes.set_ylabel(f"measured {symbol}")
             if row == 1 or len(names) == 1:
-                axes.set_xlabel(f"{symbol if len(names) == 1 else 'r'} that RoPE alone predicts")
+                axes.set_xlabel(f"{symbol if len(names) == 1 else 'r'}, rotated-mean prediction")
             if row == 0 and len(names) > 1:
                 axes.set_title(style.plain(at.study.labels[name]), fontsize=9.5, loc="left")
     style.header_legend(figure, _keys(rows["prediction"] == 1, _limited(rows)), 2 if width < 8 else 3)
@@ -105,7 +105,7 @@ def _keys(still: "pd.Series[bool]", limited: "pd.Series[bool]") -> list[Line2D]:
     keys = [
         Line2D([], [], color=style.BLUE, label="queries", **dots),
         Line2D([], [], color=style.RED, label="keys", **dots),
-        Line2D([], [], color=style.GREY, linewidth=0.9, label="RoPE alone"),
+        Line2D([], [], color=style.GREY, linewidth=0.9, label="prediction"),
     ]
     if still.any():
         dots = {"marker": "^", "linestyle": "none", "markersize": 4.5, "markerfacecolor": "none"}
@@ -125,7 +125,9 @@ def draw_rope_excess(at: AtWindow) -> Figure:
     table, study = at.table("rope_alone"), at.study
     kinds = summary_kinds(table) or [EVERY_KIND]
     shown = kinds[:3]
-    figure = canvas(at, 10.4, 3.2 + 1.25 * len(shown), f"What RoPE Alone Leaves {style.span_title(study)}")
+    figure = canvas(
+        at, 10.4, 3.2 + 1.25 * len(shown), f"What the Rotated-Mean Prediction Leaves {style.span_title(study)}"
+    )
     panels = figure.subplots(len(shown), 2, squeeze=False)
     for number, (row, kind) in enumerate(zip(panels, shown, strict=True)):
         here = rows_of_kind(table, kind, study.names)
@@ -135,13 +137,13 @@ def draw_rope_excess(at: AtWindow) -> Figure:
         row[0].set_ylabel(f"{name}\nmean over heads")
         for axes in row:
             style.checkpoint_axis(axes, study, labels=number == len(shown) - 1, phase_names=number == 0)
-    panels[0][0].set_title("measured, and RoPE alone", fontsize=9.5, loc="left", pad=14)
-    panels[0][1].set_title("excess: measured minus RoPE alone", fontsize=9.5, loc="left", pad=14)
+    panels[0][0].set_title("measured, and predicted", fontsize=9.5, loc="left", pad=14)
+    panels[0][1].set_title("excess: measured minus predicted", fontsize=9.5, loc="left", pad=14)
     known = bool(table["r_q_excess_se"].notna().any())
     keys = [
         Line2D([], [], color=style.BLUE, marker="o", label="queries"),
         Line2D([], [], color=style.RED, marker="s", label="keys"),
-        Line2D([], [], color=style.GREY, linestyle="--", label="RoPE alone"),
+        Line2D([], [], color=style.GREY, linestyle="--", label="prediction"),
         *error_keys(known),
     ]
     style.header_legend(figure, keys, 4)

@@ -14,7 +14,16 @@ from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
-from qkscope.lenses.rope.steps import WORDS, Steps, consecutive, drawn_steps, order_matters, split_rows, whole_way
+from qkscope.lenses.rope.steps import (
+    JOINT_WORDS,
+    WORDS,
+    Steps,
+    causes_of,
+    consecutive,
+    drawn_steps,
+    split_rows,
+    whole_way,
+)
 from qkscope.results.read import Entries
 from qkscope.words.phrases import plus_minus, signed
 
@@ -23,6 +32,8 @@ LOOKS = {
     "window": ("#0f766e", ""),
     "base": ("#c4b5fd", "////"),
     "weights": ("#f59e0b", ""),
+    "joint": ("#0f766e", "////"),
+    "joint_weights": ("#f59e0b", ""),
     "unexplained": ("#e5e7eb", "...."),
 }
 ROWS = ((R_Q, style.BLUE, "mean $r_q$"), (R_K, style.RED, "mean $r_k$"))
@@ -47,12 +58,12 @@ def draw_rope_split(at: AtWindow) -> Figure:
     figure = canvas(at, max(width, 6.6), 6.4, f"What Changed r{heads_of}?")
     ratios = [max(len(shown), 2.5), 3.0] if whole is not None else [1.0]
     panels = figure.subplots(2, len(ratios), width_ratios=ratios, squeeze=False, sharey="row")
-    marked = False
+    causes: set[str] = set()
     for row, (quantity, colour, title) in zip(panels, ROWS, strict=True):
-        marked |= _draw_steps(row[0], _places(shown, quantity, steps), colour)
+        causes |= _draw_steps(row[0], _places(shown, quantity, steps), colour)
         row[0].set_ylabel(title)
         if whole is not None:
-            marked |= _draw_whole(row[1], whole[quantity], study, colour)
+            causes |= _draw_whole(row[1], whole[quantity], study, colour)
             row[1].tick_params(axis="y", length=0)
         low, high = row[0].get_ylim()
         row[0].set_ylim(low, high + 0.16 * (high - low))  # room for the numbers
@@ -60,11 +71,8 @@ def draw_rope_split(at: AtWindow) -> Figure:
         panels[0][1].set_title("from the first to the last", fontsize=8.5, color=style.GREY)
         panels[0][1].set_xticklabels([])
     _axis(panels[-1][0], panels[0][0], shown, steps, study)
-    if marked:
-        note = "at once: what window and base give if both change together; apart, their parts depend on the order"
-        figure.supxlabel(note, fontsize=8, color=style.GREY, x=0.01, ha="left")
     known = bool(table["change_se"].notna().any())
-    style.header_legend(figure, [*_keys(), *error_keys(known)], 5 if width > 9 else 3)
+    style.header_legend(figure, [*_keys(causes), *error_keys(known)], 5 if width > 9 else 3)
     return style.finish(figure)
 
 
@@ -77,10 +85,12 @@ def _places(shown: Sequence[int], quantity: str, steps: Steps) -> list[_Place]:
     return places
 
 
-def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> bool:
-    marked = False
+def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> set[str]:
+    """Draw each step; returns the causes to which changes are attributed."""
+    drawn: set[str] = set()
     for place in places:
-        row, parts = place.row, [part for part in LOOKS if place.row[part] != 0.0]
+        row, parts = place.row, [part for part in causes_of(place.row) if place.row[part] != 0.0]
+        drawn |= set(causes_of(row))
         width = 0.72 / max(len(parts), 2)
         level = float(row["before"])
         for number, part in enumerate(parts):
@@ -88,19 +98,9 @@ def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> bool:
             level = _bar(axes, x, level, row, part, 0.92 * width)
         ends = [place.x, place.x + 1.0]
         axes.plot(ends, [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
-        if order_matters(row):
-            _at_once(axes, place.x + 0.5, max(row["before"], row["after"]), row)
-            marked = True
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     axes.margins(y=0.12)
-    return marked
-
-
-def _at_once(axes: Axes, x: float, level: float, row: pd.Series) -> None:
-    """What window and base do together, where their parts depend on the order."""
-    text = f"at once\n{signed(row['joint'])}"
-    axes.annotate(text, (x, level), (0, 7), ha="center", va="bottom", textcoords="offset points", fontsize=7,
-                  color=style.GREY, gid="at once")  # fmt: skip
+    return drawn
 
 
 def _bar(axes: Axes, x: float, level: float, row: pd.Series, part: str, width: float) -> float:
@@ -114,10 +114,10 @@ def _bar(axes: Axes, x: float, level: float, row: pd.Series, part: str, width: f
     return level + value
 
 
-def _draw_whole(axes: Axes, row: pd.Series, study: Entries, colour: str) -> bool:
-    """From the first checkpoint to the last, with the numbers at the bars."""
-    level = float(row["before"])
-    for number, part in enumerate(LOOKS):
+def _draw_whole(axes: Axes, row: pd.Series, study: Entries, colour: str) -> set[str]:
+    """From the first checkpoint to the last, with the numbers at the bars; returns the causes."""
+    level, causes = float(row["before"]), causes_of(row)
+    for number, part in enumerate(causes):
         before = level
         level = _bar(axes, number + 1.0, level, row, part, 0.8)
         error = row.get(f"{part}_se", np.nan)
@@ -125,15 +125,13 @@ def _draw_whole(axes: Axes, row: pd.Series, study: Entries, colour: str) -> bool
         text = stated.replace(" ±", "\n±") if row[part] else "0"
         axes.annotate(text, (number + 1.0, max(before, level)), (0, 4), textcoords="offset points", ha="center",
                       va="bottom", fontsize=7.5, gid=f"{part} value")  # fmt: skip
-    axes.plot([0.0, 5.0], [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
-    axes.set_xlim(-0.6, 5.6)
-    axes.set_xticks([0.0, 5.0], [style.plain(study.labels[str(row[end])]) for end in ("from_model", "to_model")],
+    last = len(causes) + 1.0
+    axes.plot([0.0, last], [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
+    axes.set_xlim(-0.6, last + 0.6)
+    axes.set_xticks([0.0, last], [style.plain(study.labels[str(row[end])]) for end in ("from_model", "to_model")],
                     rotation=45, ha="right", rotation_mode="anchor")  # fmt: skip
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
-    if order_matters(row):
-        steps = np.cumsum([row["before"], row["window"], row["base"]])
-        _at_once(axes, 1.5, float(steps.max()) + 0.13 * abs(float(row["change"])), row)
-    return order_matters(row)
+    return set(causes)
 
 
 def _axis(bottom: Axes, top: Axes, shown: Sequence[int], steps: Steps, study: Entries) -> None:
@@ -152,8 +150,9 @@ def _axis(bottom: Axes, top: Axes, shown: Sequence[int], steps: Steps, study: En
     top.set_xticks(list(ticks), [""] * len(ticks))
 
 
-def _keys() -> list[Patch]:
+def _keys(causes: set[str]) -> list[Patch]:
+    words = {LOOKS[part]: (WORDS | JOINT_WORDS)[part] for part in LOOKS if part in causes}
     return [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.6, label=WORDS[part])
-        for part, (colour, hatch) in LOOKS.items()
+        Patch(facecolor=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.6, label=text)
+        for (colour, hatch), text in words.items()
     ]

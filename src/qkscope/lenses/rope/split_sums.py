@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts, Rotation
+from qkscope.lenses.draws import drawn_correlations
 from qkscope.lenses.rope.at_rest import Basis, KindAtRest, LayerAtRest, basis_of
 from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
@@ -18,7 +19,6 @@ from qkscope.moments.moments import KINDS
 from qkscope.moments.replicates import BeforeRotation, before_rotation
 from qkscope.moments.rest import RestFile, RestLayer
 from qkscope.moments.second import Kind
-from qkscope.stats.jackknife import scaled_correlations
 
 Array = NDArray[np.float64]
 
@@ -125,10 +125,7 @@ class Predictions:
             return whole.r_q[None], whole.r_k[None]
         left = LayerAtRest(rest.q.with_means(rest.q.mean[1:]), rest.k.with_means(rest.k.mean[1:]), rest.keys)
         samples = predict_samples(left, at, whole)
-        drawn = (
-            scaled_correlations(whole.r_q, samples.r_q, sizes),
-            scaled_correlations(whole.r_k, samples.r_k, sizes),
-        )
+        drawn = drawn_correlations((whole.r_q, samples.r_q), (whole.r_k, samples.r_k), sizes)
         return np.concatenate([whole.r_q[None], drawn[0]]), np.concatenate([whole.r_k[None], drawn[1]])
 
     def cube(self, before: int, after: int) -> tuple[Array, Array]:

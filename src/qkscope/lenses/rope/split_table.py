@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.base import Column, StudyBuild, StudyTable, error_name
-from qkscope.lenses.draws import replicated
+from qkscope.lenses.draws import drawn_correlations, replicated
 from qkscope.lenses.kind_of_layer import kind_name, kinds_in_order
 from qkscope.lenses.rope.spectrum import base_of
 from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
@@ -25,7 +25,7 @@ from qkscope.lenses.study_sums import StudySums, shown_heads
 from qkscope.moments.rest import RestFile
 from qkscope.results.mapped import Gathered
 from qkscope.results.schema import REPLICATES_CSV
-from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations
+from qkscope.stats.jackknife import FEWEST_GROUPS
 
 Array = NDArray[np.float64]
 FILE, HEADS_FILE = "rope_split.csv", "rope_split_heads.csv"
@@ -224,16 +224,13 @@ class Measured:
     def draws(self, rows: pd.DataFrame) -> tuple[Array, Array]:
         """(r_q, r_k), each (1 + groups, heads): all documents first, then draws."""
         groups = list(self.groups)
-        parts = []
-        for name in (R_Q, R_K):
-            whole = rows[name].to_numpy(dtype=np.float64)
-            if not groups:
-                parts.append(whole[None])
-                continue
-            sizes = [float((rows["n_q"] - rows[f"n_q_without_{group}"]).sum()) for group in groups]
-            drawn = scaled_correlations(whole, replicated(rows, name, groups), sizes)
-            parts.append(np.concatenate([whole[None], drawn]))
-        return parts[0], parts[1]
+        whole = [rows[name].to_numpy(dtype=np.float64) for name in (R_Q, R_K)]
+        if not groups:
+            return whole[0][None], whole[1][None]
+        sizes = [float((rows["n_q"] - rows[f"n_q_without_{group}"]).sum()) for group in groups]
+        without = [replicated(rows, name, groups) for name in (R_Q, R_K)]
+        drawn = drawn_correlations((whole[0], without[0]), (whole[1], without[1]), sizes)
+        return np.concatenate([whole[0][None], drawn[0]]), np.concatenate([whole[1][None], drawn[1]])
 
 
 # --- one step ---------------------------------------------------------------------------------------
@@ -317,9 +314,9 @@ def _columns(split: Explained, cube: Array) -> dict[str, Array]:
 
 
 def _with_error(name: str, values: Array) -> dict[str, Array]:
-    """A number, and how far draws of it lie from it; NaN where there are none."""
+    """A number, and how far its draws spread, as for every other mean over heads; NaN where there are none."""
     whole, draws = values[0], values[1:]
-    error = np.sqrt(((draws - whole) ** 2).mean(axis=0)) if len(draws) else np.full(np.shape(whole), np.nan)
+    error = draws.std(axis=0) if len(draws) else np.full(np.shape(whole), np.nan)
     return {name: whole, error_name(name): error}
 
 

@@ -4,18 +4,41 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import error_name
+from qkscope.lenses.draws import FREEDOM
+from qkscope.lenses.rope.split import PARTS
 from qkscope.lenses.rope.split_table import EVERY, FILE, R_Q
 from qkscope.results.read import Entries
+from qkscope.stats.significance import SMALLEST, Error, Significance, decide
 
 WORDS = {"window": "window", "base": "RoPE base", "weights": "weights", "unexplained": "unexplained"}
+# Where the parts depend on the order of the causes, window and base are one cause.
+JOINT_WORDS = {"joint": "window and RoPE base together", "joint_weights": "weights", "unexplained": "unexplained"}
 MOST_STEPS = 16  # more are too narrow to read: then those with a new window or base, and the largest
 
 Steps = list[dict[str, pd.Series]]  # by quantity
 
 
+def split_table(at: AtWindow) -> pd.DataFrame:
+    """The split's rows with the degrees of freedom of their standard errors."""
+    table = at.table(FILE)
+    ends = zip(table["from_model"], table["to_model"], strict=True)
+    return table.assign(**{FREEDOM: [at.freedom(str(before), str(after)) for before, after in ends]})
+
+
+def error_of(row: pd.Series, column: str) -> Error:
+    """The standard error of one of the split's columns."""
+    return Error(float(row[error_name(column)]), float(row[FREEDOM]))
+
+
+def outcome_of(row: pd.Series, column: str) -> Significance:
+    """Whether one of the split's columns differs from 0."""
+    return decide(float(row[column]), error_of(row, column))
+
+
 def split_rows(at: AtWindow) -> pd.DataFrame:
     """The split's rows of rotary heads, or of all where there are no others."""
-    table = at.table(FILE)
+    table = split_table(at)
     kinds = set(table["heads_of"])
     return table[table["heads_of"] == ("rotary" if "rotary" in kinds else EVERY)]
 
@@ -62,6 +85,13 @@ def is_new(row: pd.Series) -> bool:
 
 
 def order_matters(row: pd.Series) -> bool:
-    """Whether window and base both change, and the orders differ by more than one of their parts is large."""
-    sizes = [(abs(float(row[part])), float(row[f"{part}_spread"])) for part in ("window", "base")]
-    return all(size > 0 for size, _ in sizes) and any(spread > max(size, 0.005) for size, spread in sizes)
+    """Whether window and base both contribute, and the orders of the causes differ by more than the error of a part."""
+    if not (row["window"] and row["base"]):
+        return False
+    spreads = [(float(row[f"{part}_spread"]), error_of(row, part)) for part in PARTS]
+    return any(size > SMALLEST and decide(size, error) is not Significance.UNCHANGED for size, error in spreads)
+
+
+def causes_of(row: pd.Series) -> dict[str, str]:
+    """The columns to which a change is attributed, in words: window and base jointly where their order matters."""
+    return JOINT_WORDS if order_matters(row) else WORDS

@@ -11,6 +11,7 @@ from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.rope.table import FILE
 from qkscope.results.mapped import NOWHERE, mapped, rows_of_entries
+from qkscope.stats.significance import is_significant
 
 KEY = ["model", "layer", "head"]
 PREDICTED = ("r_q_rope", "r_k_rope", "r_q_excess", "r_k_excess")
@@ -47,11 +48,9 @@ def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
 def _summary(at: AtWindow, model: str, kind: str, rows: pd.DataFrame) -> dict[str, float]:
     where, panel = part_of(kind), at.panel_of(FILE)
     summary: dict[str, float] = {"window": at.window_of(model), "heads": float(len(rows))}
-    for name in ("r_q", "r_k"):
-        # Of the heads that have a prediction, and of no others: what is measured is predicted and excess together.
-        parts = [panel.drawn(f"{name}_{part}", model, where) for part in ("rope", "excess")]
-        error = float(np.std(parts[0] + parts[1])) if len(parts[0]) == len(parts[1]) > 0 else np.nan
-        summary |= {name: float(rows[name].mean()), error_name(name): error}
+    predicted = pd.MultiIndex.from_frame(rows[["layer", "head"]])
+    for name in ("r_q", "r_k"):  # of the heads that have a prediction
+        summary |= {name: float(rows[name].mean()), error_name(name): at.panel.error_among(name, model, predicted).size}
     for name in PREDICTED:
         summary |= {name: float(rows[name].mean()), error_name(name): panel.error(name, model, where)}
     moves = rows[rows["prediction"] == 0]
@@ -62,7 +61,7 @@ def _summary(at: AtWindow, model: str, kind: str, rows: pd.DataFrame) -> dict[st
     summary["position_dominated_rope"] = float((rows["category_rope"] == _CODE).mean())
     for name in ("r_q_excess", "r_k_excess"):
         known = rows[rows[error_name(name)].notna()]
-        beyond = known[name].abs() > 2 * known[error_name(name)]
+        beyond = is_significant(known[name], known[error_name(name)], at.freedom(model)) == 1
         summary[f"beyond_{name[:3]}"] = float(beyond.mean()) if len(known) else np.nan
     return summary
 

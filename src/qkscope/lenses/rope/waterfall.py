@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from qkscope.lenses.at_window import StudyTables
+from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.rope.split_table import FILE
-from qkscope.lenses.rope.steps import WORDS
+from qkscope.lenses.rope.steps import WORDS, order_matters, outcome_of, split_table
 
-PARTS = ("change", *WORDS)
+PARTS = ("change", *WORDS, "joint", "joint_weights")
 MOST_STEPS = 60  # of a longer study: where the window changes, and from the first to the last
 
 
@@ -21,14 +20,14 @@ def waterfall(tables: StudyTables) -> list[dict[str, Any]]:
     """What made each change, at each choice of windows."""
     choices = zip(("own", "common"), tables.choices(), strict=False)
     names = tables.results.study.names
-    return [row for choice, at in choices for row in rows_at(at.head_tables, names, choice)]
+    return [row for choice, at in choices for row in rows_at(at, names, choice)]
 
 
-def rows_at(tables: Mapping[str, pd.DataFrame], names: Sequence[str], choice: str) -> list[dict[str, Any]]:
+def rows_at(at: AtWindow, names: Sequence[str], choice: str) -> list[dict[str, Any]]:
     """The steps at one choice of windows, as the page reads them; empty where there is no such table."""
-    rows = tables.get(FILE)
-    if rows is None:
+    if FILE not in at.head_tables:
         return []
+    rows = split_table(at)
     if len(names) > MOST_STEPS:
         whole = (rows["from_model"] == names[0]) & (rows["to_model"] == names[-1])
         rows = rows[whole | (rows["from_window"] != rows["to_window"])]
@@ -46,8 +45,10 @@ def rows_at(tables: Mapping[str, pd.DataFrame], names: Sequence[str], choice: st
             "after": _short(row["after"]),
             "parts": [_short(row[name]) for name in PARTS],
             "errors": [_short(row[error_name(name)]) for name in PARTS],
+            "outcomes": [outcome_of(row, name).value for name in PARTS],
+            "joint": order_matters(row),
         }
-        for row in known.to_dict("records")
+        for _, row in known.iterrows()
     ]
 
 

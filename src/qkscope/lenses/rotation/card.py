@@ -99,7 +99,7 @@ def _missed(subject: Subject, panel: HeadPanel, last: Entry) -> list[str]:
 def _keys_more(subject: Subject, panel: HeadPanel, last: Entry) -> str:
     """The published sentence, on axis a and on each kind's own direction."""
     on_axis, own = beyond_zero(panel, "r_a_gap", last), beyond_zero(panel, "r_own_gap", last)
-    words = {1: "holds", -1: "is the other way round", 0: "is not decided: the difference is within two errors of 0"}
+    words = {1: "holds", -1: "is the other way round", 0: "is not decided: the difference is not significant"}
     (keys, queries), (own_keys, own_queries) = (
         [number(panel.mean(name, last.name)) for name in names]
         for names in (("r_k_a_abs", "r_q_a_abs"), ("r_k_own", "r_q_own"))

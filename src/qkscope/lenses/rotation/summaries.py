@@ -12,7 +12,8 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.depth_axis import DepthAxis, layer_counts
 from qkscope.lenses.kind_of_layer import kinds_apart, part_of
 from qkscope.lenses.rotation.table import FILE
-from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, quantile
+from qkscope.stats import significance
+from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
 from qkscope.stats.noise import HeadPanel, Part
 
 MOST_LAYERS = 48  # columns of a map that can still be read; deeper models are shown in ten bins of depth
@@ -111,7 +112,7 @@ def correlation_over_layers(heads: pd.DataFrame, one: str, other: str) -> dict[s
     without = np.array([_pearson(known[known["layer"] != layer], one, other) for layer in sizes.index])
     with np.errstate(divide="ignore"):
         whole, left = np.arctanh(r), np.arctanh(without)
-    reach = quantile(len(sizes)) * float(jackknife_error(whole, left, sizes.to_numpy()))
+    reach = float(significance.critical_value(len(sizes) - 1)) * float(jackknife_error(whole, left, sizes.to_numpy()))
     return {**correlation, "r_low": float(np.tanh(whole - reach)), "r_high": float(np.tanh(whole + reach))}
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Card, Subject, opening
 from qkscope.lenses.claims.words import held
+from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
@@ -118,7 +119,7 @@ def score_map(subject: Subject) -> Card:
         (
             "Selection",
             f"the head with the largest {position}; of those left, in turn, the largest {position} where early keys "
-            f"win beyond two errors, the largest {preference} and the largest {query}.",
+            f"win significantly, the largest {preference} and the largest {query}.",
         ),
         ("Mean scores", "product of the mean query of a bucket and the mean key of a sixteenth of the window."),
     ]
@@ -147,5 +148,5 @@ def _describe_map(subject: Subject, of: HeadMap) -> str:
     error = float(numbers.get(error_name(ADVANTAGE), np.nan))
     return (
         f"{head} ({of.why}): {_share(numbers, of.column)} of the variance of its "
-        f"scores is {of.part}. For late queries {lean(float(numbers[ADVANTAGE]), error)}."
+        f"scores is {of.part}. For late queries {lean(float(numbers[ADVANTAGE]), error, float(numbers[FREEDOM]))}."
     )

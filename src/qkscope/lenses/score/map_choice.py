@@ -8,12 +8,13 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
+from qkscope.lenses.draws import FREEDOM, freedom_of
 from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
 from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, SHARES
-from qkscope.stats.jackknife import ERRORS
+from qkscope.stats.significance import is_significant
 
 Array = npt.NDArray[np.float64]
 
@@ -56,7 +57,7 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
 
 def _maps_in(at: AtWindow, model: str) -> list[HeadMap]:
     rows, heads = at.table(MAP_FILE), at.table(FILE)
-    rows, heads = rows[rows["model"] == model], heads[heads["model"] == model]
+    rows, heads = rows[rows["model"] == model], heads[heads["model"] == model].assign(**{FREEDOM: at.freedom(model)})
     maps: dict[tuple[int, int], HeadMap] = {}
     shares = dict(zip(SHARES, shares_shown(at), strict=True))
     for why, share, part in CHOICES:
@@ -84,10 +85,11 @@ def _buckets(at: AtWindow, model: str) -> int:
 
 
 def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
-    """Which heads are won by early keys: beyond two errors where errors are known."""
+    """Which heads are won by early keys: significantly where errors are known."""
     error = error_name(ADVANTAGE)
     errors = heads[error].fillna(0.0) if error in heads.columns else 0.0
-    return heads[ADVANTAGE] < -ERRORS * errors
+    beyond = is_significant(heads[ADVANTAGE], errors, freedom_of(heads)) == 1
+    return pd.Series(beyond & (heads[ADVANTAGE].to_numpy() < 0), heads.index)
 
 
 def _map(rows: pd.DataFrame, numbers: pd.Series, chosen_for: tuple[str, str, str]) -> HeadMap:

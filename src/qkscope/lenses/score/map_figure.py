@@ -11,9 +11,10 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
+from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.table import ADVANTAGE
-from qkscope.stats.jackknife import ERRORS
+from qkscope.stats.significance import is_significant
 
 COLOURS = "PuOr_r"  # one hue for above the mean and one for below, told apart by any eye
 SINK_WIDTH = 0.05  # of the axis: position 0 is one token wide, and would not be seen
@@ -67,8 +68,8 @@ def _draw_map(axes: Axes, of: HeadMap, scale: Normalize, whose: str) -> None:
 
 
 def _lean(of: HeadMap) -> str:
-    """Which keys win for late queries, and by how much, as far as that exceeds two errors."""
+    """Which keys win for late queries, and by how much, if that is significant."""
     advantage, error = (float(of.numbers.get(name, np.nan)) for name in (ADVANTAGE, error_name(ADVANTAGE)))
-    if abs(advantage) <= ERRORS * error:
+    if is_significant(advantage, error, float(of.numbers[FREEDOM])) == 0:
         return "neither late nor early keys win"
     return f"{'late' if advantage > 0 else 'early'} keys win by {style.signed(abs(advantage))} SD"

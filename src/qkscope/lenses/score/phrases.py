@@ -6,10 +6,11 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.card import Subject
+from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.score.summaries import BY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, LINE_SHARES, POSITION, PREFERENCE, QUERY, QUERY_POSITION
-from qkscope.stats.jackknife import ERRORS
+from qkscope.stats.significance import is_significant
 from qkscope.text import counted
 from qkscope.words.phrases import number, plus_minus
 
@@ -32,15 +33,15 @@ FIXED = (
 )
 
 
-def lean(value: float, error: float) -> str:
-    """Which keys win, and by how much: only beyond two errors."""
+def lean(value: float, error: float, freedom: float) -> str:
+    """Which keys win, and by how much: only if that is significant."""
     if math.isnan(value):
         return "it is undefined whether late or early keys win"
     if math.isnan(error):
         side = "late" if value > 0 else "early"
         return f"{side} keys win by {number(abs(value))} standard deviations of scores (no error is known)"
-    if abs(value) <= ERRORS * error:
-        return f"neither late nor early keys win beyond two errors ({plus_minus(value, error)} standard deviations)"
+    if is_significant(value, error, freedom) == 0:
+        return f"neither late nor early keys win significantly ({plus_minus(value, error)} standard deviations)"
     side = "late" if value > 0 else "early"
     return f"{side} keys win by {plus_minus(abs(value), error)} standard deviations of scores"
 
@@ -48,12 +49,14 @@ def lean(value: float, error: float) -> str:
 def shares_row(subject: Subject, model: str, kind: str = EVERY_KIND) -> "pd.Series":
     """An entry's row of means."""
     table = subject.table(BY_KIND)
-    return table[(table["model"] == model) & (table["layer_kind"] == kind)].iloc[0]
+    row = table[(table["model"] == model) & (table["layer_kind"] == kind)].iloc[0].copy()
+    row[FREEDOM] = subject.at.freedom(model)
+    return row
 
 
 def lean_of(row: "pd.Series") -> str:
     """The same of a row of means over heads."""
-    return lean(float(row[ADVANTAGE]), float(row[error_name(ADVANTAGE)]))
+    return lean(float(row[ADVANTAGE]), float(row[error_name(ADVANTAGE)]), float(row[FREEDOM]))
 
 
 def wins_sentence(row: "pd.Series") -> str:
@@ -62,7 +65,7 @@ def wins_sentence(row: "pd.Series") -> str:
         return ""
     heads = counted(int(row["heads"]), "head")
     late, early = int(row["late_wins"]), int(row["early_wins"])
-    return f"Late keys win beyond two errors in {late:,} of {heads}, early keys in {early:,}."
+    return f"Late keys win significantly in {late:,} of {heads}, early keys in {early:,}."
 
 
 def line_note(subject: Subject) -> str:

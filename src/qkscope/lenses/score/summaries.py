@@ -12,8 +12,8 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
-from qkscope.stats.jackknife import ERRORS
 from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.significance import is_significant
 
 BY_KIND, BY_DEPTH = "score_shares", "score_depth"
 NUMBERS = (*SHARES, *LINE_SHARES, ADVANTAGE, "score_sd", "score_sd_scaled")
@@ -30,7 +30,7 @@ def score_shares(at: AtWindow) -> pd.DataFrame | None:
             chosen = heads_of_kind(heads, kind)
             means = _means(at.panel_of(FILE), model, part_of(kind), NUMBERS)
             rows.append({"model": model, "layer_kind": kind, **means})
-            rows[-1].update(heads=len(chosen), buckets=chosen["buckets"].max(), **wins(chosen))
+            rows[-1].update(heads=len(chosen), buckets=chosen["buckets"].max(), **wins(chosen, at.freedom(model)))
     return pd.DataFrame(rows)
 
 
@@ -57,12 +57,12 @@ def with_kind(at: AtWindow, model: str) -> pd.DataFrame:
     return at.with_kind(at.of_entry(model, FILE))
 
 
-def wins(heads: pd.DataFrame) -> dict[str, int | float]:
-    """In how many heads late keys win, and early ones, by more than two errors; empty where there are no errors."""
+def wins(heads: pd.DataFrame, freedom: float) -> dict[str, int | float]:
+    """In how many heads late keys win, and early ones, significantly; empty where there are no errors."""
     error = error_name(ADVANTAGE)
     if error not in heads.columns or heads[error].isna().all():
         return {"late_wins": np.nan, "early_wins": np.nan}
-    beyond = heads[ADVANTAGE].abs() > ERRORS * heads[error]
+    beyond = is_significant(heads[ADVANTAGE], heads[error], freedom) == 1
     return {
         "late_wins": int((beyond & (heads[ADVANTAGE] > 0)).sum()),
         "early_wins": int((beyond & (heads[ADVANTAGE] < 0)).sum()),

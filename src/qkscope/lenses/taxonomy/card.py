@@ -28,6 +28,7 @@ from qkscope.words.phrases import against, label, listed, percent, sentence, sho
 
 _BARS = "Thin bars at the end of each slice"
 NAMED = tuple(c for c in CATEGORIES if c != UNDEFINED)
+UNKNOWN = "no category is known to change (standard errors unknown)"
 
 
 def taxonomy_evolution(subject: Subject) -> Card:
@@ -100,6 +101,8 @@ def _differences(noun: str, panel: HeadPanel, entries: Sequence[Entry]) -> list[
         ((c, contrast) for c, contrast in contrasts if contrast is not None and contrast.real),
         key=lambda item: -item[1].size,
     )
+    if not real and not all(contrast is None or contrast.known for _, contrast in contrasts):
+        return [f"Standard errors of the differences between {noun}s are unknown."]
     if not real:
         return [f"No category differs between {noun}s by more than its noise."]
     (first, largest), *others = real
@@ -126,7 +129,13 @@ def _training(subject: Subject) -> list[Block | str]:
     if any(entry.phase for entry in phases):
         said += ["Phase by phase:", *_phase_lines(phases)]
     elif not busiest.steps:
-        said.append("No category changes by more than its noise from one checkpoint to the next.")
+        unknown = any(entry.unknown for entry in phases)
+        still = (
+            sentence(UNKNOWN)
+            if unknown
+            else "No category changes by more than its noise from one checkpoint to the next."
+        )
+        said.append(still)
     return said
 
 
@@ -155,7 +164,8 @@ def _grew_and_shrank(entry: PhaseChange) -> str:
         parts += [listed(texts)] if texts else []
     turns = [f"{category} heads {_turn(entry, shape)}" for category, shape in entry.turned()]
     said = "; ".join([*([", while ".join(parts)] if parts else []), *turns])
-    return f"{said or 'no category changes by more than its noise'}."
+    still = UNKNOWN if entry.unknown else "no category changes by more than its noise"
+    return f"{said or still}."
 
 
 def _turn(entry: PhaseChange, shape: Shape) -> str:
@@ -186,7 +196,7 @@ def _moves(subject: Subject, step: PhaseChange) -> str:
     if moves.decided is not None:
         beyond = "none" if not moves.decided else "all" if moves.decided == moves.changed else str(moves.decided)
         text += f" Of these {counted(moves.changed, 'head')}, {beyond} {'is' if moves.decided == 1 else 'are'} of a"
-        text += " decided category at both ends: no threshold lies within two errors."
+        text += " decided category at both ends: no threshold lies within the confidence interval."
     shrinking = [c for c, _ in step.moved(-1) if c != MIXED]
     for category in shrinking[:1]:
         left = [(b, n) for a, b, n in moves.commonest if a == category]
@@ -206,7 +216,9 @@ def _phase_lines(phases: list[PhaseChange]) -> list[Block]:
             lines.append(bullet(Strong(name), f" ({span}): {_grew_and_shrank(entry)}"))
         else:
             quiet.append(name)
-    if quiet:
+    if quiet and any(entry.unknown for entry in phases):
+        lines.append(bullet(Strong(listed(quiet)), f": {UNKNOWN}."))
+    elif quiet:
         lines.append(bullet(Strong(listed(quiet)), ": no category changes by more than its noise."))
     return lines
 

@@ -9,7 +9,8 @@ import pandas as pd
 from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.results.read import Entry
 from qkscope.stats.findings import JUMP_SHARE, PhaseChange, change_over
-from qkscope.stats.noise import SMALLEST, HeadPanel
+from qkscope.stats.noise import HeadPanel
+from qkscope.stats.significance import SMALLEST
 
 
 @dataclass(frozen=True)

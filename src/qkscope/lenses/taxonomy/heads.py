@@ -15,6 +15,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import undecided
+from qkscope.lenses.draws import freedom_of
 from qkscope.results.mapped import Rows, in_blocks, let_go, rows_of_entries, taken
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
@@ -63,12 +64,12 @@ def joined_pieces(
 def _in_order(heads: pd.DataFrame, labels: Mapping[str, str], one_run: bool) -> pd.DataFrame:
     """The heads' own columns, entries in the order of `labels`."""
     order = {name: place for place, name in enumerate(labels)}
+    if "undecided" not in heads.columns:
+        heads = heads.assign(undecided=_undecided(heads))
     rows = heads[[name for name in heads.columns if name in (*WHO, *NUMBERS, *CATEGORY)]]
     if not rows["model"].map(order).is_monotonic_increasing:
         rows = rows.sort_values("model", key=lambda names: names.map(order), kind="stable")
     rows = rows.reset_index(drop=True).assign(label=rows["model"].map(labels).array)
-    if "undecided" not in rows.columns:
-        rows = rows.assign(undecided=_undecided(rows))
     rows = rows.assign(**(_when(rows) if one_run else {}))
     return rows.reindex(columns=[*WHO, *NUMBERS, *CATEGORY])
 
@@ -107,10 +108,12 @@ class _OfLens:
 
 
 def _undecided(rows: pd.DataFrame) -> pd.Series[float]:
-    """1 where two errors could change the category, 0 where not, empty where there are no errors."""
-    parts = [rows.get(name, pd.Series(np.nan, rows.index)) for name in ("r_q", "r_k", "r_q_se", "r_k_se")]
-    known = parts[2].notna() & parts[3].notna()
-    return pd.Series(undecided(*parts), rows.index).astype(float).where(known)
+    """1 where the intervals of r_q and r_k reach another category, 0 where not, empty where there are no errors."""
+    names = ("r_q", "r_k", "r_q_se", "r_k_se")
+    r_q, r_k, *errors = (rows.get(name, pd.Series(np.nan, rows.index)) for name in names)
+    known = errors[0].notna() & errors[1].notna()
+    doubt = undecided(r_q, r_k, errors[0], errors[1], freedom_of(rows)).astype(float)
+    return pd.Series(doubt, rows.index).where(known)
 
 
 def _when(rows: pd.DataFrame) -> dict[str, pd.Series[str]]:

@@ -22,6 +22,7 @@ from qkscope.lenses.categories import Q_POSITIONAL as Q_POSITIONAL
 from qkscope.lenses.categories import UNDEFINED as UNDEFINED
 from qkscope.lenses.categories import classify as classify
 from qkscope.lenses.categories import undecided
+from qkscope.lenses.draws import freedom_of
 from qkscope.lenses.errors import with_mean_errors
 
 TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads", "decided")
@@ -30,14 +31,16 @@ TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", 
 def with_category(heads: pd.DataFrame) -> pd.DataFrame:
     """The heads with their category, an indicator (0 or 1) for each category by its name, and whether it is in doubt.
 
-    `undecided` is 1 where two errors of r_q or r_k reach another category, and empty where there are no errors.
+    `undecided` is 1 where the intervals of r_q and r_k reach another category, and empty where there are no errors.
     """
     r_q, r_k = heads["r_q"].to_numpy(), heads["r_k"].to_numpy()
     category = classify(r_q, r_k)
     doubt = np.full(len(heads), np.nan)
     if {"r_q_se", "r_k_se"} <= set(heads.columns):
         errors = heads["r_q_se"].to_numpy(float), heads["r_k_se"].to_numpy(float)
-        doubt = np.where(np.isfinite(errors[0]) & np.isfinite(errors[1]), undecided(r_q, r_k, *errors), np.nan)
+        doubt = np.where(
+            np.isfinite(errors[0]) & np.isfinite(errors[1]), undecided(r_q, r_k, *errors, freedom_of(heads)), np.nan
+        )
     indicators = {name: (category == name).astype(float) for name in CATEGORIES}
     return heads.assign(category=category, undecided=doubt, **indicators)
 

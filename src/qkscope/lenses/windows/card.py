@@ -34,6 +34,7 @@ QUANTITIES: tuple[tuple[str, str, Format], ...] = (
 FIXED = "jackknife, covariances fixed"  # how `errors` calls those that are not exact
 _COUNTED = {
     Trend.LEVEL: "does not change beyond noise",
+    Trend.UNDECIDED: "has changes of unknown error",
     Trend.RISES: "rises with the window",
     Trend.FALLS: "falls with the window",
     Trend.PEAKS: "peaks at a window in between",
@@ -194,7 +195,7 @@ def _takeaway(subject: Subject, effects: list[WindowEffect]) -> list[str]:
         return [f"There is one window per {subject.noun}, so its effect cannot be read from this figure."]
     if not subject.study.one_run:
         return [_share_sentence(effect) for effect in effects[:NAMED_AT_MOST]]
-    return [_share_sentence(effects[-1]), _against_training(subject, effects[-1])]
+    return [_share_sentence(effects[-1])]
 
 
 def _share_sentence(effect: WindowEffect) -> str:
@@ -202,6 +203,8 @@ def _share_sentence(effect: WindowEffect) -> str:
     shape, name = effect.shapes[POSITION_DOMINATED], label(effect.checkpoint)
     if shape.trend in (Trend.UNDEFINED, Trend.SINGLE):
         return f"The share of position-dominated heads of {name} is known at fewer than two windows."
+    if shape.trend is Trend.UNDECIDED:
+        return ""
     low, high = shown(percent, shape.points[shape.lowest], shape.points[shape.highest])
     if shape.trend is Trend.LEVEL:
         reach = f"it is {low}" if low == high else f"it is between {low} and {high}"
@@ -214,21 +217,3 @@ def _share_sentence(effect: WindowEffect) -> str:
         f"{tokens(effect.windows[shape.highest])}"
     )
     return f"The same weights of {name} have {where}, so shares can only be compared at one window."
-
-
-def _against_training(subject: Subject, effect: WindowEffect) -> str:
-    """Whether training changed the share by more or less than the window alone does."""
-    there = (subject.common or subject.own).study.checkpoints
-    names = [c.name for c in there]
-    held = subject.common is not None or len(set(subject.windows.values())) == 1
-    shape = effect.shapes[POSITION_DOMINATED]
-    if not held or len(names) < 2 or not shape.known:
-        return ""
-    training = (subject.common or subject.own).panel.change(POSITION_DOMINATED, names[0], names[-1])
-    alone = shape.points[shape.highest] - shape.points[shape.lowest] if shape.trend is not Trend.LEVEL else 0.0
-    larger = alone > abs(training.after - training.before)
-    if not larger and not training.direction:
-        return ""
-    before, after = shown(percent, training.before, training.after)
-    ends = f"from {label(there[0])} to {label(there[-1])}"
-    return f"At one window, the change {ends} is {'smaller' if larger else 'larger'} than that: {before} to {after}."

@@ -84,6 +84,9 @@ function nameEntries(g, frame, x, count) {
   });
 }
 
+// Places of causes among the colours of parts.
+const COLOURS = { window: 0, "window + base": 0, base: 1, weights: 2, unexplained: 3 };
+
 // The change from first to last by cause, as bars from 0.
 function drawParts(g, finding) {
   const bars = [{ name: "measured", ...finding.change }, ...finding.parts].map((each) => ({ ...each, value: each.value ?? NaN, error: each.error ?? NaN }));
@@ -96,7 +99,7 @@ function drawParts(g, finding) {
     const top = frame.top + i * down;
     g.pen.text(bar.name, frame.left - 6, top + down / 2 + 4, { size: 11, anchor: "end", fill: g.theme.ink });
     if (!Number.isFinite(bar.value)) return;
-    g.pen.rect(Math.min(x(0), x(bar.value)), top + 3, Math.abs(x(bar.value) - x(0)), down - 6, { fill: i ? parts[i - 1] : g.theme.ink, alpha: 0.85 });
+    g.pen.rect(Math.min(x(0), x(bar.value)), top + 3, Math.abs(x(bar.value) - x(0)), down - 6, { fill: i ? parts[COLOURS[bar.name]] : g.theme.ink, alpha: 0.85 });
     if (Number.isFinite(bar.error)) g.pen.line([[x(bar.value - bar.error), top + down / 2], [x(bar.value + bar.error), top + down / 2]], { stroke: g.theme.muted, width: 1.6 });
     g.pen.text(`${bar.value > 0 ? "+" : ""}${significant(bar.value, 2)}`, Math.max(x(bar.value + (bar.error || 0)), x(0)) + 4, top + down / 2 + 4, { size: 10.5, fill: g.theme.muted });
   });

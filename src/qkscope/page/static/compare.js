@@ -10,7 +10,7 @@ import { difference, shorten, whole } from "./format.js";
 import { dotRadius, drawDots, drawFrame, portraitFrame } from "./portrait.js";
 import { headLines } from "./explorer.js";
 import { headPaint, signedColour } from "./colours.js";
-import { estimate, shareEstimate } from "./numbers.js";
+import { estimate, outcome, shareEstimate } from "./numbers.js";
 import { textWidth } from "./pen.js";
 
 const ARROWS = 12; // heads that moved most, with their names
@@ -259,7 +259,8 @@ export function differenceMap(app) {
   const ends = () => pair().map((c) => data.checkpoints[c].label).join(" → ");
   const lines = (_, h) => {
     const [error, paired] = errorOf(h);
-    const sure = !Number.isFinite(error) ? "error not known" : Math.abs(value(h)) > 2 * error ? "" : "within two errors";
+    const critical = Math.max(...pair().map((c) => data.about.critical[c]));
+    const sure = { changed: "", unchanged: "not significant", unknown: "error not known" }[outcome(value(h), error, critical)];
     return [`Layer ${data.layers[h]}, head ${data.heads[h]}`, ends(), `${name()} ${estimate(value(h), error, 3, { sign: true })}${Number.isFinite(error) && !paired ? " (unpaired)" : ""}`, ...(sure ? [sure] : [])];
   };
   return new View(app, {

@@ -1,7 +1,7 @@
 // Charts of one head from its details: position profile, score map, RoPE kernel, plasticity over the window.
 
 import { LABEL, scale, valueAxis } from "./axis.js";
-import { axisOf, extent, significant, withError } from "./numbers.js";
+import { axisOf, extent, outcome, significant, withError } from "./numbers.js";
 import { ramp, readableOn } from "./colours.js";
 import { textWidth } from "./pen.js";
 import { whole } from "./format.js";
@@ -73,9 +73,10 @@ function mapCells(detail) {
 }
 
 // Mean scores of query buckets with keys of parts of the window, each row against its own mean: which keys win. A dot
-// says that a cell is within two errors of that mean.
+// says that a cell does not differ significantly from that mean.
 export function drawScoreMap(g, detail) {
   const { diverging } = g.app.data.about.colours;
+  const critical = g.app.data.about.critical[g.app.store.state.checkpoint];
   if (!detail) return noDetail(g, "No score map at this window.");
   const { filled, rows } = mapCells(detail);
   if (!rows.length) return noDetail(g, "No score map at this window.");
@@ -96,10 +97,11 @@ export function drawScoreMap(g, detail) {
       if (!Number.isFinite(value)) return;
       const fill = ramp(diverging, (value / far + 1) / 2);
       const error = detail[`${filled[c]}_se`]?.[i] ?? NaN;
-      const within = Math.abs(value) <= 2 * error;
+      const found = outcome(value, error, critical);
+      const within = found === "unchanged";
       g.pen.rect(box.x, box.y, box.w - 0.5, box.h - 0.5, { fill });
       if (within) g.pen.circle(box.x + across / 2, box.y + down / 2, Math.min(1.6, down / 5), { fill: readableOn(fill), alpha: 0.6 });
-      const sure = Number.isFinite(error) ? (within ? ", within two errors" : "") : "; error not known";
+      const sure = { changed: "", unchanged: ", not significant", unknown: "; error not known" }[found];
       hits.push({ ...box, lines: [`queries at ${whole(detail.start[i])} to ${whole(detail.end[i] - 1)}`, `keys: part ${c + 1} of ${filled.length} of the window`, `mean score ${score(detail[filled[c]][i], error)}, ${significant(value, 2)} against these queries’ mean${sure}`] });
     });
     if (r % Math.ceil(13 / down) === 0) g.pen.text(whole(detail.start[i]), frame.left - 5, frame.top + (r + 0.5) * down + 4, { size: 10.5, anchor: "end", fill: g.theme.muted });

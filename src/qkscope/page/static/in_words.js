@@ -1,7 +1,7 @@
 // What a head does, in words: which keys its late queries favour, whether that exceeds its error, and what is not sure.
 
 import { correlation } from "./format.js";
-import { significant, withError } from "./numbers.js";
+import { outcome, significant, withError } from "./numbers.js";
 import { unsure } from "./sure.js";
 
 // On the component that is shown: who follows position.
@@ -26,7 +26,8 @@ function favourWords(app, head) {
   const [value, error] = [column.at(store.state, checkpoint, head), column.errorAt(store.state, checkpoint, head)];
   if (!Number.isFinite(value)) return "";
   const amount = `${withError(Math.abs(value), error, { plain: (number) => significant(number, 3) })}${Number.isFinite(error) ? "" : " (error not known)"} standard deviations of a query’s scores`;
-  if (!(Math.abs(value) > 2 * error)) return `Whether its late queries favour late or early keys is within error (${amount}).`;
+  const found = outcome(value, error, data.about.critical[checkpoint]);
+  if (found !== "changed") return `Whether its late queries favour late or early keys is ${found === "unchanged" ? "not significant" : "unknown"} (${amount}).`;
   return `Its late queries favour ${value > 0 ? "late" : "early"} keys: from the first key to the last the score ${value > 0 ? "rises" : "falls"} by ${amount}.`;
 }
 

@@ -130,7 +130,7 @@ function isItReal(app, parts) {
     const spec = scatterSpec(app, { columns, title, diagonal: true });
     return new View(app, { ...spec, id, title, about, card, note: () => keptWords(app) || spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
   };
-  parts.rope = scatter("rope", "Measured against RoPE alone", ["r_q_rope", "r_q"], "Across: r_q that RoPE makes of the mean query and key at rest. On the dashed line nothing else is needed.", "rope_alone");
+  parts.rope = scatter("rope", "Measured against the rotated-mean prediction", ["r_q_rope", "r_q"], "Across: r_q that RoPE makes of the mean query and key at rest. On the dashed line nothing else is needed.", "rope_alone");
   parts.best = scatter("best", "PC0 against the best component", ["r_q", "best_r_q"], "Above the dashed line another component follows position more closely than PC0.", "measures");
   parts.decode = scatter("decode", "PC0 against the measure without a component", ["r_q", "decode_q"], "Up: the share of the variance of position that can be read out of whole queries.", "measures");
 }

@@ -38,6 +38,12 @@ export function withError(value, error, { plain = significant, sign = false, atM
   return `${plus(fixed(value, decimals))} ± ${most}${fixed(error, decimals)}`;
 }
 
+// Whether a number differs from 0: "changed", "unchanged" or "unknown". `critical` (Student's t) was computed in Python.
+export function outcome(value, error, critical) {
+  if (![value, error, critical].every(Number.isFinite)) return "unknown";
+  return Math.abs(value) > critical * error ? "changed" : "unchanged";
+}
+
 // The same for a correlation, with so many decimals where its error is not known.
 export function estimate(value, error, digits = 4, options = {}) {
   return withError(value, error, { plain: (number) => correlation(number, digits), ...options });

@@ -54,7 +54,7 @@ export function oneHeadViews(app) {
     });
   return {
     profile: make("profile", { id: "profile", title: "Where its queries and keys lie", card: "profile", says: "Projection on PC0 by position: mean and ± 1 SD over tokens." }, (g, rows) => drawProfile(g, profileRows(rows))),
-    score: make("map", { id: "score", title: "Which keys win", card: "score_map", says: () => `Mean score of queries (rows) with keys (columns), against the row’s mean. ${tables.map.columns.some((name) => name.endsWith("_se")) ? "Dots: within two standard errors over documents of it." : "Its errors are not in these tables."}` }, drawScoreMap),
+    score: make("map", { id: "score", title: "Which keys win", card: "score_map", says: () => `Mean score of queries (rows) with keys (columns), against the row’s mean. ${tables.map.columns.some((name) => name.endsWith("_se")) ? "Dots: not significantly different from it." : "Its errors are not in these tables."}` }, drawScoreMap),
   };
 }
 

@@ -18,7 +18,7 @@ export const UNSURE = [["unstable", "unstable component"], ["undecided", "undeci
 export function unsure(data, state, checkpoint, head) {
   const flag = (name) => data.flag(name, state, checkpoint, head);
   const said = [];
-  if (flag("undecided") === 1) said.push("undecided: another category is within two errors");
+  if (flag("undecided") === 1) said.push("undecided: another category is within the confidence interval");
   if (flag("unstable") === 1) said.push("unstable: the component cannot be told from the next");
   if (flag("sign_sure") === 0) said.push("the sign of r_k is not sure");
   return said;

@@ -8,7 +8,14 @@ import { partColours } from "./colours.js";
 import { select } from "./dom.js";
 import { textWidth } from "./pen.js";
 
-const PARTS = ["change", "window", "RoPE base", "weights", "unexplained"];
+const PARTS = ["change", "window", "RoPE base", "weights", "unexplained", "window + base", "weights (with window + base)"];
+// Places in PARTS of the causes that are shown, and of their colours. Python decides whether window and base are one.
+const SEPARATE = [[1, 0], [2, 1], [3, 2], [4, 3]];
+const JOINT = [[5, 0], [6, 2], [4, 3]];
+const SAID = { changed: "", unchanged: ", not significant", unknown: ", error not known" };
+
+const nameOf = (place) => (place === 6 ? PARTS[3] : PARTS[place]);
+const shownParts = (row) => (row.joint ? JOINT : SEPARATE);
 const QUANTITIES = { r_q: "mean r_q", r_k: "mean r_k", position_dominated: "share position-dominated" };
 
 // The step that is shown: the one to the checkpoint on the slider, or from the first to the last.
@@ -41,7 +48,7 @@ function drawOne(g, frame, row) {
   const values = row.parts.map((value) => value ?? NaN);
   const errors = row.errors.map((value) => value ?? NaN);
   let sum = row.before;
-  const bars = values.slice(1).map((value, i) => ({ name: PARTS[i + 1], from: sum, to: (sum += value), error: errors[i + 1], value }));
+  const bars = shownParts(row).map(([i, colour]) => ({ name: nameOf(i), from: sum, to: (sum += values[i]), error: errors[i], value: values[i], outcome: row.outcomes[i], fill: parts[colour] }));
   const axis = axisOf(extent([row.before, row.after, ...bars.flatMap((b) => [b.from, b.to, b.to - (b.error || 0), b.to + (b.error || 0)])]), null, { zero: true, parts: 4 });
   const y = scale([axis.low, axis.high], [frame.bottom, frame.top]);
   valueAxis(g, frame, y, axis.ticks, axis.text);
@@ -53,15 +60,13 @@ function drawOne(g, frame, row) {
   }
   const hits = bars.map((bar, i) => {
     const left = frame.left + (i + 1) * step;
-    pen.rect(left + 4, Math.min(y(bar.from), y(bar.to)), step - 8, Math.max(1, Math.abs(y(bar.to) - y(bar.from))), { fill: parts[i], alpha: 0.85 });
+    pen.rect(left + 4, Math.min(y(bar.from), y(bar.to)), step - 8, Math.max(1, Math.abs(y(bar.to) - y(bar.from))), { fill: bar.fill, alpha: 0.85 });
     if (Number.isFinite(bar.error)) pen.line([[left + step / 2, y(bar.to - bar.error)], [left + step / 2, y(bar.to + bar.error)]], { stroke: theme.ink, width: 1.4 });
     pen.line([[left + step - 4, y(bar.to)], [left + step + 4, y(bar.to)]], { stroke: theme.line, width: 1 });
     const [label, size] = shortName(bar.name, step - 3);
     pen.text(label, left + step / 2, frame.bottom + 15, { size, anchor: "middle", fill: theme.ink });
     pen.text(difference(bar.value), left + step / 2, Math.min(y(bar.from), y(bar.to)) - 5, { size: 11, anchor: "middle", fill: theme.ink });
-    const beyond = Math.abs(bar.value) > 2 * bar.error;
-    const sure = Number.isFinite(bar.error) ? (beyond ? "" : ", within two errors") : ", error not known";
-    return { x: left, y: frame.top, w: step, h: frame.bottom - frame.top, lines: [bar.name, `${estimate(bar.value, bar.error, 3, { sign: true })}${sure}`] };
+    return { x: left, y: frame.top, w: step, h: frame.bottom - frame.top, lines: [bar.name, `${estimate(bar.value, bar.error, 3, { sign: true })}${SAID[bar.outcome]}`] };
   });
   pen.text(`${QUANTITIES[row.quantity]}${row.of === "all" ? "" : ` (${row.of === "nope" ? "NoPE" : row.of}, ${row.heads} heads)`}`, frame.left, frame.top - 24, { size: 12, weight: 650, fill: theme.ink });
   return hits;
@@ -98,12 +103,12 @@ export function waterfallView(app) {
   const words = () => shownStep(app).map((c) => data.checkpoints[c].label).join(" → ");
   return new View(app, {
     id: "waterfall", title: "What made the change: window, RoPE base or weights?", surface: "svg", card: "rope_split", allHeads: true, options: [picker],
-    about: "From before to after, one cause at a time, averaged over their orders. Bars: ± 1 standard error over documents.",
+    about: "From before to after, one cause at a time, averaged over their orders. Window and base are one cause where the order matters. Bars: ± 1 standard error over documents.",
     uses: ["checkpoint", "choice", "splitStep", "theme"],
     height: (width) => 268 * layout(width, Math.max(1, rowsOf(app).length)).rows,
     draw,
     table: () => ({ columns: ["windows", "from", "to", "heads_of", "quantity", "before", "after", ...PARTS, ...PARTS.map((name) => `${name}_se`)], rows: split.map((row) => [row.windows, data.checkpoints[row.from].name, data.checkpoints[row.to].name, row.of, row.quantity, row.before, row.after, ...row.parts, ...row.errors]) }),
     note: () => `${words()}. All rotary heads; filters do not change it. The CSV has the other kinds and the share of position-dominated heads.`,
-    label: () => `Change from ${words()} by cause. ${rowsOf(app).map((row) => `${QUANTITIES[row.quantity]} of ${row.of} heads: ${PARTS.map((name, i) => `${name} ${difference(row.parts[i] ?? NaN, 3)}`).join(", ")}`).join("; ")}`,
+    label: () => `Change from ${words()} by cause. ${rowsOf(app).map((row) => `${QUANTITIES[row.quantity]} of ${row.of} heads: ${[[0], ...shownParts(row)].map(([i]) => `${nameOf(i)} ${difference(row.parts[i] ?? NaN, 3)}`).join(", ")}`).join("; ")}`,
   });
 }
