@@ -6,6 +6,7 @@ from copy import copy
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import shared
 from published_table import invented
@@ -262,10 +263,11 @@ def test_the_card_states_every_change_with_its_error_and_whether_it_is_significa
         for share, name in zip(SHARES, LOOKS, strict=True):
             change = panel.change(share, "step-0", "step-2", Part(layer_kind=kind))
             size = plus_minus(100 * change.difference, 100 * change.error, signed=True)
-            verdicts.add(abs(change.difference) > 2 * change.error)
+            reach = stats.t.ppf(0.975, change.over_documents.freedom) * change.error
+            verdicts.add(abs(change.difference) > reach)
             (part,) = [part for part in said.partition(": ")[2].split("; ") if part.startswith(f"{name} ")]
             assert f"{size} points)" in part
-            assert ("not significant" in part) == (abs(change.difference) <= 2 * change.error)
+            assert ("not significant" in part) == (abs(change.difference) <= reach)
     assert verdicts == {True, False}
     assert not any(word in text for word in ("largest step", "second clear step"))
 
