@@ -1,8 +1,9 @@
 """A layer's sums as a lens gets them: the chosen query heads over one window, each beside the keys it reads.
 
-The same sums can be had without one group of documents, for errors (`without`). Such replicates are exact at the common
-window and at the whole context, where groups have squares of their own. At other windows the covariances, and with them
-the components, are held fixed, and only means and drifts are replicated.
+The same sums are available without one group of documents, for errors (`without`). Such replicates are exact at the
+common window and at the whole context, where groups have full squares. At other windows their covariances are estimated
+from sketches. Without sketches (moments of earlier versions) covariances and components are kept constant there, and
+only means and drifts are replicated.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ class Replication:
     reason: str = ""  # why there are none
     groups: tuple[int, ...] = ()
     sizes: tuple[float, ...] = ()  # tokens of each
+    first_order: bool = False  # whether covariances of replicates are estimated from sketches
 
     @property
     def words(self) -> str:
         """What the column `errors` says."""
         if self.method == "none":
             return f"none: {self.reason}"
+        if self.first_order:
+            return "jackknife, first order"
         return self.method if self.method == "jackknife" else f"jackknife, {self.method}"
 
 
@@ -273,6 +277,7 @@ def how_to_replicate(moments: Moments, layer: int, window: int | None = None, sk
         return Replication("none", f"{len(filled)} document groups, fewer than {FEWEST_GROUPS}")
     if sizes[filled].min() < width:
         return Replication("none", f"a document group has fewer tokens than the head's {width} dimensions")
-    exact = moments.has_group_squares(layer, window, skip)
-    method: ErrorMethod = "jackknife" if exact else "covariances fixed"
-    return Replication(method, "", tuple(int(g) for g in filled), tuple(float(n) for n in sizes[filled]))
+    squares = moments.group_squares(layer, window, skip)
+    method: ErrorMethod = "covariances fixed" if squares == "none" else "jackknife"
+    groups, tokens = tuple(int(g) for g in filled), tuple(float(n) for n in sizes[filled])
+    return Replication(method, "", groups, tokens, first_order=squares == "estimated")

@@ -3,7 +3,7 @@
 Bucket sums are float64, exactly as summed. What serves errors alone is float16, as differences from a group's share,
 where three digits are plenty: this keeps a 3B model's file below 1.2 GB. The header's JSON and every array enter the
 checksum, so a flipped bit anywhere is found when the file is read. Files of schema 1, which have groups over the whole
-context only and nothing from before rotation, are read as far as they go.
+context only and nothing from before rotation, and of schema 2, which have no sketches, are read as far as they go.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _assemble(header: Header, arrays: Arrays) -> Moments:
         for kind in KINDS:
             where = f"{facts.layer}.{kind}"
             own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
-            of_kinds[kind] = read_schema_1(own) if header.schema == 1 else read(own, header.layout)
+            of_kinds[kind] = read_schema_1(own, header.layout) if header.schema == 1 else read(own, header.layout)
             _require_possible(where, of_kinds[kind])
         layers[facts.layer] = of_kinds
     documents = arrays.get("documents")
@@ -140,7 +140,8 @@ def _require_possible(where: str, held: KindMoments) -> None:
             raise MomentsFileError(f"{where}: {name} holds values that are not sums; {DAMAGED}")
     rest = () if held.unrotated is None else (held.unrotated.pivot, held.unrotated.n, held.unrotated.x)
     # What is float32 or float16 may have overflowed, which only errors suffer from.
-    for array in (held.groups, held.crossed.x, held.crossed.xu, *rest):
+    sketch = () if held.sketch is None else (held.sketch.directions, held.sketch.y, held.sketch.power)
+    for array in (held.groups, held.crossed.x, held.crossed.xu, *rest, *sketch):
         if np.isnan(array).any():
             raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
     for counts in (of, held.crossed):

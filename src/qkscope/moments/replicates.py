@@ -1,13 +1,15 @@
 """Sums without one document group: what a delete-a-group jackknife is made of.
 
-Groups have squares of their own over two spans of positions, up to the common window and beyond it, so replicates are
-exact at the common window and at the whole context. Position 0 lies in neither: there every group has the mean vector
-that is its own, and about it the scatter of all groups.
+Groups have full squares over two spans of positions, up to the common window and beyond it, so replicates are exact at
+the common window and at the whole context. At other windows, and at position 0, squares are estimated from sketches
+(sketch.py). Where there are none (files of earlier versions), every group has its own mean vector at position 0, and its
+share of the scatter of all groups about their means.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +19,11 @@ from qkscope.moments.held import KindMoments, Unrotated
 from qkscope.moments.layout import Layout
 from qkscope.moments.second import Array, SecondMoments, Statistics, triangle
 
+GroupSquares = Literal["exact", "estimated", "none"]
+
 
 def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
-    """The sums over some buckets without one group; InputError where groups have no squares for these buckets.
+    """The sums over some buckets without one group; InputError where groups have no squares or sketches for them.
 
     With `fixed`, the group's squares are its share of the whole's, which every window has.
     """
@@ -120,9 +124,14 @@ def before_rotation(
     return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
 
 
-def has_squares(held: KindMoments, cells: slice) -> bool:
-    """Whether groups have squares of their own over these buckets."""
-    return cells.start <= held.spans[0].start and cells.stop in [span.stop for span in held.spans]
+def group_squares(held: KindMoments, cells: slice) -> GroupSquares:
+    """Whether groups have full squares over these buckets, or sketches of them."""
+    first = held.spans[0].start
+    if cells.start <= first and cells.stop in [span.stop for span in held.spans]:
+        return "exact"
+    bounds = {place for span in (*held.spans, *held.layout.sketch_spans) for place in (span.start, span.stop)}
+    inside = max(cells.start, first) in bounds and cells.stop in bounds
+    return "estimated" if held.sketch is not None and inside else "none"
 
 
 def _of_group(
@@ -149,15 +158,29 @@ def _share(part: Array, whole: Array) -> Array:
 
 def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Array:
     """One group's Σxxᵀ: of the spans that lie in these buckets, and its share of position 0."""
-    if not has_squares(held, cells):
+    if group_squares(held, cells) == "none":
         start, stop = layout.edges[cells.start], layout.edges[cells.stop]
         raise InputError(f"document groups have no squares of their own over positions {start} to {stop}")
     squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
     for number, span in enumerate(held.spans):
-        if span.stop <= cells.stop:
+        if span.stop <= cells.stop and cells.start < span.stop:
             squares += held.groups[:, group, number]
+            squares -= _sketched(held, group, slice(span.start, cells.start))
+        else:
+            squares += _sketched(held, group, slice(max(span.start, cells.start), min(span.stop, cells.stop)))
     if held.spans[0].start and cells.start == 0:
-        squares += _squares_of_first(held, group)
+        first = slice(0, held.spans[0].start)
+        squares += _squares_of_first(held, group) if held.sketch is None else _sketched(held, group, first)
+    return squares
+
+
+def _sketched(held: KindMoments, group: int, cells: slice) -> Array:
+    """One group's Σxxᵀ over some buckets, estimated; 0 where there are none."""
+    squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
+    rows, columns = triangle(held.buckets.width)
+    for number, span in enumerate(held.layout.sketch_spans):
+        if held.sketch is not None and cells.start <= span.start and span.stop <= cells.stop:
+            squares += held.sketch.squares(held.span_sums(span), number, group)[:, rows, columns]
     return squares
 
 

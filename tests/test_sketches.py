@@ -1,0 +1,225 @@
+"""Sketches of the groups' squares against brute force, and errors at every doubling against a full jackknife."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from families import tiny
+from qkscope import capture_moments
+from qkscope.layers import LayerFacts
+from qkscope.lenses.pca import matched_components
+from qkscope.lenses.sums import layer_sums
+from qkscope.moments.layout import capture_layout
+from qkscope.moments.moments import Moments
+from qkscope.moments.pilot import leading
+from qkscope.stats.jackknife import jackknife_error
+
+WIDTH, GROUPS, CONTEXT = 24, 4, 64
+FACTS = LayerFacts(0, 4, 2, WIDTH)
+LAYOUT = capture_layout(CONTEXT, buckets=8, groups=GROUPS, common=16)
+DOCUMENTS = 40
+
+
+def documents(seed=0, count=DOCUMENTS):
+    """Queries and keys whose leading direction turns with position and differs between documents."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(CONTEXT) / CONTEXT
+    found = []
+    for heads in (FACTS.q_heads, FACTS.kv_heads):
+        scales = np.geomspace(1.0, 0.2, WIDTH)
+        noise = scales * rng.normal(size=(count, heads, CONTEXT, WIDTH))
+        angle = 1.2 * t + 0.25 * rng.normal(size=(count, 1, 1))
+        axis = np.zeros((count, heads, CONTEXT, WIDTH))
+        axis[..., 0], axis[..., 1] = np.cos(angle), np.sin(angle)
+        size = 4.0 * t + rng.normal(size=(count, heads, CONTEXT)) + 0.5 * rng.normal(size=(count, heads, 1))
+        found.append(5.0 + noise + axis * size[..., None])
+    return found
+
+
+def captured(q, k, chosen, layout=LAYOUT, way="host"):
+    """The sums of some documents, one after the other."""
+    moments = Moments(layout, [FACTS], way=way)
+    for document in chosen:
+        moments.add(0, q[[document]], k[[document]], groups=int(document) % layout.groups)
+    return moments
+
+
+@pytest.mark.parametrize("way", ["host", "device"])
+def test_sketches_are_the_products_of_squares_and_directions(way):
+    q, k = documents()
+    held = captured(q, k, range(DOCUMENTS), way=way).layer_moments(0)
+    spans = [(LAYOUT.edges[span.start], LAYOUT.edges[span.stop]) for span in LAYOUT.sketch_spans]
+    assert spans == [(0, 1), (1, 8), (16, 32)]
+    for kind, x in (("q", q), ("k", k)):
+        sketch, pivot = held[kind].sketch, held[kind].buckets.pivot
+        assert sketch.directions.shape == (x.shape[1], WIDTH, 4 if kind == "q" else 8)
+        inner = sketch.directions.swapaxes(1, 2) @ sketch.directions
+        np.testing.assert_allclose(inner, np.broadcast_to(np.eye(inner.shape[-1]), inner.shape), atol=1e-6)
+        for number, (start, stop) in enumerate(spans):
+            for group in range(GROUPS):
+                y = x[group::GROUPS, :, start:stop].swapaxes(0, 1).reshape(x.shape[1], -1, WIDTH) - pivot[:, None]
+                squares = y.swapaxes(1, 2) @ y
+                found = sketch.y[:, group, number]
+                np.testing.assert_allclose(found, squares @ sketch.directions, atol=2e-6 * np.abs(squares).max())
+                np.testing.assert_allclose(sketch.power[:, group, number], (y**2).sum(axis=(1, 2)), rtol=1e-5)
+
+
+def test_the_last_group_has_the_squares_that_the_others_leave():
+    q, k = documents()
+    held = captured(q, k, range(DOCUMENTS)).layer_moments(0)["q"]
+    y = q[GROUPS - 1 :: GROUPS, :, 1:16].swapaxes(0, 1).reshape(4, -1, WIDTH) - held.buckets.pivot[:, None]
+    rows, columns = np.triu_indices(WIDTH)
+    np.testing.assert_allclose(held.groups[:, -1, 0], (y.swapaxes(1, 2) @ y)[:, rows, columns], rtol=1e-4, atol=1e-3)
+    none = captured(q, k, [0, 1, 2]).layer_moments(0)["q"]
+    assert not none.groups[:, -1].any()
+
+
+def test_directions_lead():
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(5, WIDTH, WIDTH)))[0]
+    covariance = basis * np.geomspace(1, 1e-3, WIDTH) @ basis.swapaxes(1, 2)
+    overlap = np.abs(np.einsum("hdc,hdc->hc", leading(covariance, 4), basis[..., :4]))
+    assert overlap.min() > 0.999
+
+
+def replicates(q, k, window, skip=0):
+    """r_q, r_k and explained variance of component 0 from raw vectors: of all, and without each group of documents."""
+    t = np.arange(skip, window)
+
+    def of(chosen, axes=None):
+        rows = []
+        for head in range(FACTS.q_heads):
+            x, y = (z[chosen][:, h, skip:window].reshape(-1, WIDTH) for z, h in ((q, head), (k, head // 2)))
+            values, vectors = np.linalg.eigh(np.cov(np.vstack([x, y]).T, bias=True))
+            best = -1 if axes is None else int(np.argmax(np.abs(vectors.T @ axes[head])))
+            v = vectors[:, best]
+            reference = np.corrcoef(x @ v, np.tile(t, len(chosen)))[0, 1] if axes is None else v @ axes[head]
+            v = v * np.sign(reference)
+            r = [np.corrcoef(z @ v, np.tile(t, len(chosen)))[0, 1] for z in (x, y)]
+            rows.append([*np.arctanh(r), values[best] / values.sum(), *v])
+        return np.array(rows)
+
+    every = np.arange(len(q))
+    whole = of(every)
+    return whole[:, :3], np.stack([of(every[every % GROUPS != g], whole[:, 3:])[:, :3] for g in range(GROUPS)])
+
+
+def errors_of(moments, window, skip=0):
+    sums = layer_sums(moments, 0, range(FACTS.q_heads), window, 1, skip)
+
+    def numbers(of):
+        found = of.principal
+        return np.stack([np.arctanh(found.r_q[:, 0]), np.arctanh(found.r_k[:, 0]), found.explained_variance[:, 0]], 1)
+
+    without = np.stack([numbers(each) for each in sums.replicates])
+    return sums.replication.words, jackknife_error(numbers(sums), without, np.ones(GROUPS))
+
+
+@pytest.mark.parametrize("way", ["host", "device"])
+@pytest.mark.parametrize(("window", "skip"), [(8, 1), (16, 1), (32, 1), (64, 1), (32, 0), (64, 8), (32, 8)])
+def test_errors_at_every_doubling_are_those_of_a_full_jackknife(way, window, skip):
+    """PC0 turns with position and with documents; keeping covariances constant is wrong by a factor of up to 30."""
+    q, k = documents()
+    words, found = errors_of(captured(q, k, range(DOCUMENTS), way=way), window, skip)
+    exact = skip < 8 and window in (16, 64)
+    assert words == ("jackknife" if exact else "jackknife, first order")
+    whole, without = replicates(q, k, window, skip)
+    np.testing.assert_allclose(found, jackknife_error(whole, without, np.ones(GROUPS)), rtol=1e-3 if exact else 0.1)
+
+
+@pytest.mark.parametrize(
+    "shards", [[range(g, DOCUMENTS, GROUPS) for g in range(GROUPS)], [range(4), range(4, DOCUMENTS)]]
+)
+@pytest.mark.parametrize("window", [8, 32])
+def test_shards_that_chose_other_directions_and_pivots_add_up(shards, window):
+    """Each shard has its own pilot: shards of one group lose nothing, others are estimated along the first's."""
+    q, k = documents()
+    parts = [captured(q, k, shard) for shard in shards]
+    merged = parts[0]
+    for part in parts[1:]:
+        directions = [each.layer_moments(0)["q"].sketch.directions for each in (part, merged)]
+        assert not np.array_equal(*directions)
+        merged = merged.merge(part)
+    _, found = errors_of(merged, window, 1)
+    whole, without = replicates(q, k, window, 1)
+    np.testing.assert_allclose(found, jackknife_error(whole, without, np.ones(GROUPS)), rtol=0.1)
+    if len(shards) == GROUPS:
+        held = merged.layer_moments(0)["q"]
+        span = LAYOUT.sketch_spans[2]
+        y = q[3::4, :, LAYOUT.edges[span.start] : LAYOUT.edges[span.stop]].swapaxes(0, 1).reshape(4, -1, WIDTH)
+        y = y - held.buckets.pivot[:, None]
+        expected = y.swapaxes(1, 2) @ (y @ held.sketch.directions)
+        np.testing.assert_allclose(held.sketch.y[:, 3, 2], expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_sketches_along_the_same_directions_add_exactly_and_move_with_the_pivot():
+    q, k = documents()
+    layout = replace(LAYOUT, sketched=WIDTH)  # a sketch along all directions is the whole square
+    parts = [captured(q, k, chosen, layout) for chosen in (range(6), range(6, DOCUMENTS))]
+    found = parts[0].merge(parts[1]).without_group(0, "q", 1, 32, 1).statistics(layout.scale)
+    kept = np.arange(DOCUMENTS) % GROUPS != 1
+    y = q[kept][:, 2, 1:32].reshape(-1, WIDTH)
+    np.testing.assert_allclose(found.cov_xx[2], np.cov(y.T, bias=True), atol=1e-4)
+
+
+def test_moments_without_sketches_merge_with_moments_that_have_them():
+    """Moments of 0.2 have none: errors at other windows then keep covariances constant, as they did."""
+    q, k = documents()
+    old = captured(q, k, range(6), replace(LAYOUT, sketched=0))
+    for merged in (old.merge(captured(q, k, range(6, DOCUMENTS))), captured(q, k, range(6, DOCUMENTS)).merge(old)):
+        assert errors_of_method(merged, 32) == "jackknife, covariances fixed"
+        assert errors_of_method(merged, 16) == "jackknife"
+
+
+def errors_of_method(moments, window):
+    return layer_sums(moments, 0, range(4), window).replication.words
+
+
+def test_a_file_keeps_sketches_to_three_digits(tmp_path):
+    q, k = documents()
+    moments = captured(q, k, range(DOCUMENTS))
+    moments.save(tmp_path / "m.safetensors")
+    loaded = Moments.load(tmp_path / "m.safetensors")
+    for window in (8, 32):
+        np.testing.assert_allclose(errors_of(loaded, window)[1], errors_of(moments, window)[1], rtol=5e-3)
+
+
+@pytest.mark.slow
+def test_errors_of_a_model_at_every_doubling():
+    """A tiny Llama with grouped keys, captured from Python, against sums without each group's documents."""
+    torch.manual_seed(0)
+    model = tiny("llama", vocab_size=64, num_attention_heads=4, num_key_value_heads=2, hidden_size=96)
+    rng = np.random.default_rng(0)
+    windows = [rng.integers(0, 64, size=128) // (1 + i % 3) for i in range(24)]
+    alone = [capture_moments(model, [window], context=128, buckets=8, groups=1) for window in windows]
+    moments = capture_moments(model, windows, context=128, buckets=8, groups=GROUPS)
+    ratios = []
+    for layer in moments.layers:
+        for window in (16, 32, 64):
+            sums = layer_sums(moments, layer, range(4), window, 2)
+            assert sums.replication.first_order
+            full = [numbers_of(layer_sums(_merged(alone, g), layer, range(4), window), sums) for g in range(GROUPS)]
+            found = [numbers_of(each, sums) for each in sums.replicates]
+            errors = [jackknife_error(numbers_of(sums), np.stack(each), np.ones(GROUPS)) for each in (found, full)]
+            ratios.append((errors[0] / errors[1])[sums.principal.gap[:, 0] > 2 * errors[1][:, 3]])
+    every = np.concatenate(ratios)[:, :3]
+    print(every.round(2))
+    assert len(every) > 8
+    assert (np.abs(every - 1) < 0.1).mean() >= 0.9
+
+
+def _merged(alone, group):
+    """The sums of all documents but those of one group."""
+    left = [each for i, each in enumerate(alone) if i % GROUPS != group]
+    without = left[0]
+    for each in left[1:]:
+        without = without.merge(each)
+    return without
+
+
+def numbers_of(sums, whole=None):
+    """r_q and r_k on Fisher's scale, explained variance and gap of component 0, matched to the whole's."""
+    found = sums.principal if whole is None else matched_components(sums.q, sums.k, whole.principal, sums.eigen)
+    return np.stack([np.arctanh(found.r_q), np.arctanh(found.r_k), found.explained_variance, found.gap], 2)[:, 0]
