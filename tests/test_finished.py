@@ -66,8 +66,8 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     assert told.documents == 0
     assert told.remarks == [
         "sums over context 256 are there and include the first 128 tokens, which the tables use",
-        "their document groups have squares of their own over 256 and 256 tokens; errors at other windows hold "
-        "covariances fixed",
+        "their document groups have full squares over 256 and 256 tokens; errors at other windows are of first "
+        "order, or keep covariances constant",
     ]
     assert kept(out) == before
     fresh = run_study(study(context=128), tmp_path / "fresh")

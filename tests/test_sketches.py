@@ -205,7 +205,6 @@ def test_errors_of_a_model_at_every_doubling():
             errors = [jackknife_error(numbers_of(sums), np.stack(each), np.ones(GROUPS)) for each in (found, full)]
             ratios.append((errors[0] / errors[1])[sums.principal.gap[:, 0] > 2 * errors[1][:, 3]])
     every = np.concatenate(ratios)[:, :3]
-    print(every.round(2))
     assert len(every) > 8
     assert (np.abs(every - 1) < 0.1).mean() >= 0.9
 

@@ -109,10 +109,17 @@ def _with_published(
     return _write(folder, comparison, published_card(facts), published_lines(facts), partial(save_comparison, figure))
 
 
+def _document_groups(run: Results) -> int:
+    """The document groups that a run's errors come from, the fewest of its checkpoints."""
+    found = [each.settings.get("groups") for each in run.provenance.checkpoints or () if each and each.settings]
+    known = [number for number in found if isinstance(number, int)]
+    said = run.provenance.study.groups if run.provenance.study is not None else None
+    return min(known, default=said or GROUPS)
+
+
 def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Path | None) -> Comparison:
     from qkscope.compare.figure import draw_head_comparison, save_comparison
 
-    groups = [run.provenance.study.groups or GROUPS for run in (mine, other) if run.provenance.study is not None]
     comparison = compare_heads(
         mine.heads,
         mine.study.names,
@@ -120,7 +127,7 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
         other.study.names,
         tolerance,
         other_documents=_other_documents(mine, other),
-        groups=min(groups, default=GROUPS),
+        groups=min(_document_groups(mine), _document_groups(other)),
     )
     facts = HeadFacts(mine, other, comparison)
     figure = draw_head_comparison(mine.study, comparison, "Compared Head by Head", head_note(facts))

@@ -2,7 +2,7 @@
 
 Groups have full squares over two spans of positions, up to the common window and beyond it, so replicates are exact at
 the common window and at the whole context. At other windows, and at position 0, squares are estimated from sketches
-(sketch.py). Where there are none (files of earlier versions), every group has its own mean vector at position 0, and its
+(sketch.py). Without sketches (files of earlier versions) every group has its own mean vector at position 0, and its
 share of the scatter of all groups about their means.
 """
 

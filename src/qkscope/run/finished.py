@@ -104,8 +104,8 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
         )
     if not {plan.context, common} <= {context, stored["common_window"]}:
         remarks.append(
-            f"their document groups have squares of their own over {context} and {stored['common_window']} tokens; "
-            "errors at other windows hold covariances fixed"
+            f"their document groups have full squares over {context} and {stored['common_window']} tokens; errors at "
+            "other windows are of first order, or keep covariances constant"
         )
     return remarks
 
