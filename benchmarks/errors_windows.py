@@ -27,6 +27,7 @@ from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import ERRORS, jackknife_error
 
 DOCUMENTS, CONTEXT, BUCKETS, GROUPS = 24, 1024, 16, 8
+OTHER_LAYERS = 2  # in which the columns of other tables are compared too
 NAMES = ("r_q", "r_k", "explained_variance")
 CORRELATIONS = {"r_q", "r_k", "r_q_rope", "r_k_rope"}
 OTHERS = ((SCORE, ("preference_share",)), (PLASTICITY, ("ap", "ap_content")), (ROPE, ("r_q_rope", "r_k_rope")))
@@ -120,20 +121,26 @@ class Ratios:
     flagged: np.ndarray
 
 
+Columns = tuple[HeadTable, Sequence[str]]
 Rows = Callable[[LayerSums], Mapping[str, np.ndarray]]
 
 
-def ratios(found: Captured, layer: int, window: int, tables: Sequence[tuple[HeadTable, Sequence[str]]]) -> Ratios:
-    """Of one layer's heads at one window."""
+def ratios(
+    found: Captured, layer: int, window: int, tables: Sequence[tuple[HeadTable, Sequence[str]]]
+) -> Ratios | None:
+    """Of one layer's heads at one window; None where a group has fewer tokens than the head has dimensions."""
     heads = range(found.moments.layers[layer].q_heads)
     sums = layer_sums(found.moments, layer, heads, window, 2)
+    if sums.replication.method == "none":
+        return None
     full = [layer_sums(each, layer, heads, window, 2) for each in found.without]
     columns, unstable, flagged = {}, np.zeros(len(heads), bool), np.zeros(len(heads), bool)
     for table, names in tables:
         # Components are matched to the whole's; what is no component is computed as if it were another study.
         matched = full if table in (SCORE, PLASTICITY) else [replace(each, whole=sums) for each in full]
         whole = _numbers(table.rows, sums, names)
-        tool = jackknife_error(whole, [_numbers(table.rows, each, names) for each in sums.replicates], _sizes(sums))
+        own = [each.alone if table.own_buckets else each for each in sums.replicates]
+        tool = jackknife_error(whole, [_numbers(table.rows, each, names) for each in own], _sizes(sums))
         exact = jackknife_error(whole, [_numbers(table.rows, each, names) for each in matched], _sizes(sums))
         columns.update(dict(zip(names, tool / exact, strict=True)))
         if table is OWN:
@@ -160,9 +167,10 @@ def of_case(case: Case, others: bool = True) -> dict[tuple[str, int], list[Ratio
     result: dict[tuple[str, int], list[Ratios]] = {}
     for layer in case.layers:
         for window in found.moments.layout.windows():
-            tables = [(OWN, (*NAMES, "gap"))] + (list(OTHERS) if others and window == CONTEXT else [])
-            result.setdefault((case.model, window), []).append(ratios(found, layer, window, tables))
-    return result
+            wanted = others and window == CONTEXT and layer in case.layers[:OTHER_LAYERS]
+            part = ratios(found, layer, window, [(OWN, (*NAMES, "gap")), *(OTHERS if wanted else ())])
+            result.setdefault((case.model, window), []).extend([part] if part is not None else [])
+    return {key: parts for key, parts in result.items() if parts}
 
 
 def described(values: np.ndarray) -> str:
@@ -172,12 +180,29 @@ def described(values: np.ndarray) -> str:
     return f"{middle:.2f} ({low:.2f}–{high:.2f}; {np.mean(np.abs(known - 1) < 0.1):.0%})"
 
 
-if __name__ == "__main__":
-    for case in CASES:
+def table_of(cases: Sequence[Case] = CASES) -> str:
+    """The section of the page: a row for each model and window, then the columns of other tables."""
+    columns = " | ".join(f"`{name}`" for name in NAMES)
+    lines = [
+        f"| model | window | {columns} | unstable heads, flagged of them |",
+        f"|---|---|{'---|' * (len(NAMES) + 1)}",
+    ]
+    others: list[str] = []
+    for case in cases:
         for (model, window), parts in of_case(case).items():
-            stable = ~np.concatenate([part.unstable for part in parts])
-            flagged = np.concatenate([part.flagged for part in parts])
-            print(model, window, f"unstable {np.mean(~stable):.0%}, flagged {np.mean(flagged):.0%}", flush=True)
-            for name in parts[0].by_column:
-                every = np.concatenate([part.by_column[name] for part in parts])
-                print("  ", name, described(every[stable]), flush=True)
+            unstable, flagged = (np.concatenate([getattr(part, n) for part in parts]) for n in ("unstable", "flagged"))
+            of = {name: np.concatenate([part.by_column[name] for part in parts])[~unstable] for name in NAMES}
+            cells = " | ".join(described(each) for each in of.values())
+            lines.append(f"| {model} | {window} | {cells} | {unstable.sum()}, {(unstable & flagged).sum()} |")
+            print(lines[-1], flush=True)
+            for name in (name for _, names in OTHERS for name in names if name in parts[0].by_column):
+                every = np.concatenate([part.by_column[name] for part in parts if name in part.by_column])
+                others.append(f"| {model} | `{name}` | {described(every)} |")
+                print(others[-1], flush=True)
+    return "\n".join([*lines, "", "| model | column | ratio |", "|---|---|---|", *others])
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(table_of([case for case in CASES if case.model in sys.argv[1:] or not sys.argv[1:]]))

@@ -164,13 +164,17 @@ def test_sketches_along_the_same_directions_add_exactly_and_move_with_the_pivot(
     np.testing.assert_allclose(found.cov_xx[2], np.cov(y.T, bias=True), atol=1e-4)
 
 
-def test_moments_without_sketches_merge_with_moments_that_have_them():
+def test_moments_without_sketches_merge_with_moments_that_have_them(tmp_path):
     """Moments of 0.2 have none: errors at other windows then keep covariances constant, as they did."""
     q, k = documents()
     old = captured(q, k, range(6), replace(LAYOUT, sketched=0))
     for merged in (old.merge(captured(q, k, range(6, DOCUMENTS))), captured(q, k, range(6, DOCUMENTS)).merge(old)):
         assert errors_of_method(merged, 32) == "jackknife, covariances fixed"
         assert errors_of_method(merged, 16) == "jackknife"
+        merged.save(tmp_path / "merged.safetensors")
+        loaded = Moments.load(tmp_path / "merged.safetensors")
+        assert errors_of_method(loaded, 32) == "jackknife, covariances fixed"
+        assert np.isfinite(layer_sums(loaded, 0, range(4)).replicates[0].alone.q_buckets.cov_xx).all()
 
 
 def errors_of_method(moments, window):
@@ -186,12 +190,34 @@ def test_a_file_keeps_sketches_to_three_digits(tmp_path):
         np.testing.assert_allclose(errors_of(loaded, window)[1], errors_of(moments, window)[1], rtol=5e-3)
 
 
+@pytest.mark.parametrize("sketched", [WIDTH, 4])
+def test_a_replicate_alone_has_covariances_of_its_own_in_every_bucket(sketched):
+    """They add up to the window's; along all directions, and in spans of one bucket, they are exact."""
+    q, k = documents()
+    layout = replace(LAYOUT, sketched=sketched)
+    sums = layer_sums(captured(q, k, range(DOCUMENTS), layout), 0, range(4), 32)
+    kept = np.arange(DOCUMENTS) % GROUPS != 2
+    alone = sums.without(2).alone
+    for kind, of, window in (("q", alone.q_buckets, alone.q), ("k", alone.k_buckets, alone.k.take(np.array([0, 2])))):
+        x = (q if kind == "q" else k)[kept]
+        weight = of.n / of.n.sum(axis=1, keepdims=True)
+        about = of.mean_x - window.mean_x[:, None]
+        total = np.einsum("hb,hbij->hij", weight, of.cov_xx) + np.einsum("hb,hbi,hbj->hij", weight, about, about)
+        np.testing.assert_allclose(total, window.cov_xx, atol=1e-4)
+        if sketched == WIDTH:
+            first = [np.cov(x[:, head, 1:8].reshape(-1, WIDTH).T, bias=True) for head in range(x.shape[1])]
+            np.testing.assert_allclose(of.cov_xx[:, 1], first, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_errors_of_a_model_at_every_doubling():
     """A tiny Llama with grouped keys, captured from Python, against sums without each group's documents."""
     torch.manual_seed(0)
     model = tiny("llama", vocab_size=64, num_attention_heads=4, num_key_value_heads=2, hidden_size=96)
     rng = np.random.default_rng(0)
+    with torch.no_grad():  # tokens differ most along one direction, as in trained models
+        axes = torch.randn(2, 96)
+        model.get_input_embeddings().weight += 0.1 * torch.randn(64, 2) @ axes
     windows = [rng.integers(0, 64, size=128) // (1 + i % 3) for i in range(24)]
     alone = [capture_moments(model, [window], context=128, buckets=8, groups=1) for window in windows]
     moments = capture_moments(model, windows, context=128, buckets=8, groups=GROUPS)

@@ -44,7 +44,7 @@ class Replication:
         """What the column `errors` says."""
         if self.method == "none":
             return f"none: {self.reason}"
-        if self.first_order:
+        if self.first_order and self.method == "jackknife":
             return "jackknife, first order"
         return self.method if self.method == "jackknife" else f"jackknife, {self.method}"
 
@@ -62,9 +62,9 @@ class WindowSource:
         """Of all the layer's heads."""
         return self.moments.bucket_means(self.layer, kind, self.window, self.skip, without=without)
 
-    def buckets(self, kind: Kind) -> Statistics:
-        """Of all the layer's heads."""
-        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
+    def buckets(self, kind: Kind, without: int | None = None) -> Statistics:
+        """Of all the layer's heads, or those of a replicate with estimated covariances."""
+        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip, without=without)
 
     def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
         """Of all the layer's heads; `cov` where it is known already."""
@@ -116,6 +116,22 @@ class LayerSums:
             raise ValueError(f"there are no replicates: {self.replication.reason}")
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
+
+    @property
+    def alone(self) -> LayerSums:
+        """A replicate as if it were another capture: buckets have its own covariances, and nothing is the whole's.
+
+        Itself where groups have neither squares nor sketches.
+        """
+        if self.left_out is None or self.replication.method != "jackknife":
+            return self
+        every = {kind: self._source.buckets(kind, self.left_out) for kind in KINDS}
+        made = replace(self, whole=None, left_out=None)
+        made.__dict__["_every_head"] = self._every_head
+        made.__dict__["_before"] = self._before
+        made.__dict__["q_buckets"] = every["q"].take(np.array(self.heads))
+        made.__dict__["k_buckets"] = every["k"].take(self.distinct_keys[0])
+        return made
 
     def shared(self, make: Callable[[LayerSums], Made]) -> Made:
         """What `make` makes of the whole: once, for it and for all of its replicates."""

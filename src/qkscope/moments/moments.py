@@ -24,7 +24,7 @@ from qkscope.moments.replicates import (
     GroupSquares,
     before_rotation,
     bucket_means,
-    bucket_statistics,
+    bucket_sums,
     group_squares,
     without_group,
 )
@@ -205,8 +205,7 @@ class Moments:
             raise InputError(f"cannot merge moments of different layouts: {self.layout} and {other.layout}")
         if self.layers != other.layers:
             raise InputError("cannot merge moments of different models: their layers differ")
-        merged = Moments(layout, self.layers.values(), self.provenance)
-        mine, theirs = self._settled(), other._settled()
+        merged, mine, theirs = Moments(layout, self.layers.values(), self.provenance), self._settled(), other._settled()
         for layer in self.layers:
             parts = [part[layer] for part in (mine, theirs) if layer in part]
             if parts:
@@ -232,9 +231,7 @@ class Moments:
     ) -> SecondMoments:
         """A layer's sums over a window of all document groups but one: a jackknife replicate.
 
-        Groups have full squares at the common window and at the whole context, and sketches from which squares are
-        estimated at windows that double. Other windows are refused, unless squares are to be `fixed`: then those of
-        the replicate are its share of the whole's.
+        Its squares are exact, or estimated from sketches (`group_squares`), or with `fixed` its share of the whole's.
         """
         return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip), fixed=fixed)
 
@@ -244,9 +241,12 @@ class Moments:
         """Each position bucket in a window by itself, of all document groups or of all but one."""
         return bucket_means(self._layer(layer)[kind], self.layout, self.cells(window, skip), without)
 
-    def bucket_statistics(self, layer: int, kind: Kind, window: int | None = None, skip: int = 0) -> Statistics:
-        """Statistics of each position bucket in a window: (heads, buckets, …)."""
-        return bucket_statistics(self._layer(layer)[kind], self.layout.scale, self.cells(window, skip))
+    def bucket_statistics(
+        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
+    ) -> Statistics:
+        """Statistics of each position bucket in a window (heads, buckets, …), of all document groups or all but one."""
+        held, cells = self._layer(layer)[kind], self.cells(window, skip)
+        return bucket_sums(held, self.layout, cells, without).statistics(self.layout.scale)
 
     def before_rotation(
         self,

@@ -195,7 +195,7 @@ def distance_map(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     }
 
 
-TABLE = HeadTable(FILE, COLUMNS, plasticity, holds_fixed=HELD, stated=ESTIMATOR)
+TABLE = HeadTable(FILE, COLUMNS, plasticity, own_buckets=True, stated=ESTIMATOR)
 PROFILE = HeadTable(
     PROFILE_FILE, PROFILE_COLUMNS, profile, across="bucket", detail=True, holds_fixed=HELD, stated=ESTIMATOR
 )
