@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts
-from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, pooled_eigen
+from qkscope.lenses.pca import (
+    Eigen,
+    HeadComponents,
+    head_components,
+    matched_components,
+    nearby_eigen,
+    pooled_eigen,
+)
 from qkscope.moments.moments import KINDS, Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
@@ -107,8 +114,11 @@ class LayerSums:
         """The leading components, oriented, with their correlations; a replicate's are matched to the whole's."""
         if self.whole is None:
             return head_components(self.q, self.k, self.components, self.eigen)
-        fixed = self.replication.method == "covariances fixed"
-        return matched_components(self.q, self.k, self.whole.principal, None if fixed else self.eigen)
+        if self.replication.method == "covariances fixed":
+            return matched_components(self.q, self.k, self.whole.principal)
+        nearby = self.replication.first_order and self.left_out is not None
+        found = nearby_eigen(self.q, self.k, self.whole.eigen, self.components) if nearby else self.eigen
+        return matched_components(self.q, self.k, self.whole.principal, found)
 
     def without(self, group: int) -> LayerSums:
         """The same sums without one document group."""
