@@ -27,6 +27,7 @@ from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import ERRORS, jackknife_error
 
 DOCUMENTS, CONTEXT, BUCKETS, GROUPS = 24, 1024, 16, 8
+SHARED = ", buckets as in the whole"  # what ratios would be if buckets differed in covariance as in the whole
 OTHER_LAYERS = 2  # in which the columns of other tables are compared too
 NAMES = ("r_q", "r_k", "explained_variance")
 CORRELATIONS = {"r_q", "r_k", "r_q_rope", "r_k_rope"}
@@ -143,6 +144,10 @@ def ratios(
         tool = jackknife_error(whole, [_numbers(table.rows, each, names) for each in own], _sizes(sums))
         exact = jackknife_error(whole, [_numbers(table.rows, each, names) for each in matched], _sizes(sums))
         columns.update(dict(zip(names, tool / exact, strict=True)))
+        if table.own_buckets:
+            shared = [_numbers(table.rows, each, names) for each in sums.replicates]
+            shared = jackknife_error(whole, shared, _sizes(sums)) / exact
+            columns.update({f"{name}{SHARED}": ratio for name, ratio in zip(names, shared, strict=True)})
         if table is OWN:
             gap = sums.principal.gap[:, 0]
             unstable, flagged = (gap <= ERRORS * each[names.index("gap")] for each in (exact, tool))
@@ -196,10 +201,15 @@ def table_of(cases: Sequence[Case] = CASES) -> str:
             lines.append(f"| {model} | {window} | {cells} | {unstable.sum()}, {(unstable & flagged).sum()} |")
             print(lines[-1], flush=True)
             for name in (name for _, names in OTHERS for name in names if name in parts[0].by_column):
-                every = np.concatenate([part.by_column[name] for part in parts if name in part.by_column])
-                others.append(f"| {model} | `{name}` | {described(every)} |")
+                found = [
+                    described(np.concatenate([part.by_column[each] for part in parts if each in part.by_column]))
+                    for each in (name, f"{name}{SHARED}")
+                    if each in parts[0].by_column
+                ]
+                others.append(f"| {model} | `{name}` | {found[0]} | {found[1] if len(found) > 1 else ''} |")
                 print(others[-1], flush=True)
-    return "\n".join([*lines, "", "| model | column | ratio |", "|---|---|---|", *others])
+    head = ["| model | column | ratio | with shared bucket covariances |", "|---|---|---|---|"]
+    return "\n".join([*lines, "", *head, *others])
 
 
 if __name__ == "__main__":

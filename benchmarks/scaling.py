@@ -222,9 +222,10 @@ shards; its file name is its name on the command line.
 ## What is counted
 
 For L layers, h query and g key heads of width d, context T, n documents, B buckets, G groups, W = 2 where
-the common window is shorter than the context, else 1, and p = d(d + 1)/2. The last group's squares follow from the others'. Sketches
-keep m = 4 directions per head (8 for a key head that several query heads read) over S spans: position 0, and between
-consecutive doublings, except for the last part of each of the W spans. Sums do not depend on the number of tokens:
+the common window is shorter than the context, else 1, and p = d(d + 1)/2. The last group's squares follow from the
+others'. Sketches keep m = 4 directions per head (8 for a key head that several query heads read) over S spans: position
+0, and between consecutive doublings, except for the last part of each of the W spans. Sums do not depend on the number
+of tokens:
 
 | quantity | formula |
 |---|---|

@@ -682,4 +682,6 @@ def test_the_formulas_of_the_page_give_the_bytes_that_a_run_shows(width, common)
     )
     sizes = predict_sizes(layout, [LayerFacts(layer=0, q_heads=4, kv_heads=4, head_dim=width, rotary="rotary")])
     assert 8 * (memory + memory_sketches + memory_before) == sizes.memory
-    assert 8 * (file + file_sketches + file_before) == pytest.approx(sizes.file, rel=0.01)  # and counts that a layer's heads share
+    assert 8 * (file + file_sketches + file_before) == pytest.approx(
+        sizes.file, rel=0.01
+    )  # and counts that a layer's heads share

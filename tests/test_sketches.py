@@ -1,20 +1,33 @@
 """Sketches of the groups' squares against brute force, and errors at every doubling against a full jackknife."""
 
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from families import tiny
 from qkscope import capture_moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import matched_components
+from qkscope.lenses.position.table import DOUBLINGS
+from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
+from qkscope.moments.file import _checksum
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.pilot import leading
 from qkscope.stats.jackknife import jackknife_error
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+import errors_population
+import errors_simulated
 
 WIDTH, GROUPS, CONTEXT = 24, 4, 64
 FACTS = LayerFacts(0, 4, 2, WIDTH)
@@ -177,6 +190,25 @@ def test_moments_without_sketches_merge_with_moments_that_have_them(tmp_path):
         assert np.isfinite(layer_sums(loaded, 0, range(4)).replicates[0].alone.q_buckets.cov_xx).all()
 
 
+def test_files_of_schema_2_are_read_without_sketches(tmp_path):
+    """As 0.2 wrote them: the layout says nothing of sketches, and there are no arrays of theirs."""
+    q, k = documents()
+    captured(q, k, range(DOCUMENTS), replace(LAYOUT, sketched=0)).save(tmp_path / "new.safetensors")
+    with safe_open(tmp_path / "new.safetensors", framework="numpy") as file:
+        metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about = json.loads(metadata["about"])
+    del about["layout"]["sketched"]
+    metadata |= {"schema": "2", "about": json.dumps(about, sort_keys=True, ensure_ascii=False)}
+    metadata["sha256"] = _checksum(metadata["about"], arrays)
+    save_file(arrays, tmp_path / "old.safetensors", metadata=metadata)
+    old = Moments.load(tmp_path / "old.safetensors")
+    assert {window: errors_of_method(old, window) for window in LAYOUT.windows()} == {
+        8: "jackknife, covariances fixed", 16: "jackknife", 32: "jackknife, covariances fixed", 64: "jackknife",
+    }  # fmt: skip
+    new = captured(q, k, range(DOCUMENTS))
+    np.testing.assert_allclose(errors_of(old, 64, 1)[1], errors_of(new, 64, 1)[1], rtol=1e-2)
+
+
 def errors_of_method(moments, window):
     return layer_sums(moments, 0, range(4), window).replication.words
 
@@ -207,6 +239,45 @@ def test_a_replicate_alone_has_covariances_of_its_own_in_every_bucket(sketched):
         if sketched == WIDTH:
             first = [np.cov(x[:, head, 1:8].reshape(-1, WIDTH).T, bias=True) for head in range(x.shape[1])]
             np.testing.assert_allclose(of.cov_xx[:, 1], first, atol=1e-4)
+
+
+def test_errors_in_the_simulated_population_are_those_of_a_full_jackknife():
+    """64 heads of width 6, documents of other lengths: nine of ten heads within 10 %, at the window that is neither."""
+    rng, groups = np.random.default_rng(3), errors_simulated.GROUPS
+    made = errors_population.drawn_documents(rng, errors_simulated.DOCUMENTS)
+    facts = LayerFacts(0, errors_population.HEADS, errors_population.KEY_HEADS, errors_population.WIDTH)
+    of = np.arange(len(made.positions)) % groups
+
+    def sums(kept):
+        moments = Moments(errors_simulated.layout(), [facts])
+        for row in np.flatnonzero(kept):
+            q, k = (x[[row]] for x in made.vectors["before"])
+            moments.add(0, q, k, positions=made.positions[[row]], groups=int(of[row]))
+        return layer_sums(moments, 0, range(facts.q_heads), errors_population.SHORT, 2)
+
+    whole = sums(of >= 0)
+    assert whole.replication.first_order
+    found = np.stack([numbers_of(each, whole) for each in whole.replicates])
+    full = np.stack([numbers_of(sums(of != group), whole) for group in range(groups)])
+    sizes = whole.replication.sizes
+    errors = [jackknife_error(numbers_of(whole), each, sizes) for each in (found, full)]
+    stable = whole.principal.gap[:, 0] > 2 * errors[1][:, 3]
+    ratio = (errors[0] / errors[1])[stable, :3]
+    assert (np.abs(ratio - 1) < 0.1).mean(axis=0).min() >= 0.9
+
+
+def test_nearly_degenerate_components_are_flagged_at_every_doubling():
+    """Two directions of one variance lead: which of them is component 0, documents decide."""
+    rng = np.random.default_rng(0)
+    scales = np.r_[2.0, 2.0, np.full(WIDTH - 2, 0.3)]
+    q, k = (scales * rng.normal(size=(DOCUMENTS, heads, CONTEXT, WIDTH)) for heads in (4, 2))
+    settings = RowSettings(common=16, skip=1, components=2)
+    close = checkpoint_rows(captured(q, k, range(DOCUMENTS)), [DOUBLINGS], settings, model="m")[DOUBLINGS.file]
+    assert close["unstable"].notna().all()
+    assert (close.groupby("window")["unstable"].mean()[[16, 32, 64]] >= 0.7).all()  # from four groups
+    apart = checkpoint_rows(captured(*documents(), range(DOCUMENTS)), [DOUBLINGS], settings, model="m")[DOUBLINGS.file]
+    assert apart["unstable"].notna().all()
+    assert apart["unstable"].mean() <= 0.2
 
 
 @pytest.mark.slow
@@ -246,5 +317,8 @@ def _merged(alone, group):
 
 def numbers_of(sums, whole=None):
     """r_q and r_k on Fisher's scale, explained variance and gap of component 0, matched to the whole's."""
-    found = sums.principal if whole is None else matched_components(sums.q, sums.k, whole.principal, sums.eigen)
+    if whole is None or sums.whole is not None:
+        found = sums.principal
+    else:
+        found = matched_components(sums.q, sums.k, whole.principal, sums.eigen)
     return np.stack([np.arctanh(found.r_q), np.arctanh(found.r_k), found.explained_variance, found.gap], 2)[:, 0]
