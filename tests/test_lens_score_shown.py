@@ -251,7 +251,7 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
     assert "the mean standard deviation of a query's scores" in text
     assert "context 32 to 64" in text
     assert "Does it hold here?" in text
-    assert "held fixed" in text
+    assert "the covariances to first order" in text
 
 
 def test_the_card_by_depth_says_whether_early_layers_carry_position(tables):

@@ -111,8 +111,8 @@ def _with_published(
 
 def _document_groups(run: Results) -> int:
     """The document groups that a run's errors come from, the fewest of its checkpoints."""
-    found = [each.settings.get("groups") for each in run.provenance.checkpoints or () if each and each.settings]
-    known = [number for number in found if isinstance(number, int)]
+    recorded = [each.settings.get("groups") for each in run.provenance.checkpoints or () if each and each.settings]
+    known = [number for number in recorded if isinstance(number, int)]
     said = run.provenance.study.groups if run.provenance.study is not None else None
     return min(known, default=said or GROUPS)
 

@@ -67,8 +67,8 @@ def _drawn(heads: pd.DataFrame, rows: pd.DataFrame, groups: list[int]) -> Iterat
         if len(known) < FEWEST_GROUPS:
             continue
         of_q, of_k, of_share = ((whole[at], each[:, at][known]) for whole, each in (r_q, r_k, explained))
-        found = (*drawn_correlations(of_q, of_k, sizes[known]), scaled_replicates(*of_share, sizes[known]))
-        for target, numbers in zip((drawn_q, drawn_k, shares), found, strict=True):
+        draws = (*drawn_correlations(of_q, of_k, sizes[known]), scaled_replicates(*of_share, sizes[known]))
+        for target, numbers in zip((drawn_q, drawn_k, shares), draws, strict=True):
             block = target[:, at]
             block[known] = numbers
             target[:, at] = block

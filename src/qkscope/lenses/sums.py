@@ -117,8 +117,8 @@ class LayerSums:
         if self.replication.method == "covariances fixed":
             return matched_components(self.q, self.k, self.whole.principal)
         nearby = self.replication.first_order and self.left_out is not None
-        found = nearby_eigen(self.q, self.k, self.whole.eigen, self.components) if nearby else self.eigen
-        return matched_components(self.q, self.k, self.whole.principal, found)
+        eigen = nearby_eigen(self.q, self.k, self.whole.eigen, self.components) if nearby else self.eigen
+        return matched_components(self.q, self.k, self.whole.principal, eigen)
 
     def without(self, group: int) -> LayerSums:
         """The same sums without one document group."""

@@ -119,12 +119,12 @@ class Layout:
         """
         if not self.sketched:
             return ()
-        found = [slice(0, self.sink)] if self.sink else []
+        spans = [slice(0, self.sink)] if self.sink else []
         for span in self.spans:
             inside = [self.edges.index(window) for window in self.windows()]
             stops = [stop for stop in inside if span.start < stop < span.stop]
-            found += [slice(start, stop) for start, stop in zip([span.start, *stops[:-1]], stops, strict=False)]
-        return tuple(found)
+            spans += [slice(start, stop) for start, stop in zip([span.start, *stops[:-1]], stops, strict=False)]
+        return tuple(spans)
 
     def windows(self) -> tuple[int, ...]:
         """The prefix windows that double from the first wide edge up to the whole context."""

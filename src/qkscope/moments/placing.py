@@ -292,9 +292,9 @@ def _piece(
 
 def _inside(spans: Sequence[slice], buckets: slice) -> tuple[tuple[int, slice], ...]:
     """The spans that meet these buckets, and which of the buckets, counted from the first, lie in each."""
-    found = []
+    inside = []
     for number, span in enumerate(spans):
         first, last = max(span.start, buckets.start), min(span.stop, buckets.stop)
         if first < last:
-            found.append((number, slice(first - buckets.start, last - buckets.start)))
-    return tuple(found)
+            inside.append((number, slice(first - buckets.start, last - buckets.start)))
+    return tuple(inside)

@@ -26,8 +26,8 @@ MEANING = (
     "the query and the key, which is where attention to content can come from."
 )
 FIXED = (
-    "jackknife over groups of documents; means and slopes of every bucket and the mean residual covariance are those "
-    "of the documents left, and how buckets differ in covariance is held fixed."
+    "jackknife over groups of documents; means, slopes and covariances of every bucket are those of the documents "
+    "left, the covariances to first order."
 )
 
 
