@@ -89,6 +89,15 @@ def test_the_last_group_has_the_squares_that_the_others_leave():
     assert not none.groups[:, -1].any()
 
 
+@pytest.mark.parametrize("way", ["host", "device"])
+def test_squares_beyond_float32_cost_errors_and_nothing_else(tmp_path, way):
+    q, k = documents()
+    moments = captured(1e25 * q, k, range(8), way=way)
+    moments.save(tmp_path / "m.safetensors")
+    found = layer_sums(Moments.load(tmp_path / "m.safetensors"), 0, range(4), 64)
+    assert np.isfinite(found.principal.r_q).all()
+
+
 def test_directions_lead():
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(5, WIDTH, WIDTH)))[0]

@@ -180,7 +180,7 @@ def nearby_eigen(q: Statistics, k: Statistics, whole: Eigen, count: int) -> Eige
     pool = pooled_covariance(q, k)
     kept = min(count + NEARBY, pool.shape[-1])
     leading, values = whole.vectors[:, :, -kept:], whole.values
-    with one_blas_thread(), np.errstate(invalid="ignore", divide="ignore"):
+    with one_blas_thread(), np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         coupling = whole.vectors.swapaxes(1, 2) @ (pool @ leading)  # (heads, d, kept)
         step = coupling / (values[:, None, -kept:] - values[:, :, None])
         step[:, -kept:] = 0.0  # what mixes among them is found below

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qkscope.moments.second import Array, square
 
 Single = NDArray[np.float32]
+OVERFLOWING = np.errstate(invalid="ignore", over="ignore")  # sums of float32 may, of which only errors suffer
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,12 @@ class Sketch:
     y: Single  # (heads, groups, spans, d, m): Σx(xᵀΩ)
     power: Single  # (heads, groups, spans): Σ|x|²
 
+    @OVERFLOWING
     def __add__(self, other: Sketch) -> Sketch:
         """The sums of both; the other has the same pivots and directions."""
         return Sketch(self.directions, self.y + other.y, self.power + other.power)
 
+    @OVERFLOWING
     def translated(self, spans: list[SpanSums], step: Array) -> Sketch:
         """The same sums about a pivot that is `step` (heads, d) lower, given the groups' first sums about the old."""
         if not step.any():
@@ -42,6 +45,7 @@ class Sketch:
             power[:, :, number] += 2.0 * np.einsum("hgd,hd->hg", span.x, step) + span.n * (step**2).sum(axis=1)[:, None]
         return replace(self, y=y.astype(np.float32), power=power.astype(np.float32))
 
+    @OVERFLOWING
     def along(self, directions: Single, spans: list[SpanSums]) -> Sketch:
         """The same sums along other directions, estimated where these do not hold them."""
         if np.array_equal(directions, self.directions):
@@ -51,6 +55,7 @@ class Sketch:
         y = [np.stack([self.squares(span, number, g, onto) for g in groups], 1) for number, span in enumerate(spans)]
         return Sketch(directions, np.stack(y, axis=2).astype(np.float32), self.power)
 
+    @OVERFLOWING
     def squares(self, span: SpanSums, number: int, group: int, onto: Array | None = None) -> Array:
         """One group's estimated Σxxᵀ (heads, d, d) over a span, or its product with `onto` (heads, d, k)."""
         directions = self.directions.astype(np.float64)

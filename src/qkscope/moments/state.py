@@ -126,10 +126,12 @@ class State:
         """The squares of every group over each span, the last group's from those of all."""
         others = _packed(_numpy(self.groups[heads], np.float32), self.width)
         whole = np.stack([buckets.xx[:, span].sum(axis=1) for span in self.layout.spans], axis=1)
-        last = whole - others.sum(axis=1, dtype=np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):  # float32 overflows where float64 does not
+            last = (whole - others.sum(axis=1, dtype=np.float64)).astype(np.float32)
+        last[np.isnan(last)] = np.inf
         if not self.counts[-1, :, 0].any():
             last[:] = 0.0  # rounding is no group
-        return np.concatenate([others, last[:, None].astype(np.float32)], axis=1)
+        return np.concatenate([others, last[:, None]], axis=1)
 
     def _sketch(self, kind: Kind, heads: slice) -> Sketch | None:
         if self.directions is None:
@@ -143,8 +145,8 @@ class State:
         y = y.reshape(len(y), *shape, *y.shape[2:]).transpose(1, 0, 3, 4, 2, 5)  # (heads, groups, spans, d, blocks, m)
         return Sketch(
             np.ascontiguousarray(directions.transpose(0, 2, 1, 3).reshape(shape[0], self.width, -1)),
-            np.ascontiguousarray(y.reshape(*y.shape[:4], -1)),
-            np.ascontiguousarray(_numpy(self.powers[:, heads], np.float32).swapaxes(0, 1)),
+            _overflowed(y.reshape(*y.shape[:4], -1)),
+            _overflowed(_numpy(self.powers[:, heads], np.float32).swapaxes(0, 1)),
         )
 
     def _crossed(self, heads: slice) -> FirstMoments:
@@ -180,6 +182,11 @@ def _diagonal(width: int) -> NDArray[np.float32]:
     cell = np.zeros(half * half + (width - half) * width, dtype=np.float32)
     cell[np.where(index < half, index * half + index, half * half + (index - half) * width + index)] = 1.0
     return cell
+
+
+def _overflowed(sums: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same with infinity for what overflow made no number; only errors suffer."""
+    return np.ascontiguousarray(np.where(np.isnan(sums), np.float32(np.inf), sums))
 
 
 def _numpy(tensor: Tensor, dtype: type = np.float64) -> NDArray[Any]:
