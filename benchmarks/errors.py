@@ -1,6 +1,6 @@
-"""Are the errors right? By simulation, and on SmolLM2-135M; the numbers go into docs/errors.md.
+"""Are the errors right? By simulation, and on SmolLM2-135M and Gemma 3 270M; the numbers go into docs/errors.md.
 
-`python benchmarks/errors.py` runs both parts, the simulation on two processes (a few minutes each where nothing else
+`python benchmarks/errors.py` runs all parts, the simulation on two processes (a few minutes each where nothing else
 runs); `--part` runs one of them. Each rewrites its own section of the page and nothing else. What is finished is kept
 in `build/errors`, and a run that was stopped goes on from there; parts that other code has made are not used.
 """
@@ -23,15 +23,19 @@ AIM = (0.93, 0.97)  # how many of 95 % intervals should hold the truth
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("simulated", "pretrained", "both"), default="both")
+    parser.add_argument("--part", choices=("simulated", "pretrained", "windows", "all"), default="all")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="simulated samples of documents")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     os.nice(10)
-    if options.part in ("simulated", "both"):
+    if options.part in ("simulated", "all"):
         write_section("simulated", simulated(options.samples, options.processes))
-    if options.part in ("pretrained", "both"):
+    if options.part in ("pretrained", "all"):
         write_section("pretrained", pretrained())
+    if options.part in ("windows", "all"):
+        import errors_windows
+
+        write_section("windows", errors_windows.table_of())
     return 0
 
 

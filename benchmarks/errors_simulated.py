@@ -60,7 +60,7 @@ MEANS = {
 MOVING = ("fraction discordant", "change of fraction discordant")
 EACH = "r_q of each head"  # all heads in one row
 MEASURES = ("decode", "share", "shape")
-WINDOWS = {CONTEXT: "", COMMON: ", common window", SHORT: ", other window (covariances fixed)"}
+WINDOWS = {CONTEXT: "", COMMON: ", common window", SHORT: ", other window (first order)"}
 Number = tuple[float, float]  # its value and its error, correlations on Fisher's scale
 
 

@@ -105,7 +105,7 @@ def _held_fixed(tables: Tables) -> str:
     return (
         f" Errors at windows other than the longest{other} hold covariances fixed, and with them PC0: that it turns "
         "with other documents is not in them, and they can be several times too small "
-        "([errors.md](errors.md#what-is-held-fixed))."
+        "([errors.md](errors.md#what-is-kept-constant))."
     )
 
 

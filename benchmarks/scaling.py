@@ -5,7 +5,7 @@ built on the meta device from transformers' config classes: no weights, no netwo
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from qkscope.cost.tables import EIGEN
 from qkscope.cost.work import CheckpointWork, described_weights, shard_documents
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW
-from qkscope.moments.sizes import predict_sizes
+from qkscope.moments.sizes import default_groups, predict_sizes
 from qkscope.study.schema import Study
 
 ROOT = Path(__file__).parent.parent
@@ -40,13 +40,15 @@ class Case:
     then: str  # what the figures say
 
 
-def work(name, found, config, context, documents, window, *, shard_tokens=None, heads=None, detail=True):
+def work(name, found, config, context, documents, window, *, shard_tokens=None, heads=None, detail=True, groups=None):
     """One checkpoint with the defaults of a study file."""
     every = sum(facts.q_heads for facts in found.probe.layers)
+    layout = capture_layout(context, buckets=DEFAULTS["buckets"], common=window)
+    groups = groups or default_groups(documents, [(layout, found.probe.layers)])
     return CheckpointWork(
         name=name,
         layers=found.probe.layers,
-        layout=capture_layout(context, buckets=DEFAULTS["buckets"], groups=DEFAULTS["groups"], common=window),
+        layout=replace(layout, groups=groups),
         weights=described_weights(found, config, name),
         shards=shard_documents(documents, context, shard_tokens or DEFAULTS["shard_tokens"]),
         batch_tokens=DEFAULTS["batch_tokens"],
@@ -70,6 +72,7 @@ def smollm3() -> Case:
             study.documents.limit,
             study.window_in_common(),
             heads=study.heads.sample,
+            groups=study.groups,
         )
         for checkpoint in study.resolved_checkpoints()
     ]
@@ -219,16 +222,21 @@ shards; its file name is its name on the command line.
 ## What is counted
 
 For L layers, h query and g key heads of width d, context T, n documents, B buckets, G groups, W = 2 where
-the common window is shorter than the context, else 1, and p = d(d + 1)/2. Sums do not depend on the number of tokens:
+the common window is shorter than the context, else 1, and p = d(d + 1)/2. The last group's squares follow from the
+others'. Sketches keep m = 4 directions per head (8 for a key head that several query heads read) over S spans: position
+0, and between consecutive doublings, except for the last part of each of the W spans. Sums do not depend on the number
+of tokens:
 
 | quantity | formula |
 |---|---|
 | matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, of routed experts those a token visits |
 | attention | 4 · h · d · (pairs the mask allows) FLOPs per layer and document; full causal: T(T+1)/2 pairs |
 | sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token: an upper bound; {precision} |
-| sums, memory | 8 · (B · (3/4 · d² + 2 · d) + d) + 4 · G · (W · 3/4 · d² + 2 · B · d) bytes per head |
+| sums, memory | 8 · (B · (3/4 · d² + 2 · d) + d) + 4 · ((G - 1) · W · 3/4 · d² + 2 · G · B · d) bytes per head |
+| sketches | 4 · (m · d + G · S · (m · d + 1)) bytes per head more |
 | before rotation | 4 · (d² + B · G · d + d) bytes per head more |
 | moments file | 8 · (d + 3 · B · G + B · (p + 2 · d)) + 2 · G · W · (p + 2) + 4 · B · G · (d + 2) bytes per head |
+| sketches | 4 · (m · d + G · S) + 2 · G · S · m · (d + 2) bytes per head more |
 | before rotation | 8 · d + 4 · (p + B · d + B · G) + 2 · B · G · d bytes per head more |
 | tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling), at the first two also for each group |
 | disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, tables, downloads |

@@ -115,15 +115,15 @@ def test_flops_by_hand():
 
 def test_bytes_by_hand():
     # Memory, 2 x 3 heads: 8 bytes x (2 buckets x 20, and 4 for the pivot). The 20: of the 4 x 4 products the lower
-    # half (2 x 4) and the upper left corner (2 x 2), and two rows of 4 for sums. 4 bytes x (12 products of the one
-    # group, and its two rows of 4 in each bucket).
-    assert work().sizes.memory == 2 * 3 * (8 * (2 * 20 + 4) + 4 * (12 + 2 * 8)) == 2784
+    # half (2 x 4) and the upper left corner (2 x 2), and two rows of 4 for sums. 4 bytes x the group's two rows of 4
+    # in each bucket; the squares of the only group are those of the buckets.
+    assert work().sizes.memory == 2 * 3 * (8 * (2 * 20 + 4) + 4 * 2 * 8) == 2496
     # File: 8 bytes x (10 + 8 numbers per bucket, 3 counts per bucket and group, 4 for the pivot); 2 bytes x (10
     # products and 8 sums per bucket of the group) and a scale of 4 bytes for each of these vectors; documents.
     assert work().sizes.file == 2 * 3 * (8 * (2 * 18 + 2 * 3 + 4) + 2 * (10 + 2 * 8) + 4 * (1 + 2 * 2)) + 2 * 8 == 2656
     one, two = device_memory(work(), 1), device_memory(work(), 2)
-    assert (one.weights, one.sums) == (1000 * 2, 2784)
-    assert (two.weights, two.sums) == ((200 + 400) * 2, 1392)  # the embedding is on the first device
+    assert (one.weights, one.sums) == (1000 * 2, 2496)
+    assert (two.weights, two.sums) == ((200 + 400) * 2, 1248)  # the embedding is on the first device
 
 
 def test_disk_and_network_by_hand():
@@ -676,10 +676,12 @@ def test_the_formulas_of_the_page_give_the_bytes_that_a_run_shows(width, common)
     formulas = [line.split("|")[2].partition(" bytes per head")[0] for line in written if " bytes per head" in line]
     layout = capture_layout(65536, buckets=16, groups=8, common=common)
     letters = {"B": layout.buckets, "G": layout.groups, "d": width, "p": width * (width + 1) / 2}
-    letters["W"] = 2 if common < 65536 else 1
-    memory, memory_before, file, file_before = (
+    letters |= {"W": 2 if common < 65536 else 1, "S": len(layout.sketch_spans), "m": layout.sketched}
+    memory, memory_sketches, memory_before, file, file_sketches, file_before = (
         eval(formula.replace("·", "*").replace("²", "**2"), {}, letters) for formula in formulas
     )
     sizes = predict_sizes(layout, [LayerFacts(layer=0, q_heads=4, kv_heads=4, head_dim=width, rotary="rotary")])
-    assert 8 * (memory + memory_before) == sizes.memory
-    assert 8 * (file + file_before) == pytest.approx(sizes.file, rel=0.01)  # and counts that a layer's heads share
+    assert 8 * (memory + memory_sketches + memory_before) == sizes.memory
+    assert 8 * (file + file_sketches + file_before) == pytest.approx(
+        sizes.file, rel=0.01
+    )  # and counts that a layer's heads share

@@ -67,8 +67,8 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     assert told.documents == 0
     assert told.remarks == [
         "sums over context 256 are there and include the first 128 tokens, which the tables use",
-        "document groups have their own squares over 256 tokens only; standard errors at other windows keep "
-        "covariances constant",
+        "document groups have full squares over 256 tokens; standard errors at other windows are of first order, or "
+        "keep covariances constant",
     ]
     assert kept(out) == before
     fresh = run_study(study(context=128), tmp_path / "fresh")
@@ -286,3 +286,11 @@ def test_tables_are_not_made_for_a_context_that_the_sums_do_not_hold(study, out)
     (out / "study.yaml").write_text(study(context=100).read_text())
     with pytest.raises(InputError, match="'two' has context 100 in the study, but its moments are of context 256"):
         analyze_folder(out, Events(), "x", components=None)
+
+
+@pytest.mark.slow
+def test_a_study_that_leaves_groups_open_keeps_those_of_its_moments(study, out):
+    """Three groups were captured; a plan for another folder has the default."""
+    file = load_study(study(groups=None))
+    assert make_plan(file, results=out).checkpoints[0].layout.groups == 3
+    assert make_plan(file).checkpoints[0].layout.groups == 8

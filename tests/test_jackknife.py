@@ -10,9 +10,11 @@ import pandas as pd
 import pytest
 
 from qkscope.layers import LayerFacts
+from qkscope.lenses.base import Judged
 from qkscope.lenses.concordance.table import with_concordance
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.position.table import OWN, REPLICATES, qk_table
+from qkscope.lenses.means import LensPanel
+from qkscope.lenses.position.table import OWN, REPLICATES, judge, qk_table
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout
@@ -350,6 +352,49 @@ def test_draws_have_signs_that_are_sure_or_not_by_their_own_r_q():
     assert [float(draw["sign_sure"].iloc[0]) for draw in draws] == [1, 0, 1, 0]
     panel = HeadPanel(with_concordance(heads), True, draws, sampled=False)
     assert (panel.mean("concordant", "a"), panel.error("concordant", "a")) == (1, 0.5)
+
+
+def test_draws_of_a_checkpoint_do_not_depend_on_the_group_sizes_of_others():
+    def row(model, sizes, rng):
+        made = {"model": model, "layer": 0, "head": 0, "r_q": 0.5, "r_k": 0.4, "explained_variance": 0.5}
+        made |= {"n_q": sum(sizes)}
+        for group, size in enumerate(sizes):
+            made |= {f"{name}_without_{group}": made[name] + 0.05 * rng.normal() for name in NUMBERS}
+            made |= {f"n_q_without_{group}": sum(sizes) - size}
+        return made
+
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame([row("a", [100, 100, 100, 100, 100], rng), row("b", [400, 10, 10, 10, 10], rng)])
+    alone = list(drawn_heads(rows.iloc[:1], rows.iloc[:1]))
+    together = [draw.iloc[:1] for draw in drawn_heads(rows, rows)]
+    for one, other in zip(alone, together, strict=True):
+        pd.testing.assert_frame_equal(one, other)
+
+
+def test_a_layer_counts_by_its_heads():
+    """Layers of one and of nine heads: 0.1 of the first layer's replicates, 0.9 of the second's."""
+    without = {0: [1.0, 2.0, 3.0, 4.0], 1: [10.0, 30.0, 20.0, 40.0]}
+    rows = [
+        {"model": "a", "window": 8, "layer": layer, "table": "norms", "column": "x", "heads": heads, "mean": 0.0}
+        | {f"without_{g}": value for g, value in enumerate(without[layer])}
+        for layer, heads in ((0, 1), (1, 9))
+    ]
+    tokens = {"model": "a", "window": 8, "layer": 0, "table": "", "column": "tokens", "heads": 1, "mean": 400.0}
+    tokens |= {f"without_{g}": 300.0 for g in range(4)}
+    heads = pd.DataFrame({"model": "a", "layer": [0] + [1] * 9, "head": [0, *range(9)], "x": 0.0})
+    panel = LensPanel(heads, True, pd.DataFrame([*rows, tokens]), file="norms.csv", sampled=False)
+    expected = 0.1 * np.array(without[0]) + 0.9 * np.array(without[1])
+    assert panel.error("x", "a") == pytest.approx(float(jackknife_error(0.0, expected, np.ones(4))), rel=1e-9)
+
+
+def test_both_components_of_a_close_pair_are_unstable():
+    """Components 0 and 1 have nearly one variance: neither is a direction, though 1 is far from 2."""
+    columns = {
+        "r_q": np.full((1, 3), 0.5), "r_k": np.full((1, 3), 0.5), "r_q_se": np.full((1, 3), 0.1),
+        "gap": np.array([[0.01, 0.8, 0.5]]), "gap_se": np.array([[0.02, 0.02, 0.02]]),
+    }  # fmt: skip
+    found = judge(Judged(columns, {}, None))
+    assert found["unstable"].tolist() == [[1.0, 1.0, 0.0]]
 
 
 # -- by simulation -----------------------------------------------------------------------------------------

@@ -429,7 +429,7 @@ def test_the_profile_has_a_row_per_part_and_gives_the_whole():
     rows = checkpoint_rows(moments, [TABLE, PROFILE, MAP], RowSettings(common=16), model="m")
     parts = rows[PROFILE_FILE]
     assert set(rows[FILE]["estimator"]) == {"closed form"}
-    assert set(rows[FILE]["errors"]) == {"jackknife, differences between buckets in covariance fixed"}
+    assert set(rows[FILE]["errors"]) == {"jackknife, first order"}
     own = parts[(parts["window"] == 64) & (parts["head"] == 2)]
     assert own["position"].tolist() == [0, 2, *(5.5 + 4 * i for i in range(15))]
     assert own["n_q"].tolist() == [7, 21, *[28] * 15]

@@ -252,7 +252,7 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
     assert "Late keys win significantly in 4 of 12 heads, early keys in 4." in text
     assert "the mean standard deviation of a query's scores" in text
     assert "Does it hold here?" in text
-    assert "kept constant" in text
+    assert "the covariances to first order" in text
 
 
 def test_the_card_states_every_change_with_its_error_and_whether_it_is_significant(tables):

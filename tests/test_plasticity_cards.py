@@ -93,7 +93,7 @@ def test_the_card_says_what_is_lost_and_to_what(tmp_path):
     assert "Above 100%" not in text
     assert "Does it hold here that plasticity is lost because position wins? Not for the larger part of it." in text
     assert "twice the chance that the queries disagree" in text
-    assert "how buckets differ in covariance is held fixed" in text
+    assert "means and covariances of buckets are recomputed, the covariances to first order" in text
     assert f"`{FILE}`" in text
 
 

@@ -27,7 +27,7 @@ def checkpoint(**changes):
 
 def test_defaults():
     study = parse_study(text())
-    assert (study.buckets, study.groups, study.components, study.skip_positions) == (16, 8, 10, 0)
+    assert (study.buckets, study.groups, study.components, study.skip_positions) == (16, None, 10, 0)
     assert (study.dtype, study.heads, study.documents.special_tokens) == ("auto", "all", "default")
     assert study.window_in_common() == 128
     assert [c.label for c in study.resolved_checkpoints()] == ["a", "b"]

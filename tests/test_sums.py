@@ -107,8 +107,8 @@ def test_a_replicate_leaves_one_group_of_documents_out(way, window):
 def test_groups_have_no_squares_at_other_windows():
     _, (q, k) = documents(3)
     moments = captured(q, k, [0, 1, 2])
-    with pytest.raises(InputError, match="no squares of their own over positions 0 to 32"):
-        moments.without_group(0, "q", 1, 32)
+    with pytest.raises(InputError, match="no squares of their own over positions 0 to 40"):
+        moments.without_group(0, "q", 1, 40)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -261,7 +261,7 @@ def test_a_layer_starts_few_kernels_and_waits_for_none(context, rows):
     with Launches() as seen:
         moments.add(0, q, k)
     assert seen.waits == []
-    assert len(seen.launches) <= 24, seen.launches
+    assert len(seen.launches) <= 32, seen.launches
 
 
 def test_the_device_is_asked_once_per_pass_whether_all_was_finite():
@@ -358,7 +358,7 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
     with Live() as second:
         moments.add(0, q, k)
     assert second.waits == []
-    assert len(second.launches) <= 24, second.launches
+    assert len(second.launches) <= 32, second.launches
     said = workspace_bytes(layout, facts, rows * context)
     assert first.peak <= sums + said
     assert first.peak >= 0.6 * (sums + said)  # a bound that says nothing would be none

@@ -9,7 +9,8 @@ Everything that can be wrong with an argument is a QkscopeError that says what t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -37,7 +38,7 @@ def capture_moments(
     *,
     context: int | None = None,
     buckets: int = 16,
-    groups: int = 8,
+    groups: int | None = None,
     common_window: int | None = None,
     stage: Stage = "post_rope",
     batch_size: int = 1,
@@ -50,9 +51,13 @@ def capture_moments(
     tokenizer returned (whose padding is left out). Longer ones are cut to `context` (by default the longest window's
     length, which then needs them all in memory). Position 0 is summed apart, and so is what lies beyond
     `common_window`: a window at which other moments will be compared with these (by default the whole context).
+    `groups` is the number of document groups, for errors: by default 16 if there are at least 32 windows and the sums
+    stay below 2 GB, else 8 (also where the number of windows is not known beforehand).
     `progress` hears the number of tokens of each finished batch.
     """
     from qkscope.capture.collect import collect_moments
+    from qkscope.capture.probe import probe_model
+    from qkscope.moments.sizes import FEW_GROUPS, default_groups
     from qkscope.moments.windows import noting_copies
 
     require_stage(stage)
@@ -60,12 +65,21 @@ def capture_moments(
         raise InputError(f"progress should be a function of a number of tokens, not {type(progress).__name__}")
     batch_size = whole_argument("batch_size", batch_size, 1)
     ids, context = _windows(model, windows, context)
-    layout = _layout(context, buckets, groups, common_window, stage)
+    layout = _layout(context, buckets, FEW_GROUPS if groups is None else groups, common_window, stage)
     report = progress or (lambda tokens: None)
-    batches = _batches(noting_copies(ids, context), layout, batch_size)
     try:
+        probe = probe_model(model, context=context)
+        if groups is None:
+            known = next((each for each in (ids, windows) if isinstance(each, Sized)), ())
+            layout = replace(layout, groups=default_groups(len(known), [(layout, probe.layers)]))
         return collect_moments(
-            model, batches, layout, stage=stage, provenance={"stage": stage}, done=lambda batch: report(batch.tokens)
+            model,
+            _batches(noting_copies(ids, context), layout, batch_size),
+            layout,
+            probe=probe,
+            stage=stage,
+            provenance={"stage": stage},
+            done=lambda batch: report(batch.tokens),
         )
     except DocumentFailure as error:
         raise _advised(error, "leave that window out") from error
@@ -103,8 +117,6 @@ def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Win
 
 
 def _layout(context: int, buckets: int, groups: int, common_window: int | None, stage: Stage) -> Layout:
-    from dataclasses import replace
-
     from qkscope.moments.layout import capture_layout
 
     buckets = whole_argument("buckets", buckets, 1, MOST_BUCKETS)

@@ -127,7 +127,7 @@ class CheckpointAblation:
     @cached_property
     def shards(self) -> tuple[AblationShard, ...]:
         """All of it, in order: documents of one group follow each other, because their edits are the same."""
-        groups = self.plan.study.groups
+        groups = self.plan.layout.groups
         order = sorted(self.documents, key=lambda document: (group_of(document, groups), document))
         blocks = [self.units[start : start + UNITS] for start in range(0, len(self.units), UNITS)]
         pieces = [(d, edit, block) for d in order for edit in self.settings.edits for block in blocks]
@@ -208,7 +208,7 @@ def spread_documents(plan: CheckpointPlan, count: int) -> tuple[int, ...]:
     """The first documents of each group in turn, so that all groups have about as many."""
     by_group: dict[int, list[int]] = {}
     for document in plan.documents:
-        by_group.setdefault(group_of(document, plan.study.groups), []).append(document)
+        by_group.setdefault(group_of(document, plan.layout.groups), []).append(document)
     turns = [
         document
         for turn in range(max(map(len, by_group.values()), default=0))

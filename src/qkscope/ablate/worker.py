@@ -84,4 +84,4 @@ class AblationWorker:
         plan, (document,) = work.plan, shard.documents
         (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
         ids = np.asarray(window.ids[: work.tokens], dtype=np.int64)
-        return AblatedText(document, group_of(document, plan.study.groups), ids)
+        return AblatedText(document, group_of(document, plan.layout.groups), ids)

@@ -41,7 +41,7 @@ FACTS = {*IDENTITY_COLUMNS, *LAYER_COLUMNS}  # what says whose a line is
 def eigen_flops(work: CheckpointWork) -> float:
     """FLOPs of the eigenproblems: one for each head and window (own, common, and every doubling, each once).
 
-    Where groups of documents have squares of their own, one more for each group.
+    Where groups of documents have full squares, one more for each group; elsewhere replicates take a small subspace.
     """
     context = work.context
     common = min(work.common_window or context, context)

@@ -66,6 +66,7 @@ class HeadTable:
     per: Literal["head", "layer"] = "head"
     detail: bool = False  # so many rows that large studies go without (study key `detail`); six digits are written
     holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
+    own_buckets: bool = False  # replicates have bucket covariances of their own, and share nothing with the whole
     stated: tuple[tuple[str, str], ...] = ()  # columns of text that is the same in every row: (name, text)
     judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None

@@ -10,11 +10,11 @@ and their spread is its error: for means that is the jackknife's, and for shares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qkscope.lenses.pca import orientation
 from qkscope.results.mapped import Gathered, in_blocks, rows_of_entries
@@ -30,8 +30,7 @@ def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterato
     """`heads` (component 0, one row per head) once for each document group, with drawn numbers; none without errors."""
     groups = [] if replicates is None or replicates.empty else replicate_groups(replicates)
     if replicates is not None and groups:
-        rows = _joined(heads, replicates)
-        yield from _drawn(heads, rows, groups, _sizes([rows], groups))
+        yield from _drawn(heads, _joined(heads, replicates), groups)
 
 
 def draw_tables(
@@ -43,16 +42,11 @@ def draw_tables(
         return []
     places = rows_of_entries(replicates["model"])
 
-    def joined(block: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-        names = [name for name in block["model"].unique() if name in places]
-        there = [replicates.iloc[places[name]][columns] for name in names]
-        return _joined(block, pd.concat(there) if there else replicates.iloc[:0][columns])
-
-    counts = [*KEY, "n_q", *(f"n_q_without_{group}" for group in groups)]
-    sizes = _sizes((joined(block, counts) for block in in_blocks(heads)), groups)
-    every, tables = list(replicates.columns), [Gathered() for _ in groups]
+    tables = [Gathered() for _ in groups]
     for block in in_blocks(heads):
-        for gathered, draw in zip(tables, _drawn(block, joined(block, every), groups, sizes), strict=True):
+        there = [replicates.iloc[places[name]] for name in block["model"].unique() if name in places]
+        rows = _joined(block, pd.concat(there) if there else replicates.iloc[:0])
+        for gathered, draw in zip(tables, _drawn(block, rows, groups), strict=True):
             gathered.add(_numbers_of(derive(draw)))
     return [gathered.table() for gathered in tables]
 
@@ -62,23 +56,24 @@ def _joined(heads: pd.DataFrame, replicates: pd.DataFrame) -> pd.DataFrame:
     return heads[KEY].merge(replicates, on=KEY, how="left", validate="one_to_one")
 
 
-def _sizes(rows: Iterable[pd.DataFrame], groups: Sequence[int]) -> list[float]:
-    """Tokens of each group. Entries may have other documents, and so other groups: over the study as a whole."""
-    whole, without = 0.0, np.zeros(len(groups))
-    for some in rows:
-        whole += some["n_q"].to_numpy(float).sum()
-        without += [some[f"n_q_without_{group}"].to_numpy(float).sum() for group in groups]
-    return [whole - each for each in without]
-
-
-def _drawn(
-    heads: pd.DataFrame, rows: pd.DataFrame, groups: list[int], sizes: Sequence[float]
-) -> Iterator[pd.DataFrame]:
+def _drawn(heads: pd.DataFrame, rows: pd.DataFrame, groups: list[int]) -> Iterator[pd.DataFrame]:
     r_q, r_k, explained = (
         (heads[name].to_numpy(float), replicated(rows, name, groups)) for name in ("r_q", "r_k", "explained_variance")
     )
-    drawn_q, drawn_k = drawn_correlations(r_q, r_k, sizes)
-    shares = scaled_replicates(*explained, sizes)
+    drawn_q, drawn_k, shares = (np.full((len(groups), len(heads)), np.nan) for _ in range(3))
+    without = replicated(rows, "n_q", groups)
+    for at in rows_of_entries(heads["model"]).values():
+        # Each checkpoint has its own documents, and so its own group sizes.
+        sizes = np.nansum(rows["n_q"].to_numpy(float)[at] - without[:, at], axis=1)
+        known = np.flatnonzero(sizes > 0)
+        if len(known) < FEWEST_GROUPS:
+            continue
+        of_q, of_k, of_share = ((whole[at], each[:, at][known]) for whole, each in (r_q, r_k, explained))
+        draws = (*drawn_correlations(of_q, of_k, sizes[known]), scaled_replicates(*of_share, sizes[known]))
+        for target, numbers in zip((drawn_q, drawn_k, shares), draws, strict=True):
+            block = target[:, at]
+            block[known] = numbers
+            target[:, at] = block
     for number in range(len(groups)):
         drawn = heads.assign(r_q=drawn_q[number], r_k=drawn_k[number], explained_variance=shares[number])
         yield drawn.assign(sign_sure=_sign_sure(drawn, len(groups) - 1)) if "sign_sure" in heads.columns else drawn
@@ -103,9 +98,7 @@ def freedom_of(heads: pd.DataFrame) -> Array:
     return heads[FREEDOM].to_numpy(float) if FREEDOM in heads.columns else np.full(len(heads), least)
 
 
-def drawn_correlations(
-    r_q: tuple[Array, Array], r_k: tuple[Array, Array], sizes: Sequence[float]
-) -> tuple[Array, Array]:
+def drawn_correlations(r_q: tuple[Array, Array], r_k: tuple[Array, Array], sizes: ArrayLike) -> tuple[Array, Array]:
     """r_q and r_k (groups, …) as other documents would have given them, each from the whole and its replicates."""
     drawn_q, drawn_k = (scaled_correlations(whole, without, sizes) for whole, without in (r_q, r_k))
     sign = orientation(drawn_q, drawn_k)

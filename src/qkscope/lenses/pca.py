@@ -22,6 +22,7 @@ WEAK_R_Q = 0.05  # below this r_q carries no usable sign, and r_k decides the or
 # Of the queries' (keys') own spread: what rounding leaves of a projection that does not vary. Never of both together:
 # a head's queries may be any number of times larger than its keys.
 NO_VARIANCE = 1e-12
+NEARBY = 8  # eigenvectors beyond those asked for, among which a replicate's are found
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,28 @@ def pooled_eigen(q: Statistics, k: Statistics) -> Eigen:
         with one_blas_thread():  # threads only wait for each other at these sizes
             values[known], vectors[known] = np.linalg.eigh(pool[known])
     return Eigen(values, vectors, np.trace(pool, axis1=1, axis2=2))
+
+
+def nearby_eigen(q: Statistics, k: Statistics, whole: Eigen, count: int) -> Eigen:
+    """The leading eigenvectors of a covariance close to the whole's, to second order, without finding all of them.
+
+    Perturbation theory gives a subspace that holds them to first order; inside it they are found exactly.
+    """
+    pool = pooled_covariance(q, k)
+    kept = min(count + NEARBY, pool.shape[-1])
+    leading, values = whole.vectors[:, :, -kept:], whole.values
+    with one_blas_thread(), np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        coupling = whole.vectors.swapaxes(1, 2) @ (pool @ leading)  # (heads, d, kept)
+        step = coupling / (values[:, None, -kept:] - values[:, :, None])
+        step[:, -kept:] = 0.0  # what mixes among them is found below
+        basis = leading + whole.vectors @ step
+        inside, vectors = np.full((len(pool), kept), np.nan), np.full(basis.shape, np.nan)
+        known = np.isfinite(basis).all(axis=(1, 2))
+        if known.any():
+            basis = np.linalg.qr(basis[known])[0]
+            inside[known], mixed = np.linalg.eigh(basis.swapaxes(1, 2) @ pool[known] @ basis)
+            vectors[known] = basis @ mixed
+    return Eigen(inside, vectors, np.trace(pool, axis1=1, axis2=2))
 
 
 def one_blas_thread() -> Any:

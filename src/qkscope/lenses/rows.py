@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import cpu_count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -165,7 +165,7 @@ def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
 def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
     """The same without each document group in turn: (groups, heads[, components]); empty where nobody needs them."""
     wanted = table.judge is not None or table.replicated or any(column.error for column in table.columns)
-    parts = [own_columns(table, replicate) for replicate in sums.replicates] if wanted else []
+    parts = [own_columns(table, each.alone if table.own_buckets else each) for each in sums.replicates if wanted]
     return {name: np.stack([part[name] for part in parts]) for name in table.names} if parts else {}
 
 
@@ -224,7 +224,7 @@ def _of_layer(table: HeadTable, sums: LayerSums, n_layers: int) -> dict[str, Any
         "rotary_dims": facts.rotary_dims,
         "attention_window": facts.attention_window,
         "documents": sums.documents,
-        "errors": replication.words + fixed,
+        "errors": (replace(replication, first_order=True) if table.own_buckets else replication).words + fixed,
     }
 
 

@@ -1,8 +1,9 @@
 """A layer's sums as a lens gets them: the chosen query heads over one window, each beside the keys it reads.
 
-The same sums can be had without one group of documents, for errors (`without`). Such replicates are exact at the common
-window and at the whole context, where groups have squares of their own. At other windows the covariances, and with them
-the components, are held fixed, and only means and drifts are replicated.
+The same sums are available without one group of documents, for errors (`without`). Such replicates are exact at the
+common window and at the whole context, where groups have full squares. At other windows their covariances are estimated
+from sketches. Without sketches (moments of earlier versions) covariances and components are kept constant there, and
+only means and drifts are replicated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts
-from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, pooled_eigen
+from qkscope.lenses.pca import (
+    Eigen,
+    HeadComponents,
+    head_components,
+    matched_components,
+    nearby_eigen,
+    pooled_eigen,
+)
 from qkscope.moments.moments import KINDS, Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
@@ -36,12 +44,15 @@ class Replication:
     reason: str = ""  # why there are none
     groups: tuple[int, ...] = ()
     sizes: tuple[float, ...] = ()  # tokens of each
+    first_order: bool = False  # whether covariances of replicates are estimated from sketches
 
     @property
     def words(self) -> str:
         """What the column `errors` says."""
         if self.method == "none":
             return f"none: {self.reason}"
+        if self.first_order and self.method == "jackknife":
+            return "jackknife, first order"
         return self.method if self.method == "jackknife" else f"jackknife, {self.method}"
 
 
@@ -58,9 +69,9 @@ class WindowSource:
         """Of all the layer's heads."""
         return self.moments.bucket_means(self.layer, kind, self.window, self.skip, without=without)
 
-    def buckets(self, kind: Kind) -> Statistics:
-        """Of all the layer's heads."""
-        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip)
+    def buckets(self, kind: Kind, without: int | None = None) -> Statistics:
+        """Of all the layer's heads, or those of a replicate with estimated covariances."""
+        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip, without=without)
 
     def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
         """Of all the layer's heads; `cov` where it is known already."""
@@ -103,8 +114,11 @@ class LayerSums:
         """The leading components, oriented, with their correlations; a replicate's are matched to the whole's."""
         if self.whole is None:
             return head_components(self.q, self.k, self.components, self.eigen)
-        fixed = self.replication.method == "covariances fixed"
-        return matched_components(self.q, self.k, self.whole.principal, None if fixed else self.eigen)
+        if self.replication.method == "covariances fixed":
+            return matched_components(self.q, self.k, self.whole.principal)
+        nearby = self.replication.first_order and self.left_out is not None
+        eigen = nearby_eigen(self.q, self.k, self.whole.eigen, self.components) if nearby else self.eigen
+        return matched_components(self.q, self.k, self.whole.principal, eigen)
 
     def without(self, group: int) -> LayerSums:
         """The same sums without one document group."""
@@ -112,6 +126,22 @@ class LayerSums:
             raise ValueError(f"there are no replicates: {self.replication.reason}")
         q, k = self.leave_out("q", group), self.leave_out("k", group)
         return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
+
+    @property
+    def alone(self) -> LayerSums:
+        """A replicate as if it were another capture: buckets have its own covariances, and nothing is the whole's.
+
+        Itself where groups have neither squares nor sketches.
+        """
+        if self.left_out is None or self.replication.method != "jackknife":
+            return self
+        every = {kind: self._source.buckets(kind, self.left_out) for kind in KINDS}
+        made = replace(self, whole=None, left_out=None)
+        made.__dict__["_every_head"] = self._every_head
+        made.__dict__["_before"] = self._before
+        made.__dict__["q_buckets"] = every["q"].take(np.array(self.heads))
+        made.__dict__["k_buckets"] = every["k"].take(self.distinct_keys[0])
+        return made
 
     def shared(self, make: Callable[[LayerSums], Made]) -> Made:
         """What `make` makes of the whole: once, for it and for all of its replicates."""
@@ -273,6 +303,7 @@ def how_to_replicate(moments: Moments, layer: int, window: int | None = None, sk
         return Replication("none", f"{len(filled)} document groups, fewer than {FEWEST_GROUPS}")
     if sizes[filled].min() < width:
         return Replication("none", f"a document group has fewer tokens than the head's {width} dimensions")
-    exact = moments.has_group_squares(layer, window, skip)
-    method: ErrorMethod = "jackknife" if exact else "covariances fixed"
-    return Replication(method, "", tuple(int(g) for g in filled), tuple(float(n) for n in sizes[filled]))
+    squares = moments.group_squares(layer, window, skip)
+    method: ErrorMethod = "covariances fixed" if squares == "none" else "jackknife"
+    groups, tokens = tuple(int(g) for g in filled), tuple(float(n) for n in sizes[filled])
+    return Replication(method, "", groups, tokens, first_order=squares == "estimated")

@@ -86,7 +86,7 @@ def errors_said(table: pd.DataFrame, exact: str) -> str:
     if any(not kind.startswith("none") for kind in kinds):
         said.append(f"Errors (±) are over documents, by leaving out one group of them at a time; {exact}.")
     if any("covariances fixed" in kind for kind in kinds):
-        said.append("Where groups have no squares of their own, covariances are held fixed.")
+        said.append("Where groups have no squares of their own, covariances are kept constant.")
     if why or not kinds:
         said.append(f"There are no errors over documents: {listed(why) or 'these results have none'}.")
     return " ".join(said)

@@ -3,7 +3,7 @@
 Bucket sums are float64, exactly as summed. What serves errors alone is float16, as differences from a group's share,
 where three digits are plenty: this keeps a 3B model's file below 1.2 GB. The header's JSON and every array enter the
 checksum, so a flipped bit anywhere is found when the file is read. Files of schema 1, which have groups over the whole
-context only and nothing from before rotation, are read as far as they go.
+context only and nothing from before rotation, and of schema 2, which have no sketches, are read as far as they go.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _assemble(header: Header, arrays: Arrays) -> Moments:
         for kind in KINDS:
             where = f"{facts.layer}.{kind}"
             own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
-            of_kinds[kind] = read_schema_1(own) if header.schema == 1 else read(own, header.layout)
+            of_kinds[kind] = read_schema_1(own, header.layout) if header.schema == 1 else read(own, header.layout)
             require_possible(where, of_kinds[kind], header.layout)
         layers[facts.layer] = of_kinds
     documents = arrays.get("documents")

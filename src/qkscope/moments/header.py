@@ -17,10 +17,11 @@ from typing import Any
 from qkscope.errors import MomentsFileError
 from qkscope.foreign import Unreadable, opened, parse_json
 from qkscope.layers import MOST_LAYERS, LayerFacts, whole_number
-from qkscope.moments.layout import Layout, can_unrotate
+from qkscope.moments.layout import Layout, can_unrotate, sketch_blocks
+from qkscope.moments.second import Kind
 
-SCHEMA = 2
-READABLE = (1, 2)  # what older files hold is used as far as it goes
+SCHEMA = 3
+READABLE = (1, 2, 3)  # what older files hold is used as far as it goes
 FORMAT = "qkscope-moments"
 MAX_FILE = 64 * 2**40  # bytes; 400 layers of 128 heads of width 512 have 2 TB
 MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
@@ -79,7 +80,7 @@ def expected_arrays(
     for facts in layers:
         width = facts.head_dim
         packed = width * (width + 1) // 2
-        for kind, heads in (("q", facts.q_heads), ("k", facts.kv_heads)):
+        for kind, heads in heads_of(facts).items():
             where = f"{facts.layer}.{kind}"
             yield f"{where}.pivot", ("F64", (heads, width))
             yield f"{where}.counts", ("F64", (heads, len(COUNTS), *cells))
@@ -88,12 +89,30 @@ def expected_arrays(
             for name in ("x", "xu"):
                 yield from _shares(f"{where}.crossed.{name}", (heads, *cells), width)
             yield from _shares(f"{where}.groups.xx", (heads, layout.groups, len(layout.spans)), packed)
+            if layout.sketch_spans:
+                yield from _sketch_arrays(f"{where}.sketch", layout, facts, kind)
             if can_unrotate(layout, facts):
                 yield f"{where}.unrotated.pivot", ("F64", (heads, width))
                 yield f"{where}.unrotated.n", ("F64", cells)
                 yield f"{where}.unrotated.x", ("F32", (heads, layout.buckets, width))
                 yield f"{where}.unrotated.xx", ("F32", (heads, packed))
                 yield from _shares(f"{where}.unrotated.crossed.x", (heads, *cells), width)
+
+
+def _sketch_arrays(
+    where: str, layout: Layout, facts: LayerFacts, kind: Kind
+) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    heads = heads_of(facts)
+    size, blocks = sketch_blocks(layout, heads, facts.head_dim)
+    count, cells = size * blocks[kind], (heads[kind], layout.groups, len(layout.sketch_spans))
+    yield f"{where}.directions", ("F32", (heads[kind], facts.head_dim, count))
+    yield f"{where}.power", ("F32", cells)
+    yield from _shares(f"{where}.y", (*cells, count), facts.head_dim)
+
+
+def heads_of(facts: LayerFacts) -> dict[Kind, int]:
+    """How many heads of each kind a layer has."""
+    return {"q": facts.q_heads, "k": facts.kv_heads}
 
 
 def _shares(name: str, cells: tuple[int, ...], size: int) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
@@ -143,7 +162,7 @@ def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:
         raise MomentsFileError("is not a qkscope moments file")
     if metadata.get("schema") not in [str(schema) for schema in READABLE]:
         raise MomentsFileError(
-            f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schemas 1 and {SCHEMA}: "
+            f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schemas 1 to {SCHEMA}: "
             "capture it again, or use the qkscope version that wrote it"
         )
     if not all(isinstance(metadata.get(key), str) for key in ("about", "sha256")):

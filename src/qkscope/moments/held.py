@@ -11,11 +11,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from qkscope.moments.layout import Layout
 from qkscope.moments.second import Array, Kind, SecondMoments, translated_squares
-
-Single = NDArray[np.float32]
+from qkscope.moments.sketch import Single, Sketch, SpanSums
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,9 @@ class KindMoments:
     buckets: SecondMoments  # arrays are (heads, buckets, …)
     crossed: FirstMoments
     groups: Single  # (heads, groups, spans, d (d + 1) / 2): Σxxᵀ of each group over each span of buckets
-    spans: tuple[slice, ...]
+    layout: Layout
     unrotated: Unrotated | None = None
+    sketch: Sketch | None = None  # of the same over each span of sketches
 
     def __add__(self, other: KindMoments) -> KindMoments:
         step = other.buckets.pivot - self.buckets.pivot
@@ -83,45 +83,62 @@ class KindMoments:
             self.buckets + other.buckets,
             self.crossed + other.crossed.translated(step),
             (self.groups + other.translated_groups(step)).astype(np.float32),
-            self.spans,
+            self.layout,
             self.unrotated + other.unrotated if both and self.unrotated and other.unrotated else None,
+            self._added_sketch(other, step),
         )
+
+    def _added_sketch(self, other: KindMoments, step: Array) -> Sketch | None:
+        """Sketches along other directions are estimated along these; None where one of the two has none."""
+        if self.sketch is None or other.sketch is None:
+            return None
+        spans = [other.span_sums(span) for span in self.layout.sketch_spans]
+        along = other.sketch.along(self.sketch.directions, spans)
+        return self.sketch + along.translated(spans, step)
+
+    @property
+    def spans(self) -> tuple[slice, ...]:
+        """The buckets over which groups have squares; a file of schema 1 has one span, of all buckets."""
+        return self.layout.spans if self.is_crossed else (slice(0, self.layout.buckets),)
 
     @property
     def is_crossed(self) -> bool:
         """Whether groups are told apart in each bucket; files of schema 1 have groups over all buckets only."""
         return bool(self.crossed.n.shape[1] == self.buckets.n.shape[1])
 
-    def span_sums(self, span: int) -> tuple[Array, Array]:
-        """n (heads, groups) and Σx (heads, groups, d) of each group over one span."""
-        cells = self.spans[span] if self.is_crossed else slice(None)
-        return self.crossed.n[:, cells].sum(axis=1), self.crossed.x[:, cells].sum(axis=1, dtype=np.float64)
+    def span_sums(self, span: slice) -> SpanSums:
+        """The sums of each group over some buckets, and the squares of all groups."""
+        cells = span if self.is_crossed else slice(None)
+        n, x = self.crossed.n[:, cells].sum(axis=1), self.crossed.x[:, cells].sum(axis=1, dtype=np.float64)
+        return SpanSums(n, x, self.buckets.xx[:, span].sum(axis=1))
 
     def translated_groups(self, step: Array) -> Array:
         """The groups' squares about a pivot that is `step` (heads, d) lower."""
         if not step.any():
             return self.groups.astype(np.float64)
         moved = np.empty(self.groups.shape)
-        for span in range(len(self.spans)):
-            n, x = self.span_sums(span)
-            moved[:, :, span] = translated_squares(self.groups[:, :, span], x, n, step)
+        for number, span in enumerate(self.spans):
+            of = self.span_sums(span)
+            moved[:, :, number] = translated_squares(self.groups[:, :, number], of.x, of.n, step)
         return moved
 
     @classmethod
     def beside(cls, parts: Sequence[KindMoments]) -> KindMoments:
         """The sums of several sets of heads over the same tokens, one set after the other."""
         unrotated = [part.unrotated for part in parts if part.unrotated is not None]
+        sketches = [part.sketch for part in parts if part.sketch is not None]
         return cls(
             _beside([part.buckets for part in parts]),
             _beside([part.crossed for part in parts]),
             np.concatenate([part.groups for part in parts]),
-            parts[0].spans,
+            parts[0].layout,
             # How many tokens there were is no sum of a head's.
             replace(_beside(unrotated), n=unrotated[0].n) if len(unrotated) == len(parts) else None,
+            _beside(sketches) if len(sketches) == len(parts) else None,
         )
 
 
-Sums = TypeVar("Sums", SecondMoments, FirstMoments, Unrotated)
+Sums = TypeVar("Sums", SecondMoments, FirstMoments, Unrotated, Sketch)
 
 
 def _beside(parts: Sequence[Sums]) -> Sums:

@@ -1,4 +1,4 @@
-"""The axes of the sums: position buckets, document groups, and the two spans of positions for which groups are kept.
+"""The axes of the sums: position buckets, document groups, and the spans of positions for which groups are kept.
 
 Buckets are intervals of positions given by their edges, so any window that starts and ends on an edge is a sum of
 buckets. Position 0 is a bucket of its own: attention sinks sit there, and tables can be had with and without it. A
@@ -7,19 +7,21 @@ study adds its common window as a further edge where it is none yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from qkscope.layers import LayerFacts, whole_number
+from qkscope.moments.second import Kind
 
 # Of each document at least so many tokens are summed before rotation (all, if it is shorter), until they are so far
 # apart: means then have the error of the documents, and the products cost a few hundredths of the others.
 FEWEST_UNROTATED, MOST_APART = 256, 16
 PADDING = -1  # the position of a token that is not part of any document
 # Bounds of what a file may claim; a study is bounded far below (16M tokens, 1024 buckets, 256 groups).
-LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**31, 65_536, 65_536
+LONGEST, MOST_BUCKETS, MOST_GROUPS, MOST_DIRECTIONS = 2**31, 65_536, 65_536, 1024
+SKETCHED = 4  # directions of each query head: its PC0 at any window lies well within them
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Layout:
     seed: int = 0  # of the sample
     common: int | None = None  # the window, besides the whole, for which groups have squares of their own
     unrotated_every: int = 0  # one token in so many is also summed as it was before rotation; 0: none
+    sketched: int = 0  # directions of each query head along which groups keep squares at every window; 0: none
 
     def __post_init__(self) -> None:
         if len(self.edges) < 2 or self.edges[0] != 0 or any(a >= b for a, b in pairwise(self.edges)):
@@ -47,12 +50,18 @@ class Layout:
             raise ValueError(f"the common window {self.common} is not an edge of the buckets {self.edges}")
         if self.unrotated_every < 0:
             raise ValueError("unrotated_every is a number of tokens, or 0")
+        if self.sketched < 0:
+            raise ValueError("sketched is a number of directions, or 0")
 
     @classmethod
     def from_json(cls, stored: Any) -> Layout:
         """The layout that a file claims; ValueError where it cannot be one."""
         known = {"edges", "groups", "skip_positions", "rate", "seed"}
-        if not isinstance(stored, dict) or not known <= set(stored) <= known | {"common", "unrotated_every"}:
+        if not isinstance(stored, dict) or not known <= set(stored) <= known | {
+            "common",
+            "unrotated_every",
+            "sketched",
+        }:
             raise ValueError("a layout should have edges, groups, skip_positions, rate and seed")
         edges, rate, common = stored["edges"], stored["rate"], stored.get("common")
         if not isinstance(edges, list) or len(edges) > MOST_BUCKETS + 1:
@@ -67,6 +76,7 @@ class Layout:
             seed=whole_number(stored["seed"], "seed", 2**63, -(2**63)),
             common=None if common is None else whole_number(common, "common", LONGEST),
             unrotated_every=whole_number(stored.get("unrotated_every", 0), "unrotated_every", LONGEST),
+            sketched=whole_number(stored.get("sketched", 0), "sketched", MOST_DIRECTIONS),
         )
 
     @property
@@ -100,6 +110,21 @@ class Layout:
         ends = [self.context] if self.common in (None, self.context) else [self.common, self.context]
         stops = [self.edges.index(end) for end in ends]
         return tuple(slice(start, stop) for start, stop in zip([self.sink, *stops[:-1]], stops, strict=True))
+
+    @property
+    def sketch_spans(self) -> tuple[slice, ...]:
+        """The buckets over which each group keeps sketches: position 0, and between consecutive windows inside a span.
+
+        The last part of a span is the span without the others, so it needs no sketch.
+        """
+        if not self.sketched:
+            return ()
+        spans = [slice(0, self.sink)] if self.sink else []
+        for span in self.spans:
+            inside = [self.edges.index(window) for window in self.windows()]
+            stops = [stop for stop in inside if span.start < stop < span.stop]
+            spans += [slice(start, stop) for start, stop in zip([span.start, *stops[:-1]], stops, strict=False)]
+        return tuple(spans)
 
     def windows(self) -> tuple[int, ...]:
         """The prefix windows that double from the first wide edge up to the whole context."""
@@ -141,12 +166,26 @@ def capture_layout(
     common = context if common is None else min(common, context)
     edges = bucket_edges(context, buckets, also=[1, skip, common])
     rate, seed = sample or (1.0, 0)
-    return Layout(edges, groups, rate=rate, seed=seed, common=common, unrotated_every=unrotated_every(context))
+    return Layout(
+        edges,
+        groups,
+        rate=rate,
+        seed=seed,
+        common=common,
+        unrotated_every=unrotated_every(context),
+        sketched=SKETCHED,
+    )
 
 
 def unrotated_every(context: int) -> int:
     """One token in so many is enough for means and spreads before rotation; short documents need more of theirs."""
     return min(MOST_APART, max(1, context // FEWEST_UNROTATED))
+
+
+def sketch_blocks(layout: Layout, heads: Mapping[Kind, int], width: int) -> tuple[int, dict[Kind, int]]:
+    """Directions in one block, and blocks per head of each kind: keys that several query heads read have two."""
+    several = heads.get("q", 0) > heads.get("k", 0) and 2 * layout.sketched <= width
+    return min(layout.sketched, width), {"q": 1, "k": 2 if several else 1}
 
 
 def can_unrotate(layout: Layout, facts: LayerFacts) -> bool:

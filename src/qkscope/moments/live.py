@@ -20,6 +20,7 @@ from qkscope.moments.held import LayerMoments
 from qkscope.moments.layout import Layout, can_unrotate
 from qkscope.moments.on_device import DeviceArithmetic
 from qkscope.moments.on_host import HostArithmetic
+from qkscope.moments.pilot import choose_directions
 from qkscope.moments.pivot import coarse_mean
 from qkscope.moments.placing import Placed, Spaced
 from qkscope.moments.second import Kind
@@ -92,6 +93,8 @@ class LiveSums:
         arithmetic = scratch.arithmetic(state.device)
         if state.pivot is None:
             state.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
+            if state.layout.sketch_spans:
+                state.directions = choose_directions(state, vectors, placed)
         arithmetic.add(state, vectors, placed)
         state.counts += placed.counts
         if state.unrotated and len(spaced.positions):

@@ -7,6 +7,7 @@ the host. What is kept does not grow with the number of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from qkscope.moments.placing import Placed
 from qkscope.moments.replicates import (
     BeforeRotation,
     BucketMeans,
+    GroupSquares,
     before_rotation,
     bucket_means,
-    bucket_statistics,
-    has_squares,
+    bucket_sums,
+    group_squares,
     without_group,
 )
 from qkscope.moments.second import Kind, SecondMoments, Statistics
@@ -198,12 +200,12 @@ class Moments:
         """The sums of both, in a new object that keeps this one's provenance."""
         if not isinstance(other, Moments):
             raise InputError(f"moments can be merged with moments, not with {type(other).__name__}")
-        if self.layout != other.layout:
+        layout = self.layout if self.layout == other.layout else replace(self.layout, sketched=0)
+        if layout != replace(other.layout, sketched=layout.sketched):
             raise InputError(f"cannot merge moments of different layouts: {self.layout} and {other.layout}")
         if self.layers != other.layers:
             raise InputError("cannot merge moments of different models: their layers differ")
-        merged = Moments(self.layout, self.layers.values(), self.provenance)
-        mine, theirs = self._settled(), other._settled()
+        merged, mine, theirs = Moments(layout, self.layers.values(), self.provenance), self._settled(), other._settled()
         for layer in self.layers:
             parts = [part[layer] for part in (mine, theirs) if layer in part]
             if parts:
@@ -229,8 +231,7 @@ class Moments:
     ) -> SecondMoments:
         """A layer's sums over a window of all document groups but one: a jackknife replicate.
 
-        Groups have squares of their own at the common window and at the whole context; other windows are refused,
-        unless squares are to be `fixed`: then those of the replicate are its share of the whole's.
+        Its squares are exact, or estimated from sketches (`group_squares`), or with `fixed` its share of the whole's.
         """
         return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip), fixed=fixed)
 
@@ -240,9 +241,12 @@ class Moments:
         """Each position bucket in a window by itself, of all document groups or of all but one."""
         return bucket_means(self._layer(layer)[kind], self.layout, self.cells(window, skip), without)
 
-    def bucket_statistics(self, layer: int, kind: Kind, window: int | None = None, skip: int = 0) -> Statistics:
-        """Statistics of each position bucket in a window: (heads, buckets, …)."""
-        return bucket_statistics(self._layer(layer)[kind], self.layout.scale, self.cells(window, skip))
+    def bucket_statistics(
+        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
+    ) -> Statistics:
+        """Statistics of each position bucket in a window (heads, buckets, …), of all document groups or all but one."""
+        held, cells = self._layer(layer)[kind], self.cells(window, skip)
+        return bucket_sums(held, self.layout, cells, without).statistics(self.layout.scale)
 
     def before_rotation(
         self,
@@ -260,9 +264,9 @@ class Moments:
         """
         return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, cov)
 
-    def has_group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> bool:
-        """Whether replicates over this window are exact."""
-        return has_squares(self._layer(layer)["q"], self.cells(window, skip))
+    def group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> GroupSquares:
+        """Whether replicates over this window are exact, estimated from sketches, or not available."""
+        return group_squares(self._layer(layer)["q"], self.cells(window, skip))
 
     def group_tokens(self, layer: int, window: int | None = None, skip: int = 0) -> NDArray[np.float64] | None:
         """Tokens of each document group in a window, the fewest of any head that has tokens; None where unknown."""

@@ -9,12 +9,13 @@ What that takes is `workspace_bytes` in sizes.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from qkscope.moments.pilot import add_sketches
 from qkscope.moments.placing import Placed, Whole
 from qkscope.moments.second import Kind
 from qkscope.moments.sizes import cell_size
@@ -81,7 +82,8 @@ class _Frame:
         if not 0 < len(whole.runs) <= FEW_RUNS:
             fillers = (whole.weights == 0).nonzero()[0]
             self._index = [torch.from_numpy(each).to(device) for each in (whole.rows, whole.tokens, fillers)]
-        self._spans = _span_matrix(state, whole, dtype)
+        self._spans = _span_matrix(state, whole, state.layout.spans, dtype)
+        self._sketch_spans = _span_matrix(state, whole, state.layout.sketch_spans, dtype)
 
     def add(self, state: State, vectors: Mapping[Kind, Tensor]) -> Tensor:
         """Centre, multiply and add up; returns a number that is finite if all of this is."""
@@ -125,22 +127,25 @@ class _Frame:
 
     def _add_spans(self, state: State) -> None:
         """Squares of the group over each span of buckets, from the blocks themselves: in float32, as they are kept."""
-        squares = self._products.flatten(1, 2)[..., : -2 * self._width]
-        target = state.groups[:, self.whole.group]
+        squares, group = self._products.flatten(1, 2)[..., : -2 * self._width], self.whole.group
         with _no_rounding():
-            if squares.dtype == target.dtype:
-                torch.baddbmm(target, self._spans, squares, out=target)
-            else:
-                target.add_(torch.bmm(self._spans, squares))
+            if group < state.groups.shape[1]:
+                target = state.groups[:, group]
+                if squares.dtype == target.dtype:
+                    torch.baddbmm(target, self._spans, squares, out=target)
+                else:
+                    target.add_(torch.bmm(self._spans, squares))
+            if state.layout.sketch_spans:
+                add_sketches(state, group, slice(None), torch.bmm(self._sketch_spans, squares))
 
 
-def _span_matrix(state: State, whole: Whole, dtype: torch.dtype) -> Tensor:
+def _span_matrix(state: State, whole: Whole, spans: Sequence[slice], dtype: torch.dtype) -> Tensor:
     """(heads, spans, buckets × blocks): 1 where a block lies in a span."""
-    spans = torch.zeros(len(state.layout.spans), whole.buckets.stop - whole.buckets.start, whole.blocks, dtype=dtype)
-    for number, span in enumerate(state.layout.spans):
+    matrix = torch.zeros(len(spans), whole.buckets.stop - whole.buckets.start, whole.blocks, dtype=dtype)
+    for number, span in enumerate(spans):
         inside = slice(max(0, span.start - whole.buckets.start), max(0, span.stop - whole.buckets.start))
-        spans[number, inside] = 1.0
-    return spans.flatten(1).to(state.device).expand(sum(state.heads.values()), -1, -1)
+        matrix[number, inside] = 1.0
+    return matrix.flatten(1).to(state.device).expand(sum(state.heads.values()), -1, -1)
 
 
 def add_cells(state: State, buckets: slice, cells: Tensor) -> None:

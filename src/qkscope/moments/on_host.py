@@ -13,6 +13,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from qkscope.moments.pilot import add_sketches
 from qkscope.moments.pivot import locate
 from qkscope.moments.placing import Piece, Placed
 from qkscope.moments.second import Kind
@@ -86,12 +87,20 @@ def _add_squares(state: State, piece: Piece, plan: ProductPlan) -> None:
 def _add_to_group(state: State, piece: Piece, plan: ProductPlan, in_piece: list[Tensor]) -> None:
     (corner, lower), first = plan.products, 2 * state.width
     state.crossed[:, piece.group, piece.buckets].add_(lower[..., -first:])
-    for span, inside in piece.spans:
+
+    def summed(inside: slice) -> list[Tensor]:
         whole = inside.stop - inside.start == corner.shape[1]
-        sums = in_piece if whole else [corner[:, inside].sum(dim=1), lower[:, inside].sum(dim=1)]
+        return in_piece if whole else [corner[:, inside].sum(dim=1), lower[:, inside].sum(dim=1)]
+
+    for span, inside in piece.spans if piece.group < state.groups.shape[1] else ():
+        sums = summed(inside)
         target, size = state.groups[:, piece.group, span], state.half**2
         target[:, :size].add_(sums[0])
         target[:, size:].add_(sums[1][:, :-first])
+    for span, inside in piece.sketched:
+        sums = summed(inside)
+        squares = torch.cat([sums[0], sums[1][:, :-first]], dim=1)[:, None]
+        add_sketches(state, piece.group, slice(span, span + 1), squares)
 
 
 def _chosen(vectors: Tensor, piece: Piece) -> Tensor:

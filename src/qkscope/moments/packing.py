@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from qkscope.moments.held import FirstMoments, KindMoments, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments
+from qkscope.moments.second import Array, SecondMoments, square
+from qkscope.moments.sketch import Sketch
 
 Arrays = dict[str, NDArray[Any]]
+SKETCH = "sketch."  # in front of the names of the groups' sketches
 UNROTATED = "unrotated."  # in front of the names of what was summed before rotation
 
 
@@ -24,6 +26,8 @@ def written(held: KindMoments) -> Arrays:
     for name in ("x", "xu"):
         arrays.update(_as_shares(f"crossed.{name}", getattr(crossed, name), _shares(held, getattr(of, name))))
     arrays.update(_as_shares("groups.xx", held.groups, _group_shares(held)))
+    if held.sketch is not None:
+        arrays.update(_written_sketch(held, held.sketch))
     if held.unrotated is not None:
         arrays.update({f"{UNROTATED}{name}": array for name, array in _written_unrotated(held.unrotated).items()})
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -35,21 +39,21 @@ def read(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
     summed = (part.sum(axis=2) for part in (n, u, uu))
     of = SecondMoments(arrays["pivot"], *summed, *(arrays[f"buckets.{name}"] for name in ("x", "xu", "xx")))
     none = np.zeros(0, dtype=np.float32)
-    counted = KindMoments(of, FirstMoments(n, u, uu, none, none), none, layout.spans)
+    counted = KindMoments(of, FirstMoments(n, u, uu, none, none), none, layout)
     x, xu = (_from_shares(arrays, f"crossed.{name}", _shares(counted, getattr(of, name))) for name in ("x", "xu"))
     groups = _from_shares(arrays, "groups.xx", _group_shares(counted))
     unrotated = read_unrotated(arrays) if f"{UNROTATED}pivot" in arrays else None
-    return KindMoments(of, FirstMoments(n, u, uu, x, xu), groups, layout.spans, unrotated)
+    sketch = _read_sketch(arrays, counted) if f"{SKETCH}y" in arrays else None
+    return KindMoments(of, FirstMoments(n, u, uu, x, xu), groups, layout, unrotated, sketch)
 
 
-def read_schema_1(arrays: Mapping[str, NDArray[Any]]) -> KindMoments:
+def read_schema_1(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
     """The sums of a file of schema 1: its groups are over all buckets, as if there were one."""
     pivot, names = arrays["pivot"], ("n", "u", "uu", "x", "xu", "xx")
     of = SecondMoments(pivot, *(arrays[f"buckets.{name}"] for name in names))
     counts = (arrays[f"groups.{name}"][:, None] for name in ("n", "u", "uu"))
     vectors = (arrays[f"groups.{name}"][:, None] for name in ("x", "xu"))
-    everything = (slice(0, of.n.shape[1]),)
-    return KindMoments(of, FirstMoments(*counts, *vectors), arrays["groups.xx"][:, :, None], everything)
+    return KindMoments(of, FirstMoments(*counts, *vectors), arrays["groups.xx"][:, :, None], layout)
 
 
 def _shares(held: KindMoments, sums: Array) -> Array:
@@ -59,12 +63,38 @@ def _shares(held: KindMoments, sums: Array) -> Array:
 
 def _group_shares(held: KindMoments) -> Array:
     """The same of the squares over each span: (heads, groups, spans, packed)."""
-    parts = []
     with np.errstate(invalid="ignore"):  # what is not finite is refused by whoever reads the file
-        for span in held.spans:
-            n, whole = held.crossed.n[:, span].sum(axis=1), held.buckets.n[:, span].sum(axis=1)
-            parts.append(_share(n, whole[:, None])[..., None] * held.buckets.xx[:, span].sum(axis=1)[:, None, :])
+        parts = [_span_share(held, span) * held.buckets.xx[:, span].sum(axis=1)[:, None] for span in held.spans]
     return np.stack(parts, axis=2)
+
+
+def _sketch_shares(held: KindMoments, directions: NDArray[Any]) -> Array:
+    """The same of the sketches: (heads, groups, spans, m, d), each direction for itself."""
+    parts = []
+    with np.errstate(invalid="ignore"):
+        for span in held.layout.sketch_spans:
+            squares = np.take(held.buckets.xx[:, span].sum(axis=1), square(directions.shape[1]), axis=-1)
+            whole = directions.astype(np.float64).swapaxes(1, 2) @ squares
+            parts.append(_span_share(held, span)[..., None] * whole[:, None])
+    return np.stack(parts, axis=2)
+
+
+def _span_share(held: KindMoments, span: slice) -> Array:
+    """Each group's share of the tokens: (heads, groups, 1)."""
+    n, whole = held.crossed.n[:, span].sum(axis=1), held.buckets.n[:, span].sum(axis=1)
+    return _share(n, whole[:, None])[..., None]
+
+
+def _written_sketch(held: KindMoments, sketch: Sketch) -> Arrays:
+    arrays: Arrays = {f"{SKETCH}directions": sketch.directions, f"{SKETCH}power": sketch.power}
+    shares = _sketch_shares(held, sketch.directions)
+    return {**arrays, **_as_shares(f"{SKETCH}y", sketch.y.swapaxes(-1, -2), shares)}
+
+
+def _read_sketch(arrays: Mapping[str, NDArray[Any]], counted: KindMoments) -> Sketch:
+    directions, power = arrays[f"{SKETCH}directions"], arrays[f"{SKETCH}power"]
+    y = _from_shares(arrays, f"{SKETCH}y", _sketch_shares(counted, directions))
+    return Sketch(directions, np.ascontiguousarray(y.swapaxes(-1, -2)), power)
 
 
 def _share(part: Array, whole: Array) -> Array:

@@ -84,6 +84,13 @@ class Placed:
         chosen = slice(None, None, len(rows) // count | 1)
         return rows[chosen], tokens[chosen]
 
+    def within(self, window: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Rows and tokens of about `count` evenly taken ones whose positions are below `window`."""
+        rows, tokens, positions, _ = self._listed
+        inside = np.flatnonzero(positions < window)
+        chosen = inside[:: len(inside) // count | 1]
+        return rows[chosen], tokens[chosen]
+
     @cached_property
     def pieces(self) -> list[Piece]:
         """The batch for the host."""
@@ -206,6 +213,7 @@ class Piece:
     group: int
     steps: NDArray[np.float32]  # (buckets, rows × width): positions from the bucket's middle, exact and small
     spans: tuple[tuple[int, slice], ...]  # of the layout, and which of the piece's buckets lie in each
+    sketched: tuple[tuple[int, slice], ...]  # the same for the spans of sketches
 
 
 def split_into_pieces(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
@@ -278,9 +286,15 @@ def _piece(
     t: NDArray[np.int64],
 ) -> Piece:
     steps = (t - np.array(layout.middles[buckets])[:, None]).astype(np.float32)
-    spans = []
-    for number, span in enumerate(layout.spans):
+    inside = (_inside(spans, buckets) for spans in (layout.spans, layout.sketch_spans))
+    return Piece(rows, tokens, buckets, group, steps, *inside)
+
+
+def _inside(spans: Sequence[slice], buckets: slice) -> tuple[tuple[int, slice], ...]:
+    """The spans that meet these buckets, and which of the buckets, counted from the first, lie in each."""
+    inside = []
+    for number, span in enumerate(spans):
         first, last = max(span.start, buckets.start), min(span.stop, buckets.stop)
         if first < last:
-            spans.append((number, slice(first - buckets.start, last - buckets.start)))
-    return Piece(rows, tokens, buckets, group, steps, tuple(spans))
+            inside.append((number, slice(first - buckets.start, last - buckets.start)))
+    return tuple(inside)

@@ -1,13 +1,17 @@
 """Sums without one document group: what a delete-a-group jackknife is made of.
 
-Groups have squares of their own over two spans of positions, up to the common window and beyond it, so replicates are
-exact at the common window and at the whole context. Position 0 lies in neither: there every group has the mean vector
-that is its own, and about it the scatter of all groups.
+Groups have full squares over two spans of positions, up to the common window and beyond it, so replicates are exact at
+the common window and at the whole context. At other windows, and at position 0, squares are estimated from sketches
+(sketch.py). Without sketches (files of earlier versions) every group has its own mean vector at position 0, and its
+share of the scatter of all groups about their means.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +19,13 @@ from numpy.typing import NDArray
 from qkscope.errors import InputError
 from qkscope.moments.held import KindMoments, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, Statistics, triangle
+from qkscope.moments.second import Array, SecondMoments, triangle
+
+GroupSquares = Literal["exact", "estimated", "none"]
 
 
 def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
-    """The sums over some buckets without one group; InputError where groups have no squares for these buckets.
+    """The sums over some buckets without one group; InputError where groups have no squares or sketches for them.
 
     With `fixed`, the group's squares are its share of the whole's, which every window has.
     """
@@ -78,11 +84,6 @@ def _bucket_sums(held: KindMoments, cells: slice, without: int | None, name: str
     return np.asarray(whole - getattr(held.crossed, name)[:, cells, without].astype(np.float64))
 
 
-def bucket_statistics(held: KindMoments, scale: float, cells: slice) -> Statistics:
-    """Statistics of each bucket for itself: (heads, buckets, …)."""
-    return held.buckets.chosen(cells).statistics(scale)
-
-
 @dataclass(frozen=True)
 class BeforeRotation:
     """Queries or keys as they were before RoPE, from some of the tokens; position 0 is not among them.
@@ -120,9 +121,13 @@ def before_rotation(
     return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
 
 
-def has_squares(held: KindMoments, cells: slice) -> bool:
-    """Whether groups have squares of their own over these buckets."""
-    return cells.start <= held.spans[0].start and cells.stop in [span.stop for span in held.spans]
+def group_squares(held: KindMoments, cells: slice) -> GroupSquares:
+    """Whether groups have full squares over these buckets, or sketches of them."""
+    ends = {max(cells.start, held.spans[0].start), cells.stop}
+    if ends <= _bounds(held.spans):
+        return "exact"
+    known = held.sketch is not None and ends <= _bounds((*held.spans, *held.layout.sketch_spans))
+    return "estimated" if known else "none"
 
 
 def _of_group(
@@ -143,21 +148,78 @@ def _of_group(
     return SecondMoments(held.buckets.pivot, n, u, uu, x, xu, squares)
 
 
+def bucket_sums(held: KindMoments, layout: Layout, cells: slice, group: int | None = None) -> SecondMoments:
+    """The sums of each of some buckets, of all documents or without one group (its squares are estimated)."""
+    if group is None:
+        return held.buckets.chosen(cells)
+    whole, crossed = held.buckets, held.crossed
+    sums = {name: getattr(whole, name) - getattr(crossed, name)[:, :, group] for name in ("n", "u", "uu", "x", "xu")}
+    squares = whole.xx - _bucket_squares(held, layout, group)
+    return SecondMoments(whole.pivot, **sums, xx=squares).chosen(cells)
+
+
+def _bucket_squares(held: KindMoments, layout: Layout, group: int) -> Array:
+    """One group's Σxxᵀ in every bucket, estimated from those of its spans.
+
+    A group has its own mean in every bucket. Its scatter about it is its share of the bucket's, corrected by the same
+    matrix per token in all buckets of a span, so that the span has the group's squares.
+    """
+    n, x = held.crossed.n, held.crossed.x.astype(np.float64)  # (heads, buckets, groups[, d])
+    mean = np.divide(x, n[..., None], out=np.zeros_like(x), where=n[..., None] > 0)
+    rows, columns = triangle(x.shape[-1])
+    between = np.stack([(x[:, b].swapaxes(1, 2) @ mean[:, b])[:, rows, columns] for b in range(layout.buckets)], axis=1)
+    scatter = held.buckets.xx - between  # within groups
+    own = x[:, :, group][..., rows] * mean[:, :, group][..., columns]
+    share = np.divide(n[:, :, group], held.buckets.n, out=np.zeros_like(held.buckets.n), where=held.buckets.n > 0)
+    squares = own + share[..., None] * scatter
+    for span in _parts_of_spans(held):
+        difference = _squares(held, layout, group, span) - squares[:, span].sum(axis=1)
+        tokens = n[:, span, group]
+        part = tokens / np.maximum(tokens.sum(axis=1, keepdims=True), 1.0)
+        squares[:, span] += part[..., None] * difference[:, None]
+    return np.asarray(squares)
+
+
+def _parts_of_spans(held: KindMoments) -> list[slice]:
+    """Spans of buckets, as short as they come, over which groups have squares or sketches."""
+    sketched = held.layout.sketch_spans if held.sketch is not None else ()
+    return [slice(start, stop) for start, stop in pairwise(sorted(_bounds((*held.spans, *sketched))))]
+
+
+def _bounds(spans: Sequence[slice]) -> set[int]:
+    """Where spans begin and end."""
+    return {place for span in spans for place in (span.start, span.stop)}
+
+
 def _share(part: Array, whole: Array) -> Array:
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)[:, None]
 
 
 def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Array:
     """One group's Σxxᵀ: of the spans that lie in these buckets, and its share of position 0."""
-    if not has_squares(held, cells):
+    if group_squares(held, cells) == "none":
         start, stop = layout.edges[cells.start], layout.edges[cells.stop]
         raise InputError(f"document groups have no squares of their own over positions {start} to {stop}")
     squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
     for number, span in enumerate(held.spans):
-        if span.stop <= cells.stop:
+        if span.stop <= cells.stop and cells.start < span.stop:
             squares += held.groups[:, group, number]
-    if held.spans[0].start and cells.start == 0:
-        squares += _squares_of_first(held, group)
+            squares -= _sketched(held, group, slice(span.start, cells.start))
+        else:
+            squares += _sketched(held, group, slice(max(span.start, cells.start), min(span.stop, cells.stop)))
+    if held.spans[0].start and cells.start == 0:  # position 0
+        first = slice(0, held.spans[0].start)
+        squares += _squares_of_first(held, group) if held.sketch is None else _sketched(held, group, first)
+    return squares
+
+
+def _sketched(held: KindMoments, group: int, cells: slice) -> Array:
+    """One group's Σxxᵀ over some buckets, estimated; 0 where there are none."""
+    squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
+    rows, columns = triangle(held.buckets.width)
+    for number, span in enumerate(held.layout.sketch_spans):
+        if held.sketch is not None and cells.start <= span.start and span.stop <= cells.stop:
+            squares += held.sketch.squares(held.span_sums(span), number, group)[:, rows, columns]
     return squares
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from qkscope.layers import LayerFacts
-from qkscope.moments.layout import Layout
+from qkscope.moments.header import heads_of
+from qkscope.moments.layout import Layout, sketch_blocks
 from qkscope.moments.placing import MOST_BLOCKS, SHORTEST_BLOCK
+from qkscope.moments.second import Kind
 from qkscope.moments.turns import turns_of
 
 FLOAT64, FLOAT32, FLOAT16 = 8, 4, 2
@@ -28,11 +30,24 @@ def predict_sizes(layout: Layout, layers: Iterable[LayerFacts]) -> Sizes:
     for facts in layers:
         # Before weights are loaded a rotation is not measured yet; that it will be is the cautious guess.
         unrotated = layout.unrotated_every > 0 and facts.rotary != "unknown"
-        one = head_sizes(layout, facts.head_dim, unrotated)
-        heads = facts.q_heads + facts.kv_heads
-        memory, file = memory + heads * one.memory, file + heads * one.file
+        one, heads = head_sizes(layout, facts.head_dim, unrotated), heads_of(facts)
+        memory, file = memory + sum(heads.values()) * one.memory, file + sum(heads.values()) * one.file
+        sketches = [sketch_sizes(layout, facts, kind) for kind in heads]
+        memory, file = memory + sum(each.memory for each in sketches), file + sum(each.file for each in sketches)
         file += 2 * FLOAT64 * layout.buckets * layout.groups if unrotated else 0
     return Sizes(memory, file)
+
+
+# From 8 groups a standard error is itself uncertain by 27 %, from 16 by 18 %. More groups need more memory.
+FEW_GROUPS, MANY_GROUPS, MANY_DOCUMENTS, MOST_MEMORY = 8, 16, 32, 2.0e9
+
+
+def default_groups(documents: int, captures: Iterable[tuple[Layout, Iterable[LayerFacts]]]) -> int:
+    """16 document groups where each has two documents and the sums of every capture stay below 2 GB, else 8."""
+    if documents < MANY_DOCUMENTS:
+        return FEW_GROUPS
+    sizes = (predict_sizes(replace(layout, groups=MANY_GROUPS), layers).memory for layout, layers in captures)
+    return MANY_GROUPS if all(size < MOST_MEMORY for size in sizes) else FEW_GROUPS
 
 
 def head_sizes(layout: Layout, width: int, unrotated: bool) -> Sizes:
@@ -42,13 +57,26 @@ def head_sizes(layout: Layout, width: int, unrotated: bool) -> Sizes:
     buckets, groups, spans = layout.buckets, layout.groups, len(layout.spans)
     crossed = buckets * groups
     memory = FLOAT64 * (buckets * (square + 2 * width) + width)
-    memory += FLOAT32 * (groups * spans * square + crossed * 2 * width)
+    memory += FLOAT32 * ((groups - 1) * spans * square + crossed * 2 * width)
     file = FLOAT64 * (width + 3 * crossed + buckets * (packed + 2 * width))
     file += FLOAT16 * (groups * spans * packed + crossed * 2 * width) + FLOAT32 * (groups * spans + 2 * crossed)
     if unrotated:
         memory += FLOAT32 * (width * width + crossed * width + width)
         file += FLOAT64 * width + FLOAT32 * (packed + buckets * width + crossed) + FLOAT16 * crossed * width
     return Sizes(memory, file)
+
+
+def sketch_sizes(layout: Layout, facts: LayerFacts, kind: Kind) -> Sizes:
+    """What the sketches of one kind's heads take."""
+    heads, width, cells = heads_of(facts), facts.head_dim, layout.groups * len(layout.sketch_spans)
+    if not cells:
+        return Sizes(0, 0)
+    size, blocks = sketch_blocks(layout, heads, width)
+    count = size * blocks[kind]
+    directions = FLOAT32 * width * count
+    memory = directions + FLOAT32 * cells * (width * count + 1)
+    file = directions + cells * (FLOAT32 + count * (FLOAT16 * width + FLOAT32))
+    return Sizes(heads[kind] * memory, heads[kind] * file)
 
 
 def cell_size(width: int) -> int:

@@ -4,14 +4,17 @@ What lies where, for each of the layer's heads (queries first, then keys), with 
 s the position counted from the bucket's middle:
 
     squares   (heads, buckets, Σaaᵀ | Σbxᵀ | Σx | Σxs)      float64   every number of every table
-    groups    (heads, groups × spans, Σaaᵀ | Σbxᵀ)          float32   errors, at the common window and beyond it
+    groups    (heads, groups - 1, spans, Σaaᵀ | Σbxᵀ)       float32   errors, at the common window and beyond it
+    sketches  (groups, blocks, spans, Σx(xᵀΩ))              float32   errors, at the other windows (sketch.py)
+    powers    (groups, heads, spans, Σ|x|²)                 float32   the same
     crossed   (heads, groups, buckets, Σx | Σxs)            float32   errors, at every window
     before    (heads, Σyyᵀ)                                 float32   y: one token in some, before rotation
     drift     (heads, groups, buckets, Σy)                  float32   how y depends on position
     counts    (groups, buckets, Σ1 | Σu | Σu²)              on the host: the same for all heads
 
-The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. Devices without float64 keep
-`squares` in float32 with the rounding of every addition beside it (`carry`).
+The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. The last group's squares are
+those of all buckets without the other groups'. Each block of a head has the same number of directions Ω. Devices
+without float64 keep `squares` in float32 with the rounding of every addition beside it (`carry`).
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkscope.moments.held import FirstMoments, KindMoments, LayerMoments, Unrotated
-from qkscope.moments.layout import Layout
+from qkscope.moments.layout import Layout, sketch_blocks
 from qkscope.moments.second import Array, Kind, SecondMoments, triangle
 from qkscope.moments.sizes import cell_size
+from qkscope.moments.sketch import Sketch
 
 
 class State:
@@ -46,9 +50,10 @@ class State:
         zeros = partial(torch.zeros, dtype=torch.float32, device=device)
         self.squares = torch.zeros(count, layout.buckets, per_cell, dtype=exact, device=device)
         self.carry = None if has_float64 else torch.zeros_like(self.squares)
-        self.groups = zeros(count, layout.groups, len(layout.spans), per_cell - 2 * width)
+        self.groups = zeros(count, layout.groups - 1, len(layout.spans), per_cell - 2 * width)
         self.crossed = zeros(count, layout.groups, layout.buckets, 2 * width)
         self.counts = np.zeros((layout.groups, layout.buckets, 3))
+        self._start_sketches()
         self.halves = self.squares[..., : self.half**2], self.squares[..., self.half**2 :]  # Σaaᵀ; Σ[b, 1, s]xᵀ
         self.pivot: Tensor | None = None  # (heads, width), float64 wherever there is float64
         self._pivots: dict[tuple[torch.dtype, bool], tuple[Tensor, ...]] = {}
@@ -59,6 +64,17 @@ class State:
         self.rest_pivot: Tensor | None = None  # of the vectors before rotation
         self.rest_move = zeros(summed, 1, width)  # the same, as it is added: (heads, 1, width) with the other sign
         self.rest_counts = np.zeros((layout.groups, layout.buckets))
+
+    def _start_sketches(self) -> None:
+        layout, spans, count = self.layout, len(self.layout.sketch_spans), sum(self.heads.values())
+        size, blocks = sketch_blocks(layout, self.heads, self.width)
+        owners = np.repeat(np.arange(count), [blocks[kind] for kind, heads in self.heads.items() for _ in range(heads)])
+        zeros = partial(torch.zeros, dtype=torch.float32, device=self.device)
+        self.sketches = zeros(layout.groups, len(owners) if spans else 0, spans, self.width, size)
+        self.powers = zeros(layout.groups, count if spans else 0, spans)
+        self.directions: Tensor | None = None  # (blocks, width, m): Ω, decided by the first batch
+        self.owners = torch.from_numpy(owners).to(self.device) if spans and len(owners) > count else None  # of blocks
+        self.diagonal = torch.from_numpy(_diagonal(self.width) if spans else np.zeros(0, np.float32)).to(self.device)
 
     def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
         """The pivot as it is subtracted: for each kind (heads, 1, 1, 1, width), or joined (heads, 1, width)."""
@@ -74,7 +90,8 @@ class State:
     def memory(self) -> int:
         """Bytes of the sums and their pivots."""
         held = (self.squares, self.carry, self.groups, self.crossed, self.before, self.drift)
-        return sum(tensor.nbytes for tensor in (*held, self.pivot, self.rest_pivot) if tensor is not None)
+        sketched = (self.sketches, self.powers, self.directions)
+        return sum(each.nbytes for each in (*held, *sketched, self.pivot, self.rest_pivot) if each is not None)
 
     @property
     def tokens(self) -> int:
@@ -91,9 +108,9 @@ class State:
             heads = slice(first, first + count)
             pivot = _numpy(self.pivot[heads])
             crossed = self._crossed(heads)
-            groups = _packed(_numpy(self.groups[heads], np.float32), self.width)
             buckets = self._buckets(heads, pivot, crossed)
-            by_kind[kind] = KindMoments(buckets, crossed, groups, self.layout.spans, self._unrotated(heads))
+            groups, sketch = self._groups(heads, buckets), self._sketch(kind, heads)
+            by_kind[kind] = KindMoments(buckets, crossed, groups, self.layout, self._unrotated(heads), sketch)
             first += count
         return by_kind
 
@@ -104,6 +121,33 @@ class State:
         x, xu = self._first_sums(cells[..., -2 * self.width :])
         n, u, uu = (part.sum(axis=2) for part in (crossed.n, crossed.u, crossed.uu))
         return SecondMoments(pivot, n, u, uu, x, xu, _packed(cells, self.width))
+
+    def _groups(self, heads: slice, buckets: SecondMoments) -> NDArray[np.float32]:
+        """The squares of every group over each span, the last group's from those of all."""
+        others = _packed(_numpy(self.groups[heads], np.float32), self.width)
+        whole = np.stack([buckets.xx[:, span].sum(axis=1) for span in self.layout.spans], axis=1)
+        with np.errstate(invalid="ignore", over="ignore"):  # float32 overflows where float64 does not
+            last = (whole - others.sum(axis=1, dtype=np.float64)).astype(np.float32)
+        last[np.isnan(last)] = np.inf
+        if not self.counts[-1, :, 0].any():
+            last[:] = 0.0  # rounding is no group
+        return np.concatenate([others, last[:, None]], axis=1)
+
+    def _sketch(self, kind: Kind, heads: slice) -> Sketch | None:
+        if self.directions is None:
+            return None
+        blocks = sketch_blocks(self.layout, self.heads, self.width)[1]
+        first = 0 if kind == next(iter(self.heads)) else len(self.directions) - self.heads[kind] * blocks[kind]
+        mine = slice(first, first + self.heads[kind] * blocks[kind])
+        shape = (self.heads[kind], blocks[kind])
+        directions = _numpy(self.directions[mine], np.float32).reshape(*shape, self.width, -1)
+        y = _numpy(self.sketches[:, mine], np.float32)
+        y = y.reshape(len(y), *shape, *y.shape[2:]).transpose(1, 0, 3, 4, 2, 5)  # (heads, groups, spans, d, blocks, m)
+        return Sketch(
+            np.ascontiguousarray(directions.transpose(0, 2, 1, 3).reshape(shape[0], self.width, -1)),
+            _overflowed(y.reshape(*y.shape[:4], -1)),
+            _overflowed(_numpy(self.powers[:, heads], np.float32).swapaxes(0, 1)),
+        )
 
     def _crossed(self, heads: slice) -> FirstMoments:
         by_bucket = _numpy(self.crossed[heads]).swapaxes(1, 2)  # (heads, buckets, groups, Σx | Σxs)
@@ -130,6 +174,19 @@ class State:
             x=np.ascontiguousarray(_numpy(self.drift[heads], np.float32).swapaxes(1, 2)),
             xx=np.ascontiguousarray(before[:, rows, columns]),
         )
+
+
+def _diagonal(width: int) -> NDArray[np.float32]:
+    """1 where Σaaᵀ | Σbxᵀ, flat, have the diagonal of Σxxᵀ, 0 elsewhere."""
+    half, index = width // 2, np.arange(width)
+    cell = np.zeros(half * half + (width - half) * width, dtype=np.float32)
+    cell[np.where(index < half, index * half + index, half * half + (index - half) * width + index)] = 1.0
+    return cell
+
+
+def _overflowed(sums: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same with infinity for what overflow made no number; only errors suffer."""
+    return np.ascontiguousarray(np.where(np.isnan(sums), np.float32(np.inf), sums))
 
 
 def _numpy(tensor: Tensor, dtype: type = np.float64) -> NDArray[Any]:

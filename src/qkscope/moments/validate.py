@@ -64,8 +64,9 @@ def _require_numbers(held: KindMoments) -> None:
             raise ValueError(f"{name} holds values that are not sums")
     before = held.unrotated
     rest = () if before is None else (before.pivot, before.n, before.x, before.xx)
+    sketch = () if held.sketch is None else (held.sketch.directions, held.sketch.y, held.sketch.power)
     # What is float32 or float16 may have overflowed, which only errors suffer from.
-    if any(np.isnan(array).any() for array in (held.groups, held.crossed.x, held.crossed.xu, *rest)):
+    if any(np.isnan(array).any() for array in (held.groups, held.crossed.x, held.crossed.xu, *rest, *sketch)):
         raise ValueError("it holds values that are not numbers")
 
 

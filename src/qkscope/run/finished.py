@@ -105,8 +105,8 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
     if not {plan.context, common} <= {context, stored["common_window"]}:
         windows = " and ".join(map(str, sorted({context, stored["common_window"] or context})))
         remarks.append(
-            f"document groups have their own squares over {windows} tokens only; standard errors at other windows keep "
-            "covariances constant"
+            f"document groups have full squares over {windows} tokens; standard errors at other windows are of first "
+            "order, or keep covariances constant"
         )
     return remarks
 

@@ -16,14 +16,14 @@ from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.source import ModelSource
 from qkscope.documents.stored import store_corpus
 from qkscope.documents.tokens import Corpus, group_of
-from qkscope.errors import InputError, located
+from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.kinds import Architecture, StudyKind, kind_of, kind_sentence, require_kind
 from qkscope.lenses.heads import choose_heads, layer_choice
-from qkscope.moments.file import SCHEMA
+from qkscope.moments.header import SCHEMA, read_header
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.moments.sizes import Sizes, predict_sizes
+from qkscope.moments.sizes import FEW_GROUPS, Sizes, default_groups, predict_sizes
 from qkscope.results.environment import numeric_versions
-from qkscope.results.folder import tokens_path
+from qkscope.results.folder import moments_folder, moments_path, tokens_path
 from qkscope.run.corpora import Corpora
 from qkscope.run.events import Events
 from qkscope.run.models import Model, check_equal_weights, open_models
@@ -80,7 +80,7 @@ class CheckpointPlan:
     @property
     def filled_groups(self) -> set[int]:
         """The document groups that have documents."""
-        return {group_of(index, self.study.groups) for index in self.documents}
+        return {group_of(index, self.layout.groups) for index in self.documents}
 
     @property
     def trust_remote_code(self) -> bool:
@@ -229,7 +229,7 @@ class Plan:
                 "contexts, or other tokenizers, leave more of them out: differences between checkpoints are partly "
                 "differences between documents"
             )
-        return notes + _duplicate_notes(self.checkpoints) + _group_notes(self.checkpoints, self.study.groups)
+        return notes + _duplicate_notes(self.checkpoints) + _group_notes(self.checkpoints)
 
 
 def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
@@ -261,10 +261,10 @@ def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
     return notes
 
 
-def _group_notes(plans: list[CheckpointPlan], groups: int) -> list[str]:
+def _group_notes(plans: list[CheckpointPlan]) -> list[str]:
     """Standard errors that rest on fewer groups than the study asks for, or that do not exist."""
     fewest = min(plans, key=lambda plan: len(plan.filled_groups))
-    filled = len(fewest.filled_groups)
+    filled, groups = len(fewest.filled_groups), fewest.layout.groups
     if filled == groups:
         return []
     effect = (
@@ -307,7 +307,26 @@ def make_plan(
         with located(f"checkpoint {model.checkpoint.name!r}"):
             plans.append(_plan_one(file.study, model, corpora))
     require_kind(file.study.kind, [(each.checkpoint.name, each.architecture) for each in plans])
-    return Plan(file, plans, [*file.notes, *remarks])
+    return Plan(file, _with_groups(plans, file.study, results), [*file.notes, *remarks])
+
+
+def _with_groups(plans: list[CheckpointPlan], study: Study, results: Path | None) -> list[CheckpointPlan]:
+    """The same plans with one number of document groups: the study's, that of moments already there, or the default."""
+    if study.groups is not None or not plans:
+        return plans
+    own = [moments_path(results, each.checkpoint.name) for each in plans] if results else []
+    others = sorted(moments_folder(results).glob("*.safetensors")) if results else []
+    groups = next((number for number in map(_groups_there, own + others) if number), 0) or default_groups(
+        min(len(each.documents) for each in plans), [(each.layout, each.blueprint.probe.layers) for each in plans]
+    )
+    return [replace(each, layout=replace(each.layout, groups=groups)) for each in plans]
+
+
+def _groups_there(path: Path) -> int | None:
+    try:
+        return read_header(path).layout.groups if path.exists() else None
+    except MomentsFileError:
+        return None
 
 
 def with_tokens_kept(plan: Plan, folder: Path) -> Plan:
@@ -367,7 +386,7 @@ def _layout(study: Study, context: int, common: int) -> Layout:
     layout = capture_layout(
         context,
         buckets=study.buckets,
-        groups=study.groups,
+        groups=study.groups or FEW_GROUPS,
         common=common,
         skip=study.skip_positions,
         sample=None if seed is None else (published_rate(context), seed),

@@ -260,7 +260,7 @@ def _write_vectors(writer: VectorWriter, call: AttentionCall, batch: Batch) -> N
 def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iterator[Batch]:
     from qkscope.capture.collect import make_batch
 
-    groups = plan.study.groups
+    groups = plan.layout.groups
     left_out = {skipped["document"] for skipped in attempt.skipped}
     chosen = [index for index in shard.documents if index not in left_out]
     windows = plan.corpus.windows(plan.tokenizer, plan.context, chosen)

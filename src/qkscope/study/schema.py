@@ -156,7 +156,7 @@ class Study(_Strict):
     heads: Literal["all"] | Heads = "all"
     components: Annotated[int, Field(ge=1, le=1024)] = 10  # as published
     buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context
-    groups: Annotated[int, Field(ge=1, le=256)] = 8  # enough for a jackknife error bar
+    groups: Annotated[int, Field(ge=1, le=256)] | None = None  # by default 16 or 8 (moments/sizes.py:default_groups)
     skip_positions: Annotated[int, Field(ge=0)] = 0  # attention sinks sit at position 0
     common_window: TokenCount | Characters | None = None  # the shortest context by default
     batch_tokens: Positive = 8192  # tokens per forward pass; documents are never split

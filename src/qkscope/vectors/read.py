@@ -234,4 +234,4 @@ def _stacked(of_head: Mapping[int, KindMoments], count: int) -> KindMoments:
     groups = np.zeros((count, *first.groups.shape[1:]), np.float32)
     for head, sums in of_head.items():
         groups[head] = sums.groups[0]
-    return KindMoments(buckets, crossed, groups, first.spans)
+    return KindMoments(buckets, crossed, groups, first.layout)

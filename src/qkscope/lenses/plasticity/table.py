@@ -1,7 +1,7 @@
 """Attention plasticity of every head: how often two queries at a place disagree about which of two keys wins.
 
-Closed form from the means and covariances of position buckets; nothing is sampled. What is held fixed in errors: how
-buckets differ in covariance, because document groups have squares over whole windows only.
+Closed form from the means and covariances of position buckets; nothing is sampled. In standard errors of tables with a
+row per bucket or distance, the differences between buckets in covariance are those of all documents.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def distance_map(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     }
 
 
-TABLE = HeadTable(FILE, COLUMNS, plasticity, holds_fixed=HELD, stated=ESTIMATOR)
+TABLE = HeadTable(FILE, COLUMNS, plasticity, own_buckets=True, stated=ESTIMATOR)
 PROFILE = HeadTable(
     PROFILE_FILE, PROFILE_COLUMNS, profile, across="bucket", detail=True, holds_fixed=HELD, stated=ESTIMATOR
 )

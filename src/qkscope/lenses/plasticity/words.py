@@ -31,10 +31,7 @@ LISTED = 4  # entries that a sentence names
 
 def held_fixed(subject: Subject) -> str:
     """What errors are about."""
-    exact = (
-        "means of buckets and the mean of their covariances are found anew, how buckets differ in covariance is held "
-        "fixed"
-    )
+    exact = "means and covariances of buckets are recomputed, the covariances to first order"
     return errors_said(subject.at.table(FILE), exact)
 
 

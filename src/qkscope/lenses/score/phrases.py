@@ -28,8 +28,8 @@ MEANING = (
     "content can come from."
 )
 FIXED = (
-    "jackknife over groups of documents; the mean vectors of every bucket and the mean residual covariance are those "
-    "of the remaining documents, and differences between buckets in covariance are kept constant."
+    "jackknife over groups of documents; means, slopes and covariances of every bucket are those of the documents "
+    "left, the covariances to first order."
 )
 
 

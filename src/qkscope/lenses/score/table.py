@@ -24,7 +24,6 @@ SHARES = (POSITION, QUERY_POSITION, PREFERENCE, QUERY)
 ADVANTAGE = "late_advantage"
 # The same shares with the window as one bucket: what entries with other buckets can be compared by.
 LINE_SHARES = tuple(f"line_{name}" for name in SHARES)
-HELD_FIXED = "differences between buckets in covariance"
 
 COLUMNS = (
     Column(
@@ -104,6 +103,4 @@ def shares_of(sums: LayerSums, split: Split) -> tuple[list[Array], Array]:
     return [np.clip(part / total, 0.0, 1.0) for part in parts], np.sqrt(total)
 
 
-TABLE = HeadTable(
-    FILE, COLUMNS, score, holds_fixed=HELD_FIXED, by_category=(POSITION, LINE_SHARES[0], QUERY, LINE_SHARES[3])
-)
+TABLE = HeadTable(FILE, COLUMNS, score, own_buckets=True, by_category=(POSITION, LINE_SHARES[0], QUERY, LINE_SHARES[3]))

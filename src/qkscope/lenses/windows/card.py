@@ -31,7 +31,8 @@ QUANTITIES: tuple[tuple[str, str, Format], ...] = (
     ("r_k", "mean r_k", number),
     (POSITION_DOMINATED, "the share of position-dominated heads", percent),
 )
-FIXED = "jackknife, covariances fixed"  # how `errors` calls those that are not exact
+# How `errors` calls those that are not exact.
+FIRST_ORDER, FIXED = "jackknife, first order", "jackknife, covariances fixed"
 _COUNTED = {
     Trend.LEVEL: "does not change beyond noise",
     Trend.UNDECIDED: "has changes of unknown error",
@@ -100,7 +101,13 @@ def _enough(subject: Subject) -> str:
 
 def _methods(subject: Subject) -> str:
     """Which errors are exact."""
-    if not set(subject.table("window_dependence")["errors"].astype(str)) & {FIXED}:
+    methods = set(subject.table("window_dependence")["errors"].astype(str))
+    if FIRST_ORDER in methods:
+        return (
+            "Errors at the native context and at the common window are from a full jackknife; at other windows "
+            "covariances of replicates are estimated to first order."
+        )
+    if FIXED not in methods:
         return ""
     return (
         "Errors at the own context and at the common window are of a full jackknife; at other windows the components, "

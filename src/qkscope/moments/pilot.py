@@ -1,0 +1,87 @@
+"""The directions of sketches, from the first batch, and how batches are added to sketches (see sketch.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkscope.moments.layout import sketch_blocks
+from qkscope.moments.placing import Placed
+from qkscope.moments.second import Array, Kind
+
+if TYPE_CHECKING:
+    from qkscope.moments.state import State
+
+PILOT_TOKENS = 512  # tokens of each window, evenly taken, that the directions come from
+ITERATIONS, MORE = 12, 4  # of the subspace iteration, and vectors that it takes beyond those asked for
+
+
+def choose_directions(state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> Tensor:
+    """(blocks of all heads, width, m): the leading components of each query head, and those that its keys need.
+
+    They lead in the mean over windows of the covariance of queries and keys together, each in units of its trace.
+    """
+    size, blocks = sketch_blocks(state.layout, state.heads, state.width)
+    pooled = np.nan_to_num(_pooled(vectors, placed), nan=0.0, posinf=0.0, neginf=0.0)
+    queries = leading(pooled, size)
+    keys = state.heads["k"]
+    weighted = queries * np.linspace(1.0, 0.5, size)  # where keys have no room for all, the first ones stay
+    readers = weighted.reshape(keys, -1, state.width, size).transpose(0, 2, 1, 3).reshape(keys, state.width, -1)
+    of_keys = np.linalg.svd(readers, full_matrices=False)[0][..., : size * blocks["k"]]
+    of_keys = of_keys.reshape(keys, state.width, blocks["k"], size).transpose(0, 2, 1, 3)
+    every = np.concatenate([queries, of_keys.reshape(-1, state.width, size)])
+    return torch.from_numpy(every.astype(np.float32)).to(state.device)
+
+
+def _pooled(vectors: Mapping[Kind, Tensor], placed: Placed) -> Array:
+    total: Tensor | None = None
+    for window in placed.layout.windows():
+        rows, tokens = (torch.from_numpy(of).to(vectors["q"].device) for of in placed.within(window, PILOT_TOKENS))
+        if not len(rows):
+            continue
+        q, k = (vectors[kind].transpose(0, 1)[:, rows, tokens].to(torch.float32) for kind in ("q", "k"))
+        k = k.repeat_interleave(len(q) // len(k), dim=0)
+        both = torch.cat([q, k], dim=1)
+        both = both - both.mean(dim=1, keepdim=True)
+        covariance = both.transpose(1, 2) @ both
+        trace = covariance.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None]
+        covariance = covariance / torch.where(trace > 0, trace, 1.0)
+        total = covariance if total is None else total + covariance
+    assert total is not None  # a batch without tokens is not added
+    # Tensors without contents have the shapes and the memory of others; any directions do for them.
+    host = torch.zeros(total.shape) if total.is_meta else total.cpu()
+    return host.numpy().astype(np.float64)
+
+
+def leading(covariance: Array, count: int) -> Array:
+    """(heads, d, count): about the leading eigenvectors of (heads, d, d), orthonormal; faster than finding all."""
+    width = covariance.shape[-1]
+    block = min(width, count + MORE)
+    start = np.random.default_rng(0).standard_normal((width, block))
+    basis = np.linalg.qr(np.broadcast_to(start, (len(covariance), width, block)))[0]
+    for _ in range(ITERATIONS):
+        basis = np.linalg.qr(covariance @ basis)[0]
+    _, inside = np.linalg.eigh(basis.swapaxes(1, 2) @ covariance @ basis)
+    return np.asarray(basis @ inside[..., ::-1][..., :count])
+
+
+def add_sketches(state: State, group: int, spans: slice, squares: Tensor) -> None:
+    """Add a group's squares (heads, spans, Σaaᵀ | Σbxᵀ) over some of the sketched spans."""
+    if state.directions is None:
+        raise ValueError("there are no directions before the first vectors")
+    squares = squares.to(torch.float32)
+    state.powers[group, :, spans].add_(squares @ state.diagonal)
+    chosen = squares if state.owners is None else squares.index_select(0, state.owners)
+    count, half, flat = chosen.shape[1], state.half, chosen.flatten(0, 1)
+    directions = state.directions if count == 1 else state.directions.repeat_interleave(count, dim=0)
+    corner = torch.unflatten(flat[:, : half * half], 1, (half, half))
+    lower = torch.unflatten(flat[:, half * half :], 1, (-1, state.width))
+    target = state.sketches[group, :, spans].flatten(0, 1)
+    top, bottom = target[:, :half], target[:, half:]
+    torch.baddbmm(top, corner, directions[:, :half], out=top)
+    torch.baddbmm(top, lower[..., :half].transpose(1, 2), directions[:, half:], out=top)
+    torch.baddbmm(bottom, lower, directions, out=bottom)
