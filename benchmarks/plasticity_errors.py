@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from score_split import CONTEXT, load
+from score_split import Case, from_wheel
 
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.layers import LayerFacts
@@ -22,6 +22,7 @@ from qkscope.stats.jackknife import jackknife_error
 from qkscope.vectors.read import open_vectors
 
 PAIRS = PairRequest(1000)
+CONTEXT = 2048
 ERROR_LAYERS = (4, 14, 24)
 
 
@@ -60,7 +61,8 @@ def errors_with_covariances(count: int = GROUPS) -> list[str]:
 
 def caught(count: int) -> tuple[dict[int, LayerFacts], list[dict[int, tuple[np.ndarray, np.ndarray]]]]:
     """Facts of some layers, and of every document their queries and keys: (heads, tokens, width) each."""
-    model, windows = load(count)
+    load = from_wheel("smollm2-135m")
+    model, windows = load(Case("SmolLM2-135M", count, CONTEXT, load))
     documents: list[dict[int, tuple[np.ndarray, np.ndarray]]] = []
 
     def observe(call: AttentionCall) -> None:

@@ -200,7 +200,7 @@ def test_the_mean_over_heads_has_an_error_over_documents():
     (found,) = course_table(both).to_dict("records")
     assert (found["heads"], found["documents"], found["mean"]) == (2, 4, 4.0)
     assert found["mean_se"] == pytest.approx(np.sqrt(14 / 12))
-    assert (found["costly"], found["gaining"]) == (2, 0)  # 3 and 5 against 2 x 1.08
+    assert (found["costly"], found["gaining"]) == (1, 0)  # 3 and 5 against 3.18 x 1.08, of four documents
 
 
 # --- a study ----------------------------------------------------------------------------------------

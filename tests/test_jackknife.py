@@ -4,6 +4,7 @@ import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.means import LensPanel
 from qkscope.lenses.position.table import OWN, REPLICATES, judge, qk_table
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.sums import Replication, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import (
@@ -393,7 +394,8 @@ def test_both_components_of_a_close_pair_are_unstable():
         "r_q": np.full((1, 3), 0.5), "r_k": np.full((1, 3), 0.5), "r_q_se": np.full((1, 3), 0.1),
         "gap": np.array([[0.01, 0.8, 0.5]]), "gap_se": np.array([[0.02, 0.02, 0.02]]),
     }  # fmt: skip
-    found = judge(Judged(columns, {}, None))
+    sums = SimpleNamespace(replication=Replication("jackknife", "", tuple(range(8)), (1.0,) * 8))
+    found = judge(Judged(columns, {}, sums))
     assert found["unstable"].tolist() == [[1.0, 1.0, 0.0]]
 
 

@@ -267,9 +267,7 @@ def test_groups_that_are_not_told_apart_in_buckets_leave_shape_without_an_error(
     for kind, of in moments.layer_moments(0).items():
         together = {name: getattr(of.crossed, name).sum(axis=1, keepdims=True) for name in ("n", "u", "uu", "x", "xu")}
         spans = of.groups.sum(axis=2, keepdims=True)
-        held[kind] = replace(
-            of, crossed=replace(of.crossed, **together), groups=spans, spans=(slice(0, LAYOUT.buckets),)
-        )
+        held[kind] = replace(of, crossed=replace(of.crossed, **together), groups=spans, sketch=None)
     old = Moments.from_layers(LAYOUT, [FACTS], {0: held}, {})
     rows = checkpoint_rows(old, [TABLE], RowSettings(), model="m")[FILE]
     assert rows[["shape_q_se", "shape_k_se"]].isna().all(axis=None)

@@ -28,7 +28,7 @@ from qkscope.stats.jackknife import jackknife_error
 from qkscope.text import counted
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
-ROUNDING = 1e-12  # of a number: an error below that is 0
+ROUNDING = 1e-6  # of a number: an error below that is 0, up to the rounding of sums in float32
 SHOWN = 5  # columns that a warning names
 
 Item = TypeVar("Item")

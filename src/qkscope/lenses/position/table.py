@@ -63,7 +63,7 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
         share = (classify(*drawn) == classify(columns["r_q"], columns["r_k"])).mean(axis=0)
     return {
         "unstable": np.where(np.isfinite(columns["gap_se"]), close | above, np.nan),
-        "sign_sure": sure,
+        "sign_sure": np.where(known, sure, np.nan),
         "category_share": np.where(known, share, np.nan),
     }
 
