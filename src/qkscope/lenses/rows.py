@@ -28,7 +28,8 @@ from qkscope.stats.jackknife import jackknife_error
 from qkscope.text import counted
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
-ROUNDING = 1e-6  # of a number: an error below that is 0, up to the rounding of sums in float32
+ROUNDING = 1e-12  # of a number: an error below that is 0
+ZERO_R = 1e-6  # the error of a correlation below which it is 0: groups keep sums in float32
 SHOWN = 5  # columns that a warning names
 
 Item = TypeVar("Item")
@@ -119,7 +120,8 @@ def _without_error(table: HeadTable, rows: pd.DataFrame, name: str) -> int:
     who = ["window", "layer", "head"] if table.per == "head" else ["window", "layer"]
     size = rows[name].abs()
     measured = np.isfinite(size) & (size > 0)
-    zero = (rows[error_name(name)] <= ROUNDING * size)[measured]
+    bound = ZERO_R if name in ("r_q", "r_k") else ROUNDING * size
+    zero = (rows[error_name(name)] <= bound)[measured]
     throughout = zero.groupby([rows.loc[measured, key] for key in who]).all()
     return int(throughout[throughout].index.droplevel("window").nunique())
 

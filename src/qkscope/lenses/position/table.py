@@ -16,7 +16,7 @@ from qkscope.lenses.base import Column, HeadTable, Judged
 from qkscope.lenses.categories import classify
 from qkscope.lenses.draws import drawn_correlations
 from qkscope.lenses.heads import HeadSample, LayerChoice
-from qkscope.lenses.rows import COMPONENTS, ROUNDING, RowSettings, checkpoint_rows
+from qkscope.lenses.rows import COMPONENTS, ZERO_R, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
@@ -50,7 +50,7 @@ JUDGED = (
 def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     """How sure a component, the sign of its r_k and the category that it gives are; empty where there are no errors."""
     columns, error = of.columns, of.columns["r_q_se"]
-    known = np.isfinite(error) & (error > ROUNDING * np.abs(columns["r_q"]))  # copies of one document have no error
+    known = np.isfinite(error) & (error > ZERO_R)  # copies of one document have no error
     freedom = len(of.sums.replication.groups) - 1
     close = is_significant(columns["gap"], columns["gap_se"], freedom) == 0
     above = np.pad(close[:, :-1], ((0, 0), (1, 0)))  # the component before is as close
