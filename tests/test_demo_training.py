@@ -439,7 +439,7 @@ def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, cap
     assert (tmp_path / "demo/report.html").is_file()
     weights = sorted((tmp_path / "demo/checkpoints").rglob("model.safetensors"))
     before = [path.stat().st_mtime_ns for path in weights]
-    monkeypatch.setattr("qkscope.cli.commands.draw_report", lambda folder: None)  # was seen
+    monkeypatch.setattr("qkscope.cli.commands.draw_report", lambda folder, **_: None)  # was seen
     assert main(command) == 0
     told = capsys.readouterr().err
     assert "training: step" not in told

@@ -458,48 +458,32 @@ def test_the_map_is_the_mean_over_heads_by_distance_and_adds_up():
     assert set(found["heads"]) == {0.0, 4.0}
 
 
-def moving(edges, skip):
-    """The same; covariances of all move by as much as their mean over buckets does, lines in each bucket taken out."""
-
-    def at_first(x, kept):
-        """At position 0 groups have means and no squares: the scatter about their means is everybody's."""
-        means = np.stack([x[np.array(GROUPS) == group, 0].mean(axis=0) for group in GROUPS])
-        return np.cov(means[kept].T, bias=True) + (x[:, 0] - means).T @ (x[:, 0] - means) / len(x)
-
-    def mean_rest(x, kept):
-        found = [(b - a) * (at_first(x, kept) if b == 1 else Part(x[kept], a, b).rest) for a, b in buckets(edges, skip)]
-        return sum(found) / (edges[-1] - skip)
-
-    def part(x, low, high, kept=None):
-        found, by = on_lines(edges)(x, low, high, kept), mean_rest(x, kept) - mean_rest(x, slice(None))
-        found.cov, found.rest = found.cov + by, found.rest + by
-        return found
-
-    return part
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("edges", "skip"), [(LAYOUT.edges, 0), (LAYOUT.edges, 1), (EIGHT, 0)])
 @pytest.mark.parametrize("squares", [True, False])
 def test_errors_are_those_of_means_and_of_the_mean_covariance_without_each_group(edges, skip, squares):
-    """Where groups have squares; elsewhere covariances are those of all."""
+    """Where groups have sketches, to first order; elsewhere covariances are those of all."""
     q, k = vectors()
     longer = edges if squares else (*edges, 2 * LENGTH)  # groups have squares over the whole, not over its first half
     moments = Moments(Layout(longer, 5), [FACTS])
     moments.add(0, *(x if squares else np.concatenate([x, x], axis=2) for x in (q, k)), groups=GROUPS)
     settings = RowSettings(own=LENGTH, skip=skip)
     rows = checkpoint_rows(moments, [TABLE], settings, model="m")[FILE].set_index("head")
-    held = "differences between buckets in covariance" if squares else "covariances"
-    assert set(rows["errors"]) == {f"jackknife, {held} fixed"}
+    assert set(rows["errors"]) == {"jackknife, first order" if squares else "jackknife, covariances fixed"}
     parts = [part for part in cuts(edges) if part[0] >= skip]
-    part = moving(edges, skip) if squares else on_lines(edges)
-    whole, *without = (
-        brute(q[:, 3], k[:, 1], parts, kept=[row for row, of in enumerate(GROUPS) if of != group], part=part)
-        for group in (None, *range(5))
-    )
+
+    def without_group(group):
+        kept = [row for row, of in enumerate(GROUPS) if of != group]
+        if squares:  # another capture, of the documents that are left
+            return brute(q[kept, 3], k[kept, 1], parts, kept=[*range(len(kept))], part=on_lines(edges))
+        return brute(q[:, 3], k[:, 1], parts, kept=kept, part=on_lines(edges))
+
+    whole, *without = map(without_group, (None, *range(5)))
     for name in WHOLE:
         expected = jackknife_error(whole[0][name], [each[0][name] for each in without], np.bincount(GROUPS))
-        assert rows.loc[3, f"{name}_se"] == pytest.approx(float(expected), rel=5e-3), name
+        assert rows.loc[3, f"{name}_se"] == pytest.approx(float(expected), rel=0.35 if squares else 5e-3), (
+            name
+        )  # of flat spectra
 
 
 def test_documents_that_end_early_leave_the_rest_of_the_window_to_others():

@@ -114,4 +114,4 @@ def test_a_remark_about_several_checkpoints_is_one_line(world, checkpoints, resu
     assert main(["run", str(shorter), "--out", str(out)]) == 0
     errors = capsys.readouterr().err
     assert errors.count("sums over context 256 are there") == 1
-    assert "2 checkpoints: document groups have their own squares over 256 tokens only" in errors
+    assert "2 checkpoints: document groups have full squares over 256 tokens" in errors

@@ -19,6 +19,7 @@ from browser import axe_script
 from conftest import small_world
 from qkscope.lenses.at_window import build_tables
 from qkscope.report.write import write_report
+from qkscope.results.local_paths import without_local_paths
 from qkscope.results.read import load_results
 from qkscope.results.schema import JUDGED_COLUMNS
 from qkscope.run.execute import run_study
@@ -528,7 +529,7 @@ def test_cards_and_provenance_can_be_read_and_copied(visit, tiny):
         page.get_by_role("button", name="Copy provenance").click()
         page.wait_for_function("() => document.getElementById('live').textContent === 'Provenance copied'")
         copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
-        assert copied == json.loads((tiny / "provenance.json").read_text())
+        assert copied == json.loads(without_local_paths((tiny / "provenance.json").read_text()))
         page.get_by_role("button", name="Copy the command that makes this page").click()
         page.wait_for_function("() => document.getElementById('live').textContent === 'Command copied'")
         assert page.evaluate("navigator.clipboard.readText()") == "qkscope report ."

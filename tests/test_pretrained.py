@@ -69,8 +69,8 @@ def test_smollm2_against_the_reference(weights, tmp_path, monkeypatch):
     assert len(table) == 30 * 9 * 10
     assert set(table["rotary_dims"]) == {64}
 
-    assert {weight.dtype for weight in models[-1].parameters()} == {torch.float32}
-    vectors = raw_vectors(models[-1], tokenizers[-1], [tmp_path / f"docs/{name}.txt" for name in DOCUMENTS])
+    assert {weight.dtype for weight in models[-1][0].parameters()} == {torch.float32}
+    vectors = raw_vectors(models[-1][0], tokenizers[-1], [tmp_path / f"docs/{name}.txt" for name in DOCUMENTS])
     t = np.tile(np.arange(float(CONTEXT)), len(DOCUMENTS))
     worst = {"explained_variance": 0.0, "r_q": 0.0, "r_k": 0.0}
     for layer in range(30):

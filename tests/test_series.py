@@ -78,6 +78,7 @@ values_in = st.one_of(
 @given(st.lists(values_in, min_size=1, max_size=8), st.sampled_from([0.0, 0.001, 0.02, 0.2, 2.0]), st.booleans())
 @example([0.03, 0.03, 0.06, 0.29, 0.01], 0.03, True)
 @example([0.571, 0.574], 0.0, False)
+@example([1.0, 0.40625, 0.41015625], 0.0, False)
 @example([0.5, 0.4, 0.6, 0.45], 0.16, False)
 def test_a_sentence_is_never_contradicted_by_its_own_numbers(values, noise, shares):
     shape = shape_of(values, beyond(noise)(values))

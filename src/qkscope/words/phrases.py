@@ -206,7 +206,8 @@ def course_words(shape: Shape, places: Sequence[str], fmt: Format) -> str:
         )
         return f"{level} {first} and {last}{reach}"
     if shape.turn is not None:
-        (first, turn), (last, _) = printed(shape.first, shape.turn), printed(shape.last, shape.turn)
+        (first, turn), (last, precise) = printed(shape.first, shape.turn), printed(shape.last, shape.turn)
+        turn = max(turn, precise, key=len)  # with the digits that distinguish it from both ends
         verb = "peaks with" if shape.trend is Trend.PEAKS else "dips to"
         return f"is not monotonic: it starts with {first}, {verb} {turn} and ends with {last}"
     if shape.overall:
