@@ -91,7 +91,8 @@ const COLOURS = { window: 0, "window + base": 0, base: 1, weights: 2, unexplaine
 function drawParts(g, finding) {
   const bars = [{ name: "measured", ...finding.change }, ...finding.parts].map((each) => ({ ...each, value: each.value ?? NaN, error: each.error ?? NaN }));
   const ends = extent(bars.flatMap((b) => [b.value - (b.error || 0), b.value + (b.error || 0), 0])) ?? [0, 1];
-  const frame = { left: 78, right: g.width - 44, top: 4 };
+  const longest = Math.max(...bars.map((each) => each.name.length));
+  const frame = { left: Math.max(78, 10 + 7 * longest), right: g.width - 44, top: 4 }; // room for the longest name
   const x = scale(ends[0] === ends[1] ? [0, 1] : ends, [frame.left, frame.right]);
   const down = (g.height - 8) / bars.length;
   const parts = partColours(g);
