@@ -1,6 +1,6 @@
 """Figures and cards of a study by their names, as tests ask for them."""
 
-from qkscope.lenses.catalogue import catalogue
+from qkscope.report.catalogue import catalogue
 from qkscope.lenses.registry import registered
 from qkscope.report.figures import draw
 from qkscope.stats.noise import HeadPanel

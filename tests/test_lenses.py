@@ -14,7 +14,7 @@ import shared
 from conftest import sketch
 from qkscope.api import capture_moments
 from qkscope.lenses.base import Column, Detail, Figure, HeadTable, Lens, OwnView, SampledTable, Summary, View
-from qkscope.lenses.catalogue import catalogue
+from qkscope.report.catalogue import catalogue
 from qkscope.lenses.mean_curve import mean_curve
 from qkscope.lenses.registry import register, registered, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows

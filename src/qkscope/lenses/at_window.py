@@ -13,11 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
-from qkscope.lenses.base import Lens, Summary
+from qkscope.lenses.base import Column, Lens, Summary
 from qkscope.lenses.categories import dominated
 from qkscope.lenses.draws import FREEDOM, KEY, draw_tables, replicate_groups
+from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv, write_csv_pieces
@@ -28,7 +30,7 @@ from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.stats.noise import HeadPanel
-from qkscope.words.blocks import Block
+from qkscope.words.blocks import AnyBlock
 
 COMMON_SUFFIX = "_common"
 T = TypeVar("T")
@@ -68,7 +70,7 @@ class AtWindow:
         self._panels: dict[str, HeadPanel] = {}
         self._entry_rows: dict[str | None, tuple[pd.DataFrame, dict[str, Rows]]] = {}
         self._once: dict[Callable[[AtWindow], Any], Any] = {}
-        self._cards: dict[str, list[Block]] = {}
+        self._cards: dict[str, list[AnyBlock]] = {}
         self._contexts = contexts  # tokens of each entry's own context; by default its window here
 
     @property
@@ -158,6 +160,65 @@ class AtWindow:
         return self._panels[file]
 
     @cached_property
+    def measures(self) -> dict[str, Column]:
+        """Every measure that these heads may have, by name."""
+        of_sets = [c for lens in self._lenses for t in lens.tables if t.has_row_per_head for c in t.columns]
+        components = [c for lens in self._lenses for t in lens.tables if t.across == "pc" for c in t.columns]
+        derived = [c for lens in self._lenses for c in lens.derived]
+        return {each.name: each for each in (*components, *of_sets, *derived)}
+
+    def has_measure(self, name: str) -> bool:
+        """Whether any head has the measure here."""
+        panel = self._panel_with(name)
+        return panel is not None and any(math.isfinite(panel.mean(name, model)) for model in self.names)
+
+    def panel_with(self, name: str) -> HeadPanel:
+        """The heads with this measure, ready for means and changes."""
+        panel = self._panel_with(name)
+        if panel is None:
+            raise KeyError(f"these results carry no measure {name!r}")
+        return panel
+
+    def _panel_with(self, name: str) -> HeadPanel | None:
+        if name in self.heads.columns:
+            return self.panel
+        for table in (table for lens in self._lenses for table in lens.tables):
+            if table.has_row_per_head and not table.replicated and table.file in self.head_tables:
+                if name in table.names or (table.averaged is not None and self.panel_of(table.file).has(name)):
+                    return self.panel_of(table.file)
+        return None
+
+    def mean_table(self, measures: Sequence[str], kind: str = EVERY_KIND) -> pd.DataFrame:
+        """A row per checkpoint: mean, `_std` over heads and `_se` over documents of each measure.
+
+        `kind` is a layer type. A checkpoint without such heads has NaN.
+        """
+        part, columns = part_of(kind), {"model": list(self.names)}
+        for name in measures:
+            panel = self.panel_with(name)
+            values = [panel.values(name, model, part) for model in self.names]
+            columns[name] = [panel.mean(name, model, part) for model in self.names]
+            columns[f"{name}_std"] = [float(np.nanstd(v, ddof=1)) if len(v) > 1 else math.nan for v in values]
+            columns[f"{name}_se"] = [panel.error(name, model, part) for model in self.names]
+        return pd.DataFrame(columns)
+
+    def largest(self, measure: str, model: str, kind: str = EVERY_KIND) -> tuple[float, int, int] | None:
+        """The largest value of a measure over heads, with its layer and head; None where no head has one."""
+        panel, part = self.panel_with(measure), part_of(kind)
+        values = panel.values(measure, model, part)
+        if not np.isfinite(values).any():
+            return None
+        top = int(np.nanargmax(values))
+        layer, head = panel.places(model, part)[top]
+        return float(values[top]), layer, head
+
+    @cached_property
+    def layer_types(self) -> list[str]:
+        """The layer types of these heads, or `all` where there is one."""
+        kinds = kinds_in_order(self.heads["layer_kind"])
+        return kinds if len(kinds) > 1 else [EVERY_KIND]
+
+    @cached_property
     def _sides(self) -> pd.DataFrame:
         """Whether each head is position-dominated."""
         known = "category" in self.heads.columns
@@ -182,7 +243,7 @@ class AtWindow:
         declared = [table for lens in self._lenses for table in lens.tables if table.file == file]
         return with_averaged(declared[0], {name: heads[name] for name in heads.columns}) if declared else {}
 
-    def card(self, name: str, write: Callable[[], list[Block]]) -> list[Block]:
+    def card(self, name: str, write: Callable[[], list[AnyBlock]]) -> list[AnyBlock]:
         """A figure's card, written once: the folder of the figure and the page show the same."""
         if name not in self._cards:
             self._cards[name] = write()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qkscope.kinds import CHECKPOINTS, StudyKind
+from qkscope.lenses.charts import Chart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +47,15 @@ class Column:
     error: Scale | None = "plain"  # on which scale its error over documents is found; None: it has none, as counts
     bias: bool = False  # whether few documents shift it by as much as its error: the error then takes that in
     text: bool = False  # whether it is words instead: each cell a JSON string, so that it is only ever data
+    title: str = ""  # what charts and sentences call it, such as "query norm"; the name by default
+    # number: averaged over heads. indicator: 0 or 1, its mean is a share of heads. code and constant: never averaged.
+    kind: Literal["number", "indicator", "code", "constant"] = "number"
+    color: str = ""  # in every chart; by default the next of the palette
+
+    @property
+    def label(self) -> str:
+        """Its title, or its name as words."""
+        return self.title or self.name.replace("_", " ")
 
 
 @dataclass(frozen=True)
@@ -188,12 +198,21 @@ class Summary:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and its card; both exist where all tables that they need do."""
+    """A chart and its card; both exist where all tables that they need do.
+
+    A declared figure has a `chart`, a `title` and a `caption`. `draw` and `card` are for figures not yet declared.
+    """
 
     name: str
-    draw: Callable[[AtWindow], Drawing]
-    card: Callable[[Subject], Card]
-    needs: tuple[str, ...]  # names of summaries, or files of head tables
+    draw: Callable[[AtWindow], Drawing] | None = None
+    card: Callable[[Subject], Card] | None = None
+    needs: tuple[str, ...] = ()  # names of summaries, or files of head tables
+    title: str = ""  # the headline; what the checkpoints span is added
+    chart: Chart | None = None
+    caption: str = ""  # what is drawn, in one or two sentences; windows, layer types and errors are added
+    measures: tuple[str, ...] = ()  # those that the card reports, most important first; the chart's by default
+    # Sentences that no template writes, at most three in all; the rest come from the trends of `measures`.
+    takeaways: Callable[[StudyTables], Sequence[str]] | None = None
     at_common_window: bool = False
     number: int | None = None  # of its folder; the next free one by default
     worthwhile: Callable[[AtWindow], bool] | None = None  # whether its tables have enough to draw, where they exist
@@ -201,9 +220,17 @@ class Figure:
 
     def exists(self, at: AtWindow) -> bool:
         """Whether the results carry the figure at this choice of windows: the one place that decides it."""
+        if self.chart is not None and (at.common or not self.reported or not all(map(at.has_measure, self.reported))):
+            return False
         if (at.common and not self.at_common_window) or not all(at.has(name) for name in self.needs):
             return False
         return self.worthwhile is None or self.worthwhile(at)
+
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """The measures that the card reports."""
+        return self.measures or (() if self.chart is None else self.chart.measures)
 
 
 @dataclass(frozen=True)
@@ -298,6 +325,7 @@ class Lens:
     from_vectors: tuple[HeadTable, ...] = ()  # of its tables, those that datasets of raw vectors are enough for
     sampled: tuple[SampledTable, ...] = ()  # tables that need both, sums and a sample of vectors
     derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # adds columns that follow from those of qk.csv
+    derived: tuple[Column, ...] = ()  # the measures that `derive` adds
     summaries: tuple[Summary, ...] = ()
     figures: tuple[Figure, ...] = ()
     views: tuple[View, ...] = ()

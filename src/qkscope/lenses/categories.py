@@ -20,6 +20,15 @@ CONTENT_FOCUSED = "content-focused"
 MIXED = "mixed"
 UNDEFINED = "undefined"
 
+# As published; figures and page share them.
+CATEGORY_COLOURS = {
+    POSITION_DOMINATED: "#3b82f6",
+    Q_POSITIONAL: "#6366f1",
+    K_POSITIONAL: "#ec4899",
+    CONTENT_FOCUSED: "#10b981",
+    MIXED: "#9ca3af",
+    UNDEFINED: "#ffffff",
+}
 CATEGORIES = (POSITION_DOMINATED, Q_POSITIONAL, K_POSITIONAL, CONTENT_FOCUSED, MIXED, UNDEFINED)
 
 

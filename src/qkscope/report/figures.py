@@ -9,8 +9,9 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.draw import style
 from qkscope.files import write_text
 from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
-from qkscope.lenses.catalogue import Numbered, catalogue, drawable
+from qkscope.report.catalogue import Numbered, catalogue, drawable
 from qkscope.processes import over_cores
+from qkscope.report.charts import draw_chart
 from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder
 from qkscope.results.mapped import let_go
 from qkscope.results.remove import remove_figure
@@ -20,8 +21,10 @@ RETIRED = ("rope_vs_nope",)  # figures of earlier versions, whose files are remo
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 
 
-def draw(entry: Numbered, at: AtWindow) -> Drawing:
+def draw(entry: Numbered, tables: StudyTables, at: AtWindow) -> Drawing:
     """One figure, not yet written."""
+    if entry.figure.draw is None:
+        return draw_chart(entry.figure, tables)
     with matplotlib.rc_context(style.RC):
         return entry.figure.draw(at)
 
@@ -29,7 +32,7 @@ def draw(entry: Numbered, at: AtWindow) -> Drawing:
 def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Path) -> list[Path]:
     """Draw one figure into its folder, with its card; returns what was written."""
     place = figure_folder(folder, entry.folder(at.common))
-    style.save(draw(entry, at), place)
+    style.save(draw(entry, tables, at), place)
     write_text(place / CARD, to_markdown(entry.card(tables, at)))
     let_go()
     return [place / name for name in FIGURE_FILES]

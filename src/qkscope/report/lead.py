@@ -2,7 +2,8 @@
 
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.card import Subject
-from qkscope.lenses.catalogue import drawable
+from qkscope.report.cards import takeaways
+from qkscope.report.catalogue import drawable
 
 SENTENCES = 4
 
@@ -12,6 +13,9 @@ def lead(tables: StudyTables) -> list[str]:
     said = []
     for entry, at in drawable(tables):
         if entry.figure.leads and not at.common:
-            takeaway = [text for text in entry.figure.card(Subject(tables, at)).takeaway if text]
+            if entry.figure.card is None:
+                takeaway = takeaways(entry.figure, tables)
+            else:
+                takeaway = [text for text in entry.figure.card(Subject(tables, at)).takeaway if text]
             said += [" ".join(takeaway[: entry.figure.leads])] if takeaway else []
     return said[:SENTENCES]

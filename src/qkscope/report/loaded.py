@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.lenses.catalogue import Numbered
+    from qkscope.report.catalogue import Numbered
     from qkscope.moments.moments import Moments
     from qkscope.results.entries import Entries
 
@@ -71,7 +71,7 @@ class StudyResults:
         from qkscope.report.figures import draw
 
         entry, at = self._drawable(name, common)
-        return draw(entry, at)
+        return draw(entry, self._tables, at)
 
     def card(self, name: str, *, common: bool = False) -> str:
         """What a figure shows, in words (Markdown)."""
@@ -83,12 +83,12 @@ class StudyResults:
     @property
     def figures(self) -> list[str]:
         """Names of all figures that these results carry."""
-        from qkscope.lenses.catalogue import drawable
+        from qkscope.report.catalogue import drawable
 
         return list(dict.fromkeys(entry.name for entry, _ in drawable(self._tables)))
 
     def _drawable(self, name: str, common: bool) -> tuple[Numbered, AtWindow]:
-        from qkscope.lenses.catalogue import drawable
+        from qkscope.report.catalogue import drawable
 
         for entry, at in drawable(self._tables):
             if entry.name == name and at.common == common:

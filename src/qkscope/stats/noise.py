@@ -168,6 +168,16 @@ class HeadPanel:
     def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
         return np.array([_mean(draw) for draw in self.drawn_values(quantity, model, part)])
 
+    def has(self, quantity: str) -> bool:
+        """Whether heads have such a quantity."""
+        return quantity in self._columns
+
+    def places(self, model: str, part: Part = EVERY_HEAD) -> list[tuple[int, int]]:
+        """Layer and head of each head, in the order of `values`."""
+        inside = self._inside(model, part)
+        layers, heads = (self._place(model, name)[inside] for name in ("layer", "head"))
+        return [(int(layer), int(head)) for layer, head in zip(layers, heads, strict=True)]
+
     def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
         """The layers of a checkpoint's heads, or of a part of them."""
         return [int(layer) for layer in np.unique(self._place(model, "layer")[self._inside(model, part)])]

@@ -12,7 +12,7 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.layer_kinds.marks import KindMark, kind_marks
+from qkscope.lenses.kind_marks import KindMark, kind_marks
 
 
 def draw_layer_kinds(at: AtWindow) -> Figure:

@@ -9,7 +9,8 @@ from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Lens
 from qkscope.lenses.card import Subject, card_blocks
 from qkscope.lenses.registry import registered
-from qkscope.words.blocks import Block
+from qkscope.report.cards import declared_card
+from qkscope.words.blocks import AnyBlock
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,12 @@ class Numbered:
         """`01_position_signal`, or `01_position_signal_common` at the common window."""
         return f"{self.number:02d}_{self.name}{COMMON_SUFFIX if common else ''}"
 
-    def card(self, tables: StudyTables, at: AtWindow) -> list[Block]:
+    def card(self, tables: StudyTables, at: AtWindow) -> list[AnyBlock]:
         """What the figure shows, in words."""
 
-        def write() -> list[Block]:
+        def write() -> list[AnyBlock]:
+            if self.figure.card is None:
+                return declared_card(self.figure, tables)
             subject = Subject(tables, at)
             return card_blocks(self.figure, self.figure.card(subject), subject)
 

@@ -1,0 +1,154 @@
+"""The card of a declared figure: caption, a small table of numbers, at most three takeaways.
+
+Every card is built here, from the figure's declaration and the measures' trends. A lens adds sentences only where no
+template can (`Figure.takeaways`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.base import Column, Figure
+from qkscope.lenses.charts import Trajectories
+from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
+from qkscope.report.charts import function_name
+from qkscope.results.entries import Entry
+from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
+from qkscope.results.provenance import CorpusRecord
+from qkscope.text import counted
+from qkscope.words.blocks import AnyBlock, Code, Run, TableBlock, heading, paragraph
+from qkscope.words.phrases import listed, shortened
+from qkscope.words.trends import describe_ranking, describe_trend, number_format, value_with_error
+
+MOST_TAKEAWAYS = 3
+MOST_ROWS = 6  # of the number table
+MOST_MODELS = 5  # columns of it, where entries are models or seeds
+
+
+def declared_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+    """The card of a figure with a chart, under the headings of the published cards."""
+    own = tables.own
+    span = f" {own.study.span.title()}" if figure.chart is not None else ""
+    sentences = takeaways(figure, tables)
+    return [
+        heading(1, f"{shortened(own.study.title)}: {figure.title}{span}"),
+        heading(2, "File"),
+        paragraph(Code(FIGURE_PNG), ", ", Code(FIGURE_SVG)),
+        heading(2, "What This Figure Shows"),
+        paragraph(" ".join(part for part in (figure.caption, _reading(figure, tables)) if part)),
+        *([number_table(figure, tables)] if figure.reported else []),
+        heading(2, "How It Was Produced"),
+        paragraph(*_production(figure, tables)),
+        heading(2, "Key Takeaway"),
+        paragraph(" ".join(sentences)),
+    ]
+
+
+def takeaways(figure: Figure, tables: StudyTables) -> list[str]:
+    """At most three sentences: the figure's own ones first, then the trends of its measures."""
+    own = list(figure.takeaways(tables)) if figure.takeaways is not None else []
+    for name in figure.reported:
+        if len(own) >= MOST_TAKEAWAYS:
+            break
+        own.append(measure_sentence(tables, tables.own.measures[name]))
+    return own[:MOST_TAKEAWAYS]
+
+
+def measure_sentence(tables: StudyTables, measure: Column) -> str:
+    """How a measure's mean changes over a run (at equal length too, where that differs), or which model has most."""
+    own, common = tables.own, tables.common
+    kind = main_type(own, measure.name)
+    sentence = _sentence(own, measure, kind)
+    if common is None or not own.study.one_run or not common.has_measure(measure.name):
+        return sentence
+    ways = [at.panel_with(measure.name).series(measure.name, at.names, part_of(kind)).overall for at in (own, common)]
+    if ways[0] == ways[1]:
+        return sentence
+    there = _sentence(common, measure, kind, name="it")
+    return f"{sentence[:-1]}. At equal context length {there[:1].lower()}{there[1:]}"
+
+
+def _sentence(at: AtWindow, measure: Column, kind: str, name: str = "") -> str:
+    panel, entries, fmt = at.panel_with(measure.name), at.study.checkpoints, number_format(measure.kind)
+    who = "" if kind == EVERY_KIND else f" in {shortened(kind)} layers"
+    called = name or (measure.label if measure.kind == "indicator" else f"mean {measure.label}")
+    if at.study.one_run or len(entries) == 1:
+        return describe_trend(panel, entries, measure.name, f"{called}{who}", fmt, part_of(kind))
+    return describe_ranking(panel, entries, measure.name, called, fmt, at.study.noun)
+
+
+def main_type(at: AtWindow, measure: str) -> str:
+    """The layer type that sentences are about: the first that has the measure (rotary comes first), or all heads."""
+    if at.layer_types == [EVERY_KIND] or not at.study.one_run:
+        return EVERY_KIND
+    panel = at.panel_with(measure)
+    known = [kind for kind in at.layer_types if panel.mean(measure, at.names[-1], part_of(kind)) == panel.mean(
+        measure, at.names[-1], part_of(kind))]  # fmt: skip
+    return known[0] if known else EVERY_KIND
+
+
+def _reading(figure: Figure, tables: StudyTables) -> str:
+    """How to read the marks: windows, spread, errors."""
+    own, common = tables.own, tables.common
+    parts = []
+    windows = sorted({int(w) for w in (own.window_of(name) for name in own.names) if w == w})
+    if windows:
+        length = f"{windows[0]:,}" if len(windows) == 1 else f"{windows[0]:,}–{windows[-1]:,}"
+        parts.append(f"Context length: {length} tokens.")
+    if isinstance(figure.chart, Trajectories):
+        if common is not None:
+            shared = sorted({int(common.window_of(name)) for name in common.names})
+            parts.append(f"Solid: native length. Hollow: the first {shared[0]:,} tokens.")
+        parts.append("Bands: ±1 SD over heads; bars: ±1 SE over documents.")
+    return " ".join(parts)
+
+
+def number_table(figure: Figure, tables: StudyTables) -> TableBlock:
+    """First and last checkpoint of a run at both windows, or each model: means ± standard errors."""
+    own = tables.own
+    columns = _columns(tables)
+    rows: list[Sequence[str]] = []
+    for name in figure.reported:
+        measure = own.measures[name]
+        for kind in own.layer_types:
+            cells = [
+                value_with_error(at.panel_with(name), name, entry.name, measure.kind, part_of(kind))
+                if at.has_measure(name) else "–"
+                for at, entry in columns
+            ]  # fmt: skip
+            if any(cell != "–" for cell in cells):
+                rows.append([f"{measure.label} ({population(own, kind)})", *cells])
+    titles = [f"{shortened(entry.label)}{', common' if at.common else ''}" for at, entry in columns]
+    return TableBlock(["Mean", *titles], rows[:MOST_ROWS])
+
+
+def _columns(tables: StudyTables) -> list[tuple[AtWindow, Entry]]:
+    entries = tables.own.study.checkpoints
+    if not tables.own.study.one_run:
+        return [(tables.own, entry) for entry in entries[:MOST_MODELS]]
+    ends = [entries[0]] if len(entries) == 1 else [entries[0], entries[-1]]
+    return [(at, entry) for at in tables.choices() for entry in ends if entry.name in at.names]
+
+
+def population(at: AtWindow, kind: str) -> str:
+    """`48 rotary heads`."""
+    heads = at.heads if kind == EVERY_KIND else at.heads[at.heads["layer_kind"] == kind]
+    counts = sorted(set(heads.groupby("model", sort=False).size()))
+    name = "" if kind == EVERY_KIND else f"{shortened(kind)} "
+    return f"{listed([f'{count:,}' for count in counts[:1] + counts[-1:] if count] if len(counts) > 1 else [f'{counts[0]:,}']) if counts else '0'} {name}heads"
+
+
+def _production(figure: Figure, tables: StudyTables) -> list[Run]:
+    """Where the numbers come from, in one line; the rest of the provenance is listed once per report."""
+    results = tables.results
+    documents = [c.record.documents for c in results.study.checkpoints if c.record.documents is not None]
+    corpus = results.provenance.corpus or CorpusRecord()
+    runs: list[Run] = [Code("heads.csv"), ", ", Code("means.csv")]
+    if documents:
+        low, high = min(documents), max(documents)
+        runs.append(f" · {counted(low, 'document') if low == high else f'{low:,}–{high:,} documents'}")
+    if corpus.fingerprint and re.fullmatch(r"[\w:]+", corpus.fingerprint):
+        runs += [" · ", Code(corpus.fingerprint[:19])]
+    return [*runs, " · ", Code(function_name(figure))]

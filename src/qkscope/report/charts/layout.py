@@ -1,0 +1,119 @@
+"""What charts share: the canvas, colors and markers of measures, axis limits, and legends of windows and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+
+from qkscope.draw import style
+from qkscope.draw.curves import spread_keys
+from qkscope.lenses.kind_of_layer import EVERY_KIND
+
+if TYPE_CHECKING:
+    from qkscope.lenses.at_window import AtWindow, StudyTables
+    from qkscope.lenses.base import Column
+
+COLORS = (style.PURPLE, style.AMBER, style.BLUE, style.RED, "#0f766e", style.GREY)
+MARKERS = ("o", "D", "s", "^", "v", "P")
+QUERIES_AND_KEYS = {"_q": style.BLUE, "_k": style.RED}  # by how the name of a measure ends, or contains it
+MOST_TYPES = 3  # layer types drawn as panels
+LOG_SPAN = 20.0  # largest to smallest value, beyond which an axis is logarithmic
+DASHED = (0, (4, 2))
+
+
+def canvas(tables: StudyTables, width: float, height: float, title: str, *, span: bool = True) -> Figure:
+    """An empty figure with its title and, below it, the windows over which the checkpoints were measured."""
+    own, common = tables.own, tables.common
+    note = style.window_note([own.window_of(name) for name in own.names], False, own.study.noun)
+    if common is not None:
+        windows = sorted({int(common.window_of(name)) for name in common.names})
+        length = f"{windows[0]:,}" if len(windows) == 1 else f"{windows[0]:,}–{windows[-1]:,}"
+        note += f" (hollow: first {length} tokens)" if note else ""
+    headline = f"{title} {style.span_title(own.study)}" if span else title
+    return style.new_figure(width, height, own.study, headline, note)
+
+
+def layer_types(at: AtWindow) -> list[str]:
+    """The layer types that get panels."""
+    return at.layer_types[:MOST_TYPES]
+
+
+def type_title(at: AtWindow, kind: str) -> str:
+    """`48 rotary heads`: the population of a panel, of the first checkpoint that has it."""
+    counts = at.heads.groupby("model", sort=False)
+    rows = at.heads if kind == EVERY_KIND else at.heads[at.heads["layer_kind"] == kind]
+    most = int(rows.groupby("model", sort=False).size().max()) if len(rows) and len(counts) else 0
+    return f"{most:,} heads" if kind == EVERY_KIND else f"{most:,} {style.plain(kind)} heads"
+
+
+def colors_of(measures: Sequence[Column]) -> list[str]:
+    """One color per measure of a panel: declared, or queries blue and keys red, or the next of the palette."""
+    named = [measure.color or _query_or_key(measure.name) for measure in measures]
+    if len(set(named)) < len(named) or "" in named:
+        named = [measure.color for measure in measures]
+    free = iter(color for color in COLORS if color not in named)
+    return [color or next(free, style.GREY) for color in named]
+
+
+def _query_or_key(name: str) -> str:
+    ends = [color for end, color in QUERIES_AND_KEYS.items() if name.endswith(end) or f"{end}_" in name]
+    return ends[0] if len(ends) == 1 else ""
+
+
+def set_limits(axes: Axes, measures: Sequence[Column]) -> None:
+    """Limits after drawing: 0 at the bottom of sizes and shares, a line at 0 where signs matter, log where it spans."""
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines] or [np.zeros(0)])
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return
+    if all(measure.kind == "indicator" for measure in measures):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_ylim(0.0, max(0.05, min(1.05, 1.1 * float(known.max()))))
+    elif known.min() < 0:
+        axes.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=1, gid="zero")
+    elif known.min() > 0 and known.max() > LOG_SPAN * known.min():
+        logarithmic(axes)
+    elif all(measure.limits is not None and measure.limits[0] >= -1.0 for measure in measures):
+        axes.set_ylim(bottom=0.0)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def panel_legend(axes: Axes, columns: int) -> None:
+    """The measures of a panel, above it at the right."""
+    handles = [handle for handle in axes.get_legend_handles_labels()[0] if not str(handle.get_label()).startswith("_")]
+    axes.legend(
+        handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns, borderaxespad=0.0,
+        handlelength=1.4, columnspacing=1.0, fontsize=7.5,
+    )  # fmt: skip
+
+
+def keys(tables: StudyTables, *, errors: bool, largest: bool = False, spread: bool = True) -> list[Artist]:
+    """The legend entries that all panels share: windows, spread, errors, the largest head."""
+    joined = tables.own.study.one_run
+    entries: list[Artist] = []
+    if tables.common is not None:
+        entries += [
+            Line2D([], [], color=style.GREY, marker="o", linestyle="-" if joined else "none", label="native length"),
+            Line2D([], [], color=style.GREY, marker="o", markerfacecolor="white",
+                   linestyle=DASHED if joined else "none", label="common window"),
+        ]  # fmt: skip
+    spreads = spread_keys(style.GREY, errors)
+    entries += spreads if spread else spreads[1:]
+    if largest:
+        entries.append(Line2D([], [], color=style.GREY, linestyle=(0, (1, 2)) if joined else "none", marker="^",
+                              markersize=4, label="largest head"))  # fmt: skip
+    return entries
