@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lens_worlds import GROUPS, HEADS, NOPE, moments_of
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments
@@ -83,7 +83,7 @@ def test_sums_of_a_window_are_gone_when_its_tables_are_made():
         seen.append(weakref.ref(sums))
         return {"nothing": np.zeros(len(sums.heads))}
 
-    table = HeadTable("nothing.csv", (Column("nothing", "Nothing."),), rows)
+    table = HeadTable("nothing.csv", (Measure("nothing", "Nothing."),), rows)
     gc.collect()
     gc.disable()
     try:

@@ -9,7 +9,7 @@ import pytest
 from qkscope import Moments
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.means import TOKENS, LensPanel
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
@@ -30,16 +30,16 @@ def bucket_mean(sums):
 
 BY_BUCKET = HeadTable(
     "by_bucket.csv",
-    (Column("first", "First coordinate."), Column("tokens_q", "Queries.", error=None)),
+    (Measure("first", "First coordinate."), Measure("tokens_q", "Queries.", error=None)),
     bucket_mean,
     across="bucket",
     detail=True,
     holds_fixed=WITHIN,
 )
-BY_HEAD = HeadTable("by_head.csv", (Column("first", "First."),), lambda sums: {"first": sums.q.mean_x[:, 0]})
+BY_HEAD = HeadTable("by_head.csv", (Measure("first", "First."),), lambda sums: {"first": sums.q.mean_x[:, 0]})
 BY_LAYER = HeadTable(
     "by_layer.csv",
-    (Column("all_heads", "Mean."),),
+    (Measure("all_heads", "Mean."),),
     lambda sums: {"all_heads": sums.q_buckets.mean_x[:, :, 0].mean(axis=0)[None]},
     across="bucket",
     per="layer",

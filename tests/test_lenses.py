@@ -13,7 +13,7 @@ from matplotlib.image import imread
 import shared
 from conftest import sketch
 from qkscope.api import capture_moments
-from qkscope.lenses.base import Column, Detail, Figure, HeadTable, Lens, OwnView, SampledTable, Summary, View
+from qkscope.lenses.base import Measure, Detail, Figure, HeadTable, Lens, OwnView, SampledTable, Summary, View
 from qkscope.report.catalogue import catalogue
 from qkscope.lenses.mean_curve import mean_curve
 from qkscope.lenses.registry import register, registered, with_lens
@@ -22,7 +22,7 @@ from qkscope.page.pack import unsqueeze
 from qkscope.report import figures
 from qkscope.report.write import write_report
 
-NORM = Column("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))
+NORM = Measure("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))
 TABLE = HeadTable("query_norm.csv", (NORM,), lambda sums: {"query_norm": np.linalg.norm(sums.q.mean_x, axis=1)})
 LENS = Lens(
     name="query_norm",

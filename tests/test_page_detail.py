@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkscope.lenses.base import Column, Detail, HeadTable, Lens
+from qkscope.lenses.base import Measure, Detail, HeadTable, Lens
 from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
 from qkscope.page.detail import add_details, kept_checkpoints
@@ -131,7 +131,7 @@ def test_without_tables_there_are_no_details():
     assert pack.index == {}
 
 
-TIDE = HeadTable("tide.csv", (Column("height", "How high it stands."), Column("hour", "When.", error=None)), None)
+TIDE = HeadTable("tide.csv", (Measure("height", "How high it stands."), Measure("hour", "When.", error=None)), None)
 
 
 def test_a_lens_shows_details_by_declaring_them():
@@ -154,9 +154,9 @@ def test_a_lens_shows_details_by_declaring_them():
 SHOALS = HeadTable(
     "shoals.csv",
     (
-        Column("depth_of", "How deep.", error=None),
-        *(Column(name, "How many.", error=None) for name in ("cod", "eel", "ray")),
-        Column("name", "What it is called.", error=None, text=True),
+        Measure("depth_of", "How deep.", error=None),
+        *(Measure(name, "How many.", error=None) for name in ("cod", "eel", "ray")),
+        Measure("name", "What it is called.", error=None, text=True),
     ),
     None,
     across="shoal",

@@ -14,7 +14,7 @@ import pytest
 
 from browser import axe_script
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, OwnView, StudyBuild, StudyTable, Summary, View
+from qkscope.lenses.base import Measure, HeadTable, IntervalView, Lens, OwnView, StudyBuild, StudyTable, Summary, View
 from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
 from qkscope.page.errors import add_errors
@@ -37,18 +37,18 @@ def no_rows(_layer):
 TILT = HeadTable(
     "tilt.csv",
     (
-        Column("tilt", "How far the score leans towards late keys.", "per token", (-1.0, 1.0)),
-        Column("share", "The share of the score that leans.", limits=(0.0, 1.0)),
-        Column("size", "The size of what leans.", limits=(0.0, math.inf)),
+        Measure("tilt", "How far the score leans towards late keys.", "per token", (-1.0, 1.0)),
+        Measure("share", "The share of the score that leans.", limits=(0.0, 1.0)),
+        Measure("size", "The size of what leans.", limits=(0.0, math.inf)),
     ),
     no_rows,
 )
-REACH = HeadTable("reach.csv", (Column("reach", "How many tokens back half of it lies.", "tokens"),), no_rows, "own")
+REACH = HeadTable("reach.csv", (Measure("reach", "How many tokens back half of it lies.", "tokens"),), no_rows, "own")
 LENS = Lens(
     "tilt",
     "Tilted scores",
     "Which way do scores lean?",
-    tables=(TILT, REACH, HeadTable("gone.csv", (Column("gone", "Was never written."),), no_rows)),
+    tables=(TILT, REACH, HeadTable("gone.csv", (Measure("gone", "Was never written."),), no_rows)),
     views=(
         View("curve", "Tilt and share by checkpoint", ("tilt", "share"), "Means over heads.", figure="tilt_curve"),
         View("bars", "Tilt and share as bars", ("tilt", "share"), figure="no_such_card"),
@@ -63,9 +63,9 @@ SIDES_KEY = ("model", "side", "kind")
 SIDES = StudyTable(
     "sides.csv",
     (
-        Column("gap", "How far the sides are apart.", "per token"),
-        Column("from", "Where its interval begins.", error=None),
-        Column("to", "Where it ends.", error=None),
+        Measure("gap", "How far the sides are apart.", "per token"),
+        Measure("from", "Where its interval begins.", error=None),
+        Measure("to", "Where it ends.", error=None),
     ),
     (*SIDES_KEY, "windows"),
     (*SIDES_KEY, "windows"),

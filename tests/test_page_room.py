@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.lenses.base import Column, HeadTable, Lens, View
+from qkscope.lenses.base import Measure, HeadTable, Lens, View
 from qkscope.lenses.registry import registered, with_lens
 from qkscope.page import lens_data, paired
 from qkscope.page.arrays import Grid
@@ -14,7 +14,7 @@ from qkscope.page.paired import add_changes
 from qkscope.report.write import write_report
 from test_page_browser import made_up, set_slider, unfold, write_study
 
-TILT = HeadTable("tilt.csv", (Column("tilt", "How far the score leans.", limits=(-1.0, 1.0)),), None)
+TILT = HeadTable("tilt.csv", (Measure("tilt", "How far the score leans.", limits=(-1.0, 1.0)),), None)
 LENS = Lens(
     "tilt", "Tilted scores", "Which way do scores lean?", tables=(TILT,),
     views=(View("curve", "Tilt by checkpoint", ("tilt",)), View("heatmap", "Tilt of every head", ("tilt",))),

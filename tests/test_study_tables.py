@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from qkscope.errors import MomentsFileError, TableError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.base import Column, HeadTable, Lens, StudyBuild, StudyTable
+from qkscope.lenses.base import Measure, HeadTable, Lens, StudyBuild, StudyTable
 from qkscope.lenses.registry import register, with_lens
 from qkscope.moments import file as whole_file
 from qkscope.moments.layout import Layout, capture_layout
@@ -22,7 +22,7 @@ from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_folder
 
 WHO = ("windows", "from_model", "to_model")
-STEPS = StudyTable("steps.csv", (Column("tokens", "More.", error=None), Column("r_q", "Mean r_q.")), WHO, WHO)
+STEPS = StudyTable("steps.csv", (Measure("tokens", "More.", error=None), Measure("r_q", "Mean r_q.")), WHO, WHO)
 HEADS = StudyTable("steps_heads.csv", STEPS.columns, STEPS.key, STEPS.texts, detail=True)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.lenses.base import Column, HeadTable, Lens
+from qkscope.lenses.base import Measure, HeadTable, Lens
 from qkscope.lenses.position.table import OWN
 from qkscope.lenses.registry import with_lens
 from qkscope.lenses.rows import file_columns
@@ -168,7 +168,7 @@ def test_a_window_and_left_out_positions(tmp_path):
 
 def test_a_lens_that_needs_no_more_than_vectors_gets_its_table_by_saying_so(tmp_path):
     made = dataset(tmp_path / "vectors", layers=1)
-    length = HeadTable("length.csv", (Column("length", "Of the mean query."),), mean_query_lengths)
+    length = HeadTable("length.csv", (Measure("length", "Of the mean query."),), mean_query_lengths)
     with with_lens(Lens("length", "t", "q", tables=(length,), from_vectors=(length,))):
         analyze_vectors([f"theirs={tmp_path / 'vectors'}"], tmp_path / "out", Events(), "command", components=2)
     assert {"qk.csv", "length.csv"} == {path.name for path in (tmp_path / "out").glob("*.csv")}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.base import Column, Lens, Summary
+from qkscope.lenses.base import Measure, Lens, Summary
 from qkscope.lenses.categories import dominated
 from qkscope.lenses.draws import FREEDOM, KEY, draw_tables, replicate_groups
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
@@ -160,7 +160,7 @@ class AtWindow:
         return self._panels[file]
 
     @cached_property
-    def measures(self) -> dict[str, Column]:
+    def measures(self) -> dict[str, Measure]:
         """Every measure that these heads may have, by name."""
         of_sets = [c for lens in self._lenses for t in lens.tables if t.has_row_per_head for c in t.columns]
         components = [c for lens in self._lenses for t in lens.tables if t.across == "pc" for c in t.columns]

@@ -37,7 +37,7 @@ ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
 @dataclass(frozen=True)
-class Column:
+class Measure:
     """A number that a table has for each row, and what it means: docs, cards and page take the definition from here."""
 
     name: str
@@ -69,7 +69,7 @@ class HeadTable:
     """
 
     file: str
-    columns: tuple[Column, ...]
+    columns: tuple[Measure, ...]
     rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]] | None  # None: another command writes the file
     windows: Windows = "own and common"
     across: str | None = None  # the second axis, and the column with the place on it: pc, bucket, plane
@@ -78,7 +78,7 @@ class HeadTable:
     holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
     own_buckets: bool = False  # replicates have bucket covariances of their own, and share nothing with the whole
     stated: tuple[tuple[str, str], ...] = ()  # columns of text that is the same in every row: (name, text)
-    judged: tuple[Column, ...] = ()  # what `judge` adds: columns that say how sure others are
+    judged: tuple[Measure, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
     # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
@@ -129,7 +129,7 @@ def error_name(column: str) -> str:
     return f"{column}_se"
 
 
-def _with_errors(columns: tuple[Column, ...]) -> list[str]:
+def _with_errors(columns: tuple[Measure, ...]) -> list[str]:
     return [name for c in columns for name in ((c.name, error_name(c.name)) if c.error else (c.name,))]
 
 
@@ -141,7 +141,7 @@ class StudyTable:
     """
 
     file: str
-    columns: tuple[Column, ...]  # numbers; those with an error have it beside them, as in head tables
+    columns: tuple[Measure, ...]  # numbers; those with an error have it beside them, as in head tables
     key: tuple[str, ...]  # the columns that tell its rows apart
     texts: tuple[str, ...]  # columns that are words; those that name entries end in `model`
     detail: bool = False  # as for head tables
@@ -325,7 +325,7 @@ class Lens:
     from_vectors: tuple[HeadTable, ...] = ()  # of its tables, those that datasets of raw vectors are enough for
     sampled: tuple[SampledTable, ...] = ()  # tables that need both, sums and a sample of vectors
     derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # adds columns that follow from those of qk.csv
-    derived: tuple[Column, ...] = ()  # the measures that `derive` adds
+    derived: tuple[Measure, ...] = ()  # the measures that `derive` adds
     summaries: tuple[Summary, ...] = ()
     figures: tuple[Figure, ...] = ()
     views: tuple[View, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qkscope.lenses.base import Column, Figure, HeadTable
+from qkscope.lenses.base import Measure, Figure, HeadTable
 from qkscope.lenses.card import Card, Subject, bands, error_span, rows, window_sentence
 from qkscope.lenses.errors import column_means, has_errors
 from qkscope.stats.findings import describe_curve, largest_contrast
@@ -33,7 +33,7 @@ def mean_curve(table: HeadTable, column: str, *, name: str, title: str, leads: i
     )
 
 
-def draw_mean_curve(file: str, column: Column, title: str, at: AtWindow) -> Drawing:
+def draw_mean_curve(file: str, column: Measure, title: str, at: AtWindow) -> Drawing:
     """Means over heads with their spread and errors."""
     from qkscope.draw import style
     from qkscope.draw.curves import draw_band_line, spread_keys
@@ -52,7 +52,7 @@ def draw_mean_curve(file: str, column: Column, title: str, at: AtWindow) -> Draw
     return style.finish(figure)
 
 
-def mean_card(file: str, column: Column, title: str, subject: Subject) -> Card:
+def mean_card(file: str, column: Measure, title: str, subject: Subject) -> Card:
     """What the column is, and how its mean goes."""
     panel = subject.at.panel_of(file)
     name = f"The mean of {column.name}"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts
-from qkscope.lenses.base import Column, Figure, HeadTable, Lens, View
+from qkscope.lenses.base import Measure, Figure, HeadTable, Lens, View
 from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import NO_VARIANCE, Array, Eigen
 from qkscope.lenses.sums import LayerSums
@@ -22,49 +22,49 @@ from qkscope.vectors.kept import KeptLayer
 FILE = "norms.csv"
 SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)
 COLUMNS = (
-    Column("rms_q", "Root mean square length of queries.", "vector", SIZE, title="query norm"),
-    Column("rms_k", "Root mean square length of keys.", "vector", SIZE, title="key norm"),
-    Column(
+    Measure("rms_q", "Root mean square length of queries.", "vector", SIZE, title="query norm"),
+    Measure("rms_k", "Root mean square length of keys.", "vector", SIZE, title="key norm"),
+    Measure(
         "mean_part_q",
         "Share of the mean squared length of queries that is their mean.",
         "",
         SHARE,
         title="share of the mean in query norm",
     ),
-    Column(
+    Measure(
         "mean_part_k",
         "Share of the mean squared length of keys that is their mean.",
         "",
         SHARE,
         title="share of the mean in key norm",
     ),
-    Column("score_mean", "Mean query times mean key: the mean score over all pairs of the window.", "score"),
-    Column(
+    Measure("score_mean", "Mean query times mean key: the mean score over all pairs of the window.", "score"),
+    Measure(
         "score_std",
         "Standard deviation of the score of a query and a key drawn independently from the window.",
         "score",
         SIZE,
         title="score spread",
     ),
-    Column("score_scale", "What the model multiplies scores by before softmax.", "", SIZE, error=None, kind="constant"),
-    Column(
+    Measure("score_scale", "What the model multiplies scores by before softmax.", "", SIZE, error=None, kind="constant"),
+    Measure(
         "logit_std", "score_std times score_scale: the spread that softmax sees.", "logit", SIZE, title="logit spread"
     ),
-    Column(
+    Measure(
         "effective_rank",
         "exp of the entropy of the eigenvalues of queries and keys together, as shares: how many dimensions they use.",
         "dimensions",
         (1.0, np.inf),
         title="effective rank",
     ),
-    Column(
+    Measure(
         "participation_ratio",
         "Squared sum over sum of squares of the same eigenvalues: the same, counting faint dimensions less.",
         "dimensions",
         (1.0, np.inf),
         title="participation ratio",
     ),
-    Column(
+    Measure(
         "score_level",
         "What at most one in as many pairs as the window has tokens can exceed in size (Chebyshev): on average no more "
         "than one key per query.",
@@ -72,14 +72,14 @@ COLUMNS = (
         SIZE,
         title="score level",
     ),
-    Column(
+    Measure(
         "score_bound",
         "What no pair of a summed query and a summed key can exceed in size, whatever their documents (Samuelson); far "
         "above what occurs.",
         "score",
         SIZE,
     ),
-    Column(
+    Measure(
         "score_max_sampled",
         "Largest size of a score between a kept query and a kept key of its document that it can attend to; empty "
         "where no vectors were kept.",
@@ -88,7 +88,7 @@ COLUMNS = (
         error=None,
         title="largest sampled score",
     ),
-    Column("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None),
+    Measure("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None),
 )
 
 
@@ -200,10 +200,10 @@ def visible(position: NDArray[np.int64], facts: LayerFacts) -> Mask:
 
 BUCKETS_FILE = "norms_buckets.csv"
 BUCKET_COLUMNS = (
-    Column("position", "Mean position of the bucket's tokens.", "tokens", SIZE, error=None),
-    Column("rms_q", "Root mean square length of the bucket's queries.", "vector", SIZE),
-    Column("rms_k", "Root mean square length of the bucket's keys.", "vector", SIZE),
-    Column(
+    Measure("position", "Mean position of the bucket's tokens.", "tokens", SIZE, error=None),
+    Measure("rms_q", "Root mean square length of the bucket's queries.", "vector", SIZE),
+    Measure("rms_k", "Root mean square length of the bucket's keys.", "vector", SIZE),
+    Measure(
         "score_std",
         "Standard deviation of the score of one of the bucket's queries with a key of this or an earlier bucket.",
         "score",

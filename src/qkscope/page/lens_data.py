@@ -16,7 +16,7 @@ import pandas as pd
 
 from qkscope.kinds import CHECKPOINTS, NOUNS, StudyKind
 from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.base import Column, HeadTable, IntervalView, Lens, View
+from qkscope.lenses.base import Measure, HeadTable, IntervalView, Lens, View
 from qkscope.page.arrays import Floats, Grid, Places, column
 from qkscope.page.detail import kept_checkpoints
 from qkscope.page.pack import Pack, error_precision, precision
@@ -257,7 +257,7 @@ class _Placed:
         return dense if self.by_component else dense[:, 0]
 
 
-def _column(table: HeadTable, declared: Column) -> dict[str, Any]:
+def _column(table: HeadTable, declared: Measure) -> dict[str, Any]:
     limits = None
     if declared.limits is not None:
         limits = [float(limit) if math.isfinite(limit) else None for limit in declared.limits]

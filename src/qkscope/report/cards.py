@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
-from qkscope.lenses.base import Column, Figure
+from qkscope.lenses.base import Measure, Figure
 from qkscope.lenses.charts import Trajectories
 from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.report.charts import function_name
@@ -56,7 +56,7 @@ def takeaways(figure: Figure, tables: StudyTables) -> list[str]:
     return own[:MOST_TAKEAWAYS]
 
 
-def measure_sentence(tables: StudyTables, measure: Column) -> str:
+def measure_sentence(tables: StudyTables, measure: Measure) -> str:
     """How a measure's mean changes over a run (at equal length too, where that differs), or which model has most."""
     own, common = tables.own, tables.common
     kind = main_type(own, measure.name)
@@ -70,7 +70,7 @@ def measure_sentence(tables: StudyTables, measure: Column) -> str:
     return f"{sentence[:-1]}. At equal context length {there[:1].lower()}{there[1:]}"
 
 
-def _sentence(at: AtWindow, measure: Column, kind: str, name: str = "") -> str:
+def _sentence(at: AtWindow, measure: Measure, kind: str, name: str = "") -> str:
     panel, entries, fmt = at.panel_with(measure.name), at.study.checkpoints, number_format(measure.kind)
     who = "" if kind == EVERY_KIND else f" in {shortened(kind)} layers"
     called = name or (measure.label if measure.kind == "indicator" else f"mean {measure.label}")

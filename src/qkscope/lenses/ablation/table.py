@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.base import Column, HeadTable, StudyBuild, StudyTable
+from qkscope.lenses.base import Measure, HeadTable, StudyBuild, StudyTable
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
@@ -28,10 +28,10 @@ SPREAD = "kernel_spread"
 NATS = "nats per token"
 COLUMNS = (
     *(
-        Column(f"loss_{edit}", f"Rise of the mean loss when an edit takes away {what}.", NATS)
+        Measure(f"loss_{edit}", f"Rise of the mean loss when an edit takes away {what}.", NATS)
         for edit, what in EDITS.items()
     ),
-    Column(
+    Measure(
         SPREAD, "Standard deviation over distances of the scaled mean score that RoPE makes of mean query and key.", "",
         (0.0, np.inf), error=None,
     ),
@@ -42,15 +42,15 @@ GROUPS_KEY = ("model", "edit", "group", "outcome")
 GROUPS = StudyTable(
     GROUPS_FILE,
     (
-        Column("heads", "Heads that were edited together.", error=None),
-        Column("documents", "Documents over which means are taken.", error=None),
-        Column("draws", "Groups of other heads, drawn at random with as many in each layer.", error=None),
-        Column("chosen", "How much the outcome rises when the chosen heads are edited.", NATS, error=None),
-        Column("controls", "The same for other heads, mean over draws.", NATS, error=None),
-        Column("excess", "chosen minus controls, with an error over documents and draws.", NATS),
-        Column("low", "Where the 95 % interval of excess begins; empty for few documents or draws.", NATS, error=None),
-        Column("high", "Where it ends.", NATS, error=None),
-        Column("exceeds", "Draws whose outcome rises less than that of the chosen heads.", error=None),
+        Measure("heads", "Heads that were edited together.", error=None),
+        Measure("documents", "Documents over which means are taken.", error=None),
+        Measure("draws", "Groups of other heads, drawn at random with as many in each layer.", error=None),
+        Measure("chosen", "How much the outcome rises when the chosen heads are edited.", NATS, error=None),
+        Measure("controls", "The same for other heads, mean over draws.", NATS, error=None),
+        Measure("excess", "chosen minus controls, with an error over documents and draws.", NATS),
+        Measure("low", "Where the 95 % interval of excess begins; empty for few documents or draws.", NATS, error=None),
+        Measure("high", "Where it ends.", NATS, error=None),
+        Measure("exceeds", "Draws whose outcome rises less than that of the chosen heads.", error=None),
     ),
     (*GROUPS_KEY, "windows"),
     (*GROUPS_KEY, "windows"),
@@ -59,11 +59,11 @@ COURSE_KEY = ("model", "edit")
 COURSE = StudyTable(
     COURSE_FILE,
     (
-        Column("heads", "Heads that were edited, each by itself.", error=None),
-        Column("documents", "Documents over which means are taken.", error=None),
-        Column("mean", "Mean over these heads of how much the loss rises.", NATS),
-        Column("costly", "Heads whose edit costs significantly.", error=None),
-        Column("gaining", "Heads whose edit gains significantly.", error=None),
+        Measure("heads", "Heads that were edited, each by itself.", error=None),
+        Measure("documents", "Documents over which means are taken.", error=None),
+        Measure("mean", "Mean over these heads of how much the loss rises.", NATS),
+        Measure("costly", "Heads whose edit costs significantly.", error=None),
+        Measure("gaining", "Heads whose edit gains significantly.", error=None),
     ),
     (*COURSE_KEY, "windows"),
     (*COURSE_KEY, "windows"),

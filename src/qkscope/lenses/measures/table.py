@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf, dtrtri
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE, Array, one_blas_thread
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans
@@ -31,13 +31,13 @@ _WORDS = {
 }
 COLUMNS = (
     *(
-        Column(f"{measure}_{name[0]}", words.format(name), "", SHARE, bias=True)
+        Measure(f"{measure}_{name[0]}", words.format(name), "", SHARE, bias=True)
         for measure, words in _WORDS.items()
         for name in ("queries", "keys")
     ),
-    Column("best_pc", "The component, of those kept, with the largest absolute r_q.", "", error=None),
-    Column("best_r_q", "The r_q of that component.", "", CORRELATION, "fisher"),
-    Column("best_is_pc0", "1 if that component is component 0, otherwise 0.", "", SHARE, error=None),
+    Measure("best_pc", "The component, of those kept, with the largest absolute r_q.", "", error=None),
+    Measure("best_r_q", "The r_q of that component.", "", CORRELATION, "fisher"),
+    Measure("best_is_pc0", "1 if that component is component 0, otherwise 0.", "", SHARE, error=None),
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.null.shifts import shifted_correlations
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
@@ -20,11 +20,11 @@ TIE = 1e-12  # of rounding: a shifted r of the same size counts as reaching the 
 
 COLUMNS = (
     *(
-        Column(f"null_r_{kind}", f"Root mean square of component 0's r_{kind} over all shifts of positions.", "", SHARE)
+        Measure(f"null_r_{kind}", f"Root mean square of component 0's r_{kind} over all shifts of positions.", "", SHARE)
         for kind, _ in KINDS
     ),
     *(
-        Column(
+        Measure(
             f"null_p_{kind}",
             f"Of the absolute r_{kind} as measured and of all shifts, the share that is not below the measured one.",
             "",
@@ -34,7 +34,7 @@ COLUMNS = (
         for kind, _ in KINDS
     ),
     *(
-        Column(
+        Measure(
             f"beyond_null_{kind}",
             f"1 if the measured absolute r_{kind} is larger than that of every shift, otherwise 0.",
             "",
@@ -43,7 +43,7 @@ COLUMNS = (
         )
         for kind, _ in KINDS
     ),
-    Column(
+    Measure(
         "null_shifts",
         "Shifts that the window's position buckets allow; 0 where they are too few, and the other columns are empty.",
         error=None,

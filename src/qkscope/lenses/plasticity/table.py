@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.plasticity.closed_form import CellValues, cell_values
 from qkscope.lenses.plasticity.grid import FEWEST_FOR_ENDS, Array, Index, buckets_of
 from qkscope.lenses.sums import LayerSums
@@ -25,39 +25,39 @@ HELD = "differences between buckets in covariance"
 SHARE, DIFFERENCE, COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
 
 COLUMNS = (
-    Column(
+    Measure(
         "ap",
         "Attention plasticity: twice the chance that two queries at one place disagree about which of two earlier keys "
         "wins; the mean over places, weighted by queries.",
         limits=SHARE,
     ),
-    Column(
+    Measure(
         "ap_content",
         "ap_same_position with the mean key of every position removed: only keys' content is left.",
         limits=SHARE,
     ),
-    Column("ap_near", "ap for two keys of one position bucket.", limits=SHARE),
-    Column(
+    Measure("ap_near", "ap for two keys of one position bucket.", limits=SHARE),
+    Measure(
         "ap_same_position",
         "ap for two queries at exactly one position, whatever the width of buckets: RoPE rotates queries within a "
         "bucket, which does not count as disagreement.",
         limits=SHARE,
     ),
-    Column("ap_first", "ap over the first fifth of the positions that have one.", limits=SHARE),
-    Column("ap_last", "ap over the last fifth.", limits=SHARE),
-    Column("ap_drop", "ap_first minus ap_last.", limits=DIFFERENCE),
-    Column(
+    Measure("ap_first", "ap over the first fifth of the positions that have one.", limits=SHARE),
+    Measure("ap_last", "ap over the last fifth.", limits=SHARE),
+    Measure("ap_drop", "ap_first minus ap_last.", limits=DIFFERENCE),
+    Measure(
         "ap_drop_matched",
         "The same at equal distances between the two keys, distances weighted as in the first fifth.",
         limits=DIFFERENCE,
     ),
-    Column(
+    Measure(
         "loss_not_position",
         "Share of the loss at a single position that is not position but a fixed preference among keys: "
         "(1 - ap_content) / (1 - ap_same_position). Above 1 where position adds plasticity.",
         limits=COUNT,
     ),
-    Column(
+    Measure(
         "ap_buckets",
         "Position buckets in the window, without that of position 0. Fewer than 8 leave the fifths and drops empty, "
         "fewer than 4 all numbers.",
@@ -66,25 +66,25 @@ COLUMNS = (
     ),
 )
 PROFILE_COLUMNS = (
-    Column("position", "Mean position of the queries.", "tokens", COUNT, error=None),
-    Column("ap", "Attention plasticity of queries in this part of the window.", limits=SHARE),
-    Column("ap_content", "ap_same_position with the mean key of every position removed.", limits=SHARE),
-    Column("ap_near", "ap for two keys of one part of the window.", limits=SHARE),
-    Column("ap_same_position", "ap for two queries at exactly one position.", limits=SHARE),
-    Column("n_q", "Queries in this part of the window.", "tokens", COUNT, error=None),
+    Measure("position", "Mean position of the queries.", "tokens", COUNT, error=None),
+    Measure("ap", "Attention plasticity of queries in this part of the window.", limits=SHARE),
+    Measure("ap_content", "ap_same_position with the mean key of every position removed.", limits=SHARE),
+    Measure("ap_near", "ap for two keys of one part of the window.", limits=SHARE),
+    Measure("ap_same_position", "ap for two queries at exactly one position.", limits=SHARE),
+    Measure("n_q", "Queries in this part of the window.", "tokens", COUNT, error=None),
 )
 MAP_COLUMNS = (
-    Column("key_distance", "Distance between the two keys.", "tokens", COUNT, error=None),
-    Column(
+    Measure("key_distance", "Distance between the two keys.", "tokens", COUNT, error=None),
+    Measure(
         "query_distance",
         "Distance from the point midway between the keys to the query, rounded down.",
         "tokens",
         COUNT,
         error=None,
     ),
-    Column("ap", "Attention plasticity at these distances, the mean over the layer's heads.", limits=SHARE),
-    Column("weight", "Share of all pairs that the layer's queries see.", limits=SHARE, error=None),
-    Column("heads", "Heads of the layer that have a value.", limits=COUNT, error=None),
+    Measure("ap", "Attention plasticity at these distances, the mean over the layer's heads.", limits=SHARE),
+    Measure("weight", "Share of all pairs that the layer's queries see.", limits=SHARE, error=None),
+    Measure("heads", "Heads of the layer that have a value.", limits=COUNT, error=None),
 )
 
 

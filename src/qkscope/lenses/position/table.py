@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeWarning
-from qkscope.lenses.base import Column, HeadTable, Judged
+from qkscope.lenses.base import Measure, HeadTable, Judged
 from qkscope.lenses.categories import classify
 from qkscope.lenses.draws import drawn_correlations
 from qkscope.lenses.heads import HeadSample, LayerChoice
@@ -27,23 +27,23 @@ CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
 FISHER: Literal["fisher"] = "fisher"
 
 COLUMNS = (
-    Column("explained_variance", "Share of the variance of queries and keys together on the component.", "", SHARE),
-    Column(
+    Measure("explained_variance", "Share of the variance of queries and keys together on the component.", "", SHARE),
+    Measure(
         "r_q", "Pearson correlation of the component's projection of queries with position.", "", CORRELATION, FISHER
     ),
-    Column("r_k", "The same for keys; below 0, keys move against their queries.", "", CORRELATION, FISHER),
-    Column("n_q", "Queries that were summed.", "tokens", error=None),
-    Column("n_k", "Keys that were summed.", "tokens", error=None),
-    Column("mu_q", "Where the line through the projected queries is at position 0."),
-    Column("mu_k", "Where the line through the projected keys is at position 0."),
-    Column("alpha", "Slope of the line through the projected queries.", "per token"),
-    Column("beta", "Slope of the line through the projected keys.", "per token"),
-    Column("gap", "How far the next component's variance is below this one's, as a share of this one's.", "", SHARE),
+    Measure("r_k", "The same for keys; below 0, keys move against their queries.", "", CORRELATION, FISHER),
+    Measure("n_q", "Queries that were summed.", "tokens", error=None),
+    Measure("n_k", "Keys that were summed.", "tokens", error=None),
+    Measure("mu_q", "Where the line through the projected queries is at position 0."),
+    Measure("mu_k", "Where the line through the projected keys is at position 0."),
+    Measure("alpha", "Slope of the line through the projected queries.", "per token"),
+    Measure("beta", "Slope of the line through the projected keys.", "per token"),
+    Measure("gap", "How far the next component's variance is below this one's, as a share of this one's.", "", SHARE),
 )
 JUDGED = (
-    Column("unstable", "1 if the gap to a neighbour is not significant: the component is not a single direction."),
-    Column("sign_sure", "1 if r_q differs significantly from 0; otherwise the sign of r_k means nothing."),
-    Column("category_share", "Share of other samples of documents, by the jackknife, that give the same category."),
+    Measure("unstable", "1 if the gap to a neighbour is not significant: the component is not a single direction."),
+    Measure("sign_sure", "1 if r_q differs significantly from 0; otherwise the sign of r_k means nothing."),
+    Measure("category_share", "Share of other samples of documents, by the jackknife, that give the same category."),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE
 from qkscope.lenses.rotation.axes import drift_axis
 from qkscope.lenses.sums import LayerSums
@@ -28,17 +28,17 @@ AXES = (("pc0", "component 0"), ("a", "the drift axis a"))
 _NO_ERROR = "it has no error, since document groups have no squares in single buckets."
 
 
-def _profile_columns() -> tuple[Column, ...]:
+def _profile_columns() -> tuple[Measure, ...]:
     columns = [
-        Column("start", "First position of the bucket.", "tokens", error=None),
-        Column("end", "Position behind the last one of the bucket.", "tokens", error=None),
-        Column("tokens", "Queries (and keys) of the bucket.", "", (0.0, np.inf), error=None),
+        Measure("start", "First position of the bucket.", "tokens", error=None),
+        Measure("end", "Position behind the last one of the bucket.", "tokens", error=None),
+        Measure("tokens", "Queries (and keys) of the bucket.", "", (0.0, np.inf), error=None),
     ]
     for axis, name in AXES:
         for kind, what in KINDS:
             columns += [
-                Column(f"{kind}_{axis}", f"Mean of the {what} of the bucket along {name}."),
-                Column(
+                Measure(f"{kind}_{axis}", f"Mean of the {what} of the bucket along {name}."),
+                Measure(
                     f"{kind}_{axis}_sd",
                     f"Standard deviation of the {what} of the bucket along {name}; {_NO_ERROR}",
                     "",
@@ -49,19 +49,19 @@ def _profile_columns() -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def _bend_columns() -> tuple[Column, ...]:
+def _bend_columns() -> tuple[Measure, ...]:
     columns = []
     for axis, name in AXES:
         end = "" if axis == "pc0" else f"_{axis}"
         for kind, what in KINDS:
             columns += [
-                Column(
+                Measure(
                     f"between_{kind}{end}",
                     f"Share of the variance of {what} along {name} that lies between the means of buckets.",
                     "",
                     SHARE,
                 ),
-                Column(
+                Measure(
                     f"bend_{kind}{end}",
                     f"Share of that variance between buckets that no line in position explains, for {what} along "
                     f"{name}; empty with fewer than {FEWEST_BUCKETS} buckets.",

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.rope.at_rest import LayerAtRest, at_rest
 from qkscope.lenses.rope.positions import Array, Complex, Positions
 from qkscope.lenses.rope.table import HELD
@@ -27,15 +27,15 @@ BEYOND = 4  # kernels reach so many windows far
 PER_DOUBLING = 2  # distances
 
 COLUMNS = (
-    Column("distance", "Tokens from the key to the query.", "tokens", (0.0, np.inf), error=None),
-    Column("kernel", "Mean score at that distance, from the mean query and key at rest.", "score"),
-    Column("kernel_scaled", "The same times the factor that the model's kernel puts on scores.", "score"),
-    Column(
+    Measure("distance", "Tokens from the key to the query.", "tokens", (0.0, np.inf), error=None),
+    Measure("kernel", "Mean score at that distance, from the mean query and key at rest.", "score"),
+    Measure("kernel_scaled", "The same times the factor that the model's kernel puts on scores.", "score"),
+    Measure(
         "kernel_sd", "Standard deviation of a score at that distance, queries and keys independent.", "score",
         (0.0, np.inf), error=None,
     ),
-    Column("averaged", "The mean of the kernel over all pairs of buckets that lie about that far apart.", "score"),
-    Column("measured", "The mean score of the same pairs of buckets, from their measured means.", "score"),
+    Measure("averaged", "The mean of the kernel over all pairs of buckets that lie about that far apart.", "score"),
+    Measure("measured", "The mean score of the same pairs of buckets, from their measured means.", "score"),
 )  # fmt: skip
 
 

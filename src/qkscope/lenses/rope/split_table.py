@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, StudyBuild, StudyTable, error_name
+from qkscope.lenses.base import Measure, StudyBuild, StudyTable, error_name
 from qkscope.lenses.draws import drawn_correlations, replicated
 from qkscope.lenses.kind_of_layer import kind_name, kinds_in_order
 from qkscope.lenses.rope.spectrum import base_of
@@ -40,31 +40,31 @@ _WORDS = {
     "weights": "What of the change the weights explain: queries and keys at rest.",
 }
 SPLIT = (
-    Column("before", "The quantity as measured at the first of the two checkpoints.", error=None),
-    Column("after", "The same at the second.", error=None),
-    Column("before_rope", "What RoPE alone predicts at the first.", error=None),
-    Column("after_rope", "What RoPE alone predicts at the second.", error=None),
-    Column("change", "Measured change: the sum of window, base, weights and unexplained."),
+    Measure("before", "The quantity as measured at the first of the two checkpoints.", error=None),
+    Measure("after", "The same at the second.", error=None),
+    Measure("before_rope", "What RoPE alone predicts at the first.", error=None),
+    Measure("after_rope", "What RoPE alone predicts at the second.", error=None),
+    Measure("change", "Measured change: the sum of window, base, weights and unexplained."),
     *(
         column
         for name, words in _WORDS.items()
         for column in (
-            Column(name, words),
-            Column(f"{name}_spread", f"Largest minus smallest {name} part over the six orders.", error=None),
+            Measure(name, words),
+            Measure(f"{name}_spread", f"Largest minus smallest {name} part over the six orders.", error=None),
         )
     ),
-    Column("joint", "What window and base explain if both change at once: mean over the two orders with the weights."),
-    Column("joint_weights", "What the weights explain beside that."),
-    Column("joint_spread", "How far these two orders differ.", error=None),
-    Column("unexplained", "What is left of the measured change: the change in what exceeds RoPE alone."),
+    Measure("joint", "What window and base explain if both change at once: mean over the two orders with the weights."),
+    Measure("joint_weights", "What the weights explain beside that."),
+    Measure("joint_spread", "How far these two orders differ.", error=None),
+    Measure("unexplained", "What is left of the measured change: the change in what exceeds RoPE alone."),
 )
 ABOUT = (
-    Column("heads", "Heads with a prediction and a measurement at both.", error=None),
-    Column("heads_left_out", "Heads without.", error=None),
-    Column("from_window", "Window of the first.", "tokens", error=None),
-    Column("to_window", "Window of the second.", "tokens", error=None),
-    Column("from_base", "RoPE base of the first; empty where layers have several, or angles of no base.", error=None),
-    Column("to_base", "RoPE base of the second.", error=None),
+    Measure("heads", "Heads with a prediction and a measurement at both.", error=None),
+    Measure("heads_left_out", "Heads without.", error=None),
+    Measure("from_window", "Window of the first.", "tokens", error=None),
+    Measure("to_window", "Window of the second.", "tokens", error=None),
+    Measure("from_base", "RoPE base of the first; empty where layers have several, or angles of no base.", error=None),
+    Measure("to_base", "RoPE base of the second.", error=None),
 )  # fmt: skip
 STEP = ("windows", "from_model", "to_model")
 MEANS = StudyTable(FILE, (*ABOUT, *SPLIT), (*STEP, "heads_of", "quantity"), (*STEP, "heads_of", "quantity", "errors"))

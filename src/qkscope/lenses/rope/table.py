@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rope.at_rest import Basis, LayerAtRest, at_rest
@@ -25,31 +25,31 @@ FISHER: Literal["fisher"] = "fisher"
 _CODES = ", ".join(f"{code} {name}" for code, name in enumerate(CATEGORIES[:-1]))
 
 COLUMNS = (
-    Column(
+    Measure(
         "r_q_rope", "The r_q of PC0 that RoPE alone predicts, from queries and keys at rest.", "", CORRELATION, FISHER
     ),
-    Column("r_k_rope", "The r_k of PC0 that RoPE alone predicts.", "", CORRELATION, FISHER),
-    Column(
+    Measure("r_k_rope", "The r_k of PC0 that RoPE alone predicts.", "", CORRELATION, FISHER),
+    Measure(
         "r_q_excess", "Measured minus predicted r_q of PC0: position that RoPE alone does not give.", "", (-2.0, 2.0)
     ),
-    Column("r_k_excess", "The same for r_k.", "", (-2.0, 2.0)),
-    Column("category_rope", f"The category that the predicted r_q and r_k give: {_CODES}.", "", (0, 4), error=None),
-    Column("explained_rope", "Share of the predicted variance of queries and keys together on PC0.", "", SHARE),
-    Column("pc0_cos", "Absolute cosine of the angle between the predicted and the measured PC0.", "", SHARE),
-    Column(
+    Measure("r_k_excess", "The same for r_k.", "", (-2.0, 2.0)),
+    Measure("category_rope", f"The category that the predicted r_q and r_k give: {_CODES}.", "", (0, 4), error=None),
+    Measure("explained_rope", "Share of the predicted variance of queries and keys together on PC0.", "", SHARE),
+    Measure("pc0_cos", "Absolute cosine of the angle between the predicted and the measured PC0.", "", SHARE),
+    Measure(
         "pc0_agrees",
         "1 if the sign rule orients both along each other, 0 if against; empty where r is 0.",
         "",
         SHARE,
         error=None,
     ),
-    Column("alpha_rope", "Predicted slope of the queries' projection on PC0.", "per token"),
-    Column("beta_rope", "Predicted slope of the keys' projection on PC0.", "per token"),
-    Column("bias_rope", "Predicted slope of the mean score in the position of the key.", "score per token"),
-    Column("bias_excess", "Measured minus predicted slope of the mean score in key position.", "score per token"),
-    Column("drift_rest_q", "Share of the variance of queries at rest that lies between position buckets.", "", SHARE),
-    Column("drift_rest_k", "The same for keys.", "", SHARE),
-    Column(
+    Measure("alpha_rope", "Predicted slope of the queries' projection on PC0.", "per token"),
+    Measure("beta_rope", "Predicted slope of the keys' projection on PC0.", "per token"),
+    Measure("bias_rope", "Predicted slope of the mean score in the position of the key.", "score per token"),
+    Measure("bias_excess", "Measured minus predicted slope of the mean score in key position.", "score per token"),
+    Measure("drift_rest_q", "Share of the variance of queries at rest that lies between position buckets.", "", SHARE),
+    Measure("drift_rest_k", "The same for keys.", "", SHARE),
+    Measure(
         "prediction",
         "0 from the measured rotation, 1 nothing rotates (r is 0); none: 2 rotation not measured, 3 nothing summed at "
         "rest, 4 fewer tokens at rest than dimensions.",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import PlaneAxes, axes_of
 from qkscope.lenses.sums import LayerSums
@@ -18,9 +18,9 @@ from qkscope.lenses.sums import LayerSums
 FILE = "planes.csv"
 KINDS = (("q", "queries"), ("k", "keys"))
 COLUMNS = (
-    Column("position", "Mean position of the bucket's tokens.", "tokens", (0.0, np.inf), error=None),
+    Measure("position", "Mean position of the bucket's tokens.", "tokens", (0.0, np.inf), error=None),
     *(
-        Column(f"{kind}_{axis}", f"Mean projection of the bucket's {name} on {axis}.", "vector")
+        Measure(f"{kind}_{axis}", f"Mean projection of the bucket's {name} on {axis}.", "vector")
         for kind, name in KINDS
         for axis in "ab"
     ),
@@ -28,9 +28,9 @@ COLUMNS = (
         column
         for kind, name in KINDS
         for column in (
-            Column(f"{kind}_var_a", f"Variance of the bucket's {name} along a.", "vector²", (0.0, np.inf), error=None),
-            Column(f"{kind}_var_b", f"Variance of the bucket's {name} along b.", "vector²", (0.0, np.inf), error=None),
-            Column(f"{kind}_cov_ab", f"Covariance of both projections of the bucket's {name}.", "vector²", error=None),
+            Measure(f"{kind}_var_a", f"Variance of the bucket's {name} along a.", "vector²", (0.0, np.inf), error=None),
+            Measure(f"{kind}_var_b", f"Variance of the bucket's {name} along b.", "vector²", (0.0, np.inf), error=None),
+            Measure(f"{kind}_cov_ab", f"Covariance of both projections of the bucket's {name}.", "vector²", error=None),
         )
     ),
 )

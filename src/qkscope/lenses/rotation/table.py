@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable, Judged
+from qkscope.lenses.base import Measure, HeadTable, Judged
 from qkscope.lenses.pca import NO_VARIANCE, Array
 from qkscope.lenses.rotation.axes import axes_of, drift_axis, drifts, form, pool_of, pooled_form, times
 from qkscope.lenses.sums import LayerSums
@@ -25,42 +25,42 @@ THOUSAND = 1000.0  # tokens
 VECTOR, SLOPE, PER_TOKEN = "vector", "vector per token", "score per token"  # units: of q and k, and of q·k
 
 ON_AXES = (
-    Column("position_r", "Correlation of the pool's projection on a with position.", "", SHARE, FISHER),
-    Column("r_q_a", "Correlation of the queries' projection on a with position.", "", CORRELATION, FISHER),
-    Column("r_k_a", "Correlation of the keys' projection on a with position.", "", CORRELATION, FISHER),
-    Column("alpha_q", "Slope of the queries' projection on a.", SLOPE),
-    Column("alpha_k", "Slope of the keys' projection on a.", SLOPE),
-    Column("mu_q_a", "Mean (not intercept) of the queries' projection on a.", VECTOR),
-    Column("mu_k_a", "Mean of the keys' projection on a.", VECTOR),
-    Column("mu_q_b", "Mean of the queries' projection on b, which points from keys to queries.", VECTOR),
-    Column("mu_k_b", "Mean of the keys' projection on b.", VECTOR),
-    Column(
+    Measure("position_r", "Correlation of the pool's projection on a with position.", "", SHARE, FISHER),
+    Measure("r_q_a", "Correlation of the queries' projection on a with position.", "", CORRELATION, FISHER),
+    Measure("r_k_a", "Correlation of the keys' projection on a with position.", "", CORRELATION, FISHER),
+    Measure("alpha_q", "Slope of the queries' projection on a.", SLOPE),
+    Measure("alpha_k", "Slope of the keys' projection on a.", SLOPE),
+    Measure("mu_q_a", "Mean (not intercept) of the queries' projection on a.", VECTOR),
+    Measure("mu_k_a", "Mean of the keys' projection on a.", VECTOR),
+    Measure("mu_q_b", "Mean of the queries' projection on b, which points from keys to queries.", VECTOR),
+    Measure("mu_k_b", "Mean of the keys' projection on b.", VECTOR),
+    Measure(
         "bias_strength",
         "mu_q_a times alpha_k: what the mean score gains per token of key position through axis a; above 0, later keys "
         "score higher.",
         PER_TOKEN,
     ),
-    Column(
+    Measure(
         "alpha_k_window",
         "alpha_k times the window: how far keys drift along a from its first to its last token.",
         VECTOR,
     ),
-    Column(
+    Measure(
         "bias_strength_window",
         "bias_strength times the window: the score gained through axis a from its first to its last key.",
         "score",
     ),
-    Column(
+    Measure(
         "separation_strength",
         "Share of the mean squared difference between a query and a key that lies along b.",
         "",
         SHARE,
     ),
-    Column("var_frac_a", "Share of the pool's variance along a.", "", SHARE),
-    Column("var_frac_b", "Share of the pool's variance along b.", "", SHARE),
-    Column("plane_var_fraction", "Share of the pool's variance in the plane of a and b.", "", SHARE),
-    Column("content_var_b", "Variance along b within queries and within keys, the mean of both.", "vector²", SIZE),
-    Column(
+    Measure("var_frac_a", "Share of the pool's variance along a.", "", SHARE),
+    Measure("var_frac_b", "Share of the pool's variance along b.", "", SHARE),
+    Measure("plane_var_fraction", "Share of the pool's variance in the plane of a and b.", "", SHARE),
+    Measure("content_var_b", "Variance along b within queries and within keys, the mean of both.", "vector²", SIZE),
+    Measure(
         "residual_pos_r",
         "Largest correlation with position of any coordinate once a is taken out of the pool: 0 up to rounding, by "
         "construction; a self-test.",
@@ -68,32 +68,32 @@ ON_AXES = (
         SHARE,
         error=None,
     ),
-    Column("off_axis_q", "Share of the queries' own drift that a misses.", "", SHARE),
-    Column("off_axis_k", "Share of the keys' own drift that a misses.", "", SHARE),
-    Column("offset_on_a", "Share of the squared distance between mean query and mean key that is along a.", "", SHARE),
-    Column("b_offset_cos", "Cosine between b and the offset of queries from keys beside a: a check.", "", SHARE),
+    Measure("off_axis_q", "Share of the queries' own drift that a misses.", "", SHARE),
+    Measure("off_axis_k", "Share of the keys' own drift that a misses.", "", SHARE),
+    Measure("offset_on_a", "Share of the squared distance between mean query and mean key that is along a.", "", SHARE),
+    Measure("b_offset_cos", "Cosine between b and the offset of queries from keys beside a: a check.", "", SHARE),
 )
 WITHOUT_AXES = (
-    Column("r_q_own", "Correlation with position of queries projected on their own drift.", "", SHARE, FISHER),
-    Column("r_k_own", "Correlation with position of keys projected on their own drift.", "", SHARE, FISHER),
-    Column("drift_cos", "Cosine between the drift of queries and the drift of keys.", "", CORRELATION),
-    Column(
+    Measure("r_q_own", "Correlation with position of queries projected on their own drift.", "", SHARE, FISHER),
+    Measure("r_k_own", "Correlation with position of keys projected on their own drift.", "", SHARE, FISHER),
+    Measure("drift_cos", "Cosine between the drift of queries and the drift of keys.", "", CORRELATION),
+    Measure(
         "bias_total",
         "Mean query times the keys' slope: what the mean score gains per token of key position, in all directions.",
         PER_TOKEN,
     ),
-    Column(
+    Measure(
         "interaction_total",
         "Slope of queries times slope of keys: what the bias gains per token of query position.",
         "score per token²",
     ),
-    Column("bias_window", "bias_total times the window: the score gained from its first to its last key.", "score"),
-    Column(
+    Measure("bias_window", "bias_total times the window: the score gained from its first to its last key.", "score"),
+    Measure(
         "bias_effect",
         "bias_window in standard deviations of the score of a query and a key once both lines are taken out.",
         "standard deviations",
     ),
-    Column(
+    Measure(
         "reach",
         "Distance between two keys at which bias_total equals one standard deviation of what queries can change in the "
         "difference of their scores.",
@@ -103,7 +103,7 @@ WITHOUT_AXES = (
 )
 COLUMNS = (*ON_AXES, *WITHOUT_AXES)
 JUDGED = (
-    Column(
+    Measure(
         "a_stability",
         "Smallest cosine between a and the axis without one group of documents, without sign; small where a head has "
         "no drift.",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, Detail, HeadTable
+from qkscope.lenses.base import Measure, Detail, HeadTable
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import axes_of
 from qkscope.lenses.sample.choose import Integers, far_rows, spread_rows
@@ -41,13 +41,13 @@ def _definition(kind: str, axis: str) -> str:
 
 SHARE = (0.0, 1.0)
 COLUMNS = (
-    Column("document", "The token's document, by its number in the corpus.", error=None),
-    Column("position", "The token's position.", "tokens", (0.0, np.inf), error=None),
-    Column(
+    Measure("document", "The token's document, by its number in the corpus.", error=None),
+    Measure("position", "The token's position.", "tokens", (0.0, np.inf), error=None),
+    Measure(
         "spread", "1 if the token is of the even sample, 0 if it is there for lying far out.", "", SHARE, error=None
     ),
-    Column("text", "The token as a JSON string; empty where texts were not kept.", error=None, text=True),
-    *(Column(f"{kind}_{axis}", _definition(kind, axis), "vector", error=None) for axis in AXES for kind in KINDS),
+    Measure("text", "The token as a JSON string; empty where texts were not kept.", error=None, text=True),
+    *(Measure(f"{kind}_{axis}", _definition(kind, axis), "vector", error=None) for axis in AXES for kind in KINDS),
 )
 
 
@@ -99,7 +99,7 @@ def sample(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     }
 
 
-def _nothing(column: Column, heads: int) -> NDArray[Any]:
+def _nothing(column: Measure, heads: int) -> NDArray[Any]:
     return np.full((heads, 1), "", dtype=object) if column.text else np.full((heads, 1), np.nan)
 
 

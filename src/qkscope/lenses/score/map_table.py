@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.score.lines import is_sink_apart, lines_of
 from qkscope.lenses.score.seen import Reach, overlaps
 from qkscope.lenses.sums import LayerSums
@@ -23,14 +23,14 @@ TO_CELLS = tuple(f"to_{cell:02d}" for cell in range(KEY_CELLS))
 _UNSEEN = "empty where no query of the bucket sees one of them."
 
 COLUMNS = (
-    Column("start", "First position of the query bucket.", "tokens", error=None),
-    Column("end", "Position behind the last one of the query bucket.", "tokens", error=None),
-    Column(
+    Measure("start", "First position of the query bucket.", "tokens", error=None),
+    Measure("end", "Position behind the last one of the query bucket.", "tokens", error=None),
+    Measure(
         TO_FIRST,
         f"Mean score of the bucket's mean query with keys at position 0, where that is a bucket by itself; {_UNSEEN}",
     ),
     *(
-        Column(
+        Measure(
             name,
             f"Mean score of the bucket's mean query with keys of part {cell} of 16 equal parts of the window (without "
             f"position 0 where that is apart), before the layer's scale; {_UNSEEN}",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Column, HeadTable
+from qkscope.lenses.base import Measure, HeadTable
 from qkscope.lenses.pca import NO_VARIANCE
 from qkscope.lenses.score.parts import Split
 from qkscope.lenses.score.split import line_split, score_split
@@ -26,34 +26,34 @@ ADVANTAGE = "late_advantage"
 LINE_SHARES = tuple(f"line_{name}" for name in SHARES)
 
 COLUMNS = (
-    Column(
+    Measure(
         POSITION,
         "Share of the variance of a query's scores over the keys it sees that the mean query and the positions of the "
         "keys explain: a line in every bucket, and RoPE's rotation of the mean query and key within it.",
         "",
         SHARE,
     ),
-    Column(
+    Measure(
         QUERY_POSITION,
         "Share in which queries differ from their mean in how they score positions.",
         "",
         SHARE,
     ),
-    Column(
+    Measure(
         PREFERENCE,
         "Share in which the mean query tells keys apart beyond their position: a preference that all queries have.",
         "",
         SHARE,
     ),
-    Column(QUERY, "Share that depends on the query and on the key, beyond position.", "", SHARE),
-    Column(
+    Measure(QUERY, "Share that depends on the query and on the key, beyond position.", "", SHARE),
+    Measure(
         ADVANTAGE,
         "By how many standard deviations of scores the last key wins over the first for queries of the last quarter of "
         "the window, on the line through their mean scores; above 0 late keys win.",
         "standard deviations",
     ),
     *(
-        Column(
+        Measure(
             line,
             f"{name}, with the whole window as one bucket: comparable between entries whose buckets differ.",
             "",
@@ -61,15 +61,15 @@ COLUMNS = (
         )
         for line, name in zip(LINE_SHARES, SHARES, strict=True)
     ),
-    Column("buckets", "Position buckets in the window.", error=None),
-    Column(
+    Measure("buckets", "Position buckets in the window.", error=None),
+    Measure(
         "score_sd",
         "Standard deviation of a query's scores over the keys it sees (root mean square over queries), before the "
         "layer's scale.",
         "",
         (0.0, np.inf),
     ),
-    Column(
+    Measure(
         "score_sd_scaled",
         "The same after the layer's own scale, as softmax sees it; empty where the scale is not known.",
         "",

@@ -18,7 +18,7 @@ from qkscope.lenses.kind_of_layer import EVERY_KIND
 
 if TYPE_CHECKING:
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.lenses.base import Column
+    from qkscope.lenses.base import Measure
 
 COLORS = (style.PURPLE, style.AMBER, style.BLUE, style.RED, "#0f766e", style.GREY)
 MARKERS = ("o", "D", "s", "^", "v", "P")
@@ -53,7 +53,7 @@ def type_title(at: AtWindow, kind: str) -> str:
     return f"{most:,} heads" if kind == EVERY_KIND else f"{most:,} {style.plain(kind)} heads"
 
 
-def colors_of(measures: Sequence[Column]) -> list[str]:
+def colors_of(measures: Sequence[Measure]) -> list[str]:
     """One color per measure of a panel: declared, or queries blue and keys red, or the next of the palette."""
     named = [measure.color or _query_or_key(measure.name) for measure in measures]
     if len(set(named)) < len(named) or "" in named:
@@ -67,7 +67,7 @@ def _query_or_key(name: str) -> str:
     return ends[0] if len(ends) == 1 else ""
 
 
-def set_limits(axes: Axes, measures: Sequence[Column]) -> None:
+def set_limits(axes: Axes, measures: Sequence[Measure]) -> None:
     """Limits after drawing: 0 at the bottom of sizes and shares, a line at 0 where signs matter, log where it spans."""
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines] or [np.zeros(0)])
     known = values[np.isfinite(values)]

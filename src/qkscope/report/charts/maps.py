@@ -21,7 +21,7 @@ from qkscope.results.read import phase_segments
 
 if TYPE_CHECKING:
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.lenses.base import Column
+    from qkscope.lenses.base import Measure
 
 ROW_INCHES = (0.28, 0.14)  # few rows are roomy; many shrink to the height of a line
 PRINTED = 200  # cells at most in which values are printed
@@ -90,7 +90,7 @@ def _head_values(at: AtWindow, measure: str, model: str) -> np.ndarray:
     return values
 
 
-def _draw(figure: Figure, axes: Axes, values: np.ndarray, measure: Column) -> None:
+def _draw(figure: Figure, axes: Axes, values: np.ndarray, measure: Measure) -> None:
     """One map with its color bar; cells without heads are hatched, few cells have their numbers."""
     colors, norm = _scale(values, measure)
     image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto", interpolation="nearest", gid=measure.name)
@@ -110,7 +110,7 @@ def _draw(figure: Figure, axes: Axes, values: np.ndarray, measure: Column) -> No
     bar.outline.set_visible(False)
 
 
-def _scale(values: np.ndarray, measure: Column) -> tuple[str, Normalize]:
+def _scale(values: np.ndarray, measure: Measure) -> tuple[str, Normalize]:
     """Blue for queries, red for keys, purple otherwise; purple and orange where a measure has both signs."""
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)

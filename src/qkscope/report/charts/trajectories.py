@@ -19,7 +19,7 @@ from qkscope.report.charts import layout
 
 if TYPE_CHECKING:
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.lenses.base import Column
+    from qkscope.lenses.base import Measure
 
 ASIDE = 0.09  # where no line joins checkpoints, measures stand next to each other
 COMMON_ASIDE = 0.16  # and the common window a little to the right
@@ -84,7 +84,7 @@ def draw_panel(axes: Axes, tables: StudyTables, panel: Panel, kind: str = EVERY_
 
 
 def _draw_native(
-    axes: Axes, rows: pd.DataFrame, measure: Column, color: str, marker: str, x: np.ndarray, joined: bool
+    axes: Axes, rows: pd.DataFrame, measure: Measure, color: str, marker: str, x: np.ndarray, joined: bool
 ) -> None:
     if measure.kind == "indicator":  # the spread of 0 and 1 over heads says nothing
         rows = rows.assign(**{f"{measure.name}_std": 0.0})
