@@ -25,8 +25,8 @@ from qkscope.compare.references import PLASTICITY, ROTATION
 from qkscope.compare.two_runs import HeadComparison, category_moves, reference_values
 from qkscope.draw import style
 from qkscope.lenses.base import error_name
-from qkscope.lenses.depth_axis import DEPTH_COLUMNS, N_BINS
 from qkscope.lenses.categories import CATEGORY_COLOURS
+from qkscope.lenses.depth_axis import DEPTH_COLUMNS, N_BINS
 from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
 from qkscope.results.folder import COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Entries, one_line, phase_segments

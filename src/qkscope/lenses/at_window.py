@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.base import Measure, Lens, Summary
+from qkscope.lenses.base import Lens, Measure, Summary
 from qkscope.lenses.categories import dominated
 from qkscope.lenses.draws import FREEDOM, KEY, draw_tables, replicate_groups
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of

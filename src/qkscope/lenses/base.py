@@ -226,7 +226,6 @@ class Figure:
             return False
         return self.worthwhile is None or self.worthwhile(at)
 
-
     @property
     def reported(self) -> tuple[str, ...]:
         """The measures that the card reports."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qkscope.lenses.base import Measure, Figure, HeadTable
+from qkscope.lenses.base import Figure, HeadTable, Measure
 from qkscope.lenses.card import Card, Subject, bands, error_span, rows, window_sentence
 from qkscope.lenses.errors import column_means, has_errors
 from qkscope.stats.findings import describe_curve, largest_contrast

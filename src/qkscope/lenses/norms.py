@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts
-from qkscope.lenses.base import Measure, Figure, HeadTable, Lens, View
+from qkscope.lenses.base import Figure, HeadTable, Lens, Measure, View
 from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import NO_VARIANCE, Array, Eigen
 from qkscope.lenses.sums import LayerSums
@@ -46,7 +46,9 @@ COLUMNS = (
         SIZE,
         title="score spread",
     ),
-    Measure("score_scale", "What the model multiplies scores by before softmax.", "", SIZE, error=None, kind="constant"),
+    Measure(
+        "score_scale", "What the model multiplies scores by before softmax.", "", SIZE, error=None, kind="constant"
+    ),
     Measure(
         "logit_std", "score_std times score_scale: the spread that softmax sees.", "logit", SIZE, title="logit spread"
     ),

@@ -16,7 +16,7 @@ import pandas as pd
 
 from qkscope.kinds import CHECKPOINTS, NOUNS, StudyKind
 from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.base import Measure, HeadTable, IntervalView, Lens, View
+from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, View
 from qkscope.page.arrays import Floats, Grid, Places, column
 from qkscope.page.detail import kept_checkpoints
 from qkscope.page.pack import Pack, error_precision, precision

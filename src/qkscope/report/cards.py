@@ -6,20 +6,21 @@ template can (`Figure.takeaways`).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
-from qkscope.lenses.base import Measure, Figure
+from qkscope.lenses.base import Figure, Measure
 from qkscope.lenses.charts import Trajectories
-from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
+from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, part_of
 from qkscope.report.charts import function_name
 from qkscope.results.entries import Entry
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
 from qkscope.results.provenance import CorpusRecord
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Run, TableBlock, heading, paragraph
-from qkscope.words.phrases import listed, shortened
+from qkscope.words.phrases import shortened
 from qkscope.words.trends import describe_ranking, describe_trend, number_format, value_with_error
 
 MOST_TAKEAWAYS = 3
@@ -83,10 +84,8 @@ def main_type(at: AtWindow, measure: str) -> str:
     """The layer type that sentences are about: the first that has the measure (rotary comes first), or all heads."""
     if at.layer_types == [EVERY_KIND] or not at.study.one_run:
         return EVERY_KIND
-    panel = at.panel_with(measure)
-    known = [kind for kind in at.layer_types if panel.mean(measure, at.names[-1], part_of(kind)) == panel.mean(
-        measure, at.names[-1], part_of(kind))]  # fmt: skip
-    return known[0] if known else EVERY_KIND
+    means = ((kind, at.panel_with(measure).mean(measure, at.names[-1], part_of(kind))) for kind in at.layer_types)
+    return next((kind for kind, mean in means if math.isfinite(mean)), EVERY_KIND)
 
 
 def _reading(figure: Figure, tables: StudyTables) -> str:
@@ -134,10 +133,10 @@ def _columns(tables: StudyTables) -> list[tuple[AtWindow, Entry]]:
 
 def population(at: AtWindow, kind: str) -> str:
     """`48 rotary heads`."""
-    heads = at.heads if kind == EVERY_KIND else at.heads[at.heads["layer_kind"] == kind]
-    counts = sorted(set(heads.groupby("model", sort=False).size()))
+    counts = [len(heads_of_kind(at.of_entry(name), kind)) for name in at.names]
+    low, high = min(counts), max(counts)
     name = "" if kind == EVERY_KIND else f"{shortened(kind)} "
-    return f"{listed([f'{count:,}' for count in counts[:1] + counts[-1:] if count] if len(counts) > 1 else [f'{counts[0]:,}']) if counts else '0'} {name}heads"
+    return f"{low:,}–{high:,} {name}heads" if low < high else f"{high:,} {name}heads"
 
 
 def _production(figure: Figure, tables: StudyTables) -> list[Run]:

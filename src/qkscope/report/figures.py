@@ -9,8 +9,8 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.draw import style
 from qkscope.files import write_text
 from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
-from qkscope.report.catalogue import Numbered, catalogue, drawable
 from qkscope.processes import over_cores
+from qkscope.report.catalogue import Numbered, catalogue, drawable
 from qkscope.report.charts import draw_chart
 from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder
 from qkscope.results.mapped import let_go

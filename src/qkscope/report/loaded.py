@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.report.catalogue import Numbered
     from qkscope.moments.moments import Moments
+    from qkscope.report.catalogue import Numbered
     from qkscope.results.entries import Entries
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from qkscope.files import require_writable
 from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
-from qkscope.report.catalogue import catalogue, drawable
 from qkscope.page.write import PageCard, write_page
+from qkscope.report.catalogue import catalogue, drawable
 from qkscope.report.lead import lead
 from qkscope.results.read import load_results
 from qkscope.results.remove import remove_unfinished

@@ -20,9 +20,9 @@ from qkscope.errors import InputError, StorageError, TableError
 from qkscope.files import replacing, require_writable, write_text, writing
 from qkscope.foreign import LONGEST_LINE, Unreadable, lines_of, opened, parse_json, read_bytes
 from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
-from qkscope.report.catalogue import drawable
 from qkscope.lenses.registry import registered
 from qkscope.page.write import write_page
+from qkscope.report.catalogue import drawable
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards
 from qkscope.results.archive import is_archive

@@ -73,9 +73,7 @@ def trend_phrase(shape: Shape, labels: Sequence[str], fmt: Format) -> str:
     )
 
 
-def _steepest(
-    panel: HeadPanel, checkpoints: Sequence[Entry], measure: str, part: Part, shape: Shape
-) -> str:
+def _steepest(panel: HeadPanel, checkpoints: Sequence[Entry], measure: str, part: Part, shape: Shape) -> str:
     """`S1-120 → S1-220`: the largest significant step, if one step covers much of a curve of three or more points."""
     if len(shape.known) < 3 or shape.trend in (Trend.LEVEL, Trend.UNDECIDED):
         return ""
@@ -89,9 +87,7 @@ def _steepest(
     return f"{shortened(before.label)} → {shortened(after.label)}"
 
 
-def describe_ranking(
-    panel: HeadPanel, models: Sequence[Entry], measure: str, name: str, fmt: Format, noun: str
-) -> str:
+def describe_ranking(panel: HeadPanel, models: Sequence[Entry], measure: str, name: str, fmt: Format, noun: str) -> str:
     """One sentence about models or seeds: which is highest and lowest, or that they do not differ significantly."""
     contrast = largest_contrast(panel, models, measure)
     title = f"{name[:1].upper()}{name[1:]}"
@@ -100,7 +96,9 @@ def describe_ranking(
     low, high = fmt(contrast.low_value), fmt(contrast.high_value)
     if contrast.real:
         low, high = shown(fmt, contrast.low_value, contrast.high_value)
-        ends = f"highest in {shortened(contrast.high.label)} ({high}), lowest in {shortened(contrast.low.label)} ({low})"
+        ends = (
+            f"highest in {shortened(contrast.high.label)} ({high}), lowest in {shortened(contrast.low.label)} ({low})"
+        )
         return f"{title} is {ends}."
     if not contrast.known:
         return f"{title} ranges from {low} to {high}; standard errors are unknown."

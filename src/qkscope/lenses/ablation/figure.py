@@ -19,8 +19,8 @@ from qkscope.lenses.ablation.table import (
 )
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.kind_marks import KindMark, kind_marks
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.taxonomy.heads import heads_at
 
 RISE = "rise of the loss (nats per token)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.base import Measure, HeadTable, StudyBuild, StudyTable
+from qkscope.lenses.base import HeadTable, Measure, StudyBuild, StudyTable
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"

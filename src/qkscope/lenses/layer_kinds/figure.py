@@ -11,8 +11,8 @@ from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.kind_marks import KindMark, kind_marks
+from qkscope.lenses.kind_of_layer import kinds_in_order
 
 
 def draw_layer_kinds(at: AtWindow) -> Figure:

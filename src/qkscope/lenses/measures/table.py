@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf, dtrtri
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.pca import NO_VARIANCE, Array, one_blas_thread
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans

@@ -11,8 +11,8 @@ from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
-from qkscope.lenses.kind_of_layer import over_all_heads, rows_of_kind, summary_kinds
 from qkscope.lenses.kind_marks import draw_kinds, kind_legend
+from qkscope.lenses.kind_of_layer import over_all_heads, rows_of_kind, summary_kinds
 from qkscope.lenses.null.summary import NAME
 from qkscope.lenses.null.table import KINDS
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.null.shifts import shifted_correlations
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
@@ -20,7 +20,9 @@ TIE = 1e-12  # of rounding: a shifted r of the same size counts as reaching the 
 
 COLUMNS = (
     *(
-        Measure(f"null_r_{kind}", f"Root mean square of component 0's r_{kind} over all shifts of positions.", "", SHARE)
+        Measure(
+            f"null_r_{kind}", f"Root mean square of component 0's r_{kind} over all shifts of positions.", "", SHARE
+        )
         for kind, _ in KINDS
     ),
     *(

@@ -19,8 +19,8 @@ from qkscope.draw import style
 from qkscope.draw.curves import band_key, draw_errors
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.kind_marks import KindMark, kind_marks
+from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.plasticity.shown import MOST_MAPS, mean_map, mean_profile, shown_entries, with_kinds
 from qkscope.lenses.plasticity.summaries import MEANS, kinds_of
 from qkscope.lenses.plasticity.table import MAP_FILE, PROFILE_FILE

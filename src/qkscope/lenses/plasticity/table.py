@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.plasticity.closed_form import CellValues, cell_values
 from qkscope.lenses.plasticity.grid import FEWEST_FOR_ENDS, Array, Index, buckets_of
 from qkscope.lenses.sums import LayerSums

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.kind_marks import KindMark, kind_marks
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.taxonomy.table import HIGH, LOW, POSITION_DOMINATED
 
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeWarning
-from qkscope.lenses.base import Measure, HeadTable, Judged
+from qkscope.lenses.base import HeadTable, Judged, Measure
 from qkscope.lenses.categories import classify
 from qkscope.lenses.draws import drawn_correlations
 from qkscope.lenses.heads import HeadSample, LayerChoice

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.pca import NO_VARIANCE
 from qkscope.lenses.rotation.axes import drift_axis
 from qkscope.lenses.sums import LayerSums

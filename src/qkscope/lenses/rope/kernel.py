@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.rope.at_rest import LayerAtRest, at_rest
 from qkscope.lenses.rope.positions import Array, Complex, Positions
 from qkscope.lenses.rope.table import HELD

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.rope.at_rest import KindAtRest, at_rest
 from qkscope.lenses.rope.kernel import plane_products
 from qkscope.lenses.rope.positions import Array, Complex, Positions
@@ -22,7 +22,9 @@ COLUMNS = (
     Measure("wavelength", "Tokens in which the plane turns once.", "tokens", (2.0, np.inf), error=None),
     Measure("amplitude", "Amplitude of the plane's cosine in the kernel.", "score", (0.0, np.inf)),
     Measure("phase", "Phase of that cosine: it peaks at distance phase / angle per token.", "radians"),
-    Measure("kernel_share", "Share of the kernel's variance over distances below the window; below 0 it works against."),
+    Measure(
+        "kernel_share", "Share of the kernel's variance over distances below the window; below 0 it works against."
+    ),
     Measure("variance_q", "Share of the variance of queries that lies in the plane.", "", SHARE, error=None),
     Measure("variance_k", "Share of the variance of keys that lies in the plane.", "", SHARE, error=None),
 )

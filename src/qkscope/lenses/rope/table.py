@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rope.at_rest import Basis, LayerAtRest, at_rest

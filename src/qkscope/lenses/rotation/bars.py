@@ -17,8 +17,8 @@ from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.kind_of_layer import EVERY_KIND, rows_of_kind, summary_kinds
 from qkscope.lenses.kind_marks import KindMark, kind_marks
+from qkscope.lenses.kind_of_layer import EVERY_KIND, rows_of_kind, summary_kinds
 
 WIDTH = 0.62  # of a bar, in steps between entries
 PAIR = 0.19  # how far two bars of one entry stand from its middle

@@ -14,8 +14,8 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth_axis import N_BINS, DepthAxis
-from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.kind_marks import kind_marks
+from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.rotation.summaries import map_axis
 from qkscope.results.read import phase_segments
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import PlaneAxes, axes_of
 from qkscope.lenses.sums import LayerSums

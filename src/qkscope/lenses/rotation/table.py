@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable, Judged
+from qkscope.lenses.base import HeadTable, Judged, Measure
 from qkscope.lenses.pca import NO_VARIANCE, Array
 from qkscope.lenses.rotation.axes import axes_of, drift_axis, drifts, form, pool_of, pooled_form, times
 from qkscope.lenses.sums import LayerSums

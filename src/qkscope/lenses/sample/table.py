@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, Detail, HeadTable
+from qkscope.lenses.base import Detail, HeadTable, Measure
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import axes_of
 from qkscope.lenses.sample.choose import Integers, far_rows, spread_rows

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.score.lines import is_sink_apart, lines_of
 from qkscope.lenses.score.seen import Reach, overlaps
 from qkscope.lenses.sums import LayerSums

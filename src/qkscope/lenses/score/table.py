@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.pca import NO_VARIANCE
 from qkscope.lenses.score.parts import Split
 from qkscope.lenses.score.split import line_split, score_split

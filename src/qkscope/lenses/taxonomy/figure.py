@@ -10,8 +10,8 @@ from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
-from qkscope.lenses.errors import has_errors
 from qkscope.lenses.categories import CATEGORY_COLOURS
+from qkscope.lenses.errors import has_errors
 from qkscope.lenses.taxonomy.table import CATEGORIES, K_POSITIONAL, MIXED, Q_POSITIONAL, UNDEFINED
 
 # Beside its colour each neighbour differs in texture: blue and indigo alone are hard to tell apart.
